@@ -1,0 +1,1 @@
+"""Contracts of the exercises, the check that learners run, and official grading."""

@@ -1,0 +1,102 @@
+"""What a judgement says: facts of a function, functions of a submission. The same words everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+PASS, PARTIAL, FAIL = "pass", "partial", "fail"
+STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
+VERDICTS = (PASS, PARTIAL, FAIL, STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that was measured about a program, and what it had to be.
+
+    ``passed`` is None where nothing was measured; such a fact is worth no points either way.
+    ``line`` is the learner's own, as ``cell:line``.
+    """
+
+    name: str
+    passed: bool | None
+    measured: float | str | None = None
+    limit: float | str | None = None
+    unit: str = ""
+    reference: float | str | None = None
+    naive: float | str | None = None
+    case: str = ""
+    line: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The judgement of one function. ``message`` explains a verdict that no single fact explains."""
+
+    name: str
+    points: float
+    max_points: float
+    verdict: str
+    facts: tuple[Fact, ...] = ()
+    line: str = ""
+    message: str = ""
+    denied: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Result:
+        facts = tuple(Fact(**fact) for fact in data["facts"])
+        return cls(**{**data, "facts": facts, "denied": tuple(data["denied"])})
+
+
+@dataclass(frozen=True)
+class Report:
+    """All functions of one submission or notebook."""
+
+    chapter: str
+    functions: tuple[Result, ...]
+    student: str = ""
+    isolation: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def points(self) -> float:
+        return sum(result.points for result in self.functions)
+
+    @property
+    def max_points(self) -> float:
+        return sum(result.max_points for result in self.functions)
+
+    @property
+    def passed(self) -> bool:
+        return all(result.verdict == PASS for result in self.functions)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Report:
+        functions = tuple(Result.from_json(result) for result in data["functions"])
+        return cls(**{**data, "functions": functions, "notes": tuple(data["notes"])})
+
+
+def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
+    """Points and verdict from facts: wrong values earn nothing, else each fact counts the same.
+
+    A fact that was not measured counts neither way.
+    """
+    counted = [fact for fact in facts if fact.passed is not None]
+    passed = sum(bool(fact.passed) for fact in counted)
+    if not counted or any(fact.name == "values" and not fact.passed for fact in counted):
+        passed = 0
+    points = round(max_points * passed / len(counted), 2) if counted else 0.0
+    verdict = PASS if counted and passed == len(counted) else PARTIAL if passed else FAIL
+    return Result(name, points, max_points, verdict, tuple(facts))
+
+
+def with_denied(result: Result, denied: tuple[str, ...]) -> Result:
+    """The same result, listing the system calls that the sandbox refused and reported."""
+    return replace(result, denied=denied)

@@ -1,0 +1,85 @@
+"""Axis names, emulated devices and meshes: the only place where a mesh is made."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+AXES = ("data", "pipe", "tensor")
+NUM_EMULATED_DEVICES = 8
+
+
+def emulate_devices(count: int = NUM_EMULATED_DEVICES) -> None:
+    """Make this process see ``count`` CPU devices; calling it again changes nothing.
+
+    Raises:
+        RuntimeError: JAX has already started with another number of CPU devices.
+    """
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        if len(jax.devices("cpu")) == count:
+            return
+        raise RuntimeError(
+            f"JAX has already started with {len(jax.devices('cpu'))} CPU device(s), and the course needs {count}. "
+            "Restart the kernel and import course before anything that uses JAX."
+        ) from None
+
+
+def make_mesh(axes: dict[str, int], devices: list[jax.Device] | None = None) -> Mesh:
+    """A mesh with the given axis sizes over the first devices, all axes of type ``Auto``.
+
+    Args:
+        axes: Size of each axis by name, in order, for example ``{"data": 4, "tensor": 2}``.
+        devices: Devices to use; by default those of ``jax.devices()``.
+
+    Raises:
+        ValueError: There are fewer devices than the axes need.
+    """
+    needed = math.prod(axes.values())
+    found = jax.devices() if devices is None else devices
+    if len(found) < needed:
+        raise ValueError(f"mesh {axes} needs {needed} devices and there are {len(found)}: use smaller axes")
+    grid = np.asarray(found[:needed]).reshape(tuple(axes.values()))
+    return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def abstract_mesh(axes: dict[str, int]) -> AbstractMesh:
+    """The same mesh without devices: enough to trace and export a program."""
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def shard_map_with_specs(
+    function: Callable[..., tuple[Any, Any]], mesh: Mesh | AbstractMesh, in_specs: Any
+) -> Callable[..., tuple[Any, Any]]:
+    """``jax.shard_map`` for a function that decides itself how its results are sharded.
+
+    ``function`` runs on local blocks and returns ``(arrays, specs)``, two trees of the same form. The returned
+    callable gives global arrays and the same specs. It traces ``function`` twice: once for the specs, once with
+    them. A result whose spec leaves an axis out must be the same along that axis, as ``shard_map`` demands.
+
+    Args:
+        function: The local function.
+        mesh: The mesh to run on.
+        in_specs: As for ``jax.shard_map``: one entry an argument.
+    """
+
+    def call(*arguments):
+        found = []
+
+        def local(*blocks):
+            arrays, specs = function(*blocks)
+            found.append(specs)
+            return jax.tree.map(lambda _: jnp.zeros(()), arrays)
+
+        jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P()), *arguments)
+        specs = found[-1]
+        arrays = jax.shard_map(lambda *blocks: function(*blocks)[0], mesh=mesh, in_specs=in_specs, out_specs=specs)
+        return arrays(*arguments), specs
+
+    return call

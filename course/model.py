@@ -1,0 +1,183 @@
+"""Single-device models, written in ``flax.nnx`` and used as three pure functions: the oracles of every chapter.
+
+Parameters are plain nested dicts of arrays, ``{"embed": ..., "layers": ..., "head": ...}``. The layers are
+stacked: each leaf under ``layers`` has a leading dim ``num_layers``, ready for ``jax.lax.scan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as pure functions.
+
+    Attributes:
+        num_layers: The leading dim of every leaf under ``params["layers"]``.
+        init: ``key -> params``.
+        embed: ``(params["embed"], inputs) -> x``: the first activations, ``[batch, ..., width]``.
+        layer: ``(one layer's params, x) -> x`` of the same shape.
+        loss: ``(params["head"], x, targets) -> scalar``: the mean over the rows given.
+    """
+
+    num_layers: int
+    init: Callable[[jax.Array], Params]
+    embed: Callable[[Params, jax.Array], jax.Array]
+    layer: Callable[[Params, jax.Array], jax.Array]
+    loss: Callable[[Params, jax.Array, jax.Array], jax.Array]
+
+
+def full_loss(model: Model, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
+    """The model's loss on one device, the plain way: every chapter's oracle.
+
+    Args:
+        model: The model.
+        params: Its parameters, whole.
+        batch: ``inputs`` and ``targets``, each ``[batch, ...]``.
+    """
+
+    def step(x, layer_params):
+        return model.layer(layer_params, x), None
+
+    x = model.embed(params["embed"], batch["inputs"])
+    x, _ = jax.lax.scan(step, x, params["layers"])
+    return model.loss(params["head"], x, batch["targets"])
+
+
+class MLPLayer(nnx.Module):
+    """Residual layer: ``x + down(gelu(up(norm(x))))``."""
+
+    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs):
+        self.norm = nnx.RMSNorm(width, rngs=rngs)
+        self.up = nnx.Linear(width, hidden, rngs=rngs)
+        self.down = nnx.Linear(hidden, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.down(jax.nn.gelu(self.up(self.norm(x))))
+
+
+class Attention(nnx.Module):
+    """Causal self-attention; ``[batch, seq, width] -> [batch, seq, width]``."""
+
+    def __init__(self, width: int, num_heads: int, *, rngs: nnx.Rngs):
+        if width % num_heads:
+            raise ValueError(f"width {width} is not divisible by num_heads {num_heads}")
+        self.num_heads = num_heads
+        self.qkv = nnx.Linear(width, 3 * width, use_bias=False, rngs=rngs)
+        self.out = nnx.Linear(width, width, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        batch, seq, width = x.shape
+        split = (batch, seq, 3, self.num_heads, width // self.num_heads)
+        q, k, v = jnp.moveaxis(self.qkv(x).reshape(split), 2, 0)
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.reshape(batch, seq, width))
+
+
+class TransformerLayer(nnx.Module):
+    """Pre-norm decoder layer: attention, then MLP, each added to what comes in."""
+
+    def __init__(self, width: int, hidden: int, num_heads: int, *, rngs: nnx.Rngs):
+        self.attention_norm = nnx.RMSNorm(width, rngs=rngs)
+        self.attention = Attention(width, num_heads, rngs=rngs)
+        self.mlp = MLPLayer(width, hidden, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.mlp(x + self.attention(self.attention_norm(x)))
+
+
+class TokenEmbedding(nnx.Module):
+    """Token plus learned position: ``[batch, seq] -> [batch, seq, width]``."""
+
+    def __init__(self, vocab: int, max_seq: int, width: int, *, rngs: nnx.Rngs):
+        self.token = nnx.Embed(vocab, width, rngs=rngs)
+        self.position = nnx.Embed(max_seq, width, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return self.token(tokens) + self.position(jnp.arange(tokens.shape[1]))
+
+
+class Head(nnx.Module):
+    """Last norm and projection to the outputs."""
+
+    def __init__(self, width: int, num_outputs: int, *, rngs: nnx.Rngs):
+        self.norm = nnx.RMSNorm(width, rngs=rngs)
+        self.out = nnx.Linear(width, num_outputs, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.out(self.norm(x))
+
+
+def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean over rows of half the squared distance; both ``[batch, num_outputs]``."""
+    return 0.5 * jnp.mean(jnp.sum((outputs - targets) ** 2, axis=-1))
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean negative log-likelihood of integer ``targets`` ``[...]`` under ``logits`` ``[..., vocab]``."""
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
+
+
+def mlp(*, width: int, hidden: int, num_layers: int, num_inputs: int, num_outputs: int) -> Model:
+    """A residual MLP for regression: ``inputs`` ``[batch, num_inputs]``, ``targets`` ``[batch, num_outputs]``."""
+    return _model(
+        num_layers,
+        lambda rngs: nnx.Linear(num_inputs, width, rngs=rngs),
+        lambda rngs: MLPLayer(width, hidden, rngs=rngs),
+        lambda rngs: Head(width, num_outputs, rngs=rngs),
+        squared_error,
+    )
+
+
+def transformer(*, width: int, hidden: int, num_layers: int, num_heads: int, vocab: int, max_seq: int) -> Model:
+    """A decoder-only Transformer: ``inputs`` and ``targets`` are integer tokens ``[batch, seq]``."""
+    return _model(
+        num_layers,
+        lambda rngs: TokenEmbedding(vocab, max_seq, width, rngs=rngs),
+        lambda rngs: TransformerLayer(width, hidden, num_heads, rngs=rngs),
+        lambda rngs: Head(width, vocab, rngs=rngs),
+        cross_entropy,
+    )
+
+
+def _model(num_layers: int, make_embed, make_layer, make_head, loss_of) -> Model:
+    embed_init, embed = _functional(make_embed)
+    layer_init, layer = _functional(make_layer)
+    head_init, head = _functional(make_head)
+
+    def init(key: jax.Array) -> Params:
+        embed_key, layers_key, head_key = jax.random.split(key, 3)
+        return {
+            "embed": embed_init(embed_key),
+            "layers": jax.vmap(layer_init)(jax.random.split(layers_key, num_layers)),
+            "head": head_init(head_key),
+        }
+
+    def loss(params: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
+        return loss_of(head(params, x), targets)
+
+    return Model(num_layers, init, embed, layer, loss)
+
+
+def _functional(make: Callable[[nnx.Rngs], nnx.Module]):
+    """An nnx module as ``init(key) -> params`` and ``apply(params, x)``."""
+    graph, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+    def init(key: jax.Array) -> Params:
+        _, state = nnx.split(make(nnx.Rngs(key)))
+        return nnx.to_pure_dict(state)
+
+    def apply(params: Params, x: jax.Array) -> jax.Array:
+        return nnx.merge(graph, params)(x)
+
+    return init, apply

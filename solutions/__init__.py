@@ -1,0 +1,1 @@
+"""The only place where answer code is written: one module per chapter."""
