@@ -1,0 +1,185 @@
+"""From a jitted function to a Program, with source locations that name the learner's cell and line."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+from jax.extend import mlir
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from course.mesh import abstract_mesh
+from course.program.program import MAX_BYTES, Leaf, Program, ProgramError, path_name, spec_of
+
+# From a source file's name to the name it is shown by, or None for a file that is nobody's concern.
+Locate = Callable[[str], str | None]
+
+_FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+):(\d+)')
+_COURSE_FILE = re.compile(r"/(course/[\w/]+\.py)$")
+MAX_CONSTANT_BYTES = 2**20
+_LOCK = threading.Lock()
+
+
+def export(
+    function: Callable[..., dict[str, Any]],
+    inputs: dict[str, Any],
+    in_specs: dict[str, Any],
+    *,
+    mesh: dict[str, int],
+    out_specs: dict[str, Any] | Callable[[], dict[str, Any]],
+    roles: dict[str, str] | None = None,
+    donate: tuple[str, ...] = (),
+    platform: str = "cpu",
+    locate: Locate = lambda _: None,
+) -> Program:
+    """Trace ``function`` on shapes alone and keep what it compiles to.
+
+    Args:
+        function: Called with one tree an input, by keyword; returns a dict of trees. It holds its own
+            ``shard_map`` over all of ``mesh``.
+        inputs: A tree of arrays or ``jax.ShapeDtypeStruct`` (global shapes) for each input.
+        in_specs: A tree of ``PartitionSpec`` like each input, or one spec for all of its leaves.
+        mesh: Axis sizes by name.
+        out_specs: The same for each result; a callable is asked after tracing.
+        roles: What each input is: ``state``, ``batch`` (if not said) or ``key``.
+        donate: Inputs whose buffers the step may reuse.
+        platform: ``cpu`` or ``cuda``.
+        locate: Names the source files that locations may point to; others are left out.
+
+    Raises:
+        ProgramError: The Program would be too large, or has a constant larger than an input may be.
+    """
+    names = list(inputs)
+    leaves, tree = jax.tree.flatten_with_path([inputs[name] for name in names])
+    specs = _broadcast_specs([in_specs[name] for name in names], [inputs[name] for name in names])
+    where = abstract_mesh(mesh)
+    signature, structs = [], []
+    for (path, leaf), spec in zip(leaves, specs, strict=True):
+        name = names[path[0].idx]
+        role = (roles or {}).get(name, "batch")
+        dtype = jax.numpy.dtype(leaf.dtype).name
+        signature.append(Leaf(path_name(name, path[1:]), tuple(leaf.shape), dtype, spec_of(spec, leaf.ndim), role))
+        structs.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(where, spec)))
+    donated = tuple(i for i, leaf in enumerate(signature) if leaf.name.split("/")[0] in donate)
+    results: list[Any] = []
+
+    def program(*flat):
+        out = function(**dict(zip(names, tree.unflatten(flat), strict=True)))
+        results[:] = [out]
+        return tuple(jax.tree.leaves(out))
+
+    jitted = jax.jit(program, donate_argnums=donated, keep_unused=True)
+    with _whole_tracebacks():
+        exported = jax_export.export(jitted, platforms=(platform,))(*structs)
+    outputs = _output_leaves(results[0], out_specs() if callable(out_specs) else out_specs)
+    artefact = bytes(_relocated(exported, locate).serialize())
+    result = Program(dict(mesh), platform, tuple(signature), outputs, donated, artefact)
+    if len(artefact) > MAX_BYTES - 2**16:
+        raise ProgramError(f"the program has {len(artefact):,} bytes and at most {MAX_BYTES:,} are allowed")
+    result.check_form()
+    return result
+
+
+def _broadcast_specs(specs: list[Any], trees: list[Any]) -> list[P]:
+    flat = []
+    for spec, tree in zip(specs, trees, strict=True):
+        if isinstance(spec, P):
+            flat += [spec] * len(jax.tree.leaves(tree))
+        else:
+            flat += jax.tree.leaves(spec, is_leaf=lambda s: isinstance(s, P))
+    return flat
+
+
+def _output_leaves(results: dict[str, Any], out_specs: dict[str, Any]) -> tuple[Leaf, ...]:
+    found = []
+    for name in sorted(results):  # jax flattens a dict by sorted keys
+        specs = _broadcast_specs([out_specs[name]], [results[name]])
+        for (path, leaf), spec in zip(jax.tree.leaves_with_path(results[name]), specs, strict=True):
+            dtype = jax.numpy.dtype(leaf.dtype).name
+            shape = tuple(leaf.shape)
+            found.append(Leaf(path_name(name, path), shape, dtype, spec_of(spec, len(shape)), "result"))
+    return tuple(found)
+
+
+@contextmanager
+def _whole_tracebacks() -> Iterator[None]:
+    """Let locations reach the learner's frame however deep it lies below library frames."""
+    with _LOCK:
+        before = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
+        jax.config.update("jax_traceback_in_locations_limit", -1)
+        try:
+            yield
+        finally:
+            jax.config.update("jax_traceback_in_locations_limit", before)
+
+
+def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Exported:
+    """The same export whose operations point to ``cell:line:column``, and to no path of this machine."""
+    context = make_ir_context()
+    with context:
+        module = ir.Module.parse(exported.mlir_module())
+        unknown = ir.Location.unknown()
+
+        def visit(op):
+            op.location = _short_location(str(op.location), locate) or unknown
+            if op.name == "stablehlo.constant":
+                _check_constant(op)
+            for region in op.regions:
+                for block in region.blocks:
+                    for argument in block.arguments:
+                        argument.set_location(unknown)
+            return ir.WalkResult.ADVANCE
+
+        module.operation.walk(visit)
+        data = mlir.serialize_portable_artifact(module, _version_of(exported), use_mixed_serialization=True)
+    return exported.__class__(**{**_fields(exported), "mlir_module_serialized": data, "fun_name": "program"})
+
+
+def _fields(exported: jax_export.Exported) -> dict[str, Any]:
+    return {name: getattr(exported, name) for name in exported.__dataclass_fields__}
+
+
+def _version_of(exported: jax_export.Exported) -> str:
+    """The StableHLO version that the artefact was written for: ``StableHLO_v1.2.3`` stands near its start."""
+    found = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])
+    if not found:
+        raise ProgramError("this JAX writes artefacts without a StableHLO version; use one of the supported versions")
+    return found[1].decode()
+
+
+def _short_location(text: str, locate: Locate) -> ir.Location | None:
+    """The innermost frame that ``locate`` knows, else the innermost in the course; the op's name stays."""
+    name = re.match(r'loc\("((?:[^"\\]|\\.)*)"\(', text)
+    course = None
+    for file, line, column in _FRAME.findall(text):
+        label = locate(file)
+        if label is None:
+            own = _COURSE_FILE.search(file)
+            course = course or (own and (own[1], line, column))
+            continue
+        return _named(name, ir.Location.file(label, int(line), int(column)))
+    return _named(name, ir.Location.file(course[0], int(course[1]), int(course[2]))) if course else None
+
+
+def _named(name: re.Match[str] | None, where: ir.Location) -> ir.Location:
+    return ir.Location.name(name[1], where) if name else where
+
+
+def _check_constant(op: Any) -> None:
+    kind = ir.RankedTensorType(op.results[0].type)
+    size = int(np.prod(kind.shape)) * max(1, getattr(kind.element_type, "width", 8) // 8)
+    if size > MAX_CONSTANT_BYTES and not ir.DenseElementsAttr(op.attributes["value"]).is_splat:
+        where = ":".join(map(str, _FRAME.search(str(op.location)).groups()[:2])) if _FRAME.search(str(op.location)) else "?"
+        raise ProgramError(
+            f"{where}: the program holds a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
+            "Compute it in the function or pass it as an argument."
+        )

@@ -1,0 +1,316 @@
+"""A Program's operations as plain Python: calls inlined, dead code removed, every op with its source line.
+
+StableHLO is parsed with JAX's own bindings and copied into ``Op``, ``Block`` and ``Value``, so that the lenses
+need not know MLIR. An op that no lens can price is refused here, by name and line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jax import export as jax_export
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
+
+from course.program.program import Program, ProgramError
+
+COLLECTIVES = {
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "collective_broadcast",
+    "collective_permute",
+    "reduce_scatter",
+}
+ELEMENTWISE = set(
+    "abs add and atan2 cbrt ceil clamp compare complex convert cosine count_leading_zeros divide exponential "
+    "exponential_minus_one floor imag is_finite log log_plus_one logistic maximum minimum multiply negate not or "
+    "popcnt power real remainder round_nearest_afz round_nearest_even rsqrt select shift_left "
+    "shift_right_arithmetic shift_right_logical sign sine sqrt subtract tan tanh xor erf".split()
+)
+MOVES = set(
+    "broadcast_in_dim concatenate dynamic_slice dynamic_update_slice gather iota pad reverse scatter slice transpose".split()
+)
+CHEAP = {"constant", "reshape", "optimization_barrier", "partition_id", "replica_id", "return"}
+OTHER = {"case", "dot_general", "reduce", "while", "sort", "reduce_window", "rng_bit_generator"}
+KNOWN = COLLECTIVES | ELEMENTWISE | MOVES | CHEAP | OTHER
+MAX_OPS = 200_000
+MAX_DEPTH = 200
+_FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array that an op gives or a block takes: the part that one device holds."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bits: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return -(-self.elements * self.bits // 8)
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    arguments: list[Value]
+    ops: list[Op] = field(default_factory=list)
+    returns: list[Value] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One operation. ``kind`` is StableHLO's name without its prefix, ``line`` is ``cell:line`` or empty."""
+
+    kind: str
+    operands: list[Value]
+    results: list[Value]
+    attributes: dict[str, Any]
+    regions: list[Block]
+    line: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'."""
+
+    main: Block
+    mesh: dict[str, int]
+
+
+def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
+    """The error for something a lens cannot resolve: names the op and the learner's line."""
+    name = f"{op.kind}: " if op else ""
+    return ProgramError(f"{line or 'unknown line'}: {name}{what}")
+
+
+def parse(program: Program) -> Module:
+    """The Program's operations, with dead code removed.
+
+    Raises:
+        ProgramError: An op that the lenses do not know, or work that is not inside ``shard_map``.
+    """
+    try:
+        exported = jax_export.deserialize(bytearray(program.artefact))
+        text = exported.mlir_module()
+    except Exception as error:
+        raise ProgramError(f"this Program's artefact cannot be read: {type(error).__name__}") from None
+    with make_ir_context():
+        module = ir.Module.parse(text)
+        main = _Reader(module, program.mesh).read()
+    remove_dead_code(main)
+    return Module(main, dict(program.mesh))
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """All ops, depth first, in program order."""
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            yield from walk(region)
+
+
+class _Reader:
+    """Copies MLIR into our own classes, inlining ``func.call``."""
+
+    def __init__(self, module: Any, mesh: dict[str, int]):
+        functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+        self.functions = {op.attributes["sym_name"].value: op for op in functions}
+        self.mesh = mesh
+        self.count = 0
+        for op in module.body.operations:
+            if op.operation.name == "sdy.mesh":
+                text = str(op.operation.attributes["mesh"])
+                named = {axis: int(size) for axis, size in re.findall(r'"([^"]+)"=(\d+)', text)}
+                if list(named.items()) != list(mesh.items()) or "device_ids" in text:
+                    raise ProgramError(f"the artefact is for mesh {named} and the Program says {mesh}")
+
+    def read(self) -> Block:
+        """The body of the one ``shard_map`` that ``main`` consists of."""
+        outer = self.functions["main"].regions[0].blocks[0]
+        bodies = [op for op in outer.operations if op.operation.name == "sdy.manual_computation"]
+        for op in outer.operations:
+            if op.operation.name not in ("sdy.manual_computation", "func.return"):
+                raise unsupported(None, _line(op), f"{op.operation.name} lies outside shard_map, where the lenses "
+                                  "cannot tell who computes what; move it inside")  # fmt: skip
+        if len(bodies) != 1:
+            raise ProgramError(f"a Program is one shard_map and this one has {len(bodies)}; merge them")
+        body = bodies[0].operation
+        manual = set(re.findall(r'"([^"]+)"', str(body.attributes["manual_axes"])))
+        if not {axis for axis, size in self.mesh.items() if size > 1} <= manual:
+            raise unsupported(None, _line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out")
+        return self._block(body.regions[0].blocks[0], {}, 0)
+
+    def _block(self, block: Any, outside: dict[int, Value], depth: int) -> Block:
+        if depth > MAX_DEPTH:
+            raise ProgramError(f"the program nests more than {MAX_DEPTH} deep")
+        known = dict(outside)
+        result = Block([_value(argument.type) for argument in block.arguments])
+        known.update({hash(a): v for a, v in zip(block.arguments, result.arguments, strict=True)})
+        for op in block.operations:
+            self._op(op.operation, result, known, depth)
+        return result
+
+    def _op(self, op: Any, block: Block, known: dict[int, Value], depth: int) -> None:
+        self.count += 1
+        if self.count > MAX_OPS:
+            raise ProgramError(f"the program has more than {MAX_OPS:,} operations; use lax.scan instead of unrolling")
+        operands = [known[hash(operand)] for operand in op.operands]
+        if op.name in ("stablehlo.return", "sdy.return", "func.return"):
+            block.returns = operands
+            return
+        if op.name in ("func.call", "call"):
+            values = self._inline(op.attributes["callee"].value, operands, block, depth)
+            known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
+            return
+        results = [_value(result.type) for result in op.results]
+        known.update({hash(r): v for r, v in zip(op.results, results, strict=True)})
+        kind = _kind(op)
+        regions = [self._block(region.blocks[0], known, depth + 1) for region in op.regions]
+        block.ops.append(Op(kind, operands, results, _attributes(op), regions, _line(op)))
+
+    def _inline(self, name: str, operands: list[Value], block: Block, depth: int) -> list[Value]:
+        if depth > MAX_DEPTH:
+            raise ProgramError(f"calls nest more than {MAX_DEPTH} deep")
+        body = self.functions[name].regions[0].blocks[0]
+        known = {hash(a): v for a, v in zip(body.arguments, operands, strict=True)}
+        inner = Block([])
+        for op in body.operations:
+            self._op(op.operation, inner, known, depth + 1)
+        block.ops += inner.ops
+        return inner.returns
+
+
+def _kind(op: Any) -> str:
+    dialect, _, kind = op.name.partition(".")
+    if dialect == "chlo" and kind == "erf":
+        return "erf"
+    if dialect != "stablehlo" or kind not in KNOWN:
+        raise unsupported(None, _line(op), f"the lenses cannot price {op.name}; write it with other operations")
+    return kind
+
+
+def _attributes(op: Any) -> dict[str, Any]:
+    """The attributes that lenses read, as Python values."""
+    found: dict[str, Any] = {}
+    for name, attribute in op.attributes.items():
+        if name == "value":
+            dense = ir.DenseElementsAttr(attribute)
+            kind = ir.RankedTensorType(op.results[0].type)
+            if math.prod(kind.shape) <= 4096 and str(kind.element_type) in _NUMPY:
+                found[name] = np.broadcast_to(np.array(attribute), tuple(kind.shape))
+            found["splat"] = dense.is_splat
+        elif name == "source_target_pairs":
+            found[name] = np.array(attribute).reshape(-1, 2)
+        elif name == "replica_groups" and "sub_axis" in str(attribute):
+            raise unsupported(None, _line(op), f"{op.name} runs over a part of a mesh axis; use whole axes")
+        elif name == "replica_groups" and "mesh_axes" in str(attribute):
+            found["replica_axes"] = tuple(re.findall(r'axis_ref<name = "([^"]+)"', str(attribute)))
+        elif name == "replica_groups":
+            found[name] = np.array(attribute)
+        elif isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseBoolArrayAttr):
+            found[name] = tuple(attribute)
+        elif isinstance(attribute, ir.IntegerAttr | ir.BoolAttr):
+            found[name] = attribute.value
+        else:
+            found[name] = str(attribute)
+    return found
+
+
+_NUMPY = {"i1", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f32", "f64"}
+
+
+def _value(kind: Any) -> Value:
+    text = str(kind)
+    if not text.startswith("tensor<"):
+        return Value((), text, 0)
+    tensor = ir.RankedTensorType(kind)
+    element = str(tensor.element_type)
+    digits = re.search(r"(\d+)", element)
+    bits = int(digits[1]) if digits else 8
+    if element.startswith("complex"):
+        bits *= 2
+    if any(dim < 0 for dim in tensor.shape):
+        raise ProgramError(f"a value of type {text} has no fixed shape")
+    return Value(tuple(tensor.shape), element, 8 if element == "i1" else bits)
+
+
+def _line(op: Any) -> str:
+    found = _FRAME.search(str(op.location))
+    return f"{found[1]}:{found[2]}" if found else ""
+
+
+def remove_dead_code(block: Block) -> None:
+    """Remove ops whose results nobody uses, loop-carried values included. Every op here is free of effects."""
+    _sweep(block, set(block.returns))
+
+
+def _sweep(block: Block, live: set[Value]) -> set[Value]:
+    """Keep what ``live`` needs; returns ``live`` with everything that the kept ops use."""
+    kept = []
+    for op in reversed(block.ops):
+        if op.kind == "while":
+            _trim_while(op, live)
+        elif op.kind == "case":
+            _trim_case(op, live)
+        if not any(result in live for result in op.results):
+            continue
+        kept.append(op)
+        live.update(op.operands)
+        for region in op.regions:
+            live |= _sweep(region, live | set(region.returns))
+    block.ops = kept[::-1]
+    return live
+
+
+def _trim_while(op: Op, live: set[Value]) -> None:
+    """Drop carried values that neither the loop's users nor its condition nor a kept carry needs."""
+    condition, body = op.regions
+    needed = {i for i, result in enumerate(op.results) if result in live}
+    if not needed:
+        return
+    while True:
+        roots = {body.returns[i] for i in needed} | set(condition.returns)
+        used = _needed_values(condition, set(condition.returns)) | _needed_values(body, roots)
+        grown = needed | {
+            i
+            for i in range(len(op.operands))
+            if body.arguments[i] in used or condition.arguments[i] in used
+        }
+        if grown == needed:
+            break
+        needed = grown
+    keep = sorted(needed)
+    op.operands = [op.operands[i] for i in keep]
+    op.results = [op.results[i] for i in keep]
+    for region in op.regions:
+        region.arguments = [region.arguments[i] for i in keep]
+    body.returns = [body.returns[i] for i in keep]
+
+
+def _trim_case(op: Op, live: set[Value]) -> None:
+    keep = [i for i, result in enumerate(op.results) if result in live]
+    op.results = [op.results[i] for i in keep]
+    for region in op.regions:
+        region.returns = [region.returns[i] for i in keep]
+
+
+def _needed_values(block: Block, live: set[Value]) -> set[Value]:
+    """What computing ``live`` uses, without changing the block."""
+    live = set(live)
+    for op in reversed(block.ops):
+        if any(result in live for result in op.results):
+            live.update(op.operands)
+            for region in op.regions:
+                live |= _needed_values(region, live | set(region.returns))
+    return live

@@ -1,0 +1,157 @@
+"""The Program: what a jitted step compiles to, as a few KB that every lens looks at."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+MAGIC = b"MESHCRAFT-PROGRAM-1\n"
+MAX_BYTES = 8 * 2**20
+ROLES = ("state", "batch", "key", "result")
+
+# One entry a dim: the mesh axes that the dim is split over, none for a dim that is whole.
+Spec = tuple[tuple[str, ...], ...]
+
+
+class ProgramError(ValueError):
+    """A Program that is malformed, or that says one thing in its header and another in its artefact."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a Program's signature.
+
+    Attributes:
+        name: Path in the tree it came from, ``layers/up/kernel``.
+        shape: Global shape.
+        dtype: NumPy name of the dtype.
+        spec: The mesh axes of each dim.
+        role: ``state``, ``batch`` or ``key`` for an input, ``result`` for an output.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    role: str
+
+    @property
+    def partition_spec(self) -> P:
+        return P(*[axes if len(axes) > 1 else axes[0] if axes else None for axes in self.spec])
+
+    def local_shape(self, mesh: dict[str, int]) -> tuple[int, ...]:
+        """The shape of the block that each device holds."""
+        return tuple(
+            dim // math.prod(mesh[axis] for axis in axes) for dim, axes in zip(self.shape, self.spec, strict=True)
+        )
+
+    def local_bytes(self, mesh: dict[str, int]) -> int:
+        """Bytes that each device holds."""
+        return math.prod(self.local_shape(mesh)) * jax.numpy.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled-to-StableHLO step with a flat, named signature.
+
+    Attributes:
+        mesh: Axis sizes by name, in order.
+        platform: ``cpu`` or ``cuda``: what it was lowered for.
+        inputs, outputs: The signature, in the artefact's order.
+        donated: Indices of inputs whose buffers the step may reuse.
+        artefact: Serialised ``jax.export.Exported``.
+    """
+
+    mesh: dict[str, int]
+    platform: str
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    donated: tuple[int, ...]
+    artefact: bytes
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.mesh.values())
+
+    def serialise(self) -> bytes:
+        """The Program as bytes: a magic line, the length of the header, a JSON header, the artefact."""
+        header = json.dumps({**asdict(self), "artefact": None, "mesh": list(self.mesh.items())}).encode()
+        return MAGIC + len(header).to_bytes(4, "big") + header + self.artefact
+
+    @classmethod
+    def load(cls, data: bytes) -> Program:
+        """The Program in ``data``; its header is checked for form, its artefact is not touched.
+
+        Raises:
+            ProgramError: ``data`` is not a Program; the message says what is wrong with it.
+        """
+        if len(data) > MAX_BYTES:
+            raise ProgramError(f"a Program has at most {MAX_BYTES:,} bytes and this one has {len(data):,}")
+        start = len(MAGIC) + 4
+        if not data.startswith(MAGIC) or len(data) < start:
+            raise ProgramError("this is not a Program: it does not begin as one")
+        length = int.from_bytes(data[len(MAGIC) : start], "big")
+        try:
+            header = json.loads(data[start : start + length])
+            inputs, outputs = (tuple(map(_leaf, header[key])) for key in ("inputs", "outputs"))
+            mesh = {str(axis): int(size) for axis, size in header["mesh"]}
+            program = cls(mesh, str(header["platform"]), inputs, outputs, tuple(header["donated"]), data[start + length :])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ProgramError(f"this Program's header cannot be read: {error}") from None
+        program.check_form()
+        return program
+
+    def check_form(self) -> None:
+        """Raises ``ProgramError`` where the header contradicts itself."""
+        if not self.mesh or any(size < 1 for size in self.mesh.values()):
+            raise ProgramError(f"mesh {self.mesh} has no axis or an empty one")
+        for leaf in (*self.inputs, *self.outputs):
+            _check_leaf(leaf, self.mesh)
+        for index in self.donated:
+            if type(index) is not int or not 0 <= index < len(self.inputs):
+                raise ProgramError(f"donated input {index!r} does not exist: there are {len(self.inputs)}")
+
+
+def spec_of(spec: P | None, ndim: int) -> Spec:
+    """A ``PartitionSpec`` with one entry a dim."""
+    entries = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in (spec or ()))
+    if len(entries) > ndim:
+        raise ValueError(f"{spec} names {len(entries)} dims of an array that has {ndim}")
+    return entries + ((),) * (ndim - len(entries))
+
+
+def path_name(prefix: str, path: Iterable[Any]) -> str:
+    """``prefix/layers/up/kernel`` for a path of ``jax.tree_util``."""
+    name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+    return "/".join(part for part in (prefix, name) if part)
+
+
+def _leaf(data: dict[str, Any]) -> Leaf:
+    spec = tuple(tuple(str(axis) for axis in axes) for axes in data["spec"])
+    shape = tuple(data["shape"])
+    if not all(type(dim) is int and dim >= 0 for dim in shape):
+        raise ProgramError(f"shape {shape!r} is not made of whole numbers")
+    return Leaf(str(data["name"]), shape, str(data["dtype"]), spec, str(data["role"]))
+
+
+def _check_leaf(leaf: Leaf, mesh: dict[str, int]) -> None:
+    if not re.fullmatch(r"[\w./\-\[\]]{1,200}", leaf.name):
+        raise ProgramError(f"leaf name {leaf.name[:80]!r} is empty, too long or has odd characters")
+    if leaf.role not in ROLES:
+        raise ProgramError(f"leaf {leaf.name} has role {leaf.role!r}, which is none of {', '.join(ROLES)}")
+    if len(leaf.spec) != len(leaf.shape):
+        raise ProgramError(f"leaf {leaf.name} has {len(leaf.shape)} dims and a spec of {len(leaf.spec)}")
+    axes = [axis for entry in leaf.spec for axis in entry]
+    if len(set(axes)) != len(axes) or not set(axes) <= set(mesh):
+        raise ProgramError(f"leaf {leaf.name} has spec {leaf.partition_spec}, which does not fit mesh {mesh}")
+    for dim, entry in zip(leaf.shape, leaf.spec, strict=True):
+        parts = math.prod(mesh[axis] for axis in entry)
+        if dim % parts:
+            raise ProgramError(f"leaf {leaf.name}: a dim of {dim} cannot be split into {parts} parts")
