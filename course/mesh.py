@@ -1,7 +1,7 @@
 """Axis names, emulated devices and meshes: the only place where a mesh is made."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ def emulate_devices(count: int = NUM_EMULATED_DEVICES) -> None:
         ) from None
 
 
-def make_mesh(axes: dict[str, int], devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(axes: dict[str, int], devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh with the given axis sizes over the first devices, all axes of type ``Auto``.
 
     Args:
@@ -83,3 +83,16 @@ def shard_map_with_specs(
         return arrays(*arguments), specs
 
     return call
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The mesh axes over which ``x`` may differ from device to device, inside ``shard_map``."""
+    kind = jax.typeof(x)
+    # jax 0.10 to 0.12 call it by different names.
+    manual = getattr(kind, "manual_axis_type", None)
+    return frozenset(kind.vma if manual is None else manual.varying)  # type: ignore[attr-defined]
+
+
+def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
+    """``x``, typed as different on each device of ``axis_name``: nothing moves, but its gradient stays local."""
+    return x if axis_name in varying_axes(x) else jax.lax.pcast(x, axis_name, to="varying")

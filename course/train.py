@@ -18,7 +18,6 @@ def make_train_step(model: Model, optimizer: optax.GradientTransformation) -> Ca
         # Adam's bias correction mixes an integer count with floats: standard promotion, here alone.
         with jax.numpy_dtype_promotion("standard"):
             updates, state = optimizer.update(gradients, state, params)
-            params = optax.apply_updates(params, updates)
-        return params, state, loss
+            return optax.apply_updates(params, updates), state, loss
 
     return jax.jit(step, donate_argnums=(0, 1))

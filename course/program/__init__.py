@@ -1,10 +1,32 @@
 """Programs and the lenses that look at them.
 
-A Program is a learner's jitted step, exported as StableHLO: ``export`` makes one from shapes alone, ``run``
-computes with it, ``costs`` counts what it computes and sends, ``memory`` what it holds.
+A Program is a learner's jitted step, exported as StableHLO: ``export`` makes one from shapes alone,
+``compile_program`` runs it, ``costs`` counts what it computes and sends, ``memory`` what it holds.
 """
 
-from course.program.export import export
+from course.program.costs import Collective, Costs, costs
+from course.program.export import Locate, export, signature_of
+from course.program.ir import Module, parse
+from course.program.memory import Memory, memory
 from course.program.program import Leaf, Program, ProgramError
+from course.program.run import Compiled, compile_program
+from course.program.structure import difference
 
-__all__ = ["Leaf", "Program", "ProgramError", "export"]
+__all__ = [
+    "Collective",
+    "Compiled",
+    "Costs",
+    "Leaf",
+    "Locate",
+    "Memory",
+    "Module",
+    "Program",
+    "ProgramError",
+    "compile_program",
+    "costs",
+    "difference",
+    "export",
+    "memory",
+    "parse",
+    "signature_of",
+]

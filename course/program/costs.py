@@ -124,7 +124,7 @@ def _touched(op: Op) -> float:
 
 def _collectives(op: Op, mesh: dict[str, int], device: int) -> list[Collective]:
     """One entry an operand, since a collective of several arrays sends each."""
-    axes, size = _axes(op, mesh)
+    axes, size = collective_axes(op, mesh)
     if size <= 1:
         return []
     found = []
@@ -148,7 +148,7 @@ def _wire_bytes(op: Op, operand_bytes: int, n: int, device: int) -> float:
     return float(operand_bytes)
 
 
-def _axes(op: Op, mesh: dict[str, int]) -> tuple[tuple[str, ...], int]:
+def collective_axes(op: Op, mesh: dict[str, int]) -> tuple[tuple[str, ...], int]:
     """The mesh axes that a collective runs over, and how many devices take part in a group."""
     names = [axis for axis, size in mesh.items() if size > 1]
     places = np.arange(math.prod(mesh.values())).reshape(list(mesh.values()))

@@ -92,7 +92,7 @@ def _evaluate(op: Op, known: Known, device: int) -> None:
     if not op.results or any(result.elements > MAX_ELEMENTS or result.dtype not in _DTYPES for result in op.results):
         return
     if op.kind == "partition_id":
-        known[op.results[0]] = np.uint32(device)
+        known[op.results[0]] = np.array(device, np.uint32)
         return
     operands = [known.get(operand) for operand in op.operands]
     if any(operand is None for operand in operands):

@@ -58,22 +58,18 @@ def export(
     Raises:
         ProgramError: The Program would be too large, or has a constant larger than an input may be.
     """
-    names = list(inputs)
-    leaves, tree = jax.tree.flatten_with_path([inputs[name] for name in names])
-    specs = _broadcast_specs([in_specs[name] for name in names], [inputs[name] for name in names])
+    signature = signature_of(inputs, in_specs, roles)
+    tree = jax.tree.structure(list(inputs.values()))
     where = abstract_mesh(mesh)
-    signature, structs = [], []
-    for (path, leaf), spec in zip(leaves, specs, strict=True):
-        name = names[path[0].idx]
-        role = (roles or {}).get(name, "batch")
-        dtype = jax.numpy.dtype(leaf.dtype).name
-        signature.append(Leaf(path_name(name, path[1:]), tuple(leaf.shape), dtype, spec_of(spec, leaf.ndim), role))
-        structs.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(where, spec)))
+    structs = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(where, leaf.partition_spec))
+        for leaf in signature
+    ]
     donated = tuple(i for i, leaf in enumerate(signature) if leaf.name.split("/")[0] in donate)
     results: list[Any] = []
 
     def program(*flat):
-        out = function(**dict(zip(names, tree.unflatten(flat), strict=True)))
+        out = function(**dict(zip(inputs, tree.unflatten(flat), strict=True)))
         results[:] = [out]
         return tuple(jax.tree.leaves(out))
 
@@ -82,11 +78,26 @@ def export(
         exported = jax_export.export(jitted, platforms=(platform,))(*structs)
     outputs = _output_leaves(results[0], out_specs() if callable(out_specs) else out_specs)
     artefact = bytes(_relocated(exported, locate).serialize())
-    result = Program(dict(mesh), platform, tuple(signature), outputs, donated, artefact)
+    result = Program(dict(mesh), platform, signature, outputs, donated, artefact)
     if len(artefact) > MAX_BYTES - 2**16:
         raise ProgramError(f"the program has {len(artefact):,} bytes and at most {MAX_BYTES:,} are allowed")
     result.check_form()
     return result
+
+
+def signature_of(
+    inputs: dict[str, Any], in_specs: dict[str, Any], roles: dict[str, str] | None = None
+) -> tuple[Leaf, ...]:
+    """The leaves that a Program with these inputs has, in its order; arguments as for ``export``."""
+    leaves = jax.tree.leaves_with_path(list(inputs.values()))
+    specs = _broadcast_specs([in_specs[name] for name in inputs], list(inputs.values()))
+    found = []
+    for (path, leaf), spec in zip(leaves, specs, strict=True):
+        name = list(inputs)[path[0].idx]
+        dtype = jax.numpy.dtype(leaf.dtype).name
+        role = (roles or {}).get(name, "batch")
+        found.append(Leaf(path_name(name, path[1:]), tuple(leaf.shape), dtype, spec_of(spec, len(leaf.shape)), role))
+    return tuple(found)
 
 
 def _broadcast_specs(specs: list[Any], trees: list[Any]) -> list[P]:
@@ -178,7 +189,9 @@ def _check_constant(op: Any) -> None:
     kind = ir.RankedTensorType(op.results[0].type)
     size = int(np.prod(kind.shape)) * max(1, getattr(kind.element_type, "width", 8) // 8)
     if size > MAX_CONSTANT_BYTES and not ir.DenseElementsAttr(op.attributes["value"]).is_splat:
-        where = ":".join(map(str, _FRAME.search(str(op.location)).groups()[:2])) if _FRAME.search(str(op.location)) else "?"
+        where = (
+            ":".join(map(str, _FRAME.search(str(op.location)).groups()[:2])) if _FRAME.search(str(op.location)) else "?"
+        )
         raise ProgramError(
             f"{where}: the program holds a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
             "Compute it in the function or pass it as an argument."

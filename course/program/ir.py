@@ -30,11 +30,12 @@ COLLECTIVES = {
 ELEMENTWISE = set(
     "abs add and atan2 cbrt ceil clamp compare complex convert cosine count_leading_zeros divide exponential "
     "exponential_minus_one floor imag is_finite log log_plus_one logistic maximum minimum multiply negate not or "
-    "popcnt power real remainder round_nearest_afz round_nearest_even rsqrt select shift_left "
+    "popcnt power real reduce_precision remainder round_nearest_afz round_nearest_even rsqrt select shift_left "
     "shift_right_arithmetic shift_right_logical sign sine sqrt subtract tan tanh xor erf".split()
 )
 MOVES = set(
-    "broadcast_in_dim concatenate dynamic_slice dynamic_update_slice gather iota pad reverse scatter slice transpose".split()
+    "broadcast_in_dim concatenate dynamic_slice dynamic_update_slice gather iota pad reverse scatter slice "
+    "transpose".split()
 )
 CHEAP = {"constant", "reshape", "optimization_barrier", "partition_id", "replica_id", "return"}
 OTHER = {"case", "dot_general", "reduce", "while", "sort", "reduce_window", "rng_bit_generator"}
@@ -148,7 +149,9 @@ class _Reader:
         body = bodies[0].operation
         manual = set(re.findall(r'"([^"]+)"', str(body.attributes["manual_axes"])))
         if not {axis for axis, size in self.mesh.items() if size > 1} <= manual:
-            raise unsupported(None, _line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out")
+            raise unsupported(
+                None, _line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out"
+            )
         return self._block(body.regions[0].blocks[0], {}, 0)
 
     def _block(self, block: Any, outside: dict[int, Value], depth: int) -> Block:
@@ -283,9 +286,7 @@ def _trim_while(op: Op, live: set[Value]) -> None:
         roots = {body.returns[i] for i in needed} | set(condition.returns)
         used = _needed_values(condition, set(condition.returns)) | _needed_values(body, roots)
         grown = needed | {
-            i
-            for i in range(len(op.operands))
-            if body.arguments[i] in used or condition.arguments[i] in used
+            i for i in range(len(op.operands)) if body.arguments[i] in used or condition.arguments[i] in used
         }
         if grown == needed:
             break

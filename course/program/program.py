@@ -102,7 +102,9 @@ class Program:
             header = json.loads(data[start : start + length])
             inputs, outputs = (tuple(map(_leaf, header[key])) for key in ("inputs", "outputs"))
             mesh = {str(axis): int(size) for axis, size in header["mesh"]}
-            program = cls(mesh, str(header["platform"]), inputs, outputs, tuple(header["donated"]), data[start + length :])
+            program = cls(
+                mesh, str(header["platform"]), inputs, outputs, tuple(header["donated"]), data[start + length :]
+            )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ProgramError(f"this Program's header cannot be read: {error}") from None
         program.check_form()

@@ -1,0 +1,1 @@
+"""The contracts of the chapters: what correct, small and fast mean."""

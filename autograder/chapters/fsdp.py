@@ -1,0 +1,401 @@
+"""The contract of ``fsdp``: every device holds a part of the model."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder import facts
+from autograder.contract import Case, Contract, Evidence, Mismatch, Task, Wrapped
+from autograder.verdict import Fact
+from course.data import regression_batch, token_batch
+from course.mesh import abstract_mesh, as_varying, shard_map_with_specs, varying_axes
+from course.model import Model, full_loss, mlp, transformer
+from course.program import Leaf
+from course.program.program import path_name, spec_of
+
+
+def rule(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip: int = 0) -> P:
+    """The spec that the chapter's rule gives a leaf; the first ``skip`` dims are never split."""
+    dims = [d for d in range(skip, len(shape)) if shape[d] % size == 0]
+    if math.prod(shape) < min_size or not dims:
+        return P()
+    largest = max(dims, key=lambda d: (shape[d], -d))
+    return P(*[None] * largest, axis)
+
+
+def axis_of(case: Case) -> str:
+    """The axis that parameters are split over: ``data`` where there is one."""
+    return "data" if "data" in case.mesh else next(iter(case.mesh))
+
+
+def axis_size(case: Case) -> int:
+    return case.mesh[axis_of(case)]
+
+
+def meshes(sizes: dict[str, int]) -> tuple[Case, ...]:
+    """The meshes that each function is run on; two of them in a quick check."""
+    return (
+        Case("8 devices", {"data": 8}, sizes, quick=True),
+        Case("4 of 4x2 devices", {"data": 4, "tensor": 2}, sizes, quick=True),
+        Case("2 devices, axis pipe", {"pipe": 2}, sizes),
+        Case("1 device", {"data": 1}, sizes),
+    )
+
+
+def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
+    return [{"data": 4}, {"tensor": 2, "data": 2}, {"tensor": 4, "data": 2}, {"pipe": 2, "data": 4}][rng.integers(4)]
+
+
+
+def _leaf_shapes(case: Case) -> dict[str, Any]:
+    u = case.sizes["unit"]
+    shapes = {
+        "first": {"kernel": (u, 2 * u), "bias": (u // 2,), "square": (u, u)},
+        "second": {"kernel": (2 * u + 2, u), "three": (3, u, 8), "odd": (7, 9, 5)},
+        "at_limit": (8, case.sizes["min_size"] // 8),
+        "scale": (),
+    }
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, np.float32), shapes, is_leaf=lambda s: isinstance(s, tuple))
+
+
+def _draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
+    return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)
+
+
+def wrap_shard_params(function: Any, case: Case) -> Wrapped:
+    axis, shapes = axis_of(case), _leaf_shapes(case)
+    found: dict[str, Any] = {}
+
+    def local(params):
+        result = function(params, axis, case.sizes["min_size"])
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise Mismatch(f"shard_params returned {_describe(result)}, expected a tuple (shards, specs)")
+        shards, specs = result
+        _same_tree("shards", shards, params)
+        specs = _same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
+        for (path, shard), spec in zip(jax.tree.leaves_with_path(shards), jax.tree.leaves(specs), strict=True):
+            _check_spec(path_name("", path), shard, spec, axis, case)
+        return shards, specs
+
+    def program(params):
+        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
+        return {"values": arrays}
+
+    return Wrapped(program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"})
+
+
+def _check_spec(name: str, shard: Any, spec: Any, axis: str, case: Case) -> None:
+    where = f"leaf {name} on mesh {case.mesh_text}"
+    if not isinstance(spec, P):
+        raise Mismatch(f"{where}: its spec is {_describe(spec)}, expected a PartitionSpec")
+    named = {a for entry in spec_of(spec, max(len(spec), shard.ndim)) for a in entry}
+    if len(spec) > shard.ndim or not named <= {axis}:
+        raise Mismatch(f"{where}: its spec is {spec}, and the leaf has {shard.ndim} dims to split over {axis!r} alone")
+    differs = varying_axes(shard) - named
+    if differs:
+        raise Mismatch(
+            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec {spec} says "
+            "that it is whole. Does the spec say which dim you split?"
+        )
+
+
+def shard_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
+    return [
+        facts.arrays_match("values", cases, "values", "Put together, the parts must give back the leaf. "),
+        _specs_by_rule(cases),
+        _state_bytes(cases),
+        facts.only_collectives("communication", cases, ()),
+    ]
+
+
+def _specs_by_rule(cases: list[Evidence]) -> Fact:
+    found = []
+    for e in cases:
+        expected = [_rule_of(leaf, e.case) for leaf in e.outputs]
+        right = [leaf.spec == spec_of(spec, len(leaf.shape)) for leaf, spec in zip(e.outputs, expected, strict=True)]
+        message = ""
+        if not all(right):
+            leaf, spec = next((x, s) for x, s, ok in zip(e.outputs, expected, right, strict=True) if not ok)
+            message = (
+                f"leaf {leaf.name.partition('/')[2]} {list(leaf.shape)} on mesh {e.case.mesh_text}: measured "
+                f"{leaf.partition_spec}, expected {spec} (min_size {e.case.sizes['min_size']})"
+            )
+        measured, limit = f"{sum(right)} of {len(right)}", f"{len(right)} of {len(right)}"
+        found.append(Fact("split dims", all(right), measured, limit, "leaves", case=e.case.name, line=e.line, message=message))
+    return facts.worst(found)
+
+
+def _rule_of(leaf: Leaf, case: Case) -> P:
+    return rule(leaf.shape, axis_size(case), case.sizes["min_size"], axis_of(case))
+
+
+def _state_bytes(cases: list[Evidence]) -> Fact:
+    found = []
+    for e in cases:
+        held = sum(leaf.local_bytes(e.case.mesh) for leaf in e.outputs)
+        form = sum(
+            4 * math.prod(leaf.shape) // (axis_size(e.case) if len(_rule_of(leaf, e.case)) else 1) for leaf in e.outputs
+        )
+        whole = sum(4 * math.prod(leaf.shape) for leaf in e.outputs)
+        message = "" if held == form else (
+            f"on mesh {e.case.mesh_text} each device holds {held:,} bytes and should hold {form:,}; "
+            f"the whole tree has {whole:,}")  # fmt: skip
+        found.append(Fact("state bytes per device", held == form, f"{held:,}", f"{form:,}", "bytes", naive=f"{whole:,}",
+                          case=e.case.name, line=e.line, message=message))  # fmt: skip
+    return facts.worst(found)
+
+
+
+def _gather_specs(case: Case) -> Any:
+    size, low, axis = axis_size(case), case.sizes["min_size"], axis_of(case)
+    return jax.tree.map(lambda s: rule(s.shape, size, low, axis), _leaf_shapes(case))
+
+
+def wrap_gather_params(function: Any, case: Case) -> Wrapped:
+    axis, shapes, specs = axis_of(case), _leaf_shapes(case), _gather_specs(case)
+    stacked = jax.tree.map(lambda s: jax.ShapeDtypeStruct((axis_size(case), *s.shape), s.dtype), shapes)
+    results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
+
+    def local(shards, upstream):
+        def gather(shards):
+            whole = _same_tree("the result", function(shards, specs, axis), shards)
+            _same_shapes("gather_params", whole, shapes, case)
+            return jax.tree.map(lambda leaf: as_varying(leaf, axis), whole)
+
+        whole, transpose = jax.vjp(gather, jax.tree.map(lambda s: as_varying(s, axis), shards))
+        (gradients,) = transpose(jax.tree.map(lambda g: g[0], upstream))
+        return {"values": jax.tree.map(lambda leaf: leaf[None], whole), "gradients": _keep(gradients, specs, axis)}
+
+    def program(shards, upstream):
+        mesh = abstract_mesh(case.mesh)
+        in_specs = (specs, P(axis))
+        return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=results)(shards, upstream)
+
+    inputs = {"shards": shapes, "upstream": stacked}
+    return Wrapped(program, inputs, {"shards": specs, "upstream": P(axis)}, results, {"shards": "state"})
+
+
+def _kept_specs(specs: Any, axis: str) -> Any:
+    """Sharded gradients keep their spec; those of whole leaves are returned per device, stacked."""
+    return jax.tree.map(lambda spec: spec if len(spec) else P(axis), specs)
+
+
+def _keep(gradients: Any, specs: Any, axis: str) -> Any:
+    return jax.tree.map(lambda g, spec: g if len(spec) else as_varying(g, axis)[None], gradients, specs)
+
+
+def gather_params_oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Whole leaves on every device; the mean over devices of what flows back, or each device's own."""
+    size = axis_size(case)
+    return {
+        "values": jax.tree.map(lambda a: np.repeat(a[None], size, 0), inputs["shards"]),
+        "gradients": _mean_or_own(inputs["upstream"], _gather_specs(case)),
+    }
+
+
+def _mean_or_own(stacked: Any, specs: Any) -> Any:
+    return jax.tree.map(lambda g, spec: np.mean(g, 0, np.float64).astype(g.dtype) if len(spec) else g, stacked, specs)
+
+
+def _ring_bytes(e: Evidence, prefix: str) -> float:
+    """(n-1)/n of the bytes of each sharded leaf."""
+    n = axis_size(e.case)
+    sharded = [leaf for leaf in e.inputs if leaf.name.startswith(prefix + "/") and any(leaf.spec)]
+    return sum((n - 1) / n * 4 * math.prod(leaf.shape) for leaf in sharded)
+
+
+def gather_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
+    return [
+        facts.arrays_match("values", cases, "values"),
+        facts.arrays_match("gradients", cases, "gradients"),
+        facts.bytes_sent("all-gather bytes", cases, "all_gather", lambda e: _ring_bytes(e, "shards")),
+        facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
+        facts.only_collectives("other collectives", cases, ("all_gather", "reduce_scatter")),
+    ]
+
+
+
+def _model_of(case: Case) -> Model:
+    s = case.sizes
+    if "seq" in s:
+        return transformer(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_heads=2,
+                           vocab=s["vocab"], max_seq=s["seq"])  # fmt: skip
+    return mlp(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_inputs=s["features"],
+               num_outputs=s["features"])  # fmt: skip
+
+
+def _params_of(case: Case) -> tuple[Any, Any]:
+    """Shapes of the model's parameters, and their specs; the dim that stacks layers is never split."""
+    model = _model_of(case)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    size, low, axis = axis_size(case), case.sizes["min_size"], axis_of(case)
+    specs = {
+        part: jax.tree.map(lambda s, skip=int(part == "layers"): rule(s.shape, size, low, axis, skip), tree)
+        for part, tree in shapes.items()
+    }
+    return shapes, specs
+
+
+def _batch(case: Case, seed: int) -> dict[str, np.ndarray]:
+    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
+    if "seq" in s:
+        return token_batch(seed, 0, batch=rows, seq=s["seq"], vocab=s["vocab"])
+    return regression_batch(seed, 0, batch=rows, num_inputs=s["features"], num_outputs=s["features"])
+
+
+def _batch_shapes(case: Case) -> dict[str, Any]:
+    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
+    shape, dtype = ((rows, s["seq"]), np.int32) if "seq" in s else ((rows, s["features"]), np.float32)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name in ("inputs", "targets")}
+
+
+def wrap_fsdp_loss(function: Any, case: Case) -> Wrapped:
+    axis, model = axis_of(case), _model_of(case)
+    shapes, specs = _params_of(case)
+    results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
+
+    def local(shards, batch):
+        def loss_of(shards):
+            loss = function(shards, specs, batch, model, axis)
+            if not hasattr(loss, "shape") or loss.shape != ():
+                raise Mismatch(f"fsdp_loss returned {_describe(loss)}, expected a scalar, this device's mean loss")
+            return as_varying(loss, axis)
+
+        loss, gradients = jax.value_and_grad(loss_of)(jax.tree.map(lambda s: as_varying(s, axis), shards))
+        return {"values": loss[None], "gradients": _keep(gradients, specs, axis)}
+
+    def program(shards, batch):
+        mesh = abstract_mesh(case.mesh)
+        return jax.shard_map(local, mesh=mesh, in_specs=(specs, P(axis)), out_specs=results)(shards, batch)
+
+    inputs = {"shards": shapes, "batch": _batch_shapes(case)}
+    return Wrapped(program, inputs, {"shards": specs, "batch": P(axis)}, results, {"shards": "state"})
+
+
+def draw_fsdp_loss(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    shapes, _ = _params_of(case)
+    return {"shards": _draw_leaves(rng, shapes, 0.3), "batch": _batch(case, int(rng.integers(2**31)))}
+
+
+def fsdp_loss_oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Loss and gradient of each device's rows on one device; sharded leaves then get the mean over devices."""
+    size = axis_size(case)
+    rows = jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), inputs["batch"])
+    each = _loss_of_each_device(tuple(case.sizes.items()))
+    losses, gradients = jax.tree.map(np.asarray, each(inputs["shards"], rows))
+    return {"values": losses, "gradients": _mean_or_own(gradients, _params_of(case)[1])}
+
+
+@cache
+def _loss_of_each_device(sizes: tuple[tuple[str, int], ...]) -> Any:
+    model = _model_of(Case("", {}, dict(sizes)))
+    return jax.jit(jax.vmap(jax.value_and_grad(lambda p, b: full_loss(model, p, b)), in_axes=(None, 0)))
+
+
+def fsdp_loss_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    return [
+        facts.arrays_match("values", cases, "values"),
+        facts.arrays_match("gradients", cases, "gradients"),
+        facts.global_norm_matches(cases, "gradients"),
+        facts.temporaries_within(large, references, 1.15, "What does the backward pass keep that it could gather again?"),
+        facts.bytes_sent("all-gather bytes", cases, "all_gather", lambda e: _ring_bytes(e, "shards"), times=(1, 2)),
+        facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
+        facts.only_collectives("other collectives", cases, ("all_gather", "reduce_scatter")),
+    ]
+
+
+
+def _describe(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
+
+
+def _same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
+    found, expected = jax.tree.structure(tree, is_leaf=is_leaf), jax.tree.structure(like)
+    if found != expected:
+        raise Mismatch(f"{what}: measured a tree {_short(found)}, expected one like the input's, {_short(expected)}")
+    return tree
+
+
+def _short(tree: Any) -> str:
+    text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _same_shapes(name: str, tree: Any, like: Any, case: Case) -> None:
+    for (path, leaf), struct in zip(jax.tree.leaves_with_path(tree), jax.tree.leaves(like), strict=True):
+        if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (struct.shape, struct.dtype):
+            raise Mismatch(
+                f"leaf {path_name('', path)} on mesh {case.mesh_text}: {name} gives {_describe(leaf)}, "
+                f"expected {_describe(struct)}"
+            )
+
+
+_LEAVES = {"unit": 16, "min_size": 64}
+_MLP = {"width": 16, "hidden": 32, "num_layers": 3, "features": 8, "rows": 2, "min_size": 64}
+_TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "rows": 2, "min_size": 64}
+_LARGE_MLP = {"width": 4096, "hidden": 16384, "num_layers": 3, "features": 2048, "rows": 2048, "min_size": 16384}
+
+
+def _unseen_leaves(rng: np.random.Generator) -> Case:
+    sizes = {"unit": int(rng.choice([8, 24, 32])), "min_size": int(rng.choice([32, 64, 128]))}
+    return Case("unseen", unseen_mesh(rng), sizes)
+
+
+def _unseen_mlp(rng: np.random.Generator) -> Case:
+    sizes = {**_MLP, "width": int(rng.choice([16, 32])), "hidden": 64, "num_layers": int(rng.choice([2, 4]))}
+    return Case("unseen", unseen_mesh(rng), sizes)
+
+
+CONTRACT = Contract(
+    "fsdp",
+    (
+        Task(
+            name="shard_params",
+            kind="local",
+            signature="(params, axis_name, min_size)",
+            points=2,
+            cases=meshes(_LEAVES),
+            unseen=_unseen_leaves,
+            wrap=wrap_shard_params,
+            draw=lambda rng, case: {"params": _draw_leaves(rng, _leaf_shapes(case))},
+            oracle=lambda inputs, case: {"values": inputs["params"]},
+            facts=shard_params_facts,
+            naive="keeps_everything",
+        ),
+        Task(
+            name="gather_params",
+            kind="local",
+            signature="(shards, specs, axis_name)",
+            points=3,
+            cases=meshes(_LEAVES),
+            unseen=_unseen_leaves,
+            wrap=wrap_gather_params,
+            draw=lambda rng, case: _draw_leaves(rng, wrap_gather_params(None, case).inputs),
+            oracle=gather_params_oracle,
+            facts=gather_params_facts,
+            naive="sums_padded_parts",
+        ),
+        Task(
+            name="fsdp_loss",
+            kind="local",
+            signature="(shards, specs, batch, model, axis_name)",
+            points=5,
+            cases=(*meshes(_MLP), Case("a Transformer on 2 devices", {"data": 2}, _TRANSFORMER)),
+            unseen=_unseen_mlp,
+            wrap=wrap_fsdp_loss,
+            draw=draw_fsdp_loss,
+            oracle=fsdp_loss_oracle,
+            facts=fsdp_loss_facts,
+            analysed=(Case("8 devices, width 4096", {"data": 8}, _LARGE_MLP), "8 devices"),
+            naive="keeps_gathered_weights",
+        ),
+    ),
+    question_points=2,
+)
+

@@ -1,0 +1,33 @@
+"""The `meshcraft` command."""
+
+from __future__ import annotations
+
+import typer
+
+from autograder.commands import instructor, learner
+from autograder.commands.terminal import explained
+
+app = typer.Typer(
+    help="Learn to train neural networks across many devices, judged on what your program does.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+LEARN, TEACH = "For learners", "For instructors"
+app.command("list", rich_help_panel=LEARN)(learner.chapters)
+for command in (learner.start, learner.check, learner.hint, learner.reset):
+    app.command(rich_help_panel=LEARN)(command)
+for command in (instructor.build, instructor.grade, instructor.status, instructor.feedback, instructor.export):
+    app.command(rich_help_panel=TEACH)(command)
+app.command(rich_help_panel="For anyone")(instructor.doctor)
+
+
+def main() -> None:
+    """Run the command; an error that people can do something about is one sentence, not a traceback."""
+    with explained():
+        app(prog_name="meshcraft")
+
+
+if __name__ == "__main__":
+    main()

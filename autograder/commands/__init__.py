@@ -1,0 +1,1 @@
+"""The commands of `meshcraft`: learner's, instructor's, and what they share."""

@@ -1,0 +1,33 @@
+"""Hints: a Markdown file a chapter, a heading a function, a numbered list of ever plainer hints."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+from autograder.commands.terminal import UsageError
+
+HINTS = Path(__file__).resolve().parent.parent / "hints"
+
+
+def read_hints(chapter: str, folder: Path = HINTS) -> dict[str, list[str]]:
+    """Each function's hints, from "where to look" to "almost the answer".
+
+    Raises:
+        UsageError: the chapter has none.
+    """
+    path = folder / f"{chapter}.md"
+    if not path.exists():
+        raise UsageError(f"the chapter {chapter} has no hints yet; its page has the theory")
+    hints = {}
+    for section in re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        name, _, body = section.partition("\n")
+        tiers = re.split(r"^\d+\. ", body, flags=re.MULTILINE)[1:]
+        hints[name.strip(" `")] = [_unindented(tier) for tier in tiers]
+    return hints
+
+
+def _unindented(tier: str) -> str:
+    first, _, rest = tier.partition("\n")
+    return f"{first}\n{textwrap.dedent(rest)}".strip()

@@ -1,0 +1,122 @@
+"""What the commands share: how they speak, show progress and fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from course.curriculum import chapter as find_chapter
+
+SHORT, USAGE, FAULT = 1, 2, 3
+
+
+class UsageError(Exception):
+    """The command was given something that it cannot use; the message says what and what to do."""
+
+
+def out() -> Console:
+    """Where results go."""
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    """Where progress and complaints go."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(data: Any) -> Any:
+    """The same data; JSON has no word for numbers that are not finite, so they become text."""
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def require_chapter(name: str) -> str:
+    """The name, if a chapter has it.
+
+    Raises:
+        UsageError: none has.
+    """
+    try:
+        return find_chapter(name).name
+    except LookupError as error:
+        raise UsageError(str(error)) from None
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Show that something is going on, where somebody may be watching."""
+    console = err()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for each stage; call it with the stage, and how many of how many are done."""
+    console = err()
+    columns = (
+        SpinnerColumn(finished_text=" "),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        stages: dict[str, Any] = {}
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in stages:
+                stages[stage] = progress.add_task(stage, total=total)
+            progress.update(stages[stage], completed=done, total=total)
+
+        yield update
+
+
+def complain(message: object) -> None:
+    """Say on standard error what is wrong."""
+    from autograder.show import plain
+
+    err().print(f"meshcraft: {plain(message)}", style="red", markup=False)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn errors that people can do something about into a sentence and an exit status."""
+    try:
+        yield
+    except Exception as error:
+        status = _status(error)
+        if status is None or os.environ.get("MESHCRAFT_DEBUG"):
+            raise
+        complain(error)
+        raise SystemExit(status) from None
+
+
+def _status(error: Exception) -> int | None:
+    """The exit status of an error that is explained by its message; None for one that is not.
+
+    By class name, because importing the modules that define them takes seconds.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("autograder.")}
+    if names & {"UsageError", "IntakeError", "CourseError", "BuildError", "SandboxUnavailable"}:
+        return USAGE
+    return FAULT if names & {"LedgerError", "NbgraderError", "BridgeError"} else None

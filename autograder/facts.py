@@ -1,0 +1,190 @@
+"""Facts that many contracts share: each measures something, says what it should have been, and where to look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autograder.contract import Evidence
+from autograder.verdict import Fact
+from course.program import Collective
+
+# float32 results of differently ordered sums agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
+TOLERANCE = 2e-5
+
+
+def arrays_match(name: str, evidence: list[Evidence], prefix: str, hint: str = "") -> Fact:
+    """Every leaf under ``prefix`` equals the oracle's, in shape, dtype and value, on every case.
+
+    The measured figure is the largest difference relative to the largest expected element of the leaf.
+    """
+    return worst([_leaf_match(name, e, leaf, hint) for e in evidence for leaf in e.expected if _under(leaf, prefix)])
+
+
+def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
+    """The norm over all leaves under ``prefix`` equals the oracle's: what clipping by global norm would see."""
+    found = []
+    for e in evidence:
+        measured, expected = (
+            float(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for n, a in side.items() if _under(n, prefix))))
+            for side in (e.measured, e.expected)
+        )
+        passed = bool(abs(measured - expected) <= TOLERANCE * max(expected, 1e-30))
+        message = "" if passed else f"on mesh {e.case.mesh_text} the norm is {measured:.6g} and should be {expected:.6g}"
+        found.append(
+            Fact("gradient norm", passed, _short(measured), _short(expected), "", case=e.case.name, line=e.line, message=message)
+        )
+    return worst(found)
+
+
+def bytes_sent(
+    name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], float], *, times: tuple[int, int] = (1, 1)
+) -> Fact:
+    """Bytes that a device sends by one kind of collective lie between ``times`` multiples of the closed form."""
+    found = []
+    for e in evidence:
+        sent = [c for c in e.costs.collectives if c.kind == kind]
+        total, form = sum(c.total_bytes for c in sent), expected(e)
+        low, high = (form * count for count in times)
+        passed = bool(low * 0.9999 <= total <= high * 1.0001)
+        limit = _bytes(low) if low == high else f"{_bytes(low)} to {_bytes(high)}"
+        message = "" if passed else _bytes_message(e, kind, sent, total, low, high)
+        line = max(sent, key=lambda c: c.total_bytes).line if sent else e.line
+        found.append(Fact(name, passed, _bytes(total), limit, "bytes", case=e.case.name, line=line, message=message))
+    return worst(found)
+
+
+def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]) -> Fact:
+    """No collective but the allowed ones; a group of one device counts as none."""
+    allowed = set(allowed)
+    found = []
+    for e in evidence:
+        others = [c for c in e.costs.collectives if c.kind not in allowed]
+        message = ""
+        if others:
+            first = max(others, key=lambda c: c.total_bytes)
+            said = " and ".join(_plain(kind) for kind in sorted(allowed)) or "none at all"
+            message = (
+                f"on mesh {e.case.mesh_text} there is {_describe(first)}; allowed here: {said}. "
+                "What does each device need that it does not have?"
+            )
+        count = sum(c.count for c in others)
+        line = others[0].line if others else ""
+        found.append(Fact(name, not others, str(count), "0", "", case=e.case.name, line=line, message=message))
+    return worst(found)
+
+
+def temporaries_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str) -> Fact:
+    """Live temporaries of the realistic size are at most ``ratio`` times the reference's."""
+    name = "live temporaries"
+    if evidence is None:
+        return Fact(name, None, "not measured", message="this check leaves the realistic size out")
+    if evidence.difference:
+        return Fact(name, False, "not comparable", case=evidence.case.name, line=evidence.line, message=(
+            f"the program changes with its sizes: {evidence.difference}. Decide by the arguments you are given, "
+            "not by how large arrays are."))  # fmt: skip
+    known = references.get("temporaries")
+    if not known:
+        return Fact(name, None, "not measured", message="the reference has not been measured with this version of jax")
+    measured, reference = evidence.memory.temporaries, known["reference"]
+    passed = measured <= ratio * reference
+    message = line = ""
+    if not passed:
+        largest = evidence.memory.alive[0]
+        line = largest.line
+        shape = "x".join(map(str, largest.shape))
+        message = (
+            f"at the peak {_bytes(measured)} bytes of temporaries live at once, {measured / reference:.2f} times the "
+            f"reference's; the largest is a {largest.dtype}[{shape}] of {_bytes(largest.bytes)} bytes. {hint}"
+        )
+    return Fact(name, passed, _bytes(measured), _bytes(ratio * reference), "bytes", _bytes(reference),
+                _bytes(known["naive"]) if known.get("naive") else None, evidence.case.name, line, message)  # fmt: skip
+
+
+def worst(facts: list[Fact]) -> Fact:
+    """One fact for all cases: the first that fails, else the first, which contracts make the most telling one."""
+    failed = [fact for fact in facts if fact.passed is False]
+    chosen = failed[0] if failed else facts[0]
+    if len(failed) > 1:
+        others = {fact.case for fact in failed} - {chosen.case}
+        more = f" (also falls short: {', '.join(sorted(others))})" if others else ""
+        return replace(chosen, message=chosen.message + more)
+    return chosen
+
+
+def _under(leaf: str, prefix: str) -> bool:
+    return leaf == prefix or leaf.startswith(prefix + "/")
+
+
+def _leaf_match(name: str, e: Evidence, leaf: str, hint: str) -> Fact:
+    expected, measured = e.expected[leaf], e.measured.get(leaf)
+    shown = leaf.partition("/")[2] or leaf
+    where = f"leaf {shown} on mesh {e.case.mesh_text}"
+    fail = {"case": e.case.name, "line": e.line}
+    if measured is None:
+        return Fact(name, False, "missing", "present", **fail, message=f"{where} is missing from the result")
+    if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
+        found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (measured, expected))
+        return Fact(name, False, found, wanted, **fail, message=f"{where}: measured {found}, expected {wanted}")
+    if not np.all(np.isfinite(measured)):
+        bad = int(np.sum(~np.isfinite(measured)))
+        return Fact(name, False, f"{bad} not finite", "finite", **fail, message=f"{where}: {bad} elements are not finite")
+    scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
+    errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
+    error = float(np.max(errors, initial=0)) / scale
+    if error <= TOLERANCE:
+        return Fact(name, True, f"{error:.1e}", f"{TOLERANCE:.0e}", "relative", case=e.case.name)
+    at = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    place = f" at {list(map(int, at))}" if at else ""
+    message = (
+        f"{where}: measured {float(measured[at]):.6g}, expected {float(expected[at]):.6g}{place}. "
+        f"{_factor(measured, expected, e.case.mesh)}{hint}"
+    )
+    return Fact(name, False, f"{error:.1e}", f"{TOLERANCE:.0e}", "relative", **fail, message=message.strip())
+
+
+def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) -> str:
+    """A sentence where the whole leaf is off by one factor, since that says most about the cause."""
+    weight = float(np.sum(np.square(expected, dtype=np.float64)))
+    if weight == 0:
+        return ""
+    ratio = float(np.sum(measured.astype(np.float64) * expected) / weight)
+    if np.max(np.abs(measured - ratio * expected)) > 1e-3 * np.max(np.abs(expected)):
+        return ""
+    if abs(ratio) < 1e-6:
+        return "The whole leaf is zero. "
+    sizes = [axis for axis, size in mesh.items() if size > 1 and abs(ratio - size) < 1e-3 * size]
+    inverse = [axis for axis, size in mesh.items() if size > 1 and abs(ratio * size - 1) < 1e-3]
+    if sizes:
+        return f"The whole leaf is {ratio:.4g} times too large, which is the size of axis {sizes[0]!r}: sum or mean? "
+    if inverse:
+        return f"The whole leaf is {1 / ratio:.4g} times too small, which is the size of axis {inverse[0]!r}. "
+    return f"The whole leaf is {ratio:.4g} times what it should be. "
+
+
+def _bytes_message(e: Evidence, kind: str, sent: list[Collective], total: float, low: float, high: float) -> str:
+    where = f"on mesh {e.case.mesh_text} a device sends {_bytes(total)} bytes by {_plain(kind)}"
+    if total < low:
+        return f"{where} and should send at least {_bytes(low)}: is another way taken, or something never sent?"
+    largest = max(sent, key=lambda c: c.total_bytes)
+    return f"{where} and should send at most {_bytes(high)}; most of it is {_describe(largest)}."
+
+
+def _describe(c: Collective) -> str:
+    times = f", {c.count} times" if c.count > 1 else ""
+    return f"{_plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}] over {' and '.join(c.axes)}{times}"
+
+
+def _plain(kind: str) -> str:
+    return kind.replace("_", "-").replace("collective-", "")
+
+
+def _bytes(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.6g}"

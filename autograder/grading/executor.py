@@ -1,0 +1,76 @@
+"""The process that compiles and runs Programs and looks at them through the lenses. It holds no student Python.
+
+The same code serves the notebook's ``check``, in a process of the learner's own, and official grading, sandboxed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import Any
+
+import jax
+
+import course  # noqa: F401  8 emulated devices, before JAX starts
+from autograder.grading import wire
+from course.mesh import make_mesh
+from course.program import Compiled, Program, ProgramError, compile_program, costs, difference, memory, parse
+
+_MAX_KEPT = 64
+
+
+class Executor:
+    """Serves requests; keeps what it compiled, by the Program's hash."""
+
+    def __init__(self) -> None:
+        self.compiled: dict[str, Compiled] = {}
+
+    def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+        """One request: ``run`` a Program on inputs, or ``analyse`` one beside a smaller one."""
+        program = Program.load(blobs[0])
+        module = parse(program)
+        looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
+        if header["do"] == "analyse":
+            smaller = parse(Program.load(blobs[1]))
+            return {**looked, "difference": difference(smaller, module)}, []
+        results = self._compile(program, blobs[0])(wire.unpack(header["inputs"], blobs[1:]))
+        description, arrays = wire.pack(results)
+        return {**looked, "results": description}, arrays
+
+    def _compile(self, program: Program, data: bytes) -> Compiled:
+        key = hashlib.sha256(data).hexdigest()
+        if key not in self.compiled:
+            if len(self.compiled) >= _MAX_KEPT:
+                self.compiled.clear()
+            self.compiled[key] = compile_program(program, make_mesh(program.mesh))
+        return self.compiled[key]
+
+
+def main() -> None:
+    """Serve requests from standard input until it ends; a Program that is refused is an answer, not a crash."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not get between the messages
+    jax.devices()
+    if os.environ.get("MESHCRAFT_CONFINE"):
+        from autograder.grading.confine import deny_syscalls
+
+        deny_syscalls(allow_fork=False)
+    executor = Executor()
+    wire.write(answers, {"ready": True})
+    while True:
+        try:
+            header, blobs = wire.read(requests)
+        except wire.WireError:
+            return
+        try:
+            answer, arrays = executor.serve(header, blobs)
+        except ProgramError as error:
+            answer, arrays = {"refused": str(error)}, []
+        except jax.errors.JaxRuntimeError as error:
+            answer, arrays = {"refused": f"the program cannot be compiled or run: {str(error)[:500]}"}, []
+        wire.write(answers, answer, arrays)
+
+
+if __name__ == "__main__":
+    main()

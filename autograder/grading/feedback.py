@@ -1,0 +1,71 @@
+"""Feedback pages: nbgrader's generate_feedback with a page of our own that opens anywhere and asks for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import bleach
+from markupsafe import Markup
+from nbconvert.filters import markdown2html
+from nbformat import NotebookNode
+from nbgrader.converters import GenerateFeedback
+
+from autograder.grading.bridge import configure
+from autograder.grading.course import open_ledger
+from autograder.notebook import course_config, run_nbgrader
+
+PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 table thead tbody tr th td sub sup".split())
+
+
+def write_feedback(
+    course: Path, assignment: str, on_progress: Callable[[str], None] = lambda student: None
+) -> tuple[list[Path], dict[str, str]]:
+    """Write ``feedback/<student>/<assignment>/<assignment>.html`` for everyone whose verdict is in the gradebook.
+
+    Returns:
+        The pages, and for each student who got none, why.
+    """
+    course = course.resolve()
+    with open_ledger(course) as ledger:
+        entries = ledger.status(assignment)
+    pages, problems = [], {}
+    for entry in entries:
+        if entry.booked:
+            try:
+                pages.append(_write_page(course, assignment, entry.student))
+            except Exception as error:
+                problems[entry.student] = f"{type(error).__name__}: {error}"
+        else:
+            problems[entry.student] = f"no verdict in the gradebook yet; run `meshcraft grade {assignment}`"
+        on_progress(entry.student)
+    return pages, problems
+
+
+def _write_page(course: Path, assignment: str, student: str) -> Path:
+    config = course_config(course, assignment, student)
+    configure(config, course)
+    config.GenerateFeedback.force = True
+    run_nbgrader(GenerateFeedback, config)
+    return course / "feedback" / student / assignment / f"{assignment}.html"
+
+
+def listing(cell: NotebookNode, judged: Mapping[str, Any]) -> Markup:
+    """The cell's source with numbered lines, marking those that a verdict points at; a filter of the template."""
+    pointed = {line for function in judged.get("functions", []) for line in function["lines"]}
+    lines = [
+        f"<span{_marked(f'{cell.id}:{number}' in pointed)}>{escape(line)}</span>"
+        for number, line in enumerate(cell.source.split("\n"), 1)
+    ]
+    return Markup(f'<pre class="listing">{"".join(lines)}</pre>')
+
+
+def prose(text: str) -> Markup:
+    """Markdown that a person wrote, as HTML without links, images or attributes; a filter of the template."""
+    return Markup(bleach.clean(markdown2html(text), tags=PROSE, attributes={}, strip=True))
+
+
+def _marked(yes: bool) -> str:
+    return ' class="marked"' if yes else ""

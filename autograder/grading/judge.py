@@ -1,0 +1,157 @@
+"""The trusted end: draws inputs, holds the oracle, and turns what a function's Programs do into facts and points."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from autograder.contract import Case, Evidence, Task, load, named, references
+from autograder.grading import wire
+from autograder.grading.tracing import Problem
+from autograder.verdict import FAIL, REFUSED, Fact, Result, conclude
+from course.program import Costs, Memory, Program, ProgramError, signature_of
+
+# Sends a request to an executor and returns its answer; raises Stopped when there is none.
+Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
+
+
+class Stopped(Exception):
+    """A Program could not be judged: ``verdict`` says whose fault that is."""
+
+    def __init__(self, verdict: str, message: str):
+        super().__init__(message)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cases that one function is judged on, and the seed that its inputs are drawn from."""
+
+    chapter: str
+    task: Task
+    cases: tuple[Case, ...]
+    analysed: Case | None
+    seed: int
+
+    @property
+    def traced(self) -> list[Case]:
+        """Everything that the tracer must export."""
+        return [*self.cases, *([self.analysed] if self.analysed else [])]
+
+
+def plan(chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", submission: str = "") -> Plan:
+    """What to judge a function on.
+
+    Args:
+        chapter: The chapter's name.
+        task: Its task.
+        full: All meshes, or the quick ones alone.
+        secret: The course's; with it inputs follow from the submission and nobody can know them beforehand, and one
+            more case is drawn. Without it they are the same each time.
+        submission: Hash of what was handed in.
+    """
+    code = hmac.new(secret, f"{submission}|{chapter}|{task.name}".encode(), hashlib.sha256).digest()
+    seed = int.from_bytes(code[:16], "big")
+    cases = tuple(case for case in task.cases if full or case.quick)
+    if secret:
+        cases += (task.unseen(np.random.default_rng(seed)),)
+    return Plan(chapter, task, cases, task.analysed[0] if task.analysed else None, seed)
+
+
+def judge(
+    plan: Plan, programs: dict[str, bytes], line: str, execute: Execute, progress: Callable[[str], None] | None = None
+) -> Result:
+    """The function's result from its Programs, one a case.
+
+    Raises:
+        Stopped: The executor gave up for a reason that is not the Program's own.
+    """
+    try:
+        cases = []
+        for case in plan.cases:
+            cases.append(_run(plan, case, programs, line, execute))
+            if progress:
+                progress(case.name)
+        large = _analyse(plan, programs, line, execute) if plan.analysed else None
+    except ProgramError as error:
+        return stopped(plan.task, Problem(REFUSED, str(error), line))
+    known = references(plan.chapter).get(plan.task.name, {})
+    return conclude(plan.task.name, plan.task.points, plan.task.facts(cases, large, known))
+
+
+def stopped(task: Task, problem: Problem) -> Result:
+    """The result of a function that has no Program to judge."""
+    facts = ()
+    if problem.verdict == FAIL:
+        facts = (Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message),)
+    return Result(task.name, 0.0, task.points, problem.verdict, facts, problem.line, problem.message)
+
+
+def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
+    """The case's Program, whose signature must be the contract's to the letter."""
+    if case.name not in programs:
+        raise ProgramError(f"there is no Program for {case.name}")
+    program = Program.load(programs[case.name])
+    wrapped = plan.task.wrap(_never_called, case)
+    expected = signature_of(wrapped.inputs, wrapped.in_specs, wrapped.roles)
+    if program.mesh != case.mesh or list(program.mesh) != list(case.mesh):
+        raise ProgramError(f"the Program for {case.name} is for mesh {program.mesh}, expected {case.mesh}")
+    if program.platform != "cpu":
+        raise ProgramError(f"the Program for {case.name} is for platform {program.platform!r}, expected 'cpu'")
+    for found, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
+        if found != wanted:
+            raise ProgramError(f"the Program for {case.name} takes {found}, expected {wanted}")
+    return program
+
+
+def _never_called(*_: Any) -> Any:
+    raise AssertionError("the judge runs no learner's code")
+
+
+def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
+    program = _load(plan, case, programs)
+    inputs, expected = _expected(plan.chapter, plan.task.name, _key(case), plan.seed)
+    description, blobs = wire.pack(inputs)
+    request = {"do": "run", "inputs": description}
+    answer, arrays = execute(request, [programs[case.name], *blobs])
+    looked = _looked(answer)
+    measured = wire.unpack(answer.get("results", []), arrays)
+    if set(measured) != set(expected):
+        missing, extra = sorted(set(expected) - set(measured)), sorted(set(measured) - set(expected))
+        raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
+    return Evidence(case, program.inputs, program.outputs, measured, expected, *looked, line)
+
+
+def _analyse(plan: Plan, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
+    assert plan.analysed and plan.task.analysed
+    program = _load(plan, plan.analysed, programs)
+    smaller = programs[plan.task.analysed[1]]
+    answer, _ = execute({"do": "analyse"}, [programs[plan.analysed.name], smaller])
+    return Evidence(plan.analysed, program.inputs, program.outputs, {}, {}, *_looked(answer), line, answer["difference"])
+
+
+def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
+    if "refused" in answer:
+        raise ProgramError(str(answer["refused"])[:2000])
+    return Costs.from_json(answer["costs"]), Memory.from_json(answer["memory"])
+
+
+def _key(case: Case) -> tuple[Any, ...]:
+    return case.name, tuple(case.mesh.items()), tuple(case.sizes.items())
+
+
+@lru_cache(maxsize=32)
+def _expected(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs drawn for a case, and what a single device makes of them, by name."""
+    case = Case(key[0], dict(key[1]), dict(key[2]))
+    found = load(chapter).task(task)
+    salt = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
+    inputs = found.draw(np.random.default_rng([seed, salt]), case)
+    return named(inputs), named(found.oracle(inputs, case))
+

@@ -1,0 +1,90 @@
+"""What a class has handed in: a notebook for each student, or why there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from autograder.grading.course import STUDENT
+from autograder.grading.ledger import digest, key
+from autograder.verdict import NEEDS_HUMAN, REFUSED
+
+LARGEST = 32 << 20
+SOURCES = ("course/**/*.py", "autograder/contract.py", "autograder/facts.py", "autograder/verdict.py")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What one student handed in. ``problem`` says why there is nothing to run, and then ``verdict`` is given."""
+
+    student: str
+    key: str
+    digest: str
+    notebook: Path | None
+    note: str = ""
+    problem: str = ""
+    verdict: str = ""
+
+
+def find_submissions(course: Path, assignment: str) -> list[Submission]:
+    """What lies under ``submitted/<student>/<assignment>/``, in order of student."""
+    contract = contract_hash(assignment)
+    found = []
+    for folder in sorted((course / "submitted").iterdir()):
+        inner = folder / assignment
+        if not folder.name.startswith(".") and _is_folder(folder) and _is_folder(inner):
+            found.append(_submission(folder.name, inner, contract))
+    return found
+
+
+def contract_hash(chapter: str) -> str:
+    """The hash of what decides a chapter's verdicts besides the submission: contract, references, grader."""
+    root = Path(__file__).resolve().parents[2]
+    own = ("autograder/grading/*.py", f"autograder/chapters/{chapter}.py", f"autograder/references/{chapter}.json")
+    files = {path for pattern in (*SOURCES, *own) for path in root.glob(pattern) if not path.name.endswith("_test.py")}
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _submission(student: str, folder: Path, contract: str) -> Submission:
+    notebooks = sorted(path for path in folder.iterdir() if path.suffix == ".ipynb")
+    expected = folder / f"{folder.name}.ipynb"
+    chosen = expected if expected in notebooks else notebooks[0] if len(notebooks) == 1 else None
+    note = f"handed in as {chosen.name}" if chosen and chosen != expected else ""
+    problem, verdict, data = "", "", b""
+    if chosen is None:
+        there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        problem = f"no {expected.name} was handed in; found: {there}. Hand in one notebook, called {expected.name}"
+        verdict, data = NEEDS_HUMAN, there.encode()
+    elif not STUDENT.fullmatch(student):
+        problem = f"the folder name {student!r} has characters that nbgrader cannot handle; rename it"
+        verdict = NEEDS_HUMAN
+    else:
+        problem, data = _read(chosen)
+        verdict = REFUSED if problem else ""
+    filed = key(data, contract + note + problem)
+    return Submission(student, filed, digest(data), None if problem else chosen, note, problem, verdict)
+
+
+def _read(path: Path) -> tuple[str, bytes]:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror}); hand in the file itself, not a link", b""
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            return f"{path.name} is not a file; hand in the notebook itself", b""
+        if status.st_size > LARGEST:
+            size = f"{status.st_size >> 20} MiB"
+            return f"{path.name} has {size}, the limit is {LARGEST >> 20} MiB; clear its outputs and try again", b""
+        return "", file.read()

@@ -1,0 +1,57 @@
+"""The sandboxed process that holds a student's Python: cells in, serialised Programs out, and nothing else.
+
+It starts no backend and runs none of the student's code itself: each request is served by a fork that has taken
+the strict filter first, so one request cannot change the next.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, BinaryIO
+
+import course  # noqa: F401  before anything that could start JAX
+from autograder.contract import Case, load
+from autograder.grading import wire
+from autograder.grading.confine import fork_confined
+from autograder.grading.intake import Cell
+from autograder.grading.launch import Limits
+from autograder.grading.tracing import Problem, find_function, locate_cell, run_cells, trace_cases
+
+MAX_RESULT = 64 * 2**20
+REPORTED = ("timed_out", "result_overflow", "signal", "exit_status", "denied", "output", "clean")
+
+
+def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
+    """Serve one request, in the confined child: write the Programs, or why there are none."""
+    task = load(header["chapter"]).task(header["task"])
+    namespace, problems = run_cells([Cell(**cell) for cell in header["cells"]])
+    function = find_function(task, namespace, problems)
+    found = function if isinstance(function, Problem) else None
+    if found is None:
+        traced = trace_cases(task, function, [Case(**case) for case in header["cases"]], locate_cell)  # type: ignore[arg-type]
+        if not isinstance(traced, Problem):
+            programs = {name: program.serialise() for name, program in traced.programs.items()}
+            wire.write(result, {"cases": list(programs), "line": traced.line}, list(programs.values()))
+            return
+        found = traced
+    wire.write(result, {"problem": found.to_json()})
+
+
+def main() -> None:
+    """Serve requests from standard input until it ends."""
+    # Unbuffered: a fork must not find the next request in a buffer.
+    requests, answers = open(0, "rb", buffering=0), sys.stdout.buffer
+    while True:
+        try:
+            header, _ = wire.read(requests)  # type: ignore[arg-type]
+        except wire.WireError:
+            return
+        load(header["chapter"])
+        limits = Limits(**header["limits"])
+        report = fork_confined(lambda result, h=header: trace_request(h, result), limits=limits, result_bytes=MAX_RESULT)
+        said = {name: getattr(report, name) for name in REPORTED}
+        wire.write(answers, said, [report.result])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""From a learner's code to Programs: used by the notebook's check, the command and the sandboxed tracer alike."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autograder.contract import Case, Mismatch, Task, trace
+from autograder.grading.intake import Cell
+from course.program import Locate, Program, ProgramError
+
+PREFIX = "meshcraft-cell:"
+_KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_CONSTANT = (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp,
+             ast.Subscript, ast.expr_context, ast.operator, ast.unaryop)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why there is no Program: whose fault it is, what happened, and at which of the learner's lines.
+
+    ``verdict`` is ``student_error`` for an exception of the learner's, ``fail`` for a result of another form than
+    the contract says, ``refused`` for a program that may not be judged.
+    """
+
+    verdict: str
+    message: str
+    line: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The Programs of one function by case name, and the line that defines it."""
+
+    programs: dict[str, Program]
+    line: str
+
+
+def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], list[Problem]]:
+    """A namespace with the notebook's imports, functions, classes and constants; everything else is left out.
+
+    Returns:
+        The namespace, and what went wrong on the way: a cell that fails does not stop those after it.
+    """
+    module = types.ModuleType("__main__")
+    problems = []
+    for cell in cells:
+        try:
+            tree = _parse(cell.source)
+            tree.body = [node for node in tree.body if _is_kept(node)]
+            exec(compile(tree, PREFIX + cell.id, "exec"), module.__dict__)
+        except SyntaxError as error:
+            line = f"{cell.id}:{error.lineno or 1}"
+            problems.append(Problem("student_error", f"SyntaxError: {error.msg}", line))
+        except Exception as error:
+            problems.append(describe_error(error, locate_cell))
+    return module.__dict__, problems
+
+
+def locate_cell(file: str) -> str | None:
+    """A cell's name from the file name it was compiled under."""
+    return file.removeprefix(PREFIX) if file.startswith(PREFIX) else None
+
+
+def _parse(source: str) -> ast.Module:
+    if re.match(r"\s*%%", source):
+        return ast.Module([], [])
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        plain = [("" if re.match(r"\s*[%!?]|.*\?\s*$", line) else line) for line in source.split("\n")]
+        return ast.parse("\n".join(plain))
+
+
+def _is_kept(node: ast.stmt) -> bool:
+    if isinstance(node, _KEPT):
+        return True
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        return all(isinstance(part, _CONSTANT) for part in ast.walk(node.value))
+    return False
+
+
+def find_function(task: Task, namespace: dict[str, Any], problems: list[Problem]) -> Callable[..., Any] | Problem:
+    """The task's function, or why there is none."""
+    function = namespace.get(task.name)
+    if callable(function):
+        return function
+    if problems:
+        return problems[0]
+    if function is not None:
+        return Problem("student_error", f"{task.name} is a {type(function).__name__}, expected a function")
+    return Problem(
+        "student_error",
+        f"the notebook has no function {task.name}{task.signature}. Only imports, definitions and constant assignments "
+        "of a notebook are run; was the function renamed, or is it made by a statement of another kind?",
+    )
+
+
+def trace_cases(
+    task: Task, function: Callable[..., Any], cases: list[Case], locate: Locate, progress: Callable[[str], None] | None = None
+) -> Traced | Problem:
+    """The function's Program on every case, or the first thing that went wrong."""
+    line = definition_line(function, locate)
+    programs = {}
+    try:
+        _check_signature(task, function)
+        for case in cases:
+            programs[case.name] = trace(task, function, case, locate)
+            if progress:
+                progress(case.name)
+    except Mismatch as error:
+        return Problem("fail", str(error), line)
+    except ProgramError as error:
+        return Problem("refused", str(error), line)
+    except NotImplementedError as error:
+        found = describe_error(error, locate)
+        return Problem("student_error", f"{task.name} is not written yet: it raises NotImplementedError", found.line or line)
+    except Exception as error:
+        found = describe_error(error, locate)
+        return found if found.line else Problem(found.verdict, found.message, line)
+    return Traced(programs, line)
+
+
+def _check_signature(task: Task, function: Callable[..., Any]) -> None:
+    expected = [name.strip() for name in task.signature.strip("()").split(",")]
+    try:
+        found = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return
+    if found != expected:
+        raise Mismatch(
+            f"{task.name} takes ({', '.join(found)}), expected {task.signature}: give the function the stub's first line back"
+        )
+
+
+def definition_line(function: Any, locate: Locate) -> str:
+    """``cell:line`` of the function's first line, empty where that is not the learner's."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    label = locate(code.co_filename) if code else None
+    return f"{label}:{code.co_firstlineno}" if code and label else ""
+
+
+def describe_error(error: BaseException, locate: Locate) -> Problem:
+    """An exception as the learner should see it: its type, its first lines, and their own innermost line."""
+    line, frame = "", error.__traceback__
+    while frame is not None:
+        label = locate(frame.tb_frame.f_code.co_filename)
+        if label is not None:
+            line = f"{label}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "(its message cannot be shown)"
+    text = text.split("\n--------------------\nFor simplicity, JAX")[0]
+    return Problem("student_error", f"{type(error).__name__}: {text}"[:2000].rstrip(": "), line)

@@ -1,0 +1,92 @@
+"""Messages between the grader and its processes: a JSON header and blobs of bytes, both bounded. No pickles."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, BinaryIO
+
+import numpy as np
+
+MAX_HEADER = 4 * 2**20
+MAX_BLOBS = 1024
+MAX_TOTAL = 256 * 2**20
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+          "float16", "bfloat16", "float32", "float64")  # fmt: skip
+
+
+class WireError(Exception):
+    """The other side sent something that is not a message, too much, or nothing more."""
+
+
+def write(stream: BinaryIO, header: dict[str, Any], blobs: list[bytes] | None = None) -> None:
+    """Send one message and flush."""
+    blobs = blobs or []
+    head = json.dumps({"header": header, "blobs": [len(blob) for blob in blobs]}).encode()
+    if len(head) > MAX_HEADER:
+        raise WireError(f"a header of {len(head):,} bytes is too large to send")
+    stream.write(len(head).to_bytes(4, "big") + head)
+    for blob in blobs:
+        stream.write(blob)
+    stream.flush()
+
+
+def read(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
+    """Receive one message.
+
+    Raises:
+        WireError: The stream ended, or what came is malformed or larger than allowed.
+    """
+    length = int.from_bytes(_exactly(stream, 4), "big")
+    if length > MAX_HEADER:
+        raise WireError(f"a header of {length:,} bytes was announced and at most {MAX_HEADER:,} are allowed")
+    try:
+        outer = json.loads(_exactly(stream, length))
+        header, sizes = outer["header"], outer["blobs"]
+        well_formed = isinstance(header, dict) and all(type(size) is int and size >= 0 for size in sizes)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise WireError("what came is not a message") from None
+    if not well_formed or len(sizes) > MAX_BLOBS or sum(sizes) > MAX_TOTAL:
+        raise WireError("what came is not a message, or is too large")
+    return header, [_exactly(stream, size) for size in sizes]
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    parts, missing = [], size
+    while missing:
+        part = stream.read(missing)
+        if not part:
+            raise WireError("the process at the other end has gone")
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def pack(arrays: dict[str, np.ndarray]) -> tuple[list[Any], list[bytes]]:
+    """Arrays as a description for a header, and blobs."""
+    return (
+        [[name, array.dtype.name, list(array.shape)] for name, array in arrays.items()],
+        [np.ascontiguousarray(array).tobytes() for array in arrays.values()],
+    )
+
+
+def unpack(description: Any, blobs: list[bytes]) -> dict[str, np.ndarray]:
+    """The arrays that ``pack`` described.
+
+    Raises:
+        WireError: The description does not fit the blobs.
+    """
+    import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
+
+    found: dict[str, np.ndarray] = {}
+    try:
+        for (name, dtype, shape), blob in zip(description, blobs, strict=True):
+            if dtype not in DTYPES or any(type(dim) is not int or dim < 0 for dim in shape):
+                raise WireError("an array has a dtype or shape that is not allowed")
+            kind = np.dtype(dtype)
+            if math.prod(shape) * kind.itemsize != len(blob):
+                raise WireError(f"an array {dtype}{shape} came with {len(blob)} bytes")
+            found[str(name)] = np.frombuffer(blob, kind).reshape(shape)
+    except (TypeError, ValueError):
+        raise WireError("the description of the arrays does not fit what came") from None
+    return found

@@ -1,0 +1,170 @@
+"""The processes that grading talks to: started when needed, ended after a fault, each request with a deadline."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from autograder.grading import wire
+from autograder.grading.judge import Stopped
+from autograder.grading.launch import Limits
+from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN
+from course.curriculum import earlier
+
+ROOT = Path(__file__).resolve().parents[2]
+TRIES = 3
+
+
+class Process(Protocol):
+    """What a sandboxed process and a plain one have in common."""
+
+    stdin: Any
+    stdout: Any
+
+    def kill(self) -> None: ...
+
+    @property
+    def stderr_tail(self) -> str: ...
+
+
+class LocalProcess:
+    """A Python module in a plain process of this user's own, for the learner's ``check``."""
+
+    def __init__(self, module: str):
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]])}
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment,
+            start_new_session=True,  # an interrupt in the notebook is not for it
+        )
+        self.stdin, self.stdout = self._process.stdin, self._process.stdout
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self.stdin, self.stdout):
+            if pipe:
+                pipe.close()
+
+    @property
+    def stderr_tail(self) -> str:
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - 65536))
+        return self._stderr.read().decode(errors="replace")
+
+
+class Worker:
+    """A process that answers requests; a new one takes its place after a fault.
+
+    Args:
+        start: Starts the process.
+        greets: Whether it says that it is ready before the first request.
+        seconds: How long one request may take.
+    """
+
+    def __init__(self, start: Callable[[], Process], *, greets: bool, seconds: float):
+        self.start, self.greets, self.seconds = start, greets, seconds
+        self.process: Process | None = None
+        self.greeted = False
+
+    def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None) -> tuple[dict[str, Any], list[bytes]]:
+        """The answer to one request.
+
+        Raises:
+            Stopped: ``limit_exceeded`` after the deadline; ``needs_human`` when the process died at every try.
+        """
+        told = ""
+        for _ in range(TRIES):
+            expired = threading.Event()
+            try:
+                process = self.ready()
+                with self._deadline(process, expired):
+                    wire.write(process.stdin, header, blobs)
+                    return wire.read(process.stdout)
+            except (wire.WireError, OSError) as error:
+                told = f"{error}; {self._last_words()}"
+                self.close()
+            if expired.is_set():
+                raise Stopped(LIMIT_EXCEEDED, f"it took longer than {self.seconds:g} s and was ended")
+        raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {told}"[:2000])
+
+    def ready(self) -> Process:
+        """The process, started if there is none."""
+        self.start_early()
+        assert self.process is not None
+        if self.greets and not self.greeted:
+            with self._deadline(self.process, threading.Event()):
+                wire.read(self.process.stdout)
+            self.greeted = True
+        return self.process
+
+    def start_early(self) -> None:
+        """Start the process if there is none, without waiting until it is ready."""
+        if self.process is None:
+            self.process = self.start()
+
+    def close(self) -> None:
+        """End the process; the next request starts another."""
+        process, self.process, self.greeted = self.process, None, False
+        if process is not None:
+            process.kill()
+            leave = getattr(process, "__exit__", None)
+            if leave:
+                leave(None, None, None)
+
+    def _last_words(self) -> str:
+        lines = self.process.stderr_tail.strip().splitlines() if self.process else []
+        return lines[-1] if lines else "it said nothing"
+
+    @contextmanager
+    def _deadline(self, process: Process, expired: threading.Event) -> Iterator[None]:
+        def end() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(self.seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def local_executor(seconds: float = 120) -> Worker:
+    """An executor in a process of the learner's own."""
+    return Worker(lambda: LocalProcess("autograder.grading.executor"), greets=True, seconds=seconds)
+
+
+def sandboxed(module: str, chapter: str, level: str, *, greets: bool, seconds: float) -> Worker:
+    """A worker of official grading: sees the course, the contract and earlier chapters' solutions, nothing else."""
+    from autograder.grading.sandbox import Mount, Sandbox
+
+    files = [
+        *(f"autograder/{name}.py" for name in ("__init__", "contract", "facts", "verdict")),
+        *(f"autograder/chapters/{name}.py" for name in ("__init__", chapter)),
+        *(f"autograder/grading/{name}.py" for name in _INSIDE),
+        "solutions/__init__.py",
+        *(f"solutions/{entry.name}.py" for entry in earlier(chapter)),
+    ]
+    mounts = [Mount(ROOT / "course", "course"), *(Mount(ROOT / file, file) for file in files)]
+    limits = Limits(wall_s=None, cpu_s=None)
+    return Worker(
+        lambda: Sandbox(module, level=level, mounts=mounts, limits=limits, env={"MESHCRAFT_CONFINE": "1"}).__enter__(),
+        greets=greets,
+        seconds=seconds,
+    )
+
+
+_INSIDE = ("__init__", "wire", "intake", "tracing", "tracer", "executor", "confine", "launch", "syscalls")

@@ -1,0 +1,1 @@
+"""Named wrong answers, each of which a fact must reject."""

@@ -1,0 +1,157 @@
+"""The build: its rules, and that it gives the same bytes every time."""
+
+from dataclasses import dataclass
+
+import nbformat
+import pytest
+
+from autograder import notebook
+from course.curriculum import CHAPTERS
+
+MODULE = '''# %% [markdown]
+# # A chapter
+
+# %%
+import math
+
+# %%
+def twice(x):
+    """Two of them."""
+    ### BEGIN SOLUTION
+    return 2 * x
+    ### END SOLUTION
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# Because.
+# ### END SOLUTION
+
+# %%
+if __name__ == "__main__":
+    # a lab
+    print(twice(math.pi))
+'''
+
+
+@dataclass
+class FakeTask:
+    name: str
+    points: float
+
+
+@dataclass
+class FakeContract:
+    tasks: list[FakeTask]
+    question_points: float = 2.0
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    monkeypatch.setattr("autograder.contract.load", lambda chapter: FakeContract([FakeTask("twice", 3)]))
+    (tmp_path / "solutions").mkdir()
+
+    def write(text):
+        (tmp_path / "solutions" / "small.py").write_text(text)
+        return tmp_path
+
+    return write
+
+
+def cells_of(root):
+    notebook.build(["small"], root=root)
+    return nbformat.read(root / "exercises" / "small" / "small.ipynb", as_version=4).cells
+
+
+def test_build_strips_the_solution_and_keeps_signature_and_docstring(house):
+    stub = cells_of(house(MODULE))[2]
+    assert stub.source == (
+        'def twice(x):\n    """Two of them."""\n    # YOUR CODE HERE\n    raise NotImplementedError()'
+    )
+    assert stub.metadata.nbgrader.grade_id == "twice" and stub.id == "twice"
+
+
+def test_build_puts_a_locked_check_cell_with_the_contracts_points_after_the_function(house):
+    check = cells_of(house(MODULE))[3]
+    roles = check.metadata.nbgrader
+    assert check.source == "check(twice)" and check.metadata.editable is False
+    assert (roles.grade_id, roles.points, roles.grade, roles.locked) == ("check-twice", 3.0, True, True)
+
+
+def test_build_makes_the_answer_a_manually_graded_cell(house):
+    question = cells_of(house(MODULE))[4]
+    assert question.source == "YOUR ANSWER HERE"
+    assert question.metadata.nbgrader.points == 2.0 and question.metadata.nbgrader.solution
+
+
+def test_build_imports_check_in_the_first_code_cell_and_bares_the_lab(house):
+    cells = cells_of(house(MODULE))
+    assert cells[1].source == "import math\n\nfrom autograder.check import check"
+    assert cells[5].source == "# a lab\nprint(twice(math.pi))"
+
+
+def test_cells_without_a_role_have_no_nbgrader_metadata(house):
+    cells = cells_of(house(MODULE))
+    assert [number for number, cell in enumerate(cells) if "nbgrader" in cell.metadata] == [2, 3, 4]
+
+
+def test_rebuilding_is_byte_identical_and_leaves_nothing_else(house):
+    root = house(MODULE)
+    (path,) = notebook.build(["small"], root=root)
+    first = path.read_bytes()
+    notebook.build(["small"], root=root)
+    assert path.read_bytes() == first
+    assert notebook.stale("small", root=root) == ""
+    files = {str(found.relative_to(root)) for found in root.rglob("*") if found.is_file()}
+    assert files == {"solutions/small.py", "exercises/small/small.ipynb"}
+
+
+def test_stale_says_what_a_build_would_change(house):
+    root = house(MODULE)
+    notebook.build(["small"], root=root)
+    house(MODULE.replace("Two of them", "Both of them"))
+    assert "Both of them" in notebook.stale("small", root=root)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("def twice(x):", "def one(): ...\ndef twice(x):", r"small.py:7: .* one, twice; split"),
+        ("def twice(x):", "class Twice:", r"small.py:7: .* found no function"),
+        ("def twice(x):", "def thrice(x):", r"small.py:7: the contract has no task 'thrice' \(it has: twice\)"),
+        ("    ### END SOLUTION\n\n#", "\n#", r"small.py:7: found 1 '### BEGIN SOLUTION' and 0"),
+        ("# ### BEGIN SOLUTION\n# Because.\n# ### END SOLUTION", "# Because.", r"small.py: no question"),
+        ("    # a lab\n", '    x = """a\nb"""\n', r"small.py:19: the lab's body changes when dedented"),
+        ("import math\n", "import math\n1 +\n", r"small.py:4: the cell is not Python"),
+    ],
+)
+def test_a_module_that_breaks_a_rule_is_told_where_and_what_to_do(house, old, new, message):
+    assert old in MODULE
+    with pytest.raises(notebook.BuildError, match=message):
+        notebook.source_notebook("small", root=house(MODULE.replace(old, new)))
+
+
+def test_a_task_without_a_cell_is_an_error(house, monkeypatch):
+    tasks = [FakeTask("twice", 3), FakeTask("forgotten", 1)]
+    root = house(MODULE)
+    monkeypatch.setattr("autograder.contract.load", lambda chapter: FakeContract(tasks))
+    with pytest.raises(notebook.BuildError, match=r"small.py: no solution cell for the contract's forgotten"):
+        notebook.source_notebook("small", root=root)
+
+
+@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+def test_no_solution_is_in_the_exercise(chapter):
+    text = notebook.exercise_text(chapter)
+    assert "SOLUTION" not in text
+    solved = notebook.source_notebook(chapter)
+    answers = [line for cell in solved.cells if notebook.BEGIN in cell.source for line in region(cell.source)]
+    assert answers and not [line for line in answers if line in text]
+
+
+def region(source):
+    inside = source.split(notebook.BEGIN)[1].split(notebook.END)[0]
+    return [line.strip() for line in inside.splitlines() if len(line.strip()) > 30]
+
+
+@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+def test_the_committed_exercise_is_what_a_build_gives(chapter):
+    assert notebook.stale(chapter) == "", f"run `meshcraft build {chapter}`"

@@ -1,0 +1,55 @@
+"""What people see of a judgement: complete, and harmless whatever a student wrote."""
+
+import io
+import re
+
+from rich.console import Console
+
+from autograder.show import facts_html, facts_table, number, plain
+from autograder.verdict import FAIL, STUDENT_ERROR, Fact, Report, Result
+
+HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
+
+
+def report():
+    facts = (
+        Fact("values", True, 2e-7, 1e-4, case="data=8"),
+        Fact("temporaries", False, 1843200, 1179648, "bytes", 1024000, 1843200, "data=8", "gather:3", "too much"),
+        Fact("overlap", None),
+    )
+    functions = (Result("gather", 1, 3, FAIL, facts), Result("loss", 0, 5, STUDENT_ERROR, (), "loss:9", "ValueError: no"))
+    return Report("fsdp", functions, isolation="bubblewrap", notes=("a note",))
+
+
+def printed(judgement):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(facts_table(judgement))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_everything_a_fact_says_is_shown():
+    words = ["temporaries", "1,843,200", "1,179,648", "bytes", "1,024,000", "data=8", "gather:3", "too much", "a note"]
+    for shown in (facts_html(report()), printed(report())):
+        assert [word for word in [*words, "not measured", "loss:9", "ValueError: no"] if word not in shown] == []
+    assert "bubblewrap" in facts_html(report())
+
+
+def test_html_is_escaped_and_asks_for_nothing():
+    fact = Fact(HOSTILE, False, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    shown = facts_html(Report("c", (Result(HOSTILE, 0, 1, HOSTILE, (fact,), HOSTILE, HOSTILE, (HOSTILE,)),), notes=(HOSTILE,)))
+    tags = set(re.findall(r"<(/?\w+)", shown))
+    assert tags <= {f"{end}{tag}" for end in ("", "/") for tag in "div span b table thead tbody tr th td br".split()}
+    assert not re.search(r"<[^>]*\b(src|href|on\w+)\s*=", shown)
+    assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_terminal_escapes_are_taken_out():
+    shown = printed(Result(HOSTILE, 0, 1, FAIL, (Fact(HOSTILE, False, HOSTILE, message=HOSTILE),), HOSTILE, HOSTILE))
+    assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_numbers_are_short_and_exact_where_whole():
+    assert [number(value) for value in (2.0, 1 / 3, 1e-9, None, float("inf"), "two")] == [
+        "2", "0.3333", "1e-09", "", "inf", "two",
+    ]  # fmt: skip
+    assert len(plain("x" * 10**6)) < 5000

@@ -1,0 +1,1 @@
+"""Right answers in another style, which every contract must accept."""

@@ -1,0 +1,73 @@
+"""Compile a Program and compute with it, on emulated devices or real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from course.program.audit import audit
+from course.program.program import Leaf, Program, ProgramError
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A Program that is ready to run on ``mesh``."""
+
+    program: Program
+    mesh: Mesh
+    call: jax.stages.Compiled
+
+    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Results by name, whole, from inputs by name, whole.
+
+        Raises:
+            ProgramError: An input has another shape or dtype than the signature says, or a result is not sharded
+                as the header says, or the copies that devices hold of it differ.
+        """
+        arrays = [self._place(leaf, inputs) for leaf in self.program.inputs]
+        results = self.call(*arrays)
+        return {
+            leaf.name: self._collect(leaf, result) for leaf, result in zip(self.program.outputs, results, strict=True)
+        }
+
+    def _place(self, leaf: Leaf, inputs: dict[str, np.ndarray]) -> jax.Array:
+        if leaf.name not in inputs:
+            raise ProgramError(f"input {leaf.name} is missing")
+        array = np.asarray(inputs[leaf.name])
+        if (array.shape, array.dtype) != (leaf.shape, jax.numpy.dtype(leaf.dtype)):
+            found = f"{array.dtype}{list(array.shape)}"
+            raise ProgramError(f"input {leaf.name} is {found} and must be {leaf.dtype}{list(leaf.shape)}")
+        return jax.device_put(array, NamedSharding(self.mesh, leaf.partition_spec))
+
+    def _collect(self, leaf: Leaf, result: jax.Array) -> np.ndarray:
+        expected = NamedSharding(self.mesh, leaf.partition_spec)
+        if not result.sharding.is_equivalent_to(expected, result.ndim):
+            raise ProgramError(
+                f"result {leaf.name} is sharded as {result.sharding} and the header says {expected.spec}"
+            )
+        first: dict[str, bytes] = {}
+        for shard in result.addressable_shards:
+            data = np.asarray(shard.data).tobytes()
+            if first.setdefault(str(shard.index), data) != data:
+                raise ProgramError(f"result {leaf.name} should be the same on devices that share it, and differs")
+        return np.asarray(result)
+
+
+def compile_program(program: Program, mesh: Mesh) -> Compiled:
+    """Audit the Program and compile it for ``mesh``; donated inputs stay donated.
+
+    Raises:
+        ProgramError: The audit's.
+    """
+    if dict(mesh.shape) != program.mesh:
+        raise ProgramError(f"the Program is for mesh {program.mesh} and was given {dict(mesh.shape)}")
+    exported = audit(program, mesh)
+    structs = [
+        jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
+        for leaf in program.inputs
+    ]
+    call = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True).lower(*structs).compile()
+    return Compiled(program, mesh, call)

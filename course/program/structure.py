@@ -1,0 +1,37 @@
+"""Whether two Programs are the same program at different sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from course.program.costs import collective_axes
+from course.program.ir import COLLECTIVES, Block, Module
+
+# What XLA's front end adds or leaves out by size alone, without computing anything.
+_IGNORED = {"constant", "reshape", "broadcast_in_dim", "convert"}
+
+
+def difference(small: Module, large: Module) -> str:
+    """Where the op sequences of two sizes of one program part, ignoring dims and constants; empty if nowhere."""
+    for ours, theirs in _pad(_sequence(small.main, small.mesh, 0), _sequence(large.main, large.mesh, 0)):
+        if ours is None or theirs is None or ours[0] != theirs[0]:
+            here, there = (f"{op[0][1]} at {op[1] or 'unknown line'}" if op else "nothing" for op in (ours, theirs))
+            return f"{here} at the small size is {there} at the large one"
+    return ""
+
+
+def _pad(ours: list[Any], theirs: list[Any]) -> list[tuple[Any, Any]]:
+    length = max(len(ours), len(theirs))
+    return list(zip(ours + [None] * (length - len(ours)), theirs + [None] * (length - len(theirs)), strict=True))
+
+
+def _sequence(block: Block, mesh: dict[str, int], depth: int) -> list[Any]:
+    found: list[Any] = []
+    for op in block.ops:
+        if op.kind in _IGNORED:
+            continue
+        axes = collective_axes(op, mesh)[0] if op.kind in COLLECTIVES else ()
+        found.append(((depth, op.kind, tuple(result.dtype for result in op.results), axes), op.line))
+        for region in op.regions:
+            found += _sequence(region, mesh, depth + 1)
+    return found
