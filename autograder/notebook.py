@@ -277,7 +277,11 @@ def _bare(cell: Cell) -> str:
         )
     first, *rest = cell.source[cell.source.index("if __name__") :].split("\n")
     source = textwrap.dedent("\n".join(rest)).strip("\n")
-    if not first.rstrip().endswith(":") or ast.dump(ast.parse(source)) != ast.dump(ast.Module(guard.body, [])):
+    try:
+        same = first.rstrip().endswith(":") and ast.dump(ast.parse(source)) == ast.dump(ast.Module(guard.body, []))
+    except SyntaxError:
+        same = False
+    if not same:
         raise BuildError(f"{cell.where}: the lab's body changes when dedented; use no strings over several lines in it")
     return source
 

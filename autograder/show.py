@@ -29,7 +29,7 @@ WORDS = {
     PASS: "pass",
     PARTIAL: "partial",
     FAIL: "fail",
-    STUDENT_ERROR: "error in the function",
+    STUDENT_ERROR: "error",
     LIMIT_EXCEEDED: "limit exceeded",
     REFUSED: "refused",
     NEEDS_HUMAN: "needs a person",

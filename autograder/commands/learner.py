@@ -69,14 +69,14 @@ def check(
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
     path = None if solution else require_notebook(chapter, notebook)
-    with spinner(f"judging {chapter}"):
+    with spinner(f"judging {chapter}") as say:
         names = _functions(chapter, function)
         from autograder import check as judge
 
         if path is None:
-            report = judge.check_solution(chapter, names, full=full)
+            report = judge.check_solution(chapter, names, full=full, progress=say)
         else:
-            report = judge.check_notebook(path, chapter, names, full=full)
+            report = judge.check_notebook(path, chapter, names, full=full, progress=say)
     if path is not None:
         _remember(path, chapter, passed={result.name: result.verdict == "pass" for result in report.functions})
     if as_json:

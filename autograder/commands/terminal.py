@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from course.curriculum import chapter as find_chapter
@@ -59,14 +60,14 @@ def require_chapter(name: str) -> str:
 
 
 @contextmanager
-def spinner(text: str) -> Iterator[None]:
-    """Show that something is going on, where somebody may be watching."""
+def spinner(text: str) -> Iterator[Callable[[str], None]]:
+    """Show that something is going on, where somebody may be watching; call it to say what."""
     console = err()
     if not console.is_terminal:
-        yield
+        yield lambda said: None
         return
-    with console.status(text):
-        yield
+    with console.status(escape(text)) as status:
+        yield lambda said: status.update(escape(f"{text}: {said}"))
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def complain(message: object) -> None:
     """Say on standard error what is wrong."""
     from autograder.show import plain
 
-    err().print(f"meshcraft: {plain(message)}", style="red", markup=False)
+    err().print(f"meshcraft: {plain(message)}", style="red", markup=False, soft_wrap=True)
 
 
 @contextmanager

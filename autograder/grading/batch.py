@@ -220,7 +220,8 @@ def grade_one(job: Job) -> Outcome:
             _graders[which] = grader.__enter__()
         return Outcome(_graders[which].grade(job.notebook, job.student))
     except IntakeError as error:
-        return Outcome(verdict_for_all(job.chapter, REFUSED, str(error), job.level))
+        said = str(error).replace(str(job.notebook), job.notebook.name)
+        return Outcome(verdict_for_all(job.chapter, REFUSED, said, job.level))
     except Exception as error:
         said = traceback.format_exception_only(error)[-1].strip()
         _close_graders()

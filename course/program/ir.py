@@ -140,6 +140,8 @@ class _Reader:
         """The body of the one ``shard_map`` that ``main`` consists of."""
         outer = self.functions["main"].regions[0].blocks[0]
         bodies = [op for op in outer.operations if op.operation.name == "sdy.manual_computation"]
+        if not bodies and math.prod(self.mesh.values()) == 1:  # jax leaves the shard_map of one device out
+            return self._block(outer, {}, 0)
         for op in outer.operations:
             if op.operation.name not in ("sdy.manual_computation", "func.return"):
                 raise unsupported(None, _line(op), f"{op.operation.name} lies outside shard_map, where the lenses "

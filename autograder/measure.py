@@ -1,0 +1,54 @@
+"""What the reference and the naive version of each function measure: facts that limits are set against, no code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from autograder.contract import REFERENCES, Task, load, references, trace
+from course.program import memory, parse
+
+
+def measure(chapter: str) -> dict[str, Any]:
+    """Figures of every task that is analysed at a realistic size, for the installed jax.
+
+    Returns:
+        ``{task: {"temporaries": {"reference": bytes, "naive": bytes}}}``.
+    """
+    solution = importlib.import_module(f"solutions.{chapter}")
+    mutants = {m.name: m for m in importlib.import_module(f"autograder.mutants.{chapter}").MUTANTS}
+    found = {}
+    for task in load(chapter).tasks:
+        if task.analysed:
+            reference = _temporaries(task, getattr(solution, task.name))
+            naive = _temporaries(task, mutants[task.naive].function)
+            found[task.name] = {"temporaries": {"reference": reference, "naive": naive}}
+    return found
+
+
+def _temporaries(task: Task, function: Callable[..., Any]) -> int:
+    assert task.analysed
+    program = trace(task, function, task.analysed[0], lambda _: None)
+    return memory(parse(program), program).temporaries
+
+
+def write(chapter: str, folder: Path = REFERENCES) -> Path:
+    """Measure, and keep the figures beside those of other jax versions."""
+    path = folder / f"{chapter}.json"
+    every = json.loads(path.read_text()) if path.exists() else {}
+    every[jax.__version__] = measure(chapter)
+    path.write_text(json.dumps(every, indent=2, sort_keys=True) + "\n")
+    references.cache_clear()
+    return path
+
+
+if __name__ == "__main__":
+    from course.curriculum import CHAPTERS
+
+    for entry in CHAPTERS:
+        print(write(entry.name))
