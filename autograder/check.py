@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from autograder.contract import Task, load
 from autograder.grading.intake import read_notebook
 from autograder.grading.judge import Stopped, judge, plan, stopped
-from autograder.grading.tracing import Problem, find_function, locate_cell, run_cells, trace_cases
+from autograder.grading.tracing import Problem, explained, find_function, locate_cell, run_cells, trace_cases
 from autograder.grading.workers import Worker, local_executor
 from autograder.verdict import Report, Result
 from course.curriculum import CHAPTERS
@@ -93,8 +94,10 @@ def check_notebook(
         function = find_function(task, namespace, problems)
         if isinstance(function, Problem):
             results.append(stopped(task, function))
-        else:
-            results.append(check_function(chapter, task, function, locate_cell, full=full, progress=progress))
+            continue
+        result = check_function(chapter, task, function, locate_cell, full=full, progress=progress)
+        message = explained(Problem(result.verdict, result.message, result.line), problems).message
+        results.append(replace(result, message=message))
     return Report(chapter, tuple(results))
 
 

@@ -121,8 +121,8 @@ def _under(leaf: str, prefix: str) -> bool:
 
 def _leaf_match(name: str, e: Evidence, leaf: str, hint: str) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
-    shown = leaf.partition("/")[2] or leaf
-    where = f"leaf {shown} on mesh {e.case.mesh_text}"
+    inner = leaf.partition("/")[2]
+    where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
     fail = {"case": e.case.name, "line": e.line}
     if measured is None:
         return Fact(name, False, "missing", "present", **fail, message=f"{where} is missing from the result")
@@ -155,14 +155,14 @@ def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) ->
     if np.max(np.abs(measured - ratio * expected)) > 1e-3 * np.max(np.abs(expected)):
         return ""
     if abs(ratio) < 1e-6:
-        return "The whole leaf is zero. "
+        return "All of it is zero. "
     sizes = [axis for axis, size in mesh.items() if size > 1 and abs(ratio - size) < 1e-3 * size]
     inverse = [axis for axis, size in mesh.items() if size > 1 and abs(ratio * size - 1) < 1e-3]
     if sizes:
-        return f"The whole leaf is {ratio:.4g} times too large, which is the size of axis {sizes[0]!r}: sum or mean? "
+        return f"All of it is {ratio:.4g} times too large, which is the size of axis {sizes[0]!r}: sum or mean? "
     if inverse:
-        return f"The whole leaf is {1 / ratio:.4g} times too small, which is the size of axis {inverse[0]!r}. "
-    return f"The whole leaf is {ratio:.4g} times what it should be. "
+        return f"All of it is {1 / ratio:.4g} times too small, which is the size of axis {inverse[0]!r}. "
+    return f"All of it is {ratio:.4g} times what it should be. "
 
 
 def _bytes_message(e: Evidence, kind: str, sent: list[Collective], total: float, low: float, high: float) -> str:

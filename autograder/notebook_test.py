@@ -117,7 +117,11 @@ def test_stale_says_what_a_build_would_change(house):
     [
         ("def twice(x):", "def one(): ...\ndef twice(x):", r"small.py:7: .* one, twice; split"),
         ("def twice(x):", "class Twice:", r"small.py:7: .* found no function"),
-        ("def twice(x):", "def thrice(x):", r"small.py:7: no task of the contract is called 'thrice' \(it has: twice\)"),
+        (
+            "def twice(x):",
+            "def thrice(x):",
+            r"small.py:7: no task of the contract is called 'thrice' \(it has: twice\)",
+        ),
         ("    ### END SOLUTION\n\n#", "\n#", r"small.py:7: found 1 '### BEGIN SOLUTION' and 0"),
         ("# ### BEGIN SOLUTION\n# Because.\n# ### END SOLUTION", "# Because.", r"small.py: no question"),
         ("    # a lab\n", '    x = """a\nb"""\n', r"small.py:19: the lab's body changes when dedented"),

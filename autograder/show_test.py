@@ -17,7 +17,10 @@ def report():
         Fact("temporaries", False, 1843200, 1179648, "bytes", 1024000, 1843200, "data=8", "gather:3", "too much"),
         Fact("overlap", None),
     )
-    functions = (Result("gather", 1, 3, FAIL, facts), Result("loss", 0, 5, STUDENT_ERROR, (), "loss:9", "ValueError: no"))
+    functions = (
+        Result("gather", 1, 3, FAIL, facts),
+        Result("loss", 0, 5, STUDENT_ERROR, (), "loss:9", "ValueError: no"),
+    )
     return Report("fsdp", functions, isolation="bubblewrap", notes=("a note",))
 
 
@@ -36,7 +39,9 @@ def test_everything_a_fact_says_is_shown():
 
 def test_html_is_escaped_and_asks_for_nothing():
     fact = Fact(HOSTILE, False, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
-    shown = facts_html(Report("c", (Result(HOSTILE, 0, 1, HOSTILE, (fact,), HOSTILE, HOSTILE, (HOSTILE,)),), notes=(HOSTILE,)))
+    shown = facts_html(
+        Report("c", (Result(HOSTILE, 0, 1, HOSTILE, (fact,), HOSTILE, HOSTILE, (HOSTILE,)),), notes=(HOSTILE,))
+    )
     tags = set(re.findall(r"<(/?\w+)", shown))
     assert tags <= {f"{end}{tag}" for end in ("", "/") for tag in "div span b table thead tbody tr th td br".split()}
     assert not re.search(r"<[^>]*\b(src|href|on\w+)\s*=", shown)

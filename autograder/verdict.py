@@ -64,7 +64,7 @@ class Report:
 
     @property
     def points(self) -> float:
-        return sum(result.points for result in self.functions)
+        return round(sum(result.points for result in self.functions), 2)
 
     @property
     def max_points(self) -> float:

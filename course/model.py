@@ -36,6 +36,7 @@ class Model:
     loss: Callable[[Params, jax.Array, jax.Array], jax.Array]
 
 
+# --8<-- [start:full_loss]
 def full_loss(model: Model, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
     """The model's loss on one device, the plain way: every chapter's oracle.
 
@@ -51,6 +52,9 @@ def full_loss(model: Model, params: Params, batch: dict[str, jax.Array]) -> jax.
     x = model.embed(params["embed"], batch["inputs"])
     x, _ = jax.lax.scan(step, x, params["layers"])
     return model.loss(params["head"], x, batch["targets"])
+
+
+# --8<-- [end:full_loss]
 
 
 class MLPLayer(nnx.Module):

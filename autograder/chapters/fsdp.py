@@ -38,12 +38,12 @@ def axis_size(case: Case) -> int:
     return case.mesh[axis_of(case)]
 
 
-def meshes(sizes: dict[str, int]) -> tuple[Case, ...]:
-    """The meshes that each function is run on; two of them in a quick check."""
+def meshes(sizes: dict[str, int], pipe: dict[str, int] | None = None) -> tuple[Case, ...]:
+    """The meshes that each function is run on, two of them in a quick check; ``pipe`` may have sizes of its own."""
     return (
         Case("8 devices", {"data": 8}, sizes, quick=True),
         Case("4 of 4x2 devices", {"data": 4, "tensor": 2}, sizes, quick=True),
-        Case("2 devices, axis pipe", {"pipe": 2}, sizes),
+        Case("2 devices, axis pipe", {"pipe": 2}, pipe or sizes),
         Case("1 device", {"data": 1}, sizes),
     )
 
@@ -386,7 +386,7 @@ CONTRACT = Contract(
             kind="local",
             signature="(shards, specs, batch, model, axis_name)",
             points=5,
-            cases=(*meshes(_MLP), Case("a Transformer on 2 devices", {"data": 2}, _TRANSFORMER)),
+            cases=meshes(_MLP, pipe=_TRANSFORMER),
             unseen=_unseen_mlp,
             wrap=wrap_fsdp_loss,
             draw=draw_fsdp_loss,

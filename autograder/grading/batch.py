@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autograder.grading.course import locked, open_ledger, require_assignment, secret
+from autograder.grading.course import locked, open_ledger, require_assignment, require_folder, secret
 from autograder.grading.ledger import TRIES, Ledger, needs_human
 from autograder.grading.submissions import Submission, find_submissions
 from autograder.verdict import NEEDS_HUMAN, REFUSED, Report, Result
@@ -71,6 +71,7 @@ def grade_course(
     from autograder.grading.bridge import book, clean_half_made
 
     course = course.resolve()
+    require_folder(course, assignment)
     with locked(course):
         require_assignment(course, assignment)
         with open_ledger(course) as ledger:

@@ -138,9 +138,10 @@ def _sources_only(cells: list[dict[str, Any]]) -> NotebookNode:
         make = new_code_cell if cell.get("cell_type") == "code" else new_markdown_cell
         source = cell.get("source", "")
         made = make(source if isinstance(source, str) else "".join(map(str, source)), id=f"cell-{number}")
-        name = cell_name(cell, number)
-        made.metadata["meshcraft"] = {"name": name}
-        roles = (cell.get("metadata") or {}).get("nbgrader") or {}
+        metadata = cell.get("metadata") or {}
+        staged = (metadata.get("meshcraft") or {}).get("name")
+        made.metadata["meshcraft"] = {"name": staged if isinstance(staged, str) else cell_name(cell, number)}
+        roles = metadata.get("nbgrader") or {}
         if isinstance(roles.get("grade_id"), str):
             made.metadata["nbgrader"] = {"grade_id": roles["grade_id"]}
         kept.append(made)

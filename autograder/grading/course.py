@@ -63,11 +63,11 @@ def add_assignment(folder: Path, chapter: str) -> None:
     run_nbgrader(GenerateAssignment, config)
 
 
-def require_assignment(folder: Path, assignment: str) -> None:
-    """Make sure that the course has this assignment, adding it to a folder that has only submissions.
+def require_folder(folder: Path, assignment: str) -> None:
+    """Make sure that this is a folder with submissions, and that there is such a chapter.
 
     Raises:
-        CourseError: there is no such folder, or no such chapter.
+        CourseError: it is not, or there is none.
     """
     if not folder.is_dir():
         raise CourseError(f"there is no course folder {folder}; name the folder that holds `submitted/`")
@@ -77,6 +77,10 @@ def require_assignment(folder: Path, assignment: str) -> None:
         raise CourseError(str(error)) from None
     if not (folder / "submitted").is_dir():
         raise CourseError(f"{folder} has no folder `submitted/`; submissions lie in submitted/STUDENT/{assignment}/")
+
+
+def require_assignment(folder: Path, assignment: str) -> None:
+    """Make sure that the course has this assignment, adding it to a folder that has only submissions."""
     release = folder / "release" / assignment / f"{assignment}.ipynb"
     if not (release.exists() and (folder / "gradebook.db").exists() and (folder / "nbgrader_config.py").exists()):
         make_course(folder, [assignment])

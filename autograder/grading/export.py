@@ -108,7 +108,7 @@ def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
 def _submission_scores(submission: Any) -> dict[str, Any]:
     grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
     penalty = submission.late_submission_penalty or 0.0
-    scores = {"score": submission.score - penalty, "max_score": submission.max_score, "late_penalty": penalty}
+    scores = {"score": round(submission.score - penalty, 4), "max_score": submission.max_score, "late_penalty": penalty}
     for grade in grades:
         waits = grade.needs_manual_grade
         scores[f"points {grade.name.removeprefix('check-')}"] = "" if waits else grade.score

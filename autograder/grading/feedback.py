@@ -55,8 +55,9 @@ def _write_page(course: Path, assignment: str, student: str) -> Path:
 def listing(cell: NotebookNode, judged: Mapping[str, Any]) -> Markup:
     """The cell's source with numbered lines, marking those that a verdict points at; a filter of the template."""
     pointed = {line for function in judged.get("functions", []) for line in function["lines"]}
+    name = cell.metadata.get("meshcraft", {}).get("name", "")
     lines = [
-        f"<span{_marked(f'{cell.id}:{number}' in pointed)}>{escape(line)}</span>"
+        f"<span{_marked(f'{name}:{number}' in pointed)}>{escape(line)}</span>"
         for number, line in enumerate(cell.source.split("\n"), 1)
     ]
     return Markup(f'<pre class="listing">{"".join(lines)}</pre>')

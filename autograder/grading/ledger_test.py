@@ -34,7 +34,11 @@ def test_the_key_changes_with_everything_a_verdict_depends_on():
     packages = {"jax": "0.10.2"}
     same = key(b"notebook", "contract", packages)
     assert same == key(b"notebook", "contract", packages)
-    others = {key(b"notebook!", "contract", packages), key(b"notebook", "other", packages), key(b"notebook", "contract")}
+    others = {
+        key(b"notebook!", "contract", packages),
+        key(b"notebook", "other", packages),
+        key(b"notebook", "contract"),
+    }
     assert len({same, *others}) == 4
 
 
@@ -84,7 +88,9 @@ def test_what_is_recorded_survives_kill_9(tmp_path):
             os.write(1, b"%d\\n" % number)
     """
     path = tmp_path / "ledger.sqlite"
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE
+    ) as worker:
         said = [int(worker.stdout.readline()) for _ in range(5)]
         os.kill(worker.pid, signal.SIGKILL)
         said += [int(line) for line in worker.stdout.read().splitlines()]

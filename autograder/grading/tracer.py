@@ -15,7 +15,7 @@ from autograder.grading import wire
 from autograder.grading.confine import fork_confined
 from autograder.grading.intake import Cell
 from autograder.grading.launch import Limits
-from autograder.grading.tracing import Problem, find_function, locate_cell, run_cells, trace_cases
+from autograder.grading.tracing import Problem, explained, find_function, locate_cell, run_cells, trace_cases
 
 MAX_RESULT = 64 * 2**20
 REPORTED = ("timed_out", "result_overflow", "signal", "exit_status", "denied", "output", "clean")
@@ -33,7 +33,7 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
             programs = {name: program.serialise() for name, program in traced.programs.items()}
             wire.write(result, {"cases": list(programs), "line": traced.line}, list(programs.values()))
             return
-        found = traced
+        found = explained(traced, problems)
     wire.write(result, {"problem": found.to_json()})
 
 

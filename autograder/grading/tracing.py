@@ -7,7 +7,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autograder.contract import Case, Mismatch, Task, trace
@@ -48,20 +48,22 @@ def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], lis
     """A namespace with the notebook's imports, functions, classes and constants; everything else is left out.
 
     Returns:
-        The namespace, and what went wrong on the way: a cell that fails does not stop those after it.
+        The namespace, and what went wrong on the way: a statement that fails does not stop those after it, so that
+        a plotting library that is missing here matters only to those who use it.
     """
     module = types.ModuleType("__main__")
     problems = []
     for cell in cells:
         try:
-            tree = _parse(cell.source)
-            tree.body = [node for node in tree.body if _is_kept(node)]
-            exec(compile(tree, PREFIX + cell.id, "exec"), module.__dict__)
+            kept = [node for node in _parse(cell.source).body if _is_kept(node)]
         except SyntaxError as error:
-            line = f"{cell.id}:{error.lineno or 1}"
-            problems.append(Problem("student_error", f"SyntaxError: {error.msg}", line))
-        except Exception as error:
-            problems.append(describe_error(error, locate_cell))
+            problems.append(Problem("student_error", f"SyntaxError: {error.msg}", f"{cell.id}:{error.lineno or 1}"))
+            continue
+        for node in kept:
+            try:
+                exec(compile(ast.Module([node], []), PREFIX + cell.id, "exec"), module.__dict__)
+            except Exception as error:
+                problems.append(describe_error(error, locate_cell))
     return module.__dict__, problems
 
 
@@ -102,6 +104,16 @@ def find_function(task: Task, namespace: dict[str, Any], problems: list[Problem]
         f"the notebook has no function {task.name}{task.signature}. Only imports, definitions and constant assignments "
         "of a notebook are run; was the function renamed, or is it made by a statement of another kind?",
     )
+
+
+def explained(found: Problem, problems: list[Problem]) -> Problem:
+    """The same problem; a name that is missing because something earlier failed, or was left out, says so."""
+    if not found.message.startswith("NameError"):
+        return found
+    why = "of the notebook, only imports, definitions and constant assignments are run"
+    if problems:
+        why = f"before it, {problems[0].line or 'a cell'} failed with {problems[0].message}"
+    return replace(found, message=f"{found.message} ({why})")
 
 
 def trace_cases(

@@ -44,7 +44,10 @@ class Leaf:
 
     @property
     def partition_spec(self) -> P:
-        return P(*[axes if len(axes) > 1 else axes[0] if axes else None for axes in self.spec])
+        entries = [axes if len(axes) > 1 else axes[0] if axes else None for axes in self.spec]
+        while entries and entries[-1] is None:
+            entries.pop()
+        return P(*entries)
 
     def local_shape(self, mesh: dict[str, int]) -> tuple[int, ...]:
         """The shape of the block that each device holds."""

@@ -1,0 +1,202 @@
+"""What a person sees on the command line: exit statuses, sentences instead of tracebacks, and nothing lost."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+
+from autograder import cli
+from autograder.commands.hints import read_hints
+from autograder.contract import load
+from autograder.grading.intake import IntakeError
+from autograder.verdict import FAIL, NEEDS_HUMAN, PASS, Report, Result
+from course.curriculum import CHAPTERS
+
+
+@pytest.fixture
+def meshcraft(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, answer=None):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
+        if answer is not None:
+            monkeypatch.setattr("click.termui.visible_prompt_func", lambda text: answer, raising=False)
+            monkeypatch.setattr("typer.confirm", lambda text, abort: answer == "y" or _abort())
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+
+    return run
+
+
+def _abort():
+    import typer
+
+    raise typer.Abort
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """A judge that gives the verdicts it is told to, in place of the real one."""
+    told = SimpleNamespace(verdicts={"shard_params": PASS, "gather_params": FAIL}, error=None)
+
+    def judged(path, chapter, functions, *, full, progress=None):
+        if told.error:
+            raise told.error
+        names = functions or list(told.verdicts)
+        return Report(chapter, tuple(Result(n, 1.0, 2.0, told.verdicts[n]) for n in names))
+
+    fake = SimpleNamespace(check_notebook=judged)
+    monkeypatch.setitem(sys.modules, "autograder.check", fake)
+    monkeypatch.setattr("autograder.check", fake, raising=False)
+    return told
+
+
+@pytest.mark.parametrize(
+    "command", ["check", "start", "hint", "reset", "build", "grade", "status", "feedback", "export"]
+)
+def test_a_chapter_that_does_not_exist_is_one_clear_sentence(meshcraft, command):
+    ended = meshcraft(command, "nosuchchapter")
+    assert ended.status == 2 and ended.out == ""
+    assert ended.err == "meshcraft: there is no chapter called 'nosuchchapter'; the chapters are: fsdp\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["check", "fsdp"], "`meshcraft start fsdp` makes it"),
+        (["check", "fsdp", "--notebook", "none.ipynb"], "there is no notebook none.ipynb"),
+        (["check", "fsdp", "--solution", "--notebook", "x.ipynb"], "give one of them"),
+        (["hint", "fsdp", "nothing"], "there are for: shard_params"),
+        (["grade"], "has no folder `submitted/`"),
+        (["grade", "fsdp", "--course", "nowhere"], "there is no course folder"),
+        (["status", "fsdp"], "has no folder `submitted/`"),
+    ],
+)
+def test_wrong_use_says_what_to_do(meshcraft, monkeypatch, arguments, sentence):
+    monkeypatch.setattr("autograder.grading.sandbox.best_level", lambda allow_unsafe: "bubblewrap")
+    ended = meshcraft(*arguments)
+    assert ended.status == 2 and sentence in ended.err and "Traceback" not in ended.err
+
+
+def test_list_shows_progress(meshcraft, judge):
+    assert "meshcraft start fsdp" in meshcraft("list").out
+    meshcraft("start", "fsdp", "--no-open")
+    meshcraft("check", "fsdp")
+    assert "1 of 2 pass" in meshcraft("list").out
+    (row,) = json.loads(meshcraft("list", "--json").out)["chapters"]
+    assert row["started"] and row["passed"] == ["shard_params"]
+
+
+def test_list_does_not_import_jax():
+    program = (
+        "import sys; from autograder import cli; sys.argv[1:] = ['list']\ntry: cli.main()\nexcept SystemExit: pass\n"
+    )
+    program += "assert not {'jax', 'nbgrader', 'nbformat'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_start_never_overwrites(meshcraft, tmp_path):
+    assert meshcraft("start", "fsdp", "--no-open").status == 0
+    path = tmp_path / "fsdp" / "fsdp.ipynb"
+    assert "raise NotImplementedError" in path.read_text()
+    path.write_text("mine")
+    assert "there already" in meshcraft("start", "fsdp", "--no-open").out
+    assert path.read_text() == "mine"
+
+
+def test_check_exits_1_if_something_fell_short_and_3_if_a_person_is_needed(meshcraft, judge):
+    meshcraft("start", "fsdp", "--no-open")
+    assert meshcraft("check", "fsdp", "shard_params").status == 0
+    ended = meshcraft("check", "fsdp", "--json")
+    assert ended.status == 1
+    assert [row["verdict"] for row in json.loads(ended.out)["functions"]] == [PASS, FAIL]
+    judge.verdicts = {"shard_params": NEEDS_HUMAN}
+    assert meshcraft("check", "fsdp").status == 3
+
+
+def test_check_explains_a_notebook_that_cannot_be_read(meshcraft, judge):
+    meshcraft("start", "fsdp", "--no-open")
+    judge.error = IntakeError("fsdp.ipynb is not JSON")
+    ended = meshcraft("check", "fsdp")
+    assert ended.status == 2 and ended.err == "meshcraft: fsdp.ipynb is not JSON\n"
+
+
+def test_check_names_the_functions_that_exist(meshcraft):
+    meshcraft("start", "fsdp", "--no-open")
+    ended = meshcraft("check", "fsdp", "nothing")
+    assert ended.status == 2 and "shard_params, gather_params, fsdp_loss" in ended.err
+
+
+def test_hints_come_one_by_one_and_remember_where_they_were(meshcraft):
+    tiers = len(read_hints("fsdp")["gather_params"])
+    heads = [meshcraft("hint", "fsdp", "gather_params").out.splitlines()[0] for _ in range(tiers + 1)]
+    numbers = [*range(1, tiers + 1), tiers]
+    assert heads == [f"gather_params  hint {number} of {tiers}" for number in numbers]
+
+
+def test_hint_without_a_function_takes_the_first_that_does_not_pass(meshcraft, judge):
+    meshcraft("start", "fsdp", "--no-open")
+    meshcraft("check", "fsdp")
+    assert meshcraft("hint", "fsdp").out.startswith("gather_params  hint 1 of")
+
+
+@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+def test_every_function_has_three_hints_or_four(chapter):
+    hints = read_hints(chapter)
+    assert list(hints) == [task.name for task in load(chapter).tasks]
+    assert all(3 <= len(tiers) <= 4 for tiers in hints.values())
+
+
+def test_reset_asks_and_keeps_a_copy(meshcraft, tmp_path):
+    meshcraft("start", "fsdp", "--no-open")
+    path = tmp_path / "fsdp" / "fsdp.ipynb"
+    fresh = path.read_text()
+    path.write_text("mine")
+    assert meshcraft("reset", "fsdp", answer="n").status == 1 and path.read_text() == "mine"
+    assert meshcraft("reset", "fsdp", answer="y").status == 0 and path.read_text() == fresh
+    (backup,) = (tmp_path / "fsdp" / ".meshcraft" / "backups").iterdir()
+    assert backup.read_text() == "mine"
+
+
+def test_reset_of_one_function_leaves_the_others(meshcraft, tmp_path):
+    meshcraft("start", "fsdp", "--no-open")
+    path = tmp_path / "fsdp" / "fsdp.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.id in ("shard_params", "gather_params"):
+            cell.source += "\n    # mine"
+    nbformat.write(notebook, path)
+    assert meshcraft("reset", "fsdp", "shard_params", "--yes").status == 0
+    sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
+    assert "# mine" not in sources["shard_params"] and "# mine" in sources["gather_params"]
+
+
+def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdict(meshcraft, monkeypatch, tmp_path):
+    (tmp_path / "submitted" / "ada" / "fsdp").mkdir(parents=True)
+    told = SimpleNamespace(verdict=FAIL)
+
+    def grade_course(course, name, *, workers, level, on_progress):
+        return [Report(name, (Result("f", 0.0, 1.0, told.verdict, message="why"),), "ada", level)]
+
+    monkeypatch.setattr("autograder.grading.batch.grade_course", grade_course)
+    monkeypatch.setattr("autograder.grading.sandbox.best_level", lambda allow_unsafe: "bubblewrap")
+    ended = meshcraft("grade", "--json")
+    assert ended.status == 0
+    (row,) = json.loads(ended.out)["submissions"]
+    assert (row["student"], row["isolation"], row["functions"][0]["verdict"]) == ("ada", "bubblewrap", FAIL)
+    told.verdict = NEEDS_HUMAN
+    ended = meshcraft("grade")
+    assert ended.status == 3 and "ada needs a person: why" in ended.err
+
+
+def test_doctor_names_what_is_missing(meshcraft, monkeypatch):
+    rung = SimpleNamespace(name="bubblewrap", available=False, reason="bwrap is not installed", remedy="Install it")
+    monkeypatch.setattr("autograder.grading.sandbox.survey", lambda: [rung])
+    ended = meshcraft("doctor")
+    assert ended.status == 1 and "bwrap is not installed. Install it" in ended.out
+    assert json.loads(meshcraft("doctor", "--json").out)["sandbox"] is None

@@ -1,0 +1,252 @@
+"""A class is graded to the end, whatever is handed in and whoever dies, and never is a fault a zero."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+
+from autograder.grading import batch
+from autograder.grading.course import CourseError, locked, make_course, open_ledger, secret, students
+from autograder.grading.export import grades_csv, neutral, overview
+from autograder.grading.intake import IntakeError
+from autograder.grading.submissions import find_submissions
+from autograder.verdict import NEEDS_HUMAN, PASS, REFUSED, Report, Result
+
+POINTS = {"shard_params": 2, "gather_params": 3, "fsdp_loss": 5}
+PASSED = Report("fsdp", tuple(Result(name, points, points, PASS) for name, points in POINTS.items()))
+
+
+class FakeGrader:
+    """Passes whatever it can read, and fails as the notebook tells it to."""
+
+    calls = 0
+
+    def __init__(self, chapter, *, secret, level):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def grade(self, notebook, student):
+        FakeGrader.calls += 1
+        text = notebook.read_text()
+        if "fault" in text:
+            raise RuntimeError("the grader broke")
+        if not text.startswith("{"):
+            raise IntakeError(f"{notebook} is not JSON")
+        return PASSED
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    return make_course(tmp_path_factory.mktemp("course"), ["fsdp"])
+
+
+@pytest.fixture
+def course(released, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "autograder.grading.pipeline", SimpleNamespace(Grader=FakeGrader))
+    monkeypatch.setattr(FakeGrader, "calls", 0)
+    monkeypatch.setattr(batch, "_graders", {})
+    return Path(shutil.copytree(released, tmp_path / "course"))
+
+
+def hand_in(course, student, text="", name="fsdp.ipynb"):
+    notebook = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
+    notebook.cells[0].source += f" {student} {text}"
+    path = course / "submitted" / student / "fsdp" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    return path
+
+
+def grade(course, **more):
+    reports = batch.grade_course(course, "fsdp", level="bubblewrap", new_pool=ThreadPoolExecutor, **more)
+    return {report.student: report for report in reports}
+
+
+def verdicts(report):
+    return {result.verdict for result in report.functions}
+
+
+def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
+    for student in ("ada", "zoe"):
+        hand_in(course, student)
+    hand_in(course, "bad").write_text("not JSON")
+    hand_in(course, "empty").unlink()
+    hand_in(course, "renamed", name="fsdp (1).ipynb")
+    hand_in(course, "two", name="a.ipynb"), hand_in(course, "two", name="b.ipynb")
+    hand_in(course, "link").unlink()
+    (course / "submitted" / "link" / "fsdp" / "fsdp.ipynb").symlink_to(course / ".meshcraft" / "secret")
+    hand_in(course, "broken", "fault")
+    (course / "submitted" / "idle").mkdir()
+    reports = grade(course, workers=2)
+    assert {student: verdicts(report) for student, report in reports.items()} == {
+        "ada": {PASS},
+        "bad": {REFUSED},
+        "broken": {NEEDS_HUMAN},
+        "empty": {NEEDS_HUMAN},
+        "link": {REFUSED},
+        "renamed": {PASS},
+        "two": {NEEDS_HUMAN},
+        "zoe": {PASS},
+    }
+    assert reports["bad"].functions[0].message == "fsdp.ipynb is not JSON"
+    assert "failed 3 times" in reports["broken"].functions[0].message
+    assert reports["renamed"].notes == ("handed in as fsdp (1).ipynb",)
+    assert "found: a.ipynb, b.ipynb" in reports["two"].functions[0].message
+    rows = {row["student"]: row["state"] for row in overview(course, "fsdp")}
+    assert rows["idle"] == "nothing handed in" and rows["ada"] == "graded" and rows["broken"] == "needs a person"
+    lines = {line.split(",")[1]: line for line in grades_csv(course, ["fsdp"]).splitlines()}
+    assert (
+        lines["ada"].startswith("fsdp,ada,graded,10.0,12.0") and lines["idle"] == "fsdp,idle,nothing handed in,,,,,,,"
+    )
+
+
+def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried(course):
+    hand_in(course, "ada"), hand_in(course, "broken", "fault")
+    grade(course)
+    assert FakeGrader.calls == 1 + 3
+    grade(course)
+    assert FakeGrader.calls == 1 + 3 + 3
+    hand_in(course, "ada", "better")
+    grade(course)
+    assert FakeGrader.calls == 1 + 3 + 3 + 1 + 3
+
+
+def test_progress_says_how_many_of_how_many(course):
+    hand_in(course, "ada"), hand_in(course, "bob")
+    said = []
+    grade(course, on_progress=lambda *step: said.append(step))
+    assert said == [("grading", n, 2) for n in range(3)] + [("gradebook", n, 2) for n in (1, 2)]
+
+
+def test_two_at_once_is_an_error_that_loses_nothing(course):
+    hand_in(course, "ada")
+    with locked(course), pytest.raises(CourseError, match=rf"being graded already \(process {os.getpid()}\)"):
+        grade(course)
+    assert verdicts(grade(course)["ada"]) == {PASS}
+
+
+def test_a_lock_whose_holder_died_does_not_block(course):
+    hold = "import sys, time; from pathlib import Path; from autograder.grading.course import locked\n"
+    hold += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hold, str(course)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(CourseError, match=f"process {holder.pid}"):
+            grade(course)
+        holder.kill()
+    grade(course)
+
+
+def test_a_folder_with_only_submissions_becomes_a_course(tmp_path, course):
+    hand_in(course, "ada")
+    bare = tmp_path / "bare"
+    shutil.copytree(course / "submitted", bare / "submitted")
+    assert verdicts(grade(bare)["ada"]) == {PASS}
+    assert {"source", "release", "gradebook.db", "nbgrader_config.py"} <= {path.name for path in bare.iterdir()}
+    assert not list(bare.glob("source/**/*.py")) and students(bare, "fsdp") == ["ada"]
+
+
+def test_a_folder_that_is_no_course_is_told_so(tmp_path):
+    with pytest.raises(CourseError, match="no course folder"):
+        grade(tmp_path / "nowhere")
+    with pytest.raises(CourseError, match="has no folder `submitted/`"):
+        grade(tmp_path)
+
+
+def test_the_secret_is_made_once_and_for_the_owner_alone(course):
+    assert secret(course) == secret(course) and len(secret(course)) == 32
+    assert (course / ".meshcraft" / "secret").stat().st_mode & 0o777 == 0o600
+    (course / ".meshcraft" / "secret").write_bytes(b"short")
+    with pytest.raises(CourseError, match="damaged"):
+        secret(course)
+
+
+def test_a_student_folder_that_is_a_link_is_nobodys_submission(course, tmp_path):
+    hand_in(course, "ada")
+    (course / "submitted" / "eve").symlink_to(course / "submitted" / "ada")
+    assert [found.student for found in find_submissions(course, "fsdp")] == ["ada"]
+
+
+def test_formulas_are_neutral_in_csv():
+    assert [neutral(value) for value in ("=1+1", "+1", "-1", "@x", "\tx", "ada", -1.0)] == [
+        "'=1+1", "'+1", "'-1", "'@x", "'\tx", "ada", -1.0,
+    ]  # fmt: skip
+
+
+DRIVER = """
+    import os, random, signal, sys, time
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+    from pathlib import Path
+    from types import SimpleNamespace
+    from autograder.verdict import PASS, Report, Result
+
+    POINTS = {"shard_params": 2.0, "gather_params": 3.0, "fsdp_loss": 5.0}
+
+    class Grader:
+        def __init__(self, chapter, *, secret, level): pass
+        def __enter__(self): return self
+        def __exit__(self, *_): pass
+        def grade(self, notebook, student):
+            time.sleep(0.05)
+            if "killer" in str(notebook):
+                os.kill(os.getpid(), signal.SIGKILL)
+            share = len(student) / 10
+            return Report("fsdp", tuple(Result(n, round(p * share, 2), p, PASS) for n, p in POINTS.items()))
+
+    tasks = [SimpleNamespace(name=n, points=p) for n, p in POINTS.items()]
+    contract = SimpleNamespace(load=lambda chapter: SimpleNamespace(tasks=tasks, question_points=2.0))
+    sys.modules["autograder.grading.pipeline"] = SimpleNamespace(Grader=Grader)
+    sys.modules["autograder.contract"] = contract
+    import autograder
+    autograder.contract = contract
+    from autograder.grading import batch
+    pool = lambda n: ProcessPoolExecutor(n, get_context("fork"), batch._start_worker, (os.getpid(),))
+    print("started", flush=True)
+    batch.grade_course(Path(sys.argv[1]), "fsdp", workers=2, level="none", new_pool=pool)
+"""
+
+
+def drive(course):
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(DRIVER), str(course)], stdout=subprocess.PIPE)
+
+
+def outcome(course):
+    with open_ledger(course) as ledger:
+        entries = {entry.student: (entry.report, entry.booked) for entry in ledger.status("fsdp")}
+    return entries, grades_csv(course, ["fsdp"])
+
+
+def test_kill_9_in_the_middle_and_run_again_gives_the_grades_of_an_undisturbed_run(course, tmp_path):
+    for student in ("a", "bb", "ccc", "dddd", "eeeee", "killer"):
+        hand_in(course, student)
+    disturbed = Path(shutil.copytree(course, tmp_path / "disturbed"))
+    with drive(course) as calm:
+        assert calm.wait() == 0
+    dice = random.Random(0)
+    for _ in range(3):
+        with drive(disturbed) as killed:
+            assert killed.stdout.readline() == b"started\n"
+            time.sleep(dice.uniform(0.1, 1.2))
+            killed.send_signal(signal.SIGKILL)
+    with drive(disturbed) as last:
+        assert last.wait() == 0
+    entries, csv = outcome(course)
+    assert outcome(disturbed) == (entries, csv)
+    assert all(booked for _, booked in entries.values())
+    assert {student for student, (report, _) in entries.items() if verdicts(report) == {NEEDS_HUMAN}} == {"killer"}
+    assert entries["ccc"][0].points == pytest.approx(3.0)
