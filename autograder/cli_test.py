@@ -92,11 +92,11 @@ def test_list_shows_progress(meshcraft, judge):
     assert row["started"] and row["passed"] == ["shard_params"]
 
 
-def test_list_does_not_import_jax():
+def test_list_imports_nothing_slow():
     program = (
         "import sys; from autograder import cli; sys.argv[1:] = ['list']\ntry: cli.main()\nexcept SystemExit: pass\n"
     )
-    program += "assert not {'jax', 'nbgrader', 'nbformat'} & {*sys.modules}"
+    program += "assert not {'flax', 'nbgrader', 'nbformat', 'sqlalchemy', 'autograder.contract'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -87,7 +87,8 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     hand_in(course, "bad").write_text("not JSON")
     hand_in(course, "empty").unlink()
     hand_in(course, "renamed", name="fsdp (1).ipynb")
-    hand_in(course, "two", name="a.ipynb"), hand_in(course, "two", name="b.ipynb")
+    hand_in(course, "two", name="a.ipynb")
+    hand_in(course, "two", name="b.ipynb")
     hand_in(course, "link").unlink()
     (course / "submitted" / "link" / "fsdp" / "fsdp.ipynb").symlink_to(course / ".meshcraft" / "secret")
     hand_in(course, "broken", "fault")
@@ -116,7 +117,8 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
 
 
 def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried(course):
-    hand_in(course, "ada"), hand_in(course, "broken", "fault")
+    hand_in(course, "ada")
+    hand_in(course, "broken", "fault")
     grade(course)
     assert FakeGrader.calls == 1 + 3
     grade(course)
@@ -127,7 +129,8 @@ def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried
 
 
 def test_progress_says_how_many_of_how_many(course):
-    hand_in(course, "ada"), hand_in(course, "bob")
+    hand_in(course, "ada")
+    hand_in(course, "bob")
     said = []
     grade(course, on_progress=lambda *step: said.append(step))
     assert said == [("grading", n, 2) for n in range(3)] + [("gradebook", n, 2) for n in (1, 2)]
@@ -144,7 +147,7 @@ def test_a_lock_whose_holder_died_does_not_block(course):
     hold = "import sys, time; from pathlib import Path; from autograder.grading.course import locked\n"
     hold += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", hold, str(course)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"held\n"
+        assert holder.stdout and holder.stdout.readline() == b"held\n"
         with pytest.raises(CourseError, match=f"process {holder.pid}"):
             grade(course)
         holder.kill()
@@ -238,9 +241,9 @@ def test_kill_9_in_the_middle_and_run_again_gives_the_grades_of_an_undisturbed_r
     with drive(course) as calm:
         assert calm.wait() == 0
     dice = random.Random(0)
-    for _ in range(3):
+    for _ in range(2):
         with drive(disturbed) as killed:
-            assert killed.stdout.readline() == b"started\n"
+            assert killed.stdout and killed.stdout.readline() == b"started\n"
             time.sleep(dice.uniform(0.1, 1.2))
             killed.send_signal(signal.SIGKILL)
     with drive(disturbed) as last:
@@ -249,4 +252,4 @@ def test_kill_9_in_the_middle_and_run_again_gives_the_grades_of_an_undisturbed_r
     assert outcome(disturbed) == (entries, csv)
     assert all(booked for _, booked in entries.values())
     assert {student for student, (report, _) in entries.items() if verdicts(report) == {NEEDS_HUMAN}} == {"killer"}
-    assert entries["ccc"][0].points == pytest.approx(3.0)
+    assert "\nfsdp,ccc,graded,3.0,12.0" in csv

@@ -2,9 +2,11 @@
 
 import re
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -100,7 +102,7 @@ def test_a_cell_without_output_is_an_error_here_and_full_points_in_stock_nbgrade
     assert utils.determine_grade(check) == (2.0, 2.0)
     with pytest.raises(bridge.BridgeError, match=f"no verdict for the cell check-{FIRST}"):
         bridge.write_verdicts(notebook, Report("fsdp", report().functions[1:]))
-    with pytest.raises(bridge.BridgeError, match="worth 2.0 points in the released notebook, its verdict says 3.0"):
+    with pytest.raises(bridge.BridgeError, match=r"worth 2\.0 points in the released notebook, its verdict says 3\.0"):
         bridge.write_verdicts(notebook, Report("fsdp", (Result(FIRST, 3.0, 3.0, PASS),)))
 
 
@@ -120,14 +122,22 @@ def test_booking_again_changes_nothing_and_keeps_what_a_person_gave(course, ledg
     bridge.book(course, "fsdp", ledger, paths, done.append)
     assert done == ["ada"]
     with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
-        gradebook.find_grade("question", "fsdp", "fsdp", "ada").manual_score = 1.5
+        set_score(gradebook.find_grade("question", "fsdp", "fsdp", "ada"), 1.5)
         gradebook.db.commit()
     before = grades(course, "ada")[f"check-{FIRST}"]
     ledger.booked("fsdp", "ada", None)
     assert bridge.book(course, "fsdp", ledger, paths) == {}
     assert grades(course, "ada")[f"check-{FIRST}"] == before
     with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
-        assert gradebook.find_grade("question", "fsdp", "fsdp", "ada").manual_score == 1.5
+        assert score_of(gradebook.find_grade("question", "fsdp", "fsdp", "ada")) == 1.5
+
+
+def set_score(grade: Any, score: float):
+    grade.manual_score = score
+
+
+def score_of(grade: Any) -> Any:
+    return grade.manual_score
 
 
 def test_tampered_notebooks_get_the_released_cells_and_points(course, ledger):
@@ -135,10 +145,10 @@ def test_tampered_notebooks_get_the_released_cells_and_points(course, ledger):
         cell(notebook, f"check-{FIRST}").metadata.nbgrader.points = 1000
         cell(notebook, f"check-{TASKS[1].name}").source = "print('nothing to see')"
         notebook.cells = [c for c in notebook.cells if c.id != f"check-{TASKS[2].name}"]
-        twin = nbformat.from_dict(cell(notebook, FIRST))
+        twin = deepcopy(cell(notebook, FIRST))
         twin.source, twin.id = "# the twin", "twin"
         notebook.cells.append(twin)
-        invented = nbformat.from_dict(cell(notebook, f"check-{FIRST}"))
+        invented = deepcopy(cell(notebook, f"check-{FIRST}"))
         invented.metadata.nbgrader.grade_id, invented.id = "check-invented", "invented"
         notebook.cells.append(invented)
         notebook.metadata.kernelspec = {"name": "bash", "display_name": "Bash", "language": "bash"}
@@ -168,13 +178,23 @@ def test_only_the_notebook_of_a_submission_reaches_nbgrader(course, ledger):
 
 
 def test_an_unreadable_notebook_still_gets_its_verdict(course, ledger):
-    paths = hand_in(course, ledger, "ada", report(STUDENT_ERROR, 0.0, message="it is not JSON"))
+    judged = report(STUDENT_ERROR, 0.0, message="it is not JSON")
+    paths = hand_in(course, ledger, "ada", judged)
     paths["ada"].write_text("{not json")
-    assert bridge.book(course, "fsdp", ledger, {"ada": paths["ada"]}) != {}  # changed since it was graded
-    ledger.submit("fsdp", "ada", key(b"{not json", "c"), digest(b"{not json"))
-    ledger.record(key(b"{not json", "c"), report(STUDENT_ERROR, 0.0, message="it is not JSON"))
     assert bridge.book(course, "fsdp", ledger, paths) == {}
     assert grades(course, "ada")[f"check-{FIRST}"] == (0.0, 2.0, False)
+
+
+def test_nbgraders_own_autograde_takes_no_old_verdict_for_a_new_submission(course, ledger):
+    (path,) = hand_in(course, ledger, "ada", report()).values()
+    config = course_config(course, "fsdp", "ada")
+    bridge.configure(config, course)
+    run_nbgrader(Autograde, config)
+    assert grades(course, "ada")[f"check-{FIRST}"] == (2.0, 2.0, False)
+    path.write_text(path.read_text() + " ")
+    config.Autograde.force = True
+    with pytest.raises(NbgraderError, match="has changed since it was graded"):
+        run_nbgrader(Autograde, config)
 
 
 def test_half_made_folders_are_removed_and_whole_ones_stay(course, ledger):

@@ -98,7 +98,7 @@ def secret(folder: Path) -> bytes:
         CourseError: the file is damaged.
     """
     path = folder / HIDDEN / "secret"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
         draft = path.with_name(f"secret.{os.getpid()}")
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -127,10 +127,10 @@ def locked(folder: Path) -> Iterator[None]:
     """
     path = folder / HIDDEN / "lock"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CourseError(f"no lock at {path}: {error}; make the course folder writable for you") from error
+        raise CourseError(f"no lock at {path}: {error.strerror}; make the course folder writable for you") from error
     with os.fdopen(handle, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -87,10 +87,10 @@ def judge(
 
 def stopped(task: Task, problem: Problem) -> Result:
     """The result of a function that has no Program to judge."""
-    facts = ()
     if problem.verdict == FAIL:
-        facts = (Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message),)
-    return Result(task.name, 0.0, task.points, problem.verdict, facts, problem.line, problem.message)
+        form = Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message)
+        return Result(task.name, 0.0, task.points, FAIL, (form,))
+    return Result(task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message)
 
 
 def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:

@@ -91,6 +91,7 @@ def test_what_is_recorded_survives_kill_9(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE
     ) as worker:
+        assert worker.stdout
         said = [int(worker.stdout.readline()) for _ in range(5)]
         os.kill(worker.pid, signal.SIGKILL)
         said += [int(line) for line in worker.stdout.read().splitlines()]

@@ -1,0 +1,59 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else; they set up .venv themselves.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: demo test test-latest bench build lint site serve system clean
+
+demo: $(READY) system
+	@$(BIN)/python -m autograder.demo $(ARGS)
+
+test: $(READY) system
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+# The same tests on the newest Python that is found here, with the jax that it gets.
+test-latest:
+	@newest=$$(for v in 14 13 12; do command -v python3.$$v || ls -d $$HOME/.pyenv/versions/3.$$v.*/bin/python 2>/dev/null; done | head -n 1); \
+	test -n "$$newest" || { echo "no Python newer than 3.11 was found"; exit 1; }; \
+	$(MAKE) test PYTHON=$$newest VENV=.venv-latest
+
+bench: $(READY) system
+	@$(BIN)/python -m autograder.bench $(ARGS)
+
+# Exercises and references from the solutions.
+build: $(READY)
+	$(BIN)/python -m autograder.measure
+	$(BIN)/meshcraft build
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+site: $(READY)
+	$(BIN)/mkdocs build --strict -f site/mkdocs.yml
+
+serve: $(READY)
+	$(BIN)/mkdocs serve -f site/mkdocs.yml
+
+# The sandbox's system packages, where we may install them; without them grading goes down the ladder and says so.
+system:
+	@command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing bubblewrap for the sandbox"; \
+		{ apt-get update -qq && apt-get install -y -qq bubblewrap libseccomp2; } >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "The sandbox works best with bubblewrap and libseccomp2, and they are not installed here."; \
+	echo "Install them with your package manager; 'meshcraft doctor' shows what is used without them."
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing what the course needs into $(VENV) (a few minutes, once)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,site]'
+	@touch $(READY)
+
+clean:
+	rm -rf build .venv-latest
