@@ -63,7 +63,13 @@ def check(function: Callable[..., Any], *, full: bool = False) -> Outcome:
 
 
 def check_function(
-    chapter: str, task: Task, function: Callable[..., Any], locate: Locate, *, full: bool, progress: Progress | None = None
+    chapter: str,
+    task: Task,
+    function: Callable[..., Any],
+    locate: Locate,
+    *,
+    full: bool,
+    progress: Progress | None = None,
 ) -> Result:
     """Judge a function: trace it here, run its Programs in the executor process."""
     planned = plan(chapter, task, full=full)
@@ -78,7 +84,12 @@ def check_function(
 
 
 def check_notebook(
-    path: Path, chapter: str, functions: list[str] | None = None, *, full: bool = False, progress: Progress | None = None
+    path: Path,
+    chapter: str,
+    functions: list[str] | None = None,
+    *,
+    full: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
     """Judge a notebook as it stands on disk.
 

@@ -186,5 +186,3 @@ def named(trees: dict[str, Any]) -> dict[str, np.ndarray]:
         for name, tree in trees.items()
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
-
-

@@ -33,15 +33,31 @@ def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
             for side in (e.measured, e.expected)
         )
         passed = bool(abs(measured - expected) <= TOLERANCE * max(expected, 1e-30))
-        message = "" if passed else f"on mesh {e.case.mesh_text} the norm is {measured:.6g} and should be {expected:.6g}"
+        message = (
+            "" if passed else f"on mesh {e.case.mesh_text} the norm is {measured:.6g} and should be {expected:.6g}"
+        )
         found.append(
-            Fact("gradient norm", passed, _short(measured), _short(expected), "", case=e.case.name, line=e.line, message=message)
+            Fact(
+                "gradient norm",
+                passed,
+                _short(measured),
+                _short(expected),
+                "",
+                case=e.case.name,
+                line=e.line,
+                message=message,
+            )
         )
     return worst(found)
 
 
 def bytes_sent(
-    name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], float], *, times: tuple[int, int] = (1, 1)
+    name: str,
+    evidence: list[Evidence],
+    kind: str,
+    expected: Callable[[Evidence], float],
+    *,
+    times: tuple[int, int] = (1, 1),
 ) -> Fact:
     """Bytes that a device sends by one kind of collective lie between ``times`` multiples of the closed form."""
     found = []
@@ -131,7 +147,9 @@ def _leaf_match(name: str, e: Evidence, leaf: str, hint: str) -> Fact:
         return Fact(name, False, found, wanted, **fail, message=f"{where}: measured {found}, expected {wanted}")
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
-        return Fact(name, False, f"{bad} not finite", "finite", **fail, message=f"{where}: {bad} elements are not finite")
+        return Fact(
+            name, False, f"{bad} not finite", "finite", **fail, message=f"{where}: {bad} elements are not finite"
+        )
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale

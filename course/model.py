@@ -6,12 +6,13 @@ stacked: each leaf under ``layers`` has a leading dim ``num_layers``, ready for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 Params = dict[str, Any]
@@ -37,7 +38,7 @@ class Model:
 
 
 # --8<-- [start:full_loss]
-def full_loss(model: Model, params: Params, batch: dict[str, jax.Array]) -> jax.Array:
+def full_loss(model: Model, params: Params, batch: Mapping[str, jax.Array | np.ndarray]) -> jax.Array:
     """The model's loss on one device, the plain way: every chapter's oracle.
 
     Args:
@@ -49,9 +50,9 @@ def full_loss(model: Model, params: Params, batch: dict[str, jax.Array]) -> jax.
     def step(x, layer_params):
         return model.layer(layer_params, x), None
 
-    x = model.embed(params["embed"], batch["inputs"])
+    x = model.embed(params["embed"], jnp.asarray(batch["inputs"]))
     x, _ = jax.lax.scan(step, x, params["layers"])
-    return model.loss(params["head"], x, batch["targets"])
+    return model.loss(params["head"], x, jnp.asarray(batch["targets"]))
 
 
 # --8<-- [end:full_loss]
@@ -103,11 +104,12 @@ class TokenEmbedding(nnx.Module):
     """Token plus learned position: ``[batch, seq] -> [batch, seq, width]``."""
 
     def __init__(self, vocab: int, max_seq: int, width: int, *, rngs: nnx.Rngs):
-        self.token = nnx.Embed(vocab, width, rngs=rngs)
-        self.position = nnx.Embed(max_seq, width, rngs=rngs)
+        draw = nnx.initializers.normal(width**-0.5)
+        self.token = nnx.Param(draw(rngs.params(), (vocab, width)))
+        self.position = nnx.Param(draw(rngs.params(), (max_seq, width)))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        return self.token(tokens) + self.position(jnp.arange(tokens.shape[1]))
+        return self.token[...][tokens] + self.position[...][: tokens.shape[1]]
 
 
 class Head(nnx.Module):
@@ -128,7 +130,7 @@ def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean negative log-likelihood of integer ``targets`` ``[...]`` under ``logits`` ``[..., vocab]``."""
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
     return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
 
 

@@ -52,7 +52,6 @@ def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
     return [{"data": 4}, {"tensor": 2, "data": 2}, {"tensor": 4, "data": 2}, {"pipe": 2, "data": 4}][rng.integers(4)]
 
 
-
 def _leaf_shapes(case: Case) -> dict[str, Any]:
     u = case.sizes["unit"]
     shapes = {
@@ -87,7 +86,9 @@ def wrap_shard_params(function: Any, case: Case) -> Wrapped:
         arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
         return {"values": arrays}
 
-    return Wrapped(program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"})
+    return Wrapped(
+        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
+    )
 
 
 def _check_spec(name: str, shard: Any, spec: Any, axis: str, case: Case) -> None:
@@ -100,8 +101,8 @@ def _check_spec(name: str, shard: Any, spec: Any, axis: str, case: Case) -> None
     differs = varying_axes(shard) - named
     if differs:
         raise Mismatch(
-            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec {spec} says "
-            "that it is whole. Does the spec say which dim you split?"
+            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec {spec} "
+            "says that it is whole. Does the spec say which dim you split?"
         )
 
 
@@ -127,7 +128,9 @@ def _specs_by_rule(cases: list[Evidence]) -> Fact:
                 f"{leaf.partition_spec}, expected {spec} (min_size {e.case.sizes['min_size']})"
             )
         measured, limit = f"{sum(right)} of {len(right)}", f"{len(right)} of {len(right)}"
-        found.append(Fact("split dims", all(right), measured, limit, "leaves", case=e.case.name, line=e.line, message=message))
+        found.append(
+            Fact("split dims", all(right), measured, limit, "leaves", case=e.case.name, line=e.line, message=message)
+        )
     return facts.worst(found)
 
 
@@ -149,7 +152,6 @@ def _state_bytes(cases: list[Evidence]) -> Fact:
         found.append(Fact("state bytes per device", held == form, f"{held:,}", f"{form:,}", "bytes", naive=f"{whole:,}",
                           case=e.case.name, line=e.line, message=message))  # fmt: skip
     return facts.worst(found)
-
 
 
 def _gather_specs(case: Case) -> Any:
@@ -218,7 +220,6 @@ def gather_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str,
         facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
         facts.only_collectives("other collectives", cases, ("all_gather", "reduce_scatter")),
     ]
-
 
 
 def _model_of(case: Case) -> Model:
@@ -303,12 +304,13 @@ def fsdp_loss_facts(cases: list[Evidence], large: Evidence | None, references: d
         facts.arrays_match("values", cases, "values"),
         facts.arrays_match("gradients", cases, "gradients"),
         facts.global_norm_matches(cases, "gradients"),
-        facts.temporaries_within(large, references, 1.15, "What does the backward pass keep that it could gather again?"),
+        facts.temporaries_within(
+            large, references, 1.15, "What does the backward pass keep that it could gather again?"
+        ),
         facts.bytes_sent("all-gather bytes", cases, "all_gather", lambda e: _ring_bytes(e, "shards"), times=(1, 2)),
         facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
         facts.only_collectives("other collectives", cases, ("all_gather", "reduce_scatter")),
     ]
-
 
 
 def _describe(x: Any) -> str:
@@ -398,4 +400,3 @@ CONTRACT = Contract(
     ),
     question_points=2,
 )
-

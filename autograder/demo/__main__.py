@@ -62,7 +62,9 @@ def main(folder: Path, workers: int) -> int:
         for result in report.functions:
             if result.denied:
                 out().print(f"\nrefused to {report.student} in {result.name}: {', '.join(result.denied)}", markup=False)
-    out().print(f"\nexercise   {exercise}\ngradebook  {course / 'gradebook.db'}\nfeedback", markup=False, soft_wrap=True)
+    out().print(
+        f"\nexercise   {exercise}\ngradebook  {course / 'gradebook.db'}\nfeedback", markup=False, soft_wrap=True
+    )
     for page in pages:
         out().print(f"  {page}", markup=False, soft_wrap=True)
     problems = [*surprises(reports), *(f"no feedback for {who}: {why}" for who, why in without.items())]

@@ -24,7 +24,7 @@ from traitlets import Bool
 from traitlets.config import Config
 
 from autograder.grading.course import HIDDEN, open_ledger
-from autograder.grading.intake import _name as cell_name
+from autograder.grading.intake import cell_name
 from autograder.grading.ledger import Entry, Ledger, digest
 from autograder.notebook import course_config, run_nbgrader, write_notebook
 from autograder.show import facts_html

@@ -51,7 +51,9 @@ def read_notebook(path: Path) -> Notebook:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise IntakeError(f"{path} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab") from None
+        raise IntakeError(
+            f"{path} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab"
+        ) from None
     return Notebook(path, _cells(path, content), hashlib.sha256(data).hexdigest())
 
 
@@ -72,11 +74,12 @@ def _cells(path: Path, content: Any) -> tuple[Cell, ...]:
             source = "".join(source)
         if not isinstance(source, str):
             raise IntakeError(f"{path}: the source of cell {number} is not text")
-        found.append(Cell(_name(cell, number), source))
+        found.append(Cell(cell_name(cell, number), source))
     return tuple(found)
 
 
-def _name(cell: dict[str, Any], number: int) -> str:
+def cell_name(cell: dict[str, Any], number: int) -> str:
+    """The cell's ``grade_id`` or id, with odd characters replaced."""
     metadata = cell.get("metadata")
     nbgrader = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     name = nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None

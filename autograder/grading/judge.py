@@ -133,7 +133,9 @@ def _analyse(plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
     program = _load(plan, plan.analysed, programs)
     smaller = programs[plan.task.analysed[1]]
     answer, _ = execute({"do": "analyse"}, [programs[plan.analysed.name], smaller])
-    return Evidence(plan.analysed, program.inputs, program.outputs, {}, {}, *_looked(answer), line, answer["difference"])
+    return Evidence(
+        plan.analysed, program.inputs, program.outputs, {}, {}, *_looked(answer), line, answer["difference"]
+    )
 
 
 def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
@@ -154,4 +156,3 @@ def _expected(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple
     salt = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
     inputs = found.draw(np.random.default_rng([seed, salt]), case)
     return named(inputs), named(found.oracle(inputs, case))
-

@@ -130,6 +130,6 @@ def _silent(told: dict[str, Any]) -> Problem:
         return Problem(LIMIT_EXCEEDED, f"the submission's process used more time or memory than allowed{said}")
     if told.get("signal") is not None:
         return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {told['signal']}{said}")
-    return Problem(STUDENT_ERROR, f"the submission's process ended without a result, status {told.get('exit_status')}{said}")
-
-
+    return Problem(
+        STUDENT_ERROR, f"the submission's process ended without a result, status {told.get('exit_status')}{said}"
+    )

@@ -7,6 +7,7 @@ the strict filter first, so one request cannot change the next.
 from __future__ import annotations
 
 import sys
+from io import FileIO
 from typing import Any, BinaryIO
 
 import course  # noqa: F401  before anything that could start JAX
@@ -40,7 +41,7 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
 def main() -> None:
     """Serve requests from standard input until it ends."""
     # Unbuffered: a fork must not find the next request in a buffer.
-    requests, answers = open(0, "rb", buffering=0), sys.stdout.buffer
+    requests, answers = FileIO(0), sys.stdout.buffer
     while True:
         try:
             header, _ = wire.read(requests)  # type: ignore[arg-type]
@@ -48,7 +49,9 @@ def main() -> None:
             return
         load(header["chapter"])
         limits = Limits(**header["limits"])
-        report = fork_confined(lambda result, h=header: trace_request(h, result), limits=limits, result_bytes=MAX_RESULT)
+        report = fork_confined(
+            lambda result, h=header: trace_request(h, result), limits=limits, result_bytes=MAX_RESULT
+        )
         said = {name: getattr(report, name) for name in REPORTED}
         wire.write(answers, said, [report.result])
 

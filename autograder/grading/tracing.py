@@ -117,7 +117,11 @@ def explained(found: Problem, problems: list[Problem]) -> Problem:
 
 
 def trace_cases(
-    task: Task, function: Callable[..., Any], cases: list[Case], locate: Locate, progress: Callable[[str], None] | None = None
+    task: Task,
+    function: Callable[..., Any],
+    cases: list[Case],
+    locate: Locate,
+    progress: Callable[[str], None] | None = None,
 ) -> Traced | Problem:
     """The function's Program on every case, or the first thing that went wrong."""
     line = definition_line(function, locate)
@@ -134,7 +138,9 @@ def trace_cases(
         return Problem("refused", str(error), line)
     except NotImplementedError as error:
         found = describe_error(error, locate)
-        return Problem("student_error", f"{task.name} is not written yet: it raises NotImplementedError", found.line or line)
+        return Problem(
+            "student_error", f"{task.name} is not written yet: it raises NotImplementedError", found.line or line
+        )
     except Exception as error:
         found = describe_error(error, locate)
         return found if found.line else Problem(found.verdict, found.message, line)
@@ -149,7 +155,8 @@ def _check_signature(task: Task, function: Callable[..., Any]) -> None:
         return
     if found != expected:
         raise Mismatch(
-            f"{task.name} takes ({', '.join(found)}), expected {task.signature}: give the function the stub's first line back"
+            f"{task.name} takes ({', '.join(found)}), expected {task.signature}: "
+            "give the function the stub's first line back"
         )
 
 

@@ -21,8 +21,9 @@ def shard_params_by_stacking(params, axis_name, min_size):
         for dim, length in enumerate(leaf.shape):
             if length % size == 0 and (best is None or length > leaf.shape[best]):
                 best = dim
-        small = best is None or leaf.size < min_size
-        return P() if small else P(*(axis_name if dim == best else None for dim in range(best + 1)))
+        if best is None or leaf.size < min_size:
+            return P()
+        return P(*(axis_name if dim == best else None for dim in range(best + 1)))
 
     def part(leaf, spec):
         if axis_name not in spec:

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh
+from course.program.ir import operations
 from course.program.program import MAX_BYTES, Leaf, Program, ProgramError, path_name, spec_of
 
 # From a source file's name to the name it is shown by, or None for a file that is nobody's concern.
@@ -74,8 +75,16 @@ def export(
         return tuple(jax.tree.leaves(out))
 
     jitted = jax.jit(program, donate_argnums=donated, keep_unused=True)
-    with _whole_tracebacks():
-        exported = jax_export.export(jitted, platforms=(platform,))(*structs)
+    try:
+        with _whole_tracebacks():
+            exported = jax_export.export(jitted, platforms=(platform,))(*structs)
+    except ValueError as error:
+        if "AbstractMesh cannot be used" not in str(error):
+            raise
+        raise ProgramError(
+            "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program holds only "
+            "what devices compute; take the callback out"
+        ) from None
     outputs = _output_leaves(results[0], out_specs() if callable(out_specs) else out_specs)
     artefact = bytes(_relocated(exported, locate).serialize())
     result = Program(dict(mesh), platform, signature, outputs, donated, artefact)
@@ -140,7 +149,7 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
         module = ir.Module.parse(exported.mlir_module())
         unknown = ir.Location.unknown()
 
-        def visit(op):
+        for op in operations(module.operation):
             op.location = _short_location(str(op.location), locate) or unknown
             if op.name == "stablehlo.constant":
                 _check_constant(op)
@@ -148,9 +157,6 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
                 for block in region.blocks:
                     for argument in block.arguments:
                         argument.set_location(unknown)
-            return ir.WalkResult.ADVANCE
-
-        module.operation.walk(visit)
         data = mlir.serialize_portable_artifact(module, _version_of(exported), use_mixed_serialization=True)
     return exported.__class__(**{**_fields(exported), "mlir_module_serialized": data, "fun_name": "program"})
 
@@ -189,9 +195,8 @@ def _check_constant(op: Any) -> None:
     kind = ir.RankedTensorType(op.results[0].type)
     size = int(np.prod(kind.shape)) * max(1, getattr(kind.element_type, "width", 8) // 8)
     if size > MAX_CONSTANT_BYTES and not ir.DenseElementsAttr(op.attributes["value"]).is_splat:
-        where = (
-            ":".join(map(str, _FRAME.search(str(op.location)).groups()[:2])) if _FRAME.search(str(op.location)) else "?"
-        )
+        frame = _FRAME.search(str(op.location))
+        where = f"{frame[1]}:{frame[2]}" if frame else "unknown line"
         raise ProgramError(
             f"{where}: the program holds a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
             "Compute it in the function or pass it as an argument."

@@ -113,6 +113,15 @@ def parse(program: Program) -> Module:
     return Module(main, dict(program.mesh))
 
 
+def operations(op: Any) -> Iterator[Any]:
+    """Every MLIR operation inside ``op``, in order. MLIR's own walk turns exceptions into others."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from operations(inner.operation)
+
+
 def walk(block: Block) -> Iterator[Op]:
     """All ops, depth first, in program order."""
     for op in block.ops:
@@ -129,6 +138,7 @@ class _Reader:
         self.functions = {op.attributes["sym_name"].value: op for op in functions}
         self.mesh = mesh
         self.count = 0
+        self.line = ""  # of the call that is being inlined: for ops of a library that say nothing themselves
         for op in module.body.operations:
             if op.operation.name == "sdy.mesh":
                 text = str(op.operation.attributes["mesh"])
@@ -175,33 +185,36 @@ class _Reader:
             block.returns = operands
             return
         if op.name in ("func.call", "call"):
-            values = self._inline(op.attributes["callee"].value, operands, block, depth)
+            values = self._inline(op.attributes["callee"].value, operands, block, depth, _line(op))
             known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
             return
         results = [_value(result.type) for result in op.results]
         known.update({hash(r): v for r, v in zip(op.results, results, strict=True)})
-        kind = _kind(op)
+        line = _line(op) or self.line
+        kind = _kind(op, line)
         regions = [self._block(region.blocks[0], known, depth + 1) for region in op.regions]
-        block.ops.append(Op(kind, operands, results, _attributes(op), regions, _line(op)))
+        block.ops.append(Op(kind, operands, results, _attributes(op), regions, line))
 
-    def _inline(self, name: str, operands: list[Value], block: Block, depth: int) -> list[Value]:
+    def _inline(self, name: str, operands: list[Value], block: Block, depth: int, line: str) -> list[Value]:
         if depth > MAX_DEPTH:
             raise ProgramError(f"calls nest more than {MAX_DEPTH} deep")
         body = self.functions[name].regions[0].blocks[0]
         known = {hash(a): v for a, v in zip(body.arguments, operands, strict=True)}
         inner = Block([])
+        outer, self.line = self.line, line or self.line
         for op in body.operations:
             self._op(op.operation, inner, known, depth + 1)
+        self.line = outer
         block.ops += inner.ops
         return inner.returns
 
 
-def _kind(op: Any) -> str:
+def _kind(op: Any, line: str) -> str:
     dialect, _, kind = op.name.partition(".")
     if dialect == "chlo" and kind == "erf":
         return "erf"
     if dialect != "stablehlo" or kind not in KNOWN:
-        raise unsupported(None, _line(op), f"the lenses cannot price {op.name}; write it with other operations")
+        raise unsupported(None, line, f"the lenses cannot price {op.name}; write it with other operations")
     return kind
 
 

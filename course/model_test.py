@@ -1,0 +1,105 @@
+"""The oracles themselves: their gradients are held against central differences before anything relies on them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from course.data import regression_batch, token_batch
+from course.mesh import emulate_devices, make_mesh
+from course.model import Attention, full_loss, mlp, transformer
+from course.train import make_train_step
+
+MODELS = {
+    "mlp": (
+        mlp(width=8, hidden=16, num_layers=2, num_inputs=4, num_outputs=3),
+        regression_batch(0, 0, batch=4, num_inputs=4, num_outputs=3),
+    ),
+    "transformer": (
+        transformer(width=8, hidden=16, num_layers=2, num_heads=2, vocab=11, max_seq=6),
+        token_batch(0, 0, batch=4, seq=6, vocab=11),
+    ),
+}
+
+
+# jax.nn.dot_product_attention computes its softmax in float32, so its differences need a larger step.
+@pytest.mark.parametrize(("name", "step", "tolerance"), [("mlp", 1e-5, 1e-6), ("transformer", 3e-3, 1e-3)])
+def test_gradient_of_every_leaf_equals_central_differences(name, step, tolerance):
+    model, batch = MODELS[name]
+    # Standard promotion: flax's norms mix in float32 epsilons.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model.init(jax.random.key(0)))
+        batch = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64) if a.dtype == np.float32 else a, batch)
+        loss = jax.jit(lambda p: full_loss(model, p, batch))
+        gradients = jax.grad(loss)(params)
+        for (path, leaf), gradient in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(gradients), strict=True):
+            direction = jnp.asarray(np.random.default_rng(leaf.size).standard_normal(leaf.shape))
+
+            def along(step, path=path, direction=direction):
+                moved = jax.tree.map_with_path(lambda p, x: x + step * direction if p == path else x, params)
+                return loss(moved)
+
+            difference = (along(step) - along(-step)) / (2 * step)
+            assert jnp.vdot(gradient, direction) == pytest.approx(float(difference), rel=tolerance, abs=1e-6), path
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_is_the_mean_over_rows(name):
+    model, batch = MODELS[name]
+    params = model.init(jax.random.key(1))
+    halves = [
+        full_loss(model, params, jax.tree.map(lambda a, part=part: a[part], batch)) for part in (slice(2), slice(2, 4))
+    ]
+    assert full_loss(model, params, batch) == pytest.approx(float(sum(halves)) / 2, rel=1e-5)
+
+
+def test_attention_does_not_look_ahead():
+    attention = MODELS["transformer"][0]
+    params = attention.init(jax.random.key(0))
+    layer = jax.tree.map(lambda leaf: leaf[0], params["layers"])
+    x = jax.random.normal(jax.random.key(1), (1, 6, 8))
+    changed = attention.layer(layer, x.at[:, 4].add(1.0))
+    assert jnp.allclose(attention.layer(layer, x)[:, :4], changed[:, :4], atol=1e-6)
+    assert not jnp.allclose(attention.layer(layer, x)[:, 4], changed[:, 4], atol=1e-3)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    from flax import nnx
+
+    with pytest.raises(ValueError, match="width 10 is not divisible by num_heads 4"):
+        Attention(10, 4, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_lowers_the_loss(name):
+    model, batch = MODELS[name]
+    optimizer = optax.adam(1e-2)
+    params = model.init(jax.random.key(0))
+    step, state = make_train_step(model, optimizer), optimizer.init(params)
+    losses = []
+    for _ in range(20):
+        params, state, loss = step(params, state, batch)
+        losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_batches_follow_from_seed_and_step():
+    for make in (
+        lambda seed, step: regression_batch(seed, step, batch=2, num_inputs=3, num_outputs=2),
+        lambda seed, step: token_batch(seed, step, batch=2, seq=5, vocab=7),
+    ):
+        assert all(np.array_equal(a, b) for a, b in zip(make(1, 2).values(), make(1, 2).values(), strict=True))
+        assert not np.array_equal(make(1, 2)["inputs"], make(1, 3)["inputs"])
+
+
+def test_mesh_that_needs_more_devices_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="needs 16 devices and there are 8"):
+        make_mesh({"data": 16})
+
+
+def test_emulating_another_number_of_devices_after_the_start_says_restart():
+    jax.devices()
+    emulate_devices(8)
+    with pytest.raises(RuntimeError, match="Restart the kernel"):
+        emulate_devices(4)
