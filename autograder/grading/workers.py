@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,12 +53,15 @@ class LocalProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self.stdin, self.stdout):
+        for pipe in (self.stdin, self.stdout, self._stderr):
             if pipe:
-                pipe.close()
+                with suppress(OSError):
+                    pipe.close()
 
     @property
     def stderr_tail(self) -> str:
+        if self._stderr.closed:
+            return ""
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 65536))
         return self._stderr.read().decode(errors="replace")

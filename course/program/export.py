@@ -78,12 +78,12 @@ def export(
     try:
         with _whole_tracebacks():
             exported = jax_export.export(jitted, platforms=(platform,))(*structs)
-    except ValueError as error:
-        if "AbstractMesh cannot be used" not in str(error):
+    except (ValueError, NotImplementedError) as error:
+        if not re.search("AbstractMesh cannot be used|callback", str(error)):
             raise
         raise ProgramError(
-            "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program holds only "
-            "what devices compute; take the callback out"
+            "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program holds "
+            "only what devices compute; take the callback out"
         ) from None
     outputs = _output_leaves(results[0], out_specs() if callable(out_specs) else out_specs)
     artefact = bytes(_relocated(exported, locate).serialize())

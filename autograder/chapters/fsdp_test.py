@@ -1,0 +1,140 @@
+"""The contract of ``fsdp`` is not fooled: right answers of any style pass, each mutant fails what it names."""
+
+import jax
+import numpy as np
+import pytest
+
+from autograder.chapters.fsdp import CONTRACT, rule
+from autograder.check import check_function, check_solution
+from autograder.contract import load, references
+from autograder.grading.tracing import trace_cases
+from autograder.measure import measure
+from autograder.mutants.fsdp import MUTANTS, sums_gradients
+from autograder.variants.fsdp import VARIANTS
+from autograder.verdict import PARTIAL, PASS, STUDENT_ERROR
+
+TASKS = {task.name: task for task in CONTRACT.tasks}
+
+
+def judged(task, function, *, full=False):
+    own = function.__code__.co_filename
+    return check_function("fsdp", TASKS[task], function, lambda file: "mine" if file == own else None, full=full)
+
+
+def failed(result):
+    return {fact.name for fact in result.facts if fact.passed is False}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_reference_passes_every_fact_on_every_mesh(task):
+    (result,) = check_solution("fsdp", [task], full=True).functions
+    assert (result.verdict, failed(result), result.points) == (PASS, set(), TASKS[task].points)
+    assert all(fact.passed for fact in result.facts), "a fact was not measured"
+
+
+@pytest.mark.parametrize(("task", "function"), [(task, f) for task, both in VARIANTS.items() for f in both])
+def test_other_style_passes_every_fact(task, function):
+    result = judged(task, function)
+    assert (result.verdict, failed(result), result.message) == (PASS, set(), "")
+
+
+def test_every_function_has_two_other_styles_and_six_mutants():
+    assert {task: len(both) for task, both in VARIANTS.items()} == dict.fromkeys(TASKS, 2)
+    assert all(sum(mutant.task == task for mutant in MUTANTS) >= 6 for task in TASKS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_fails_exactly_what_it_names(mutant):
+    result = judged(mutant.task, mutant.function)
+    assert failed(result) == mutant.fails
+    assert result.points < TASKS[mutant.task].points
+    for fact in result.facts:
+        assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_stub_gets_nothing(task):
+    parameters = TASKS[task].signature.strip("()")
+    space: dict = {}
+    exec(compile(f"def {task}({parameters}):\n    raise NotImplementedError()", "stub", "exec"), space)
+    result = judged(task, space[task])
+    assert (result.points, result.verdict, result.line) == (0, STUDENT_ERROR, "mine:2")
+    assert "is not written yet" in result.message
+
+
+def test_bad_gather_is_told_leaf_mesh_values_and_line():
+    result = judged("gather_params", sums_gradients)
+    (fact,) = [fact for fact in result.facts if not fact.passed]
+    assert result.verdict == PARTIAL
+    assert fact.line == f"mine:{sums_gradients.__code__.co_firstlineno}"
+    assert "leaf at_limit on mesh data=8" in fact.message
+    assert "measured 6.22552, expected 0.77819" in fact.message
+    assert "8 times too large, which is the size of axis 'data'" in fact.message
+
+
+def test_rule_takes_the_largest_divisible_dim_and_the_first_of_equals():
+    assert rule((16, 32), 8, 64, "data") == jax.P(None, "data")
+    assert rule((34, 16), 8, 64, "data") == jax.P(None, "data")
+    assert rule((16, 16), 8, 64, "data") == jax.P("data")
+    assert rule((7, 9, 5), 8, 64, "data") == jax.P()
+    assert rule((8, 4), 8, 64, "data") == jax.P()
+    assert rule((64, 16, 8), 8, 64, "data", skip=1) == jax.P(None, "data")
+
+
+def test_oracle_of_gather_params_equals_central_differences():
+    task = TASKS["gather_params"]
+    case = task.cases[0]
+    inputs = task.draw(np.random.default_rng(0), case)
+    expected = task.oracle(inputs, case)["gradients"]["first"]
+    upstream = inputs["upstream"]["first"]["kernel"].astype(np.float64)
+
+    def what_flows_back(kernel):
+        """The mean over devices of each device's own scalar, were it linear in the whole leaf."""
+        return np.mean([np.vdot(g, kernel) for g in upstream])
+
+    kernel, at = inputs["shards"]["first"]["kernel"].astype(np.float64), (3, 5)
+    step = np.zeros_like(kernel)
+    step[at] = 1e-3
+    difference = (what_flows_back(kernel + step) - what_flows_back(kernel - step)) / 2e-3
+    assert expected["kernel"][at] == pytest.approx(difference, rel=1e-6)
+
+
+@pytest.mark.parametrize("place", ["8 devices", "2 devices, axis pipe"])
+def test_oracle_of_fsdp_loss_equals_central_differences(place):
+    task = TASKS["fsdp_loss"]
+    case = next(case for case in task.cases if case.name == place)
+    inputs = task.draw(np.random.default_rng(0), case)
+    expected = task.oracle(inputs, case)["gradients"]["layers"]
+
+    def loss(leaf, path):
+        moved = jax.tree.map_with_path(lambda p, x: leaf if p == path else x, inputs["shards"])
+        return np.mean(task.oracle({**inputs, "shards": moved}, case)["values"], dtype=np.float64)
+
+    for path, gradient in jax.tree.leaves_with_path({"layers": expected}):
+        leaf = dict(jax.tree.leaves_with_path(inputs["shards"]))[path]
+        gradient = gradient if gradient.shape == leaf.shape else gradient.mean(0)  # whole leaves: each device's own
+        at = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
+        step = np.zeros_like(leaf)
+        step[at] = 5e-3
+        difference = (loss(leaf + step, path) - loss(leaf - step, path)) / 1e-2
+        assert gradient[at] == pytest.approx(difference, rel=5e-3), path
+
+
+def test_references_are_fresh():
+    assert references("fsdp") == measure("fsdp"), "run `meshcraft build`"
+
+
+def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_percent():
+    known = references("fsdp")["fsdp_loss"]["temporaries"]
+    assert known["naive"] > 1.15 * 1.15 * known["reference"]
+
+
+def test_unseen_cases_are_legal_for_every_draw():
+    for task in load("fsdp").tasks:
+        for seed in range(12):
+            case = task.unseen(np.random.default_rng(seed))
+            if seed < 2:
+                solution = getattr(__import__("solutions.fsdp", fromlist=[""]), task.name)
+                assert not hasattr(trace_cases(task, solution, [case], lambda _: None), "verdict")
+            inputs = task.draw(np.random.default_rng(seed), case)
+            assert set(task.oracle(inputs, case)) >= {"values"}

@@ -1,0 +1,186 @@
+"""``check`` on notebooks that are wrong in every way a learner's can be: a clear sentence, and nothing goes down."""
+
+import json
+
+import nbformat
+import pytest
+
+from autograder import check as checking
+from autograder.check import check, check_function, check_notebook
+from autograder.contract import load
+from autograder.grading.intake import IntakeError
+from autograder.notebook import ROOT
+from autograder.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
+
+EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
+HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\n"
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    def write(*cells, name="fsdp.ipynb"):
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        for cell, word in zip(made.cells, ("one", "two", "three"), strict=False):
+            cell.id = word
+        nbformat.write(made, tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+def judged(path, function="shard_params"):
+    (result,) = check_notebook(path, "fsdp", [function]).functions
+    return result
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{not json", "is not JSON"),
+        (b"[1, 2]", "no list of cells"),
+        (b'{"cells": [3]}', "cell 1 is not a cell"),
+        (b'{"cells": [{"cell_type": "code", "source": 7}]}', "source of cell 1 is not text"),
+        (b"[" * 100_000, "is not JSON"),
+        (b" " * 9_000_000, "at most 8,388,608"),
+    ],
+)
+def test_file_that_is_no_notebook_is_an_error_that_says_so(tmp_path, content, message):
+    path = tmp_path / "fsdp.ipynb"
+    path.write_bytes(content)
+    with pytest.raises(IntakeError, match=message):
+        check_notebook(path, "fsdp")
+    assert path.read_bytes() == content
+
+
+def test_missing_and_linked_notebooks_are_errors(tmp_path):
+    with pytest.raises(IntakeError, match="No such file"):
+        check_notebook(tmp_path / "fsdp.ipynb", "fsdp")
+    (tmp_path / "link.ipynb").symlink_to(EXERCISE)
+    with pytest.raises(IntakeError, match="is a link"):
+        check_notebook(tmp_path / "link.ipynb", "fsdp")
+
+
+def test_notebook_without_the_function_says_what_is_run(notebook):
+    result = judged(notebook("x = 1"))
+    assert (result.verdict, result.points) == (STUDENT_ERROR, 0)
+    assert "no function shard_params(params, axis_name, min_size)" in result.message
+
+
+def test_function_with_another_signature_is_told_the_right_one(notebook):
+    result = judged(notebook("def shard_params(params, min_size):\n    return params"))
+    assert result.verdict == FAIL
+    assert result.facts[0].message.startswith(
+        "shard_params takes (params, min_size), expected (params, axis_name, min_size)"
+    )
+    assert result.facts[0].line == "one:1"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return params", "returned a dict, expected a tuple"),
+        ("return [1], params", "shards: measured a tree"),
+        ("return params, params", "its spec is float32"),
+        ("return params, jax.tree.map(lambda _: P('model'), params)", "to split over 'data' alone"),
+        ("return jax.tree.map(lambda x: x * lax.axis_index(axis_name).astype(x.dtype), params), jax.tree.map(lambda _: P(), params)",
+         "differs from device to device over data"),
+        ("return jax.tree.map(lambda x: x[None], params), jax.tree.map(lambda _: P(), params)",
+         "measured float32[1, 8, 8], expected float32[8, 8]"),
+    ],
+)  # fmt: skip
+def test_result_of_another_form_is_told_what_was_given_and_expected(notebook, body, message):
+    result = judged(notebook(HEAD, f"def shard_params(params, axis_name, min_size):\n    {body}"))
+    assert (result.verdict, result.points) == (FAIL, 0)
+    assert message in next(fact.message for fact in result.facts if fact.passed is False)
+
+
+def test_exception_is_the_learners_own_line(notebook):
+    result = judged(notebook(HEAD, "def shard_params(params, axis_name, min_size):\n    x = 1\n    return params / x"))
+    assert (result.verdict, result.line) == (STUDENT_ERROR, "two:3")
+    assert result.message.startswith("TypeError: unsupported operand")
+
+
+def test_syntax_error_and_missing_name_are_explained(notebook):
+    result = judged(notebook("def shard_params(:\n  pass"))
+    assert (result.message.split(":")[0], result.line) == ("SyntaxError", "one:1")
+    late = "def shard_params(params, axis_name, min_size):\n    return params, answer"
+    assert "only imports, definitions and constant assignments" in judged(notebook("answer = print(42)", late)).message
+    assert "one:1 failed with ModuleNotFoundError" in judged(notebook("import nosuchmodule as answer", late)).message
+
+
+def test_magics_and_broken_imports_do_not_matter_to_those_who_do_not_use_them(notebook):
+    head = "%matplotlib inline\n!ls\nimport nosuchmodule\n" + HEAD
+    result = judged(notebook(head, "%%time\nnot python", solution("shard_params")))
+    assert result.verdict == PASS
+
+
+def solution(name):
+    import inspect
+
+    return inspect.getsource(getattr(__import__("solutions.fsdp", fromlist=[""]), name)).replace("PyTree", "object")
+
+
+def test_python_callback_is_refused_with_the_remedy(notebook):
+    body = "def shard_params(params, axis_name, min_size):\n    jax.debug.print('{}', params['scale'])\n"
+    result = judged(notebook(HEAD, body + "    return params, jax.tree.map(lambda _: P(), params)"))
+    assert result.verdict == REFUSED
+    assert "jax.debug.print" in result.message
+
+
+def test_data_dependent_branch_is_refused_at_its_line(notebook):
+    cell = (
+        "def shard_params(params, axis_name, min_size):\n"
+        "    double = lambda x: lax.cond(x.sum() > 0, lambda: x, lambda: 2 * x)\n"
+        "    return jax.tree.map(double, params), jax.tree.map(lambda _: P(), params)"
+    )
+    result = judged(notebook(HEAD, cell))
+    assert result.verdict == REFUSED
+    assert result.message.startswith("two:2: case: which branch runs depends on data")
+
+
+def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch):
+    def shard_params(params, axis_name, min_size):
+        """Devices wait for each other in different branches."""
+        import jax
+        from jax import lax
+        from jax.sharding import PartitionSpec as P
+
+        def endless(x):
+            return lax.fori_loop(0, 900_000, lambda i, x: lax.fori_loop(0, 900_000, lambda j, x: x * 1.0001, x), x)
+
+        return jax.tree.map(endless, params), jax.tree.map(lambda _: P(), params)
+
+    task = load("fsdp").task("shard_params")
+    monkeypatch.setattr(checking.executor(), "seconds", 4)
+    result = check_function("fsdp", task, shard_params, lambda _: None, full=False)
+    assert result.verdict == LIMIT_EXCEEDED
+    assert "longer than 4 s" in result.message
+    monkeypatch.setattr(checking.executor(), "seconds", 120)
+    from solutions.fsdp import shard_params as right
+
+    assert check_function("fsdp", task, right, lambda _: None, full=False).verdict == PASS
+
+
+def test_outcome_is_a_number_to_nbgrader_a_table_to_people_and_text_elsewhere():
+    from solutions.fsdp import shard_params
+
+    outcome = check(shard_params)
+    bundle = outcome._repr_mimebundle_()
+    assert bundle["text/plain"] == "2.0"
+    assert "state bytes per device" in bundle["text/html"]
+    assert "state bytes per device" in repr(outcome)
+
+
+def test_check_of_an_unknown_function_lists_what_there_is():
+    with pytest.raises(LookupError, match="check knows: shard_params, gather_params, fsdp_loss"):
+        check(solution)
+
+
+def test_live_function_that_differs_from_the_notebook_is_noted(tmp_path, monkeypatch):
+    content = json.loads(EXERCISE.read_text())
+    path = tmp_path / "fsdp.ipynb"
+    path.write_text(json.dumps(content))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(path))
+    from solutions.fsdp import shard_params
+
+    assert "Save it" in check(shard_params).report.notes[0]
