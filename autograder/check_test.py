@@ -82,7 +82,8 @@ def test_function_with_another_signature_is_told_the_right_one(notebook):
         ("return [1], params", "shards: measured a tree"),
         ("return params, params", "its spec is float32"),
         ("return params, jax.tree.map(lambda _: P('model'), params)", "to split over 'data' alone"),
-        ("return jax.tree.map(lambda x: x * lax.axis_index(axis_name).astype(x.dtype), params), jax.tree.map(lambda _: P(), params)",
+        ("here = lax.axis_index(axis_name)\n"
+         "    return jax.tree.map(lambda x: x * here.astype(x.dtype), params), jax.tree.map(lambda _: P(), params)",
          "differs from device to device over data"),
         ("return jax.tree.map(lambda x: x[None], params), jax.tree.map(lambda _: P(), params)",
          "measured float32[1, 8, 8], expected float32[8, 8]"),

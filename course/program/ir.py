@@ -64,6 +64,8 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Block:
+    """A sequence of operations: the body of a program, a loop or a branch."""
+
     arguments: list[Value]
     ops: list[Op] = field(default_factory=list)
     returns: list[Value] = field(default_factory=list)
