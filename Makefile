@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-latest bench build lint site serve system clean
+.PHONY: demo test test-latest bench build constraints lint site serve system clean
 
 demo: $(READY) system
 	@$(BIN)/python -m autograder.demo $(ARGS)
@@ -24,7 +24,6 @@ bench: $(READY) system
 
 # Exercises and references from the solutions.
 build: $(READY)
-	$(BIN)/python -m autograder.measure
 	$(BIN)/meshcraft build
 
 lint: $(READY)
@@ -54,6 +53,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing what the course needs into $(VENV) (a few minutes, once)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,site]'
 	@touch $(READY)
+
+# Newest versions of everything, for the oldest and the newest Python that are found here.
+constraints:
+	$(PYTHON) constraints.py
 
 clean:
 	rm -rf build .venv-latest

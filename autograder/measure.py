@@ -45,10 +45,3 @@ def write(chapter: str, folder: Path = REFERENCES) -> Path:
     path.write_text(json.dumps(every, indent=2, sort_keys=True) + "\n")
     references.cache_clear()
     return path
-
-
-if __name__ == "__main__":
-    from course.curriculum import CHAPTERS
-
-    for entry in CHAPTERS:
-        print(write(entry.name))

@@ -35,7 +35,7 @@ def build(
     chapters: Annotated[list[str] | None, typer.Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if an exercise is stale.")] = False,
 ) -> None:
-    """Make the exercises from the solutions; nbgrader takes the answers out."""
+    """Make the exercises from the solutions, which nbgrader strips, and measure what limits are set against."""
     names = [require_chapter(name) for name in chapters or [entry.name for entry in CHAPTERS]]
     from autograder import notebook
 
@@ -45,8 +45,10 @@ def build(
             complain(f"exercises/{name} is stale; run `meshcraft build`")
             out().print(stale[name], markup=False)
         raise typer.Exit(SHORT if any(stale.values()) else 0)
+    from autograder import measure
+
     with spinner("building"):
-        written = notebook.build(names)
+        written = [*notebook.build(names), *(measure.write(name) for name in names)]
     for path in written:
         out().print(f"wrote {path}", markup=False)
 

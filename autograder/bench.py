@@ -1,0 +1,140 @@
+"""``make bench``: how long the things take that people wait for. Printed, never judged: machines differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autograder.demo.__main__ import HERE as DEMO
+from autograder.notebook import ROOT
+
+CHAPTER = "fsdp"
+
+
+def timed(action: Callable[[], Any]) -> float:
+    begin = time.monotonic()
+    action()
+    return time.monotonic() - begin
+
+
+def cold_check() -> list[tuple[str, str, str]]:
+    """``meshcraft check`` of a solved notebook, as a process of its own."""
+    notebook = DEMO / "submitted" / "right" / CHAPTER / f"{CHAPTER}.ipynb"
+    command = [sys.executable, "-m", "autograder.cli", "check", CHAPTER, "--notebook", str(notebook), "--json"]
+    seconds = timed(lambda: subprocess.run(command, check=True, capture_output=True))
+    return [("meshcraft check, whole, cold", f"{seconds:.1f} s", "under 12 s")]
+
+
+def warm_check(repeats: int) -> list[tuple[str, str, str]]:
+    """``check`` of each function in a process that has checked before, which is what a notebook's kernel is."""
+    from autograder.check import check_solution
+    from autograder.contract import load
+
+    rows = []
+    for task in load(CHAPTER).tasks:
+        first = timed(lambda name=task.name: check_solution(CHAPTER, [name]))
+        again = [timed(lambda name=task.name: check_solution(CHAPTER, [name])) for _ in range(repeats)]
+        rows.append((f"check({task.name}), repeated", f"{statistics.median(again):.2f} s", "under 2 s"))
+        rows.append((f"check({task.name}), first in a kernel", f"{first:.2f} s", ""))
+    return rows
+
+
+def sandbox(repeats: int) -> list[tuple[str, str, str]]:
+    """A bare start on every rung that this machine has."""
+    from autograder.grading.sandbox import measure_start_s, survey
+
+    rows = []
+    for rung in survey():
+        if rung.available:
+            times = [measure_start_s(rung.name) for _ in range(repeats)]
+            rows.append((f"sandbox start, {rung.name}", f"{1000 * statistics.median(times):.0f} ms", "under 50 ms"))
+        else:
+            rows.append((f"sandbox start, {rung.name}", "not measured", rung.reason))
+    return rows
+
+
+def lenses() -> list[tuple[str, str, str]]:
+    """Costs and liveness of the largest graded Program."""
+    import importlib
+
+    from autograder.contract import load, trace
+    from course.program import costs, memory, parse
+
+    task = load(CHAPTER).tasks[-1]
+    assert task.analysed
+    solution = getattr(importlib.import_module(f"solutions.{CHAPTER}"), task.name)
+    program = trace(task, solution, task.analysed[0], lambda _: None)
+
+    def look() -> None:
+        module = parse(program)
+        costs(module)
+        memory(module, program)
+
+    look()
+    return [(f"costs and liveness of {task.name}", f"{1000 * timed(look):.0f} ms", "under 300 ms")]
+
+
+def class_of(size: int, workers: int) -> list[tuple[str, str, str]]:
+    """A class of ``size``: the demo's submissions over and over, each made different by a comment."""
+    from autograder.grading.batch import grade_course
+    from autograder.grading.course import make_course
+    from autograder.grading.sandbox import best_level
+
+    level = best_level()
+    with tempfile.TemporaryDirectory() as folder:
+        course = make_course(Path(folder) / "course", [CHAPTER])
+        models = sorted((DEMO / "submitted").iterdir())
+        for number in range(size):
+            target = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
+            target.parent.mkdir(parents=True)
+            shutil.copy(models[number % len(models)] / CHAPTER / f"{CHAPTER}.ipynb", target)
+            content = json.loads(target.read_text())
+            content["cells"][0]["source"] = f"student {number}"
+            target.write_text(json.dumps(content))
+        seconds = timed(lambda: grade_course(course, CHAPTER, workers=workers, level=level))
+    rate = 3600 * size / seconds
+    name = f"a class of {size}, {workers} workers, {level}"
+    return [
+        (name, f"{seconds:.0f} s", ""),
+        ("gradings an hour", f"{rate:,.0f} submissions, {3 * rate:,.0f} functions", ""),
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--size", type=int, default=50, help="submissions in the class; 0 leaves it out")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [*sandbox(10), *cold_check(), *warm_check(3), *lenses()]
+    if options.size:
+        rows += class_of(options.size, options.workers)
+    if options.json:
+        print(json.dumps([{"what": what, "measured": measured, "wanted": wanted} for what, measured, wanted in rows]))
+        return
+    table = Table(title=f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", box=None)
+    for column in ("what", "measured", "wanted"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main()
