@@ -6,9 +6,12 @@ and takes its colours from what surrounds it, so that it reads on light and on d
 
 from __future__ import annotations
 
+import re
 from html import escape
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.constrain import Constrain
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -37,15 +40,22 @@ WORDS = {
 COLOURS = {PASS: "#1a7f37", PARTIAL: "#9a6700", NEEDS_HUMAN: "#8250df"}
 RED = "#cf222e"
 RICH = {PASS: "green", PARTIAL: "yellow", NEEDS_HUMAN: "magenta"}
-COLUMNS = ("fact", "case", "measured", "limit", "reference", "naive", "unit")
+COLUMNS = ("fact", "case", "measured", "limit", "reference", "naive")
+NUMBERS = range(2, len(COLUMNS))
 DENIED = "refused by the sandbox and reported"
-LONGEST = 4000
+LONGEST, WIDEST = 4000, 100
+LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
-_CELL = "padding:3px 14px 3px 0;text-align:left;vertical-align:top;border:none;"
+_CELL = "padding:3px 16px 3px 0;text-align:left;vertical-align:top;border:none;"
+_NUMBER = "white-space:nowrap;font-variant-numeric:tabular-nums;"
 _RULE = "border-top:1px solid rgba(128,128,128,0.35);"
 _FAINT = "opacity:0.7;"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 _MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:0.95em;"
+_LINE = "background:rgba(207,34,46,0.16);border-radius:4px;padding:1px 6px;font-weight:600;"
+_TABLE = "border-collapse:collapse;border:none;margin:0;min-width:min(36rem,100%);font-size:13px;color:inherit;"
+# As wide as the columns need and never wider than the window: the message itself does not stretch the table.
+_NOTE = "position:sticky;left:0;width:0;min-width:min(100%,100vw - 6rem);"
 
 
 def facts_html(judgement: Report | Result) -> str:
@@ -82,10 +92,31 @@ def number(value: float | str | None) -> str:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
+def size(value: str) -> str:
+    """A large number of bytes in the unit that people think in; "" for anything else."""
+    if not re.fullmatch(r"[\d,]+", value) or int(value.replace(",", "")) < LARGE:
+        return ""
+    scaled, power = float(value.replace(",", "")), 0
+    while scaled >= 1024 and power < len(UNITS) - 1:
+        scaled, power = scaled / 1024, power + 1
+    return f"{scaled:.4g} {UNITS[power]}"
+
+
+def _name(fact: Fact) -> tuple[str, str]:
+    """What was measured, and its unit where the name does not say it."""
+    name, unit = plain(fact.name), plain(fact.unit)
+    return name, f"({unit})" if unit and unit not in name.split() else ""
+
+
 def _values(fact: Fact) -> tuple[str, ...]:
-    measured = "not measured" if fact.passed is None and fact.measured is None else number(fact.measured)
-    rest = (number(value) for value in (fact.limit, fact.reference, fact.naive))
-    return (plain(fact.name), plain(fact.case), measured, *rest, plain(fact.unit))
+    measured = "not measured" if fact.passed is None and fact.measured is None else _short(fact.measured)
+    rest = (_short(value) for value in (fact.limit, fact.reference, fact.naive))
+    return (plain(fact.name), plain(fact.case), measured, *rest)
+
+
+def _short(value: float | str | None) -> str:
+    shown = number(value)
+    return f"{float(shown):.2g}" if re.fullmatch(r"\d\.\d+e[+-]\d+", shown) else shown
 
 
 def _mark(fact: Fact) -> str:
@@ -98,8 +129,9 @@ def _columns(facts: tuple[Fact, ...]) -> list[int]:
     return [i for i in range(len(COLUMNS)) if i in (0, 2) or any(row[i] for row in rows)]
 
 
-def _where(line: str) -> str:
-    return f"your line {plain(line)}" if line else ""
+def _said_below(result: Result) -> bool:
+    """Whether a fact says what the result says."""
+    return any((fact.message, fact.line) == (result.message, result.line) for fact in result.facts if not fact.passed)
 
 
 def _html(text: str) -> str:
@@ -114,16 +146,25 @@ def _result_html(result: Result) -> str:
         f'<b style="{_MONO}">{_html(plain(result.name))}</b> '
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
-    body = _remark(result.message, result.line, colour) + _facts_html(result.facts) + _denied_html(result.denied)
+    remark = "" if _said_below(result) else _remark(result.message, result.line, colour)
+    body = remark + _facts_html(result.facts) + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
 def _remark(message: str, line: str, colour: str) -> str:
     if not message and not line:
         return ""
-    where = f'<div style="{_FAINT}">{_html(_where(line))}</div>' if line else ""
     text = f'<div style="{_TEXT}{_MONO}">{_html(plain(message))}</div>' if message else ""
-    return f'<div style="border-left:3px solid {colour};padding:2px 0 2px 10px;margin:4px 0 6px 0;">{where}{text}</div>'
+    style = f"border-left:3px solid {colour};padding:2px 0 2px 10px;margin:4px 0 6px 0;"
+    return f'<div style="{style}">{_line_html(line)}{text}</div>'
+
+
+def _line_html(line: str) -> str:
+    if not line:
+        return ""
+    return (
+        f'<div><span style="{_FAINT}">your line</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span></div>'
+    )
 
 
 def _facts_html(facts: tuple[Fact, ...]) -> str:
@@ -132,36 +173,43 @@ def _facts_html(facts: tuple[Fact, ...]) -> str:
     columns = _columns(facts)
     heads = "".join(f'<th style="{_CELL}{_FAINT}font-weight:normal;">{COLUMNS[i]}</th>' for i in columns)
     rows = "".join(_fact_html(fact, columns) for fact in facts)
-    table = "border-collapse:collapse;border:none;margin:0;font-size:13px;color:inherit;"
     head = f'<tr style="background:none;"><th style="{_CELL}"></th>{heads}</tr>'
-    return f'<table style="{table}"><thead style="border:none;">{head}</thead><tbody>{rows}</tbody></table>'
+    table = f'<table style="{_TABLE}"><thead style="border:none;">{head}</thead><tbody>{rows}</tbody></table>'
+    return f'<div style="overflow-x:auto;">{table}</div>'
 
 
 def _fact_html(fact: Fact, columns: list[int]) -> str:
     colour = {True: "#2da44e", False: "#e5534b", None: "inherit"}[fact.passed]
     mark = f'<td style="{_CELL}{_RULE}color:{colour};font-weight:700;">{_mark(fact)}</td>'
-    values = _values(fact)
-    cells = "".join(f'<td style="{_CELL}{_RULE}{_bold(i, fact)}">{_html(values[i])}</td>' for i in columns)
+    cells = "".join(f'<td style="{_CELL}{_RULE}{_weight(i, fact)}">{_cell_html(i, fact)}</td>' for i in columns)
     row = f'<tr style="background:none;">{mark}{cells}</tr>'
     if fact.passed or not (fact.message or fact.line):
         return row
-    where = f'<span style="{_FAINT}">{_html(_where(fact.line))}</span>' if fact.line else ""
-    gap = "<br>" if fact.line and fact.message else ""
-    note = f'<td colspan="{len(columns)}" style="{_CELL}{_TEXT}">{where}{gap}{_html(plain(fact.message))}</td>'
+    text = f'<div style="{_NOTE}">{_line_html(fact.line)}<div style="{_TEXT}">{_html(plain(fact.message))}</div></div>'
+    note = f'<td colspan="{len(columns)}" style="{_CELL}padding-bottom:8px;">{text}</td>'
     return f'{row}<tr style="background:none;"><td style="{_CELL}"></td>{note}</tr>'
 
 
-def _bold(column: int, fact: Fact) -> str:
-    return "font-weight:600;" if column == 2 and fact.passed is False else ""
+def _cell_html(column: int, fact: Fact) -> str:
+    if column == 0:
+        name, unit = _name(fact)
+        return f'{_html(name)} <span style="{_FAINT}">{_html(unit)}</span>'
+    value = _values(fact)[column]
+    if fact.unit == "bytes" and column in NUMBERS and size(value):
+        return f'{size(value)}<br><span style="{_FAINT}font-weight:normal;">{_html(value)}</span>'
+    return _html(value)
+
+
+def _weight(column: int, fact: Fact) -> str:
+    bold = "font-weight:600;" if column == 2 and fact.passed is False else ""
+    return bold + (_NUMBER if column in NUMBERS and len(_values(fact)[column]) < 24 else "")
 
 
 def _denied_html(denied: tuple[str, ...]) -> str:
     if not denied:
         return ""
     items = ", ".join(_html(plain(call)) for call in denied)
-    return (
-        f'<div style="margin-top:4px;"><span style="{_FAINT}">refused by the sandbox and reported:</span> {items}</div>'
-    )
+    return f'<div style="margin-top:4px;{_TEXT}"><span style="{_FAINT}">{DENIED}:</span> {items}</div>'
 
 
 def _report_foot(report: Report) -> str:
@@ -171,7 +219,7 @@ def _report_foot(report: Report) -> str:
     return "".join(f'<div style="{_FAINT}">{_html(line)}</div>' for line in lines)
 
 
-def _result_rich(result: Result) -> list[Text | Table]:
+def _result_rich(result: Result) -> list[RenderableType]:
     colour = RICH.get(result.verdict, "red")
     head = Text.assemble(
         (WORDS.get(result.verdict, plain(result.verdict)), f"bold {colour}"),
@@ -179,39 +227,49 @@ def _result_rich(result: Result) -> list[Text | Table]:
         (plain(result.name), "bold"),
         (f"  {number(result.points)} of {number(result.max_points)} points", "dim"),
     )
-    parts: list[Text | Table] = [head]
-    if result.line:
-        parts.append(Text(f"  {_where(result.line)}", style="dim"))
-    if result.message:
-        parts.append(Text(f"  {plain(result.message)}"))
+    parts: list[RenderableType] = [head]
+    if (result.line or result.message) and not _said_below(result):
+        parts.append(_remark_rich(_line_rich(result.line), result.message))
     if result.facts:
         parts.append(_facts_rich(result.facts))
+    for fact in result.facts:
+        if not fact.passed and (fact.message or fact.line):
+            where = _line_rich(fact.line, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
+            parts += ["", _remark_rich(where, fact.message)]
     if result.denied:
-        parts.append(
-            Text(f"  refused by the sandbox and reported: {', '.join(map(plain, result.denied))}", style="dim")
-        )
-    return [*parts, Text("")]
+        parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
+    return [*parts, ""]
+
+
+def _line_rich(line: str, *before: str | tuple[str, str]) -> Text:
+    return Text.assemble(*before, *([("your line ", "dim"), (plain(line), "bold yellow")] if line else []))
+
+
+def _remark_rich(where: Text, message: str) -> RenderableType:
+    """Where it is, and below it, indented and not too wide, what is the matter."""
+    text = Padding(Text(plain(message)), (0, 0, 0, 2), expand=False)
+    lines = [part for part, said in ((where, where.plain), (text, message)) if said]
+    return Constrain(Group(*lines), WIDEST)
 
 
 def _facts_rich(facts: tuple[Fact, ...]) -> Table:
-    columns = _columns(facts)[1:]
-    columns = [i for i in columns if COLUMNS[i] != "unit"]
+    columns = _columns(facts)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(" ")
-    table.add_column("fact", overflow="fold", min_width=12)
-    for i in columns:
-        table.add_column(COLUMNS[i], overflow="fold")
-    for fact in facts:
+    table.add_column(" ", no_wrap=True)
+    rows = [[_cell_rich(i, fact) for i in columns] for fact in facts]
+    for at, i in enumerate(columns):
+        words = [word for row in rows for word in row[at].plain.split()]
+        table.add_column(COLUMNS[i], overflow="fold", min_width=min(24, max(map(len, [*words, COLUMNS[i]]))))
+    for fact, row in zip(facts, rows, strict=True):
         colour = {True: "green", False: "red", None: "dim"}[fact.passed]
-        values = _values(fact)
-        name = Text.assemble(values[0], (f" ({values[-1]})" if values[-1] else "", "dim"))
-        table.add_row(Text(_mark(fact), style=colour), name, *(Text(values[i]) for i in columns))
-    remarks = [fact for fact in facts if not fact.passed and (fact.message or fact.line)]
-    if not remarks:
-        return table
-    whole = Table.grid(padding=(0, 0))
-    whole.add_row(table)
-    for fact in remarks:
-        text = "\n".join(filter(None, [_where(fact.line), plain(fact.message)]))
-        whole.add_row(Text.assemble((f"{plain(fact.name)} {plain(fact.case)}".strip(), "red"), "\n", text))
-    return whole
+        table.add_row(Text(_mark(fact), style=colour), *row)
+    return table
+
+
+def _cell_rich(column: int, fact: Fact) -> Text:
+    if column == 0:
+        name, unit = _name(fact)
+        return Text.assemble(name, (f" {unit}" if unit else "", "dim"))
+    value = _values(fact)[column]
+    shown = size(value) if fact.unit == "bytes" and column in NUMBERS else ""
+    return Text(shown or value, style="bold" if column == 2 and fact.passed is False else "")

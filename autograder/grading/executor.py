@@ -68,7 +68,9 @@ def main() -> None:
         except ProgramError as error:
             answer, arrays = {"refused": str(error)}, []
         except jax.errors.JaxRuntimeError as error:
-            answer, arrays = {"refused": f"the program cannot be compiled or run: {str(error)[:500]}"}, []
+            answer, arrays = {"refused": f"the program cannot be run: {str(error)[:500]}"}, []
+        except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
+            answer, arrays = {"fault": f"{type(error).__name__}: {error}"[:500]}, []
         wire.write(answers, answer, arrays)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from autograder.contract import Case, Evidence, Task, load, named, references
 from autograder.grading import wire
 from autograder.grading.tracing import Problem
-from autograder.verdict import FAIL, REFUSED, Fact, Result, conclude
+from autograder.verdict import FAIL, NEEDS_HUMAN, REFUSED, Fact, Result, conclude
 from course.program import Costs, Memory, Program, ProgramError, signature_of
 
 # Sends a request to an executor and returns its answer; raises Stopped when there is none.
@@ -139,6 +139,8 @@ def _analyse(plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
 
 
 def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
+    if "fault" in answer:
+        raise Stopped(NEEDS_HUMAN, f"the grader itself failed: {answer['fault']}")
     if "refused" in answer:
         raise ProgramError(str(answer["refused"])[:2000])
     return Costs.from_json(answer["costs"]), Memory.from_json(answer["memory"])

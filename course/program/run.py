@@ -69,5 +69,8 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled:
         jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
         for leaf in program.inputs
     ]
-    call = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True).lower(*structs).compile()
-    return Compiled(program, mesh, call)
+    jitted = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True)
+    try:
+        return Compiled(program, mesh, jitted.lower(*structs).compile())
+    except Exception as error:  # a damaged artefact can make any part of the compiler complain
+        raise ProgramError(f"the program cannot be compiled: {type(error).__name__}: {str(error)[:300]}") from None

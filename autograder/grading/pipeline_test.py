@@ -1,0 +1,188 @@
+"""Official grading trusts nothing that a submission's process says: forged, broken and endless ones are told apart."""
+
+import io
+from dataclasses import replace
+
+import nbformat
+import numpy as np
+import pytest
+
+from autograder.contract import load
+from autograder.grading import pipeline, wire
+from autograder.grading.executor import Executor
+from autograder.grading.judge import judge, plan
+from autograder.grading.pipeline import Grader, _programs, _Told
+from autograder.grading.sandbox import best_level
+from autograder.grading.tracing import trace_cases
+from autograder.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
+from solutions.fsdp import shard_params
+
+TASK = load("fsdp").task("shard_params")
+QUIET = {"timed_out": False, "result_overflow": False, "signal": None, "exit_status": 0, "output": ""}
+
+
+def message(header, blobs=()):
+    stream = io.BytesIO()
+    wire.write(stream, header, list(blobs))
+    return stream.getvalue()
+
+
+# What the tracer says
+
+
+@pytest.mark.parametrize(
+    ("told", "result", "verdict"),
+    [
+        ({"timed_out": True}, b"", LIMIT_EXCEEDED),
+        ({"result_overflow": True}, b"x", REFUSED),
+        ({"signal": 9}, b"", LIMIT_EXCEEDED),
+        ({"signal": 11}, b"", STUDENT_ERROR),
+        ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR),
+        ({}, message({"problem": {"verdict": "pass", "message": "trust me"}}), REFUSED),
+        ({}, message({"problem": {"verdict": "needs_human"}}), REFUSED),
+        ({}, message({"problem": 7}), REFUSED),
+    ],
+)
+def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict):
+    with pytest.raises(_Told) as caught:
+        _programs({**QUIET, **told}, result)
+    assert caught.value.problem.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b"\x00\x00\x00\x04nope",
+        b"\xff\xff\xff\xff",
+        message({"cases": ["a", "b"]}, [b"one"]),
+        message({"cases": [1]}, [b"one"]),
+        message({"cases": "a"}, [b"one"]),
+        message({}),
+    ],
+)
+def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
+    with pytest.raises(wire.WireError):
+        _programs(QUIET, result)
+
+
+# What the judge is given
+
+
+@pytest.fixture(scope="module")
+def honest():
+    planned = plan("fsdp", TASK, full=False)
+    traced = trace_cases(TASK, shard_params, planned.traced, lambda _: None)
+    return planned, traced.programs
+
+
+def judged(planned, programs):
+    executor = Executor()
+
+    def execute(header, blobs):
+        from course.program import ProgramError
+
+        try:
+            return executor.serve(header, blobs)
+        except ProgramError as error:
+            return {"refused": str(error)}, []
+
+    return judge(
+        planned, {name: p if isinstance(p, bytes) else p.serialise() for name, p in programs.items()}, "", execute
+    )
+
+
+def test_honest_programs_pass(honest):
+    assert judged(*honest).verdict == PASS
+
+
+def change(name, **fields):
+    return lambda programs: {**programs, name: replace(programs[name], **fields)}
+
+
+FIRST, SECOND = (case.name for case in plan("fsdp", TASK, full=False).cases)
+
+
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (lambda p: {FIRST: p[FIRST]}, "there is no Program for"),
+        (lambda p: {FIRST: p[FIRST], SECOND: p[FIRST]}, "is for mesh"),
+        (lambda p: {FIRST: b"MESHCRAFT", SECOND: p[SECOND]}, "does not begin as one"),
+        (change(FIRST, platform="cuda"), "is for platform 'cuda'"),
+        (lambda p: change(FIRST, inputs=p[FIRST].inputs[1:])(p), "takes"),
+        (lambda p: change(FIRST, outputs=p[FIRST].outputs[1:])(p), "number of outputs"),
+        (lambda p: change(FIRST, outputs=p[FIRST].outputs[::-1])(p), "output"),
+        (lambda p: change(FIRST, artefact=p[FIRST].artefact[:-50])(p), "cannot be read"),
+        (lambda p: change(FIRST, artefact=p[SECOND].artefact)(p), "the artefact is for mesh"),
+    ],
+)
+def test_forged_programs_are_refused_with_the_reason(honest, forge, reason):
+    planned, programs = honest
+    result = judged(planned, forge(programs))
+    assert (result.verdict, result.points) == (REFUSED, 0)
+    assert reason in result.message
+
+
+def test_bit_flips_never_earn_points_nor_crash(honest):
+    planned, programs = honest
+    rng = np.random.default_rng(0)
+    whole = bytearray(programs[FIRST].serialise())
+    for _ in range(25):
+        flipped = bytearray(whole)
+        flipped[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        result = judged(planned, {**programs, FIRST: bytes(flipped)})
+        assert result.verdict in (PASS, REFUSED, FAIL), result  # a flip in a location or a name changes nothing
+
+
+def test_inputs_follow_from_secret_and_submission_alone():
+    def seeds(secret, submission):
+        return plan("fsdp", TASK, secret=secret, submission=submission)
+
+    one = seeds(b"a" * 32, "x")
+    assert one == seeds(b"a" * 32, "x")
+    assert len({one.seed, seeds(b"b" * 32, "x").seed, seeds(b"a" * 32, "y").seed}) == 3
+    assert one.cases[-1].name == "unseen"
+    assert plan("fsdp", TASK).cases[-1].name != "unseen"
+
+
+# Real submissions in the real sandbox
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader("fsdp", secret=b"s" * 32, level=best_level()) as grader:
+        yield grader
+
+
+def submission(tmp_path, *cells):
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(made, tmp_path / "fsdp.ipynb")
+    return tmp_path / "fsdp.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("cell", "verdict", "said"),
+    [
+        ("class Exit:\n    __import__('os')._exit(0)", STUDENT_ERROR, "ended without a result"),
+        ("class Loop:\n    while True: pass", LIMIT_EXCEEDED, "longer than 5 s"),
+        ("class Crash:\n    __import__('ctypes').string_at(0)", STUDENT_ERROR, "crashed with signal 11"),
+        ("class Bomb:\n    x = bytearray(1 << 40)", STUDENT_ERROR, "MemoryError"),
+        ("class Flood:\n    for _ in range(100000): print('x' * 1000)", STUDENT_ERROR, "no function shard_params"),
+        ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "ended without a result"),
+        ("class Forge:\n    import sys\n    frame = sys._getframe()\n    while frame:\n"
+         "        if 'result' in frame.f_locals: frame.f_locals['result'].write(b'\\xff' * 100)\n"
+         "        frame = frame.f_back\n    __import__('os')._exit(0)", REFUSED, "is not Programs"),
+    ],
+)  # fmt: skip
+def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
+    grader, tmp_path, monkeypatch, cell, verdict, said
+):
+    monkeypatch.setattr(pipeline, "TRACE_LIMITS", replace(pipeline.TRACE_LIMITS, wall_s=5.0))
+    result = grader.grade(submission(tmp_path, cell), "mallory").functions[0]
+    assert (result.verdict, result.points) == (verdict, 0)
+    assert said in result.message
+    import inspect
+
+    right = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\nPyTree = object\n"
+    after = grader.grade(submission(tmp_path, right, inspect.getsource(shard_params)), "honest").functions[0]
+    assert after.verdict == PASS
