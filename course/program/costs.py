@@ -6,13 +6,14 @@ import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import Any
 
 import numpy as np
 
 from course.program.evaluate import depends_on_device, execute
 from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Module, Op, unsupported
+from course.program.program import ProgramError
 
 
 @dataclass(frozen=True)
@@ -82,18 +83,47 @@ def costs(module: Module) -> Costs:
         ProgramError: An op, a trip count or a branch cannot be resolved.
     """
     devices = range(math.prod(module.mesh.values()) if depends_on_device(module) else 1)
-    every = [_of_device(module, device) for device in devices]
+    orders: list[list[Collective]] = []
+    every = [_of_device(module, device, orders) for device in devices]
+    if len(devices) > 1:
+        _check_everyone_comes(orders, module.mesh)
     return max(every, key=lambda c: (c.flops + c.elementwise, sum(x.total_bytes for x in c.collectives)))
 
 
-def _of_device(module: Module, device: int) -> Costs:
+def _check_everyone_comes(orders: list[list[Collective]], mesh: dict[str, int]) -> None:
+    """Devices of one group must run the same collectives in the same order, or they wait for each other forever."""
+    places = np.arange(len(orders)).reshape(list(mesh.values()))
+    for axes in {c.axes for order in orders for c in order}:
+        rest = [i for i, axis in enumerate(mesh) if axis not in axes]
+        along = np.transpose(places, rest + [i for i, axis in enumerate(mesh) if axis in axes])
+        for group in along.reshape(-1, math.prod(mesh[axis] for axis in axes)):
+            ours = [[(c.kind, c.shape, c.line) for c in orders[device] if c.axes == axes] for device in group]
+            for device, other in zip(group[1:], ours[1:], strict=True):
+                for first, second in zip_longest(ours[0], other):
+                    if first != second:
+                        raise _deadlock(int(group[0]), first, int(device), second)
+
+
+def _deadlock(device: int, ours: Any, other: int, theirs: Any) -> ProgramError:
+    lines = [c[2] or "unknown line" for c in (ours, theirs) if c is not None]
+    runs, there = ("no further collective" if c is None else c[0] for c in (ours, theirs))
+    return ProgramError(
+        f"{lines[0]}: devices would wait for each other forever: where device {device} runs {runs}, "
+        f"device {other} runs {there}. A collective inside a branch must be reached by every device of its group."
+    )
+
+
+def _of_device(module: Module, device: int, orders: list[list[Collective]]) -> Costs:
     flops = elementwise = touched = 0.0
     sent: Counter[Collective] = Counter()
     products: Counter[str] = Counter()
+    order: list[Collective] = []
+    orders.append(order)
     for op, _ in execute(module, device):
         if op.kind in COLLECTIVES:
             for found in _collectives(op, module.mesh, device):
                 sent[found] += 1
+                order.append(found)
         elif op.kind == "dot_general":
             flops += dot_flops(op)
             products[" x ".join(operand.dtype for operand in op.operands)] += 1

@@ -221,6 +221,30 @@ def test_branch_by_device_is_resolved_and_the_busiest_device_counts():
     assert costs(parse(program)).flops == 2 * 2 * 4**3
 
 
+def test_collective_that_not_every_device_reaches_is_a_deadlock_with_its_line():
+    def local(x):
+        def reduced(x):
+            return lax.psum(lax.pcast(x, "data", to="varying"), "data")
+
+        return lax.cond(lax.axis_index("data") == 0, reduced, lambda x: x, x)
+
+    program = program_of(local, {"x": struct(8)}, {"x": P()}, P(), locate=lambda f: "here" if f == __file__ else None)
+    with pytest.raises(ProgramError, match=r"here:\d+: devices would wait .* device 0 runs all_reduce"):
+        costs(parse(program))
+
+
+def test_branch_that_a_whole_group_takes_may_hold_a_collective():
+    def local(x):
+        def reduced(x):
+            return lax.pcast(lax.psum(x, "data"), "data", to="varying")
+
+        return lax.cond(lax.axis_index("tensor") == 0, reduced, lambda x: x, x)
+
+    mesh = {"data": 4, "tensor": 2}
+    program = program_of(local, {"x": struct(8, 8)}, {"x": P("data", "tensor")}, P("data", "tensor"), mesh)
+    assert [c.axes for c in costs(parse(program)).collectives] == [("data",)]
+
+
 def test_dead_code_costs_nothing_even_in_a_loop():
     def local(x):
         def step(carry, _):
