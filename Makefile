@@ -1,11 +1,14 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else; they set up .venv themselves.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+OLD_ENOUGH = -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do $$p $(OLD_ENOUGH) && echo $$p && break; done)
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-latest bench build constraints lint site serve system clean
+.PHONY: setup demo test test-latest bench build constraints lint site serve system clean
+
+setup: $(READY)
 
 demo: $(READY) system
 	@$(BIN)/python -m autograder.demo $(ARGS)
@@ -15,9 +18,9 @@ test: $(READY) system
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
 test-latest:
-	@newest=$$(for v in 14 13 12; do command -v python3.$$v || ls -d $$HOME/.pyenv/versions/3.$$v.*/bin/python 2>/dev/null; done | head -n 1); \
-	test -n "$$newest" || { echo "no Python newer than 3.11 was found"; exit 1; }; \
-	$(MAKE) test PYTHON=$$newest VENV=.venv-latest
+	@for p in python3.14 python3.13 python3.12 $$(ls -d $$HOME/.pyenv/versions/3.1[234]*/bin/python 2>/dev/null | sort -rV); do \
+		$$p $(OLD_ENOUGH) && exec $(MAKE) test PYTHON=$$p VENV=.venv-latest; \
+	done; echo "no Python newer than 3.11 was found"; exit 1
 
 bench: $(READY) system
 	@$(BIN)/python -m autograder.bench $(ARGS)

@@ -15,13 +15,22 @@ from typing import Any
 from autograder.contract import Task, load
 from autograder.grading.intake import read_notebook
 from autograder.grading.judge import Stopped, judge, plan, stopped
-from autograder.grading.tracing import Problem, explained, find_function, locate_cell, run_cells, trace_cases
+from autograder.grading.tracing import (
+    Problem,
+    explained,
+    find_function,
+    locate_cell,
+    run_cells,
+    time_limit,
+    trace_cases,
+)
 from autograder.grading.workers import Worker, local_executor
 from autograder.verdict import Report, Result
 from course.curriculum import CHAPTERS
 from course.program import Locate
 
 Progress = Callable[[str], None]
+TRACE_SECONDS = 60
 
 
 class Outcome:
@@ -73,7 +82,8 @@ def check_function(
 ) -> Result:
     """Judge a function: trace it here, run its Programs in the executor process."""
     planned = plan(chapter, task, full=full)
-    traced = trace_cases(task, function, planned.traced, locate)
+    with time_limit(TRACE_SECONDS):
+        traced = trace_cases(task, function, planned.traced, locate)
     if isinstance(traced, Problem):
         return stopped(task, traced)
     programs = {name: program.serialise() for name, program in traced.programs.items()}
@@ -99,7 +109,9 @@ def check_notebook(
     """
     tasks = _tasks(chapter, functions)
     executor().start_early()
-    namespace, problems = run_cells(read_notebook(path).cells)
+    cells = read_notebook(path).cells
+    with time_limit(TRACE_SECONDS):
+        namespace, problems = run_cells(cells)
     results = []
     for task in tasks:
         function = find_function(task, namespace, problems)

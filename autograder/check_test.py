@@ -79,9 +79,12 @@ def test_function_with_another_signature_is_told_the_right_one(notebook):
     ("body", "message"),
     [
         ("return params", "returned a dict, expected a tuple"),
-        ("return [1], params", "shards: measured a tree"),
+        ("pass", "returned None (is a return missing?)"),
+        ("return {**params, 'more': 1}, params", "missing: none; unknown: more"),
+        ("return [1], params", "shards: measured a list, expected a tree of dicts"),
         ("return params, params", "its spec is float32"),
-        ("return params, jax.tree.map(lambda _: P('model'), params)", "to split over 'data' alone"),
+        ("return params, jax.tree.map(lambda _: P('model'), params)",
+         "names ['model']; the axis to split over is 'data'"),
         ("here = lax.axis_index(axis_name)\n"
          "    return jax.tree.map(lambda x: x * here.astype(x.dtype), params), jax.tree.map(lambda _: P(), params)",
          "differs from device to device over data"),
@@ -160,6 +163,13 @@ def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch
     from solutions.fsdp import shard_params as right
 
     assert check_function("fsdp", task, right, lambda _: None, full=False).verdict == PASS
+
+
+def test_python_that_never_ends_is_stopped_at_its_line(notebook, monkeypatch):
+    monkeypatch.setattr(checking, "TRACE_SECONDS", 1)
+    result = judged(notebook("def shard_params(params, axis_name, min_size):\n    while True:\n        pass"))
+    assert (result.verdict, result.line.partition(":")[0]) == (LIMIT_EXCEEDED, "one")
+    assert "longer than 1 s" in result.message
 
 
 def test_outcome_is_a_number_to_nbgrader_a_table_to_people_and_text_elsewhere():

@@ -1,5 +1,6 @@
 """What a person sees on the command line: exit statuses, sentences instead of tracebacks, and nothing lost."""
 
+import io
 import json
 import subprocess
 import sys
@@ -7,12 +8,14 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from rich.console import Console
 
 from autograder import cli
 from autograder.commands.hints import read_hints
+from autograder.commands.instructor import grade_table
 from autograder.contract import load
 from autograder.grading.intake import IntakeError
-from autograder.verdict import FAIL, NEEDS_HUMAN, PASS, Report, Result
+from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, Report, Result
 from course.curriculum import CHAPTERS
 
 
@@ -192,6 +195,19 @@ def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdic
     told.verdict = NEEDS_HUMAN
     ended = meshcraft("grade")
     assert ended.status == 3 and "ada needs a person: why" in ended.err
+
+
+def test_grade_table_fits_80_columns_and_says_the_isolation_once():
+    names, verdicts = ("shard_params", "gather_params", "fsdp_loss"), (PARTIAL, LIMIT_EXCEEDED, NEEDS_HUMAN)
+    results = tuple(Result(name, 2.14, 5, verdict) for name, verdict in zip(names, verdicts, strict=True))
+    reports = [Report("fsdp", results, student, "bubblewrap") for student in ("different", "replicated")]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(grade_table(reports))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [part for part in (*names, "2.14 partial", "2.14 limit", "2.14 person") if part not in shown] == []
+    assert shown.count("bubblewrap") == 1
+    console.print(grade_table([*reports, Report("fsdp", results, "ada", "landlock")]))
+    assert "landlock" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_doctor_names_what_is_missing(meshcraft, monkeypatch):

@@ -35,7 +35,7 @@ class Case:
     """A mesh and the sizes of everything that a function is given on it.
 
     Attributes:
-        name: What a learner reads: ``8 devices``.
+        name: What a learner reads: ``data=8``.
         mesh: Axis sizes by name.
         sizes: Every other size, threshold and choice by name; the task's functions know what they mean.
         quick: Whether a plain ``check`` includes it.

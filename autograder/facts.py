@@ -14,14 +14,18 @@ from course.program import Collective
 
 # float32 results of differently ordered sums agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
+# A forward and a backward pass are 3/4 of a step that recomputes every activation, a little less where the first
+# layer's input needs no gradient.
+LEAST_WORK = 0.7
 
 
-def arrays_match(name: str, evidence: list[Evidence], prefix: str, hint: str = "") -> Fact:
+def arrays_match(name: str, evidence: list[Evidence], prefix: str, hint: str = "", *, weight: float = 1) -> Fact:
     """Every leaf under ``prefix`` equals the oracle's, in shape, dtype and value, on every case.
 
     The measured figure is the largest difference relative to the largest expected element of the leaf.
     """
-    return worst([_leaf_match(name, e, leaf, hint) for e in evidence for leaf in e.expected if _under(leaf, prefix)])
+    found = [_leaf_match(name, e, leaf, hint) for e in evidence for leaf in e.expected if _under(leaf, prefix)]
+    return replace(worst(found), weight=weight)
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
@@ -93,8 +97,14 @@ def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]
     return worst(found)
 
 
-def temporaries_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str) -> Fact:
+def temporaries_within(
+    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, *, weight: float = 1
+) -> Fact:
     """Live temporaries of the realistic size are at most ``ratio`` times the reference's."""
+    return replace(_temporaries_within(evidence, references, ratio, hint), weight=weight)
+
+
+def _temporaries_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str) -> Fact:
     name = "live temporaries"
     if evidence is None:
         return Fact(name, None, "not measured", message="this check leaves the realistic size out")
@@ -102,9 +112,13 @@ def temporaries_within(evidence: Evidence | None, references: dict[str, Any], ra
         return Fact(name, False, "not comparable", case=evidence.case.name, line=evidence.line, message=(
             f"the program changes with its sizes: {evidence.difference}. Decide by the arguments you are given, "
             "not by how large arrays are."))  # fmt: skip
-    known = references.get("temporaries")
-    if not known:
+    known, work = references.get("temporaries"), references.get("flops")
+    if not known or not work:
         return Fact(name, None, "not measured", message="the reference has not been measured with this version of jax")
+    if evidence.costs.flops < LEAST_WORK * work["reference"]:
+        return Fact(name, False, "not comparable", case=evidence.case.name, line=evidence.line, message=(
+            f"at the realistic size the program computes {evidence.costs.flops:.3g} FLOPs, and the work takes "
+            f"{work['reference']:.3g} with its recomputation: is a part of the arrays left out there?"))  # fmt: skip
     measured, reference = evidence.memory.temporaries, known["reference"]
     passed = measured <= ratio * reference
     message = line = ""
@@ -139,7 +153,7 @@ def _leaf_match(name: str, e: Evidence, leaf: str, hint: str) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
     where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
-    fail = {"case": e.case.name, "line": e.line}
+    fail: dict[str, Any] = {"case": e.case.name, "line": e.line}
     if measured is None:
         return Fact(name, False, "missing", "present", **fail, message=f"{where} is missing from the result")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
@@ -177,9 +191,9 @@ def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) ->
     sizes = [axis for axis, size in mesh.items() if size > 1 and abs(ratio - size) < 1e-3 * size]
     inverse = [axis for axis, size in mesh.items() if size > 1 and abs(ratio * size - 1) < 1e-3]
     if sizes:
-        return f"All of it is {ratio:.4g} times too large, which is the size of axis {sizes[0]!r}: sum or mean? "
+        return f"All of it is {ratio:.4g} times too large, and axis {sizes[0]!r} has that size: sum or mean? "
     if inverse:
-        return f"All of it is {1 / ratio:.4g} times too small, which is the size of axis {inverse[0]!r}. "
+        return f"All of it is {1 / ratio:.4g} times too small, and axis {inverse[0]!r} has that size. "
     return f"All of it is {ratio:.4g} times what it should be. "
 
 

@@ -11,30 +11,34 @@ from typing import Any
 import jax
 
 from autograder.contract import REFERENCES, Task, load, references, trace
-from course.program import memory, parse
+from course.program import costs, memory, parse
 
 
 def measure(chapter: str) -> dict[str, Any]:
     """Figures of every task that is analysed at a realistic size, for the installed jax.
 
     Returns:
-        ``{task: {"temporaries": {"reference": bytes, "naive": bytes}}}``.
+        ``{task: {"temporaries": {"reference": bytes, "naive": bytes}, "flops": {...}}}``.
     """
     solution = importlib.import_module(f"solutions.{chapter}")
     mutants = {m.name: m for m in importlib.import_module(f"autograder.mutants.{chapter}").MUTANTS}
     found = {}
     for task in load(chapter).tasks:
         if task.analysed:
-            reference = _temporaries(task, getattr(solution, task.name))
-            naive = _temporaries(task, mutants[task.naive].function)
-            found[task.name] = {"temporaries": {"reference": reference, "naive": naive}}
+            both = {"reference": getattr(solution, task.name), "naive": mutants[task.naive].function}
+            looked = {which: _look(task, function) for which, function in both.items()}
+            found[task.name] = {
+                figure: {which: figures[figure] for which, figures in looked.items()}
+                for figure in ("temporaries", "flops")
+            }
     return found
 
 
-def _temporaries(task: Task, function: Callable[..., Any]) -> int:
+def _look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
     assert task.analysed
     program = trace(task, function, task.analysed[0], lambda _: None)
-    return memory(parse(program), program).temporaries
+    module = parse(program)
+    return {"temporaries": memory(module, program).temporaries, "flops": costs(module).flops}
 
 
 def write(chapter: str, folder: Path = REFERENCES) -> Path:

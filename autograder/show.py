@@ -6,6 +6,7 @@ and takes its colours from what surrounds it, so that it reads on light and on d
 
 from __future__ import annotations
 
+import math
 import re
 from html import escape
 
@@ -47,6 +48,7 @@ LONGEST, WIDEST = 4000, 100
 LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 _CELL = "padding:3px 16px 3px 0;text-align:left;vertical-align:top;border:none;"
+_WORDS = "min-width:6em;overflow-wrap:break-word;"
 _NUMBER = "white-space:nowrap;font-variant-numeric:tabular-nums;"
 _RULE = "border-top:1px solid rgba(128,128,128,0.35);"
 _FAINT = "opacity:0.7;"
@@ -54,8 +56,9 @@ _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 _MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:0.95em;"
 _LINE = "background:rgba(207,34,46,0.16);border-radius:4px;padding:1px 6px;font-weight:600;"
 _TABLE = "border-collapse:collapse;border:none;margin:0;min-width:min(36rem,100%);font-size:13px;color:inherit;"
-# As wide as the columns need and never wider than the window: the message itself does not stretch the table.
-_NOTE = "position:sticky;left:0;width:0;min-width:min(100%,100vw - 6rem);"
+# As wide as the columns need and never wider than what is seen: the message itself does not stretch the table.
+_SCROLL = "overflow-x:auto;container-type:inline-size;"
+_NOTE = "position:sticky;left:0;width:0;min-width:100%;min-width:min(100%,100cqw - 3rem);"
 
 
 def facts_html(judgement: Report | Result) -> str:
@@ -93,19 +96,26 @@ def number(value: float | str | None) -> str:
 
 
 def size(value: str) -> str:
-    """A large number of bytes in the unit that people think in; "" for anything else."""
-    if not re.fullmatch(r"[\d,]+", value) or int(value.replace(",", "")) < LARGE:
+    """Large numbers of bytes, one or "low to high", in the unit that people think in; "" for anything else."""
+    parts = [part.replace(",", "") for part in value.split(" to ")]
+    if not all(re.fullmatch(r"\d+", part) and int(part) >= LARGE for part in parts):
         return ""
-    scaled, power = float(value.replace(",", "")), 0
-    while scaled >= 1024 and power < len(UNITS) - 1:
-        scaled, power = scaled / 1024, power + 1
-    return f"{scaled:.4g} {UNITS[power]}"
+    return " to ".join(_scaled(float(part)) for part in parts)
+
+
+def _scaled(number: float) -> str:
+    power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
+    return f"{number / 1024**power:.4g} {UNITS[power]}"
 
 
 def _name(fact: Fact) -> tuple[str, str]:
-    """What was measured, and its unit where the name does not say it."""
+    """What was measured, and its unit where neither the name nor the figures say it."""
     name, unit = plain(fact.name), plain(fact.unit)
-    return name, f"({unit})" if unit and unit not in name.split() else ""
+    return name, f"({unit})" if unit and unit not in name.split() and not _size(fact, fact.measured) else ""
+
+
+def _size(fact: Fact, value: float | str | None) -> str:
+    return size(number(value)) if fact.unit == "bytes" else ""
 
 
 def _values(fact: Fact) -> tuple[str, ...]:
@@ -162,9 +172,8 @@ def _remark(message: str, line: str, colour: str) -> str:
 def _line_html(line: str) -> str:
     if not line:
         return ""
-    return (
-        f'<div><span style="{_FAINT}">your line</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span></div>'
-    )
+    said = f'<span style="{_FAINT}">your line</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
+    return f'<div style="margin:2px 0;">{said}</div>'
 
 
 def _facts_html(facts: tuple[Fact, ...]) -> str:
@@ -173,9 +182,9 @@ def _facts_html(facts: tuple[Fact, ...]) -> str:
     columns = _columns(facts)
     heads = "".join(f'<th style="{_CELL}{_FAINT}font-weight:normal;">{COLUMNS[i]}</th>' for i in columns)
     rows = "".join(_fact_html(fact, columns) for fact in facts)
-    head = f'<tr style="background:none;"><th style="{_CELL}"></th>{heads}</tr>'
+    head = f'<tr style="background:none;"><th style="{_CELL}width:1em;"></th>{heads}</tr>'
     table = f'<table style="{_TABLE}"><thead style="border:none;">{head}</thead><tbody>{rows}</tbody></table>'
-    return f'<div style="overflow-x:auto;">{table}</div>'
+    return f'<div style="{_SCROLL}">{table}</div>'
 
 
 def _fact_html(fact: Fact, columns: list[int]) -> str:
@@ -195,14 +204,14 @@ def _cell_html(column: int, fact: Fact) -> str:
         name, unit = _name(fact)
         return f'{_html(name)} <span style="{_FAINT}">{_html(unit)}</span>'
     value = _values(fact)[column]
-    if fact.unit == "bytes" and column in NUMBERS and size(value):
-        return f'{size(value)}<br><span style="{_FAINT}font-weight:normal;">{_html(value)}</span>'
+    if column in NUMBERS and _size(fact, value):
+        return f'{_size(fact, value)}<br><span style="{_FAINT}font-weight:normal;">{_html(value)}</span>'
     return _html(value)
 
 
 def _weight(column: int, fact: Fact) -> str:
     bold = "font-weight:600;" if column == 2 and fact.passed is False else ""
-    return bold + (_NUMBER if column in NUMBERS and len(_values(fact)[column]) < 24 else "")
+    return bold + (_NUMBER if column in NUMBERS and len(_values(fact)[column]) < 24 else _WORDS)
 
 
 def _denied_html(denied: tuple[str, ...]) -> str:
@@ -258,8 +267,9 @@ def _facts_rich(facts: tuple[Fact, ...]) -> Table:
     table.add_column(" ", no_wrap=True)
     rows = [[_cell_rich(i, fact) for i in columns] for fact in facts]
     for at, i in enumerate(columns):
-        words = [word for row in rows for word in row[at].plain.split()]
-        table.add_column(COLUMNS[i], overflow="fold", min_width=min(24, max(map(len, [*words, COLUMNS[i]]))))
+        longest = max(len(row[at].plain) for row in rows)
+        whole = longest <= 26 if i == 0 else i in NUMBERS and longest <= 13
+        table.add_column(COLUMNS[i], overflow="fold", no_wrap=whole)
     for fact, row in zip(facts, rows, strict=True):
         colour = {True: "green", False: "red", None: "dim"}[fact.passed]
         table.add_row(Text(_mark(fact), style=colour), *row)
@@ -271,5 +281,7 @@ def _cell_rich(column: int, fact: Fact) -> Text:
         name, unit = _name(fact)
         return Text.assemble(name, (f" {unit}" if unit else "", "dim"))
     value = _values(fact)[column]
-    shown = size(value) if fact.unit == "bytes" and column in NUMBERS else ""
-    return Text(shown or value, style="bold" if column == 2 and fact.passed is False else "")
+    return Text(
+        (column in NUMBERS and _size(fact, value)) or value,
+        style="bold" if column == 2 and fact.passed is False else "",
+    )

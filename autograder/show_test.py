@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from autograder.show import facts_html, facts_table, number, plain
+from autograder.show import facts_html, facts_table, number, plain, size
 from autograder.verdict import FAIL, STUDENT_ERROR, Fact, Report, Result
 
 HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
@@ -24,8 +24,8 @@ def report():
     return Report("fsdp", functions, isolation="bubblewrap", notes=("a note",))
 
 
-def printed(judgement):
-    console = Console(file=io.StringIO(), width=120)
+def printed(judgement, width=120):
+    console = Console(file=io.StringIO(), width=width)
     console.print(facts_table(judgement))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -35,6 +35,32 @@ def test_everything_a_fact_says_is_shown():
     for shown in (facts_html(report()), printed(report())):
         assert [word for word in [*words, "not measured", "loss:9", "ValueError: no"] if word not in shown] == []
     assert "bubblewrap" in facts_html(report())
+
+
+def test_large_numbers_of_bytes_are_readable_and_stay_exact_in_html():
+    assert [size(text) for text in ("5,436,121,096", "11,534,336 to 22,020,096", "9,999,999", "8 of 8", "")] == [
+        "5.063 GiB", "11 MiB to 21 MiB", "", "", "",
+    ]  # fmt: skip
+    result = Result("f", 0, 1, FAIL, (Fact("peak", False, "5,436,121,096", "1,466,592,470", "bytes"),))
+    shown = facts_html(result)
+    assert "5.063 GiB" in shown and "5,436,121,096" in shown and "5.063 GiB" in printed(result)
+    assert "5.063" not in facts_html(Result("f", 0, 1, FAIL, (Fact("count", False, "5,436,121,096"),)))
+
+
+def test_at_80_columns_no_number_and_no_name_is_broken():
+    large = Fact("live temporaries", False, "5,436,121,096", "1,466,592,470", "bytes", "1,275,297,800",
+                 "5,436,121,096", "8 devices, width 4096", "gather:3", "too much")  # fmt: skip
+    facts = (large, Fact("reduce-scatter bytes", True, "11,984", "11,984 to 23,968", "bytes", case="8 devices"))
+    shown = printed(Result("fsdp_loss", 1, 5, FAIL, facts), width=80)
+    words = ["live temporaries", "reduce-scatter bytes", "5.063 GiB", "1.366 GiB", "1.188 GiB", "your line gather:3"]
+    assert [word for word in words if word not in shown] == []
+
+
+def test_what_a_fact_says_is_not_said_twice():
+    fact = Fact("values", False, "of another form", "as specified", line="f:1", message="expected a scalar")
+    result = Result("f", 0, 1, FAIL, (fact,), "f:1", "expected a scalar")
+    for shown in (facts_html(result), printed(result)):
+        assert shown.count("expected a scalar") == 1 and shown.count("f:1") == 1
 
 
 def test_html_is_escaped_and_asks_for_nothing():

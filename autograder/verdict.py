@@ -15,7 +15,7 @@ class Fact:
     """One thing that was measured about a program, and what it had to be.
 
     ``passed`` is None where nothing was measured; such a fact is worth no points either way.
-    ``line`` is the learner's own, as ``cell:line``.
+    ``line`` is the learner's own, as ``cell:line``; ``weight`` is how much the fact counts among its function's.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Fact:
     case: str = ""
     line: str = ""
     message: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,17 @@ class Report:
 
 
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
-    """Points and verdict from facts: wrong values earn nothing, else each fact counts the same.
+    """Points and verdict from facts: wrong values earn nothing, else each fact counts by its weight.
 
     A fact that was not measured counts neither way.
     """
     counted = [fact for fact in facts if fact.passed is not None]
-    passed = sum(bool(fact.passed) for fact in counted)
+    passed = [fact for fact in counted if fact.passed]
     if not counted or any(fact.name == "values" and not fact.passed for fact in counted):
-        passed = 0
-    points = round(max_points * passed / len(counted), 2) if counted else 0.0
-    verdict = PASS if counted and passed == len(counted) else PARTIAL if passed else FAIL
+        passed = []
+    share = sum(fact.weight for fact in passed) / sum(fact.weight for fact in counted) if counted else 0.0
+    points = round(max_points * share, 2)
+    verdict = PASS if counted and len(passed) == len(counted) else PARTIAL if passed else FAIL
     return Result(name, points, max_points, verdict, tuple(facts))
 
 

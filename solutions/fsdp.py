@@ -22,7 +22,8 @@
 # | `gather_params` | whenever parameters are used | joins the parts; backward, averages and splits the gradient |
 # | `fsdp_loss` | every step | gathers one layer at a time, and never keeps what it gathered |
 #
-# The theory is on the course's page `fsdp`. Run the next cell first: it gives this notebook 8 emulated devices.
+# The theory is on the course's page `fsdp`: `make serve` shows it, and `site/pages/fsdp.md` is its source. Run the next
+# cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from typing import Any
@@ -57,7 +58,7 @@ PyTree = Any
 # | bytes held per device | exactly those of the rule |
 # | communication | none: each device already has everything, and cuts out its own part |
 #
-# Useful: `lax.axis_size`, `lax.axis_index`, `lax.dynamic_slice_in_dim`.
+# Useful: `lax.axis_size`, `lax.axis_index`, `lax.dynamic_slice_in_dim`. The mesh's axis need not be called `data`.
 
 
 # %%
@@ -110,6 +111,11 @@ def shard_params(params: PyTree, axis_name: str, min_size: int) -> tuple[PyTree,
 # | bytes sent per device | (n-1)/n of the leaf | (n-1)/n of the leaf |
 # | all-reduce | none | none |
 #
+# Values and gradients must equal one device's up to rounding: 2e-5 of the leaf's largest element.
+#
+# A spec works like a tuple: `axis_name in spec`, `spec.index(axis_name)`. In JAX's messages, `float32[3,2,8]{V:data}`
+# is an array that varies over `data`: each device may hold another value. The result of an all-gather is typed so too.
+#
 # Useful: `lax.all_gather(..., tiled=True)`, `lax.psum_scatter(..., tiled=True)`, `jax.custom_vjp`.
 
 
@@ -161,13 +167,15 @@ def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
 # `model` has three pure functions: `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for
 # one layer, and `model.loss(params["head"], x, targets)`, the mean over the rows it is given. The leaves under
 # `layers` are stacked: their leading dim is the layer, and it is never split, so one layer's spec is the
-# stacked leaf's without its first entry. Use `gather_params`: your own is above.
+# stacked leaf's without its first entry. Use `gather_params`, your own from above: get it right first, since its
+# gradient is part of this one's. Each device returns the loss of its own rows; averaging is not this function's task.
 #
 # | budget | |
 # |---|---|
 # | temporaries that live at once | at most 1.15 times the reference's |
 # | all-gather | at most twice per sharded leaf (forward and backward) |
 # | reduce-scatter | once per sharded leaf, in the backward pass |
+# | any other collective | none |
 #
 # Useful: `lax.scan` over the stacked layers, `jax.checkpoint`.
 

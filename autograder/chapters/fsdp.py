@@ -30,7 +30,7 @@ def rule(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip: int 
 
 
 def axis_of(case: Case) -> str:
-    """The axis that parameters are split over: ``data`` where there is one."""
+    """The axis that parameters are split over: ``data`` where there is one, else the first."""
     return "data" if "data" in case.mesh else next(iter(case.mesh))
 
 
@@ -38,13 +38,13 @@ def axis_size(case: Case) -> int:
     return case.mesh[axis_of(case)]
 
 
-def meshes(sizes: dict[str, int], pipe: dict[str, int] | None = None) -> tuple[Case, ...]:
-    """The meshes that each function is run on, two of them in a quick check; ``pipe`` may have sizes of its own."""
+def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Case, ...]:
+    """The meshes that each function is run on, two of them in a quick check; ``two`` are other sizes for ``data=2``."""
     return (
-        Case("8 devices", {"data": 8}, sizes, quick=True),
-        Case("4 of 4x2 devices", {"data": 4, "tensor": 2}, sizes, quick=True),
-        Case("2 devices, axis pipe", {"pipe": 2}, pipe or sizes),
-        Case("1 device", {"data": 1}, sizes),
+        Case("data=8", {"data": 8}, sizes, quick=True),
+        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, sizes, quick=True),
+        Case("data=2", {"data": 2}, two or sizes),
+        Case("data=1", {"data": 1}, sizes),
     )
 
 
@@ -96,13 +96,17 @@ def _check_spec(name: str, shard: Any, spec: Any, axis: str, case: Case) -> None
     if not isinstance(spec, P):
         raise Mismatch(f"{where}: its spec is {_describe(spec)}, expected a PartitionSpec")
     named = {a for entry in spec_of(spec, max(len(spec), shard.ndim)) for a in entry}
-    if len(spec) > shard.ndim or not named <= {axis}:
-        raise Mismatch(f"{where}: its spec is {spec}, and the leaf has {shard.ndim} dims to split over {axis!r} alone")
+    if not named <= {axis}:
+        raise Mismatch(
+            f"{where}: its spec {_show(spec)} names {sorted(named - {axis})}; the axis to split over is {axis!r}"
+        )
+    if len(spec) > shard.ndim:
+        raise Mismatch(f"{where}: its spec {_show(spec)} has {len(spec)} entries and the leaf has {shard.ndim} dims")
     differs = varying_axes(shard) - named
     if differs:
         raise Mismatch(
-            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec {spec} "
-            "says that it is whole. Does the spec say which dim you split?"
+            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec "
+            f"{_show(spec)} says that it is whole. Does the spec say which dim you split?"
         )
 
 
@@ -118,19 +122,19 @@ def shard_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, 
 def _specs_by_rule(cases: list[Evidence]) -> Fact:
     found = []
     for e in cases:
-        expected = [_rule_of(leaf, e.case) for leaf in e.outputs]
-        right = [leaf.spec == spec_of(spec, len(leaf.shape)) for leaf, spec in zip(e.outputs, expected, strict=True)]
+        pairs = list(zip(e.inputs, e.outputs, strict=True))
+        wrong = [(leaf, part) for leaf, part in pairs if part.spec != spec_of(_rule_of(leaf, e.case), len(leaf.shape))]
         message = ""
-        if not all(right):
-            leaf, spec = next((x, s) for x, s, ok in zip(e.outputs, expected, right, strict=True) if not ok)
+        if wrong:
+            leaf, part = wrong[0]
             message = (
                 f"leaf {leaf.name.partition('/')[2]} {list(leaf.shape)} on mesh {e.case.mesh_text}: measured "
-                f"{leaf.partition_spec}, expected {spec} (min_size {e.case.sizes['min_size']})"
+                f"{_show(part.partition_spec)}, expected {_show(_rule_of(leaf, e.case))} "
+                f"(axis_name {axis_of(e.case)!r}, min_size {e.case.sizes['min_size']})"
             )
-        measured, limit = f"{sum(right)} of {len(right)}", f"{len(right)} of {len(right)}"
-        found.append(
-            Fact("split dims", all(right), measured, limit, "leaves", case=e.case.name, line=e.line, message=message)
-        )
+        measured, limit = f"{len(pairs) - len(wrong)} of {len(pairs)}", f"{len(pairs)} of {len(pairs)}"
+        place: dict[str, Any] = {"case": e.case.name, "line": e.line}
+        found.append(Fact("split dims", not wrong, measured, limit, "leaves", **place, message=message))
     return facts.worst(found)
 
 
@@ -138,14 +142,17 @@ def _rule_of(leaf: Leaf, case: Case) -> P:
     return rule(leaf.shape, axis_size(case), case.sizes["min_size"], axis_of(case))
 
 
+def _show(spec: P) -> str:
+    return str(spec).replace(",)", ")")
+
+
 def _state_bytes(cases: list[Evidence]) -> Fact:
     found = []
     for e in cases:
-        held = sum(leaf.local_bytes(e.case.mesh) for leaf in e.outputs)
-        form = sum(
-            4 * math.prod(leaf.shape) // (axis_size(e.case) if len(_rule_of(leaf, e.case)) else 1) for leaf in e.outputs
-        )
-        whole = sum(4 * math.prod(leaf.shape) for leaf in e.outputs)
+        held = sum(part.local_bytes(e.case.mesh) for part in e.outputs)
+        size = {leaf.name: 4 * math.prod(leaf.shape) for leaf in e.inputs}
+        form = sum(size[leaf.name] // (axis_size(e.case) if len(_rule_of(leaf, e.case)) else 1) for leaf in e.inputs)
+        whole = sum(size.values())
         message = "" if held == form else (
             f"on mesh {e.case.mesh_text} each device holds {held:,} bytes and should hold {form:,}; "
             f"the whole tree has {whole:,}")  # fmt: skip
@@ -215,7 +222,7 @@ def _ring_bytes(e: Evidence, prefix: str) -> float:
 def gather_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
     return [
         facts.arrays_match("values", cases, "values"),
-        facts.arrays_match("gradients", cases, "gradients"),
+        facts.arrays_match("gradients", cases, "gradients", weight=3),
         facts.bytes_sent("all-gather bytes", cases, "all_gather", lambda e: _ring_bytes(e, "shards")),
         facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
         facts.only_collectives("other collectives", cases, ("all_gather", "reduce_scatter")),
@@ -299,34 +306,43 @@ def _loss_of_each_device(sizes: tuple[tuple[str, int], ...]) -> Any:
     return jax.jit(jax.vmap(jax.value_and_grad(lambda p, b: full_loss(model, p, b)), in_axes=(None, 0)))
 
 
+_TOO_MUCH = "Whose weights are whole at that moment? Which of them could be gathered later, or again?"
+
+
 def fsdp_loss_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    counted = [*cases, large] if large else cases
     return [
         facts.arrays_match("values", cases, "values"),
-        facts.arrays_match("gradients", cases, "gradients"),
+        facts.arrays_match("gradients", cases, "gradients", weight=2),
         facts.global_norm_matches(cases, "gradients"),
         facts.temporaries_within(
             large, references, 1.15, "What does the backward pass keep that it could gather again?"
         ),
-        facts.bytes_sent("all-gather bytes", cases, "all_gather", lambda e: _ring_bytes(e, "shards"), times=(1, 2)),
-        facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
-        facts.only_collectives("other collectives", cases, ("all_gather", "reduce_scatter")),
+        facts.bytes_sent("all-gather bytes", counted, "all_gather", lambda e: _ring_bytes(e, "shards"), times=(1, 2)),
+        facts.bytes_sent("reduce-scatter bytes", counted, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
+        facts.only_collectives("other collectives", counted, ("all_gather", "reduce_scatter")),
     ]
 
 
 def _describe(x: Any) -> str:
+    if x is None:
+        return "None (is a return missing?)"
     return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
 
 
 def _same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
-    found, expected = jax.tree.structure(tree, is_leaf=is_leaf), jax.tree.structure(like)
-    if found != expected:
-        raise Mismatch(f"{what}: measured a tree {_short(found)}, expected one like the input's, {_short(expected)}")
-    return tree
-
-
-def _short(tree: Any) -> str:
-    text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
-    return text if len(text) <= 160 else text[:157] + "..."
+    if jax.tree.structure(tree, is_leaf=is_leaf) == jax.tree.structure(like):
+        return tree
+    if not isinstance(tree, dict):
+        raise Mismatch(f"{what}: measured {_describe(tree)}, expected a tree of dicts like the input's")
+    found, wanted = (
+        [path_name("", path) for path, _ in jax.tree.leaves_with_path(t, is_leaf=is_leaf)] for t in (tree, like)
+    )
+    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    raise Mismatch(
+        f"{what}: measured a tree of {len(found)} leaves, expected one like the input's, of {len(wanted)}; "
+        f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"[:600]
+    )
 
 
 def _same_shapes(name: str, tree: Any, like: Any, case: Case) -> None:
@@ -388,13 +404,13 @@ CONTRACT = Contract(
             kind="local",
             signature="(shards, specs, batch, model, axis_name)",
             points=5,
-            cases=meshes(_MLP, pipe=_TRANSFORMER),
+            cases=meshes(_MLP, two=_TRANSFORMER),
             unseen=_unseen_mlp,
             wrap=wrap_fsdp_loss,
             draw=draw_fsdp_loss,
             oracle=fsdp_loss_oracle,
             facts=fsdp_loss_facts,
-            analysed=(Case("8 devices, width 4096", {"data": 8}, _LARGE_MLP), "8 devices"),
+            analysed=(Case("data=8, width 4096", {"data": 8}, _LARGE_MLP), "data=8"),
             naive="keeps_gathered_weights",
         ),
     ),

@@ -1,5 +1,7 @@
 """The contract of ``fsdp`` is not fooled: right answers of any style pass, each mutant fails what it names."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -68,8 +70,8 @@ def test_bad_gather_is_told_leaf_mesh_values_and_line():
     assert result.verdict == PARTIAL
     assert fact.line == f"mine:{sums_gradients.__code__.co_firstlineno}"
     assert "leaf at_limit on mesh data=8" in fact.message
-    assert "measured 6.22552, expected 0.77819" in fact.message
-    assert "8 times too large, which is the size of axis 'data'" in fact.message
+    assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", fact.message)
+    assert "8 times too large, and axis 'data' has that size" in fact.message
 
 
 def test_rule_takes_the_largest_divisible_dim_and_the_first_of_equals():
@@ -99,7 +101,7 @@ def test_oracle_of_gather_params_equals_central_differences():
     assert expected["kernel"][at] == pytest.approx(difference, rel=1e-6)
 
 
-@pytest.mark.parametrize("place", ["8 devices", "2 devices, axis pipe"])
+@pytest.mark.parametrize("place", ["data=8", "data=2"])
 def test_oracle_of_fsdp_loss_equals_central_differences(place):
     task = TASKS["fsdp_loss"]
     case = next(case for case in task.cases if case.name == place)

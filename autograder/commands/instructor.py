@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -23,11 +24,12 @@ from autograder.commands.terminal import (
     spinner,
 )
 from autograder.show import RICH, WORDS, number, plain
-from autograder.verdict import NEEDS_HUMAN, Report
+from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
 from course.curriculum import CHAPTERS
 
 Assignment = Annotated[str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all handed in, if none.")]
 CourseFolder = Annotated[Path, typer.Option("--course", help="The course folder, in nbgrader's layout.")]
+BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 
 
@@ -157,13 +159,14 @@ def doctor(as_json: AsJson = False) -> None:
         print_json({"python": sys.version.split()[0], "packages": installed, "sandbox": usable, "rungs": found})
         raise typer.Exit(0 if usable else SHORT)
     console = out()
-    console.print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores")
+    console.print(f"{'Python':<20}{sys.version.split()[0]}, {os.cpu_count()} cores")
     for name, version in installed.items():
-        console.print(f"{name} {version or 'is not installed'}", markup=False)
+        console.print(f"{name:<20}{version or 'not installed'}", markup=False)
     for rung in rungs:
         said = "works" if rung.available else f"does not work: {rung.reason}. {rung.remedy}"
-        console.print(Text(f"sandbox {rung.name} {said}", style="green" if rung.available else "red"))
-    console.print(f"official grading uses: {usable or 'nothing; it refuses, unless told --unsafe-local'}")
+        style = "green" if rung.available else "red"
+        console.print(Text(f"{'sandbox ' + rung.name:<20}{said}", style=style), soft_wrap=True)
+    console.print(f"\nofficial grading uses {usable or 'nothing: it refuses, unless told --unsafe-local'}")
     raise typer.Exit(0 if usable else SHORT)
 
 
@@ -183,18 +186,22 @@ def assignments(course: Path, given: str | None) -> list[str]:
     return found
 
 
-def grade_table(reports: list[Report]) -> Table:
-    """One line a student: points and verdict of each function, and the isolation it was judged under."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+def grade_table(reports: list[Report]) -> Group:
+    """One line a student: points and verdict of each function; and below, the isolation they were judged under."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     names = list(dict.fromkeys(result.name for report in reports for result in report.functions))
-    for column in ("student", *names, "points", "isolation"):
-        table.add_column(column)
+    levels = list(dict.fromkeys(report.isolation for report in reports if report.isolation))
+    each = ["isolation"] if len(levels) > 1 else []
+    for column in ("student", *names, "points", *each):
+        table.add_column(plain(column) if len(names) <= 3 else plain(column).replace("_", "_\n"))
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
-        table.add_row(Text(plain(report.student)), *cells, points, Text(plain(report.isolation)))
-    return table
+        table.add_row(Text(plain(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
+    said = f", judged under {levels[0]}" if len(levels) == 1 else ""
+    count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
+    return Group(table, Text(f"\n{count}{plain(said)}", style="dim"))
 
 
 def unfinished(report: Report) -> bool:
@@ -212,7 +219,7 @@ def reason(report: Report) -> str:
 def _verdict_cell(result: Any) -> Text:
     if result is None:
         return Text("")
-    word = WORDS.get(result.verdict, plain(result.verdict))
+    word = BRIEF.get(result.verdict, plain(result.verdict))
     return Text(f"{number(result.points)} {word}", style=RICH.get(result.verdict, "red"))
 
 

@@ -104,11 +104,14 @@ def hint(chapter: ChapterName, function: FunctionName = None, notebook: Notebook
     _remember(path, chapter, hints={name: shown})
     from rich.markdown import Markdown
 
+    from autograder.show import WIDEST
+
     console = out()
     console.print(f"[bold]{name}[/]  hint {shown} of {len(tiers)}")
-    console.print(Markdown(tiers[shown - 1]))
-    if shown == len(tiers):
-        console.print(f"That was the last one. The page `{chapter}` has the theory behind it.", style="dim")
+    console.print(Markdown(tiers[shown - 1]), width=min(console.width, WIDEST))
+    more = f"`meshcraft hint {chapter} {name}` again shows the next one."
+    last = f"That was the last one. The page `{chapter}` has the theory behind it."
+    console.print(last if shown == len(tiers) else more, style="dim", markup=False)
 
 
 def reset(

@@ -67,6 +67,8 @@ def main(folder: Path, workers: int) -> int:
     )
     for page in pages:
         out().print(f"  {page}", markup=False, soft_wrap=True)
+    lab = f"cd {course} && {Path(sys.executable).parent / 'jupyter'} lab"
+    out().print(f"grade the written question\n  {lab}\n  menu Nbgrader, Formgrader", markup=False, soft_wrap=True)
     problems = [*surprises(reports), *(f"no feedback for {who}: {why}" for who, why in without.items())]
     problems += [f"{report.student} needs a person" for report in reports if unfinished(report)]
     for problem in problems:

@@ -16,6 +16,7 @@ import course  # noqa: F401  8 emulated devices, before JAX starts
 from autograder.grading import wire
 from course.mesh import make_mesh
 from course.program import Compiled, Program, ProgramError, compile_program, costs, difference, memory, parse
+from course.program.audit import audit
 
 _MAX_KEPT = 64
 
@@ -32,6 +33,7 @@ class Executor:
         module = parse(program)
         looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
+            audit(program, make_mesh(program.mesh))
             smaller = parse(Program.load(blobs[1]))
             return {**looked, "difference": difference(smaller, module)}, []
         results = self._compile(program, blobs[0])(wire.unpack(header["inputs"], blobs[1:]))

@@ -9,9 +9,14 @@ from typing import Any
 
 import bleach
 from markupsafe import Markup
+from nbconvert.exporters import HTMLExporter
 from nbconvert.filters import markdown2html
 from nbformat import NotebookNode
+from nbgrader import utils
+from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateFeedback
+from nbgrader.preprocessors import GetGrades, NbGraderPreprocessor
+from traitlets.config import Config
 
 from autograder.grading.bridge import configure
 from autograder.grading.course import open_ledger
@@ -48,8 +53,35 @@ def _write_page(course: Path, assignment: str, student: str) -> Path:
     config = course_config(course, assignment, student)
     configure(config, course)
     config.GenerateFeedback.force = True
+    config.GenerateFeedback.exporter_class = FeedbackExporter
+    config.GenerateFeedback.preprocessors = [GetGrades, Waiting]
     run_nbgrader(GenerateFeedback, config)
     return course / "feedback" / student / assignment / f"{assignment}.html"
+
+
+class FeedbackExporter(HTMLExporter):
+    """Writes our page. A class of its own, because formgrader shows submissions with what HTMLExporter is told."""
+
+    @property
+    def default_config(self) -> Config:
+        config = Config(super().default_config)
+        config.FeedbackExporter.template_name = "meshcraft"
+        config.FeedbackExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates")]
+        config.FeedbackExporter.filters = {"listing": listing, "prose": prose}
+        return config
+
+
+class Waiting(NbGraderPreprocessor):
+    """Marks the cells that have no grade yet: nbgrader's own score of those reads 0."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        names = resources["nbgrader"]
+        where = (names["notebook"], names["assignment"], names["student"])
+        with Gradebook(names["db_url"]) as gradebook:
+            for cell in filter(utils.is_grade, nb.cells):
+                grade = gradebook.find_grade(cell.metadata.nbgrader.grade_id, *where)
+                cell.metadata.nbgrader["waits"] = grade.auto_score is None and grade.manual_score is None
+        return nb, resources
 
 
 def listing(cell: NotebookNode, judged: Mapping[str, Any]) -> Markup:

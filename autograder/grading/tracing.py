@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import signal
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,6 +47,29 @@ class Traced:
     line: str
 
 
+class TooLong(BaseException):
+    """The learner's Python ran longer than it may; the message says how long that is."""
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise ``TooLong`` in the learner's Python after ``seconds``, where signals can: in the main thread of Unix."""
+    usable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+
+    def stop(*_: Any) -> None:
+        raise TooLong(f"{seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop) if usable else None
+    if usable:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        if usable:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
 def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], list[Problem]]:
     """A namespace with the notebook's imports, functions, classes and constants; everything else is left out.
 
@@ -62,7 +88,7 @@ def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], lis
         for node in kept:
             try:
                 exec(compile(ast.Module([node], []), PREFIX + cell.id, "exec"), module.__dict__)
-            except Exception as error:
+            except (Exception, TooLong) as error:
                 problems.append(describe_error(error, locate_cell))
     return module.__dict__, problems
 
@@ -108,7 +134,7 @@ def find_function(task: Task, namespace: dict[str, Any], problems: list[Problem]
 
 def explained(found: Problem, problems: list[Problem]) -> Problem:
     """The same problem; a name that is missing because something earlier failed, or was left out, says so."""
-    if not found.message.startswith("NameError"):
+    if not found.message.startswith("NameError: name "):
         return found
     why = "of the notebook, only imports, definitions and constant assignments are run"
     if problems:
@@ -132,6 +158,11 @@ def trace_cases(
             programs[case.name] = trace(task, function, case, locate)
             if progress:
                 progress(case.name)
+    except TooLong as error:
+        found = describe_error(error, locate)
+        return Problem(
+            "limit_exceeded", f"{task.name} took longer than {error} to trace; does a loop ever end?", found.line
+        )
     except Mismatch as error:
         return Problem("fail", str(error), line)
     except ProgramError as error:

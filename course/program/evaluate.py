@@ -1,7 +1,8 @@
-"""Small integers, booleans and floats, evaluated per device, so that trip counts and branches resolve.
+"""Small integers and booleans, evaluated per device, so that trip counts and branches resolve.
 
-Only arrays of up to 4,096 elements whose inputs are all known are computed; everything else is unknown, and a
-trip count or branch that depends on something unknown is an error that names the op and its line.
+No floats: how a compiler rounds, fuses and flushes them is its own affair. Only arrays of up to 4,096 elements whose
+inputs are all known are computed; everything else is unknown, and a trip count or branch that depends on something
+unknown is an error that names the op and its line.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MAX_ELEMENTS = 4096
 MAX_TRIPS = 1_000_000
 Known = dict[Value, np.ndarray]
 
-_DTYPES = {"i1": np.bool_, "f32": np.float32, "f64": np.float64}
+_DTYPES = {"i1": np.bool_}
 _DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
@@ -103,8 +104,11 @@ def _evaluate(op: Op, known: Known, device: int) -> None:
     rule = _RULES.get(op.kind)
     if rule is None:
         return
-    with np.errstate(all="ignore"):
-        value = rule(op, *operands)
+    try:
+        with np.errstate(all="ignore"):
+            value = rule(op, *operands)
+    except (TypeError, ValueError, IndexError):  # a form that the rule does not know: unknown, never guessed
+        return
     if value is not None:
         known[op.results[0]] = np.asarray(value).astype(_DTYPES[op.results[0].dtype]).reshape(op.results[0].shape)
 
@@ -114,16 +118,20 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> Any:
-    if np.issubdtype(a.dtype, np.floating):
-        return a / b
-    if np.any(b == 0):
+    if _undefined(a, b):
         return None
     quotient = np.abs(a) // np.abs(b)  # StableHLO rounds to zero, NumPy down
     return np.where((a < 0) != (b < 0), -quotient.astype(a.dtype), quotient)
 
 
 def _remainder(a: np.ndarray, b: np.ndarray) -> Any:
-    return None if np.issubdtype(b.dtype, np.integer) and np.any(b == 0) else np.fmod(a, b)
+    return None if _undefined(a, b) else np.fmod(a, b)
+
+
+def _undefined(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether integer division overflows or divides by zero somewhere."""
+    signed = np.issubdtype(a.dtype, np.signedinteger)
+    return bool(np.any(b == 0) or (signed and np.any((a == np.iinfo(a.dtype).min) & (b == -1))))
 
 
 def _compare(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
@@ -168,13 +176,16 @@ def _iota(op: Op) -> Any:
     return np.broadcast_to(along, shape)
 
 
-def _reduce(op: Op, a: np.ndarray, initial: np.ndarray) -> Any:
-    ops = op.regions[0].ops
+def _reduce(op: Op, a: np.ndarray, initial: np.ndarray, *others: np.ndarray) -> Any:
+    block = op.regions[0]
+    ops = block.ops
     reducers = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
-    reducers |= {"and": np.logical_and, "or": np.logical_or}
-    if len(ops) != 1 or ops[0].kind not in reducers:
+    reducers |= {"and": np.bitwise_and, "or": np.bitwise_or}
+    if len(ops) != 1 or ops[0].kind not in reducers or len(op.results) != 1:
         return None
-    return reducers[ops[0].kind].reduce(a, axis=tuple(op.attributes["dimensions"]), initial=initial)
+    if ops[0].operands != block.arguments or block.returns != ops[0].results:
+        return None
+    return reducers[ops[0].kind].reduce(a, axis=tuple(op.attributes["dimensions"]), initial=initial, dtype=a.dtype)
 
 
 _RULES: dict[str, Callable[..., Any]] = {
@@ -190,7 +201,6 @@ _RULES: dict[str, Callable[..., Any]] = {
     "divide": _plain(_divide),
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
-    "floor": _plain(np.floor),
     "iota": _iota,
     "maximum": _plain(np.maximum),
     "minimum": _plain(np.minimum),

@@ -83,7 +83,7 @@ def export(
             raise
         raise ProgramError(
             "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program holds "
-            "only what devices compute; take the callback out"
+            "only what devices compute. Take it out; a plain print(x) shows shapes while the function is traced"
         ) from None
     outputs = _output_leaves(results[0], out_specs() if callable(out_specs) else out_specs)
     artefact = bytes(_relocated(exported, locate).serialize())

@@ -154,8 +154,10 @@ class _Reader:
         bodies = [op for op in outer.operations if op.operation.name == "sdy.manual_computation"]
         if not bodies and math.prod(self.mesh.values()) == 1:  # jax leaves the shard_map of one device out
             return self._block(outer, {}, 0)
+        # jax moves constants out of shard_map; nothing else may stand there.
+        constants = {hash(op.operation.results[0]): op.operation for op in outer.operations if _is_constant(op)}
         for op in outer.operations:
-            if op.operation.name not in ("sdy.manual_computation", "func.return"):
+            if op.operation.name not in ("sdy.manual_computation", "func.return") and not _is_constant(op):
                 raise unsupported(None, _line(op), f"{op.operation.name} lies outside shard_map, where the lenses "
                                   "cannot tell who computes what; move it inside")  # fmt: skip
         if len(bodies) != 1:
@@ -166,7 +168,14 @@ class _Reader:
             raise unsupported(
                 None, _line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out"
             )
-        return self._block(body.regions[0].blocks[0], {}, 0)
+        block = self._block(body.regions[0].blocks[0], {}, 0)
+        given = [constants.get(hash(operand)) for operand in body.operands]
+        for value, constant in zip(list(block.arguments), given, strict=True):
+            if constant is not None:
+                block.arguments.remove(value)
+                known = _attributes(constant) if value.shape == _value(constant.results[0].type).shape else {}
+                block.ops.insert(0, Op("constant", [], [value], known, [], ""))
+        return block
 
     def _block(self, block: Any, outside: dict[int, Value], depth: int) -> Block:
         if depth > MAX_DEPTH:
@@ -209,6 +218,10 @@ class _Reader:
         self.line = outer
         block.ops += inner.ops
         return inner.returns
+
+
+def _is_constant(op: Any) -> bool:
+    return op.operation.name == "stablehlo.constant"
 
 
 def _kind(op: Any, line: str) -> str:

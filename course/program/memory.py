@@ -170,7 +170,7 @@ def _captured(block: Block) -> set[Value]:
 
 
 def _schedule(block: Block, state: _State, fused: set[Value]) -> None:
-    last = _last_uses(block)
+    last = _last_uses(block, fused)
     for op in block.ops:
         state.clock += 1
         if op.kind == "while":
@@ -193,7 +193,7 @@ def _alias(op: Op, state: _State) -> None:
         state.places[result] = state.places.get(operand, ())
 
 
-def _write(op: Op, state: _State, last: dict[Value, Op]) -> None:
+def _write(op: Op, state: _State, last: dict[Value, Op | None]) -> None:
     for operand in op.operands:
         state.read(operand)
     target = _in_place(op, state, last)
@@ -205,7 +205,7 @@ def _write(op: Op, state: _State, last: dict[Value, Op]) -> None:
             state.new(result, op)
 
 
-def _in_place(op: Op, state: _State, last: dict[Value, Op]) -> _Buffer | None:
+def _in_place(op: Op, state: _State, last: dict[Value, Op | None]) -> _Buffer | None:
     """The buffer of an operand that dies here and that the result may take over."""
     if op.kind in ("dynamic_update_slice", "scatter"):
         candidates = op.operands[:1]
@@ -221,18 +221,42 @@ def _in_place(op: Op, state: _State, last: dict[Value, Op]) -> _Buffer | None:
     return None
 
 
-def _last_uses(block: Block) -> dict[Value, Op]:
-    """The last op of the block that reads a value, none for one that the block returns."""
-    last: dict[Value, Op] = {}
+def _last_uses(block: Block, fused: set[Value]) -> dict[Value, Op | None]:
+    """The last op of the block that reads a value's bytes, None for bytes that the block returns.
+
+    Reading an alias, or something fused that is computed from a value, reads the value.
+    """
+    origins: dict[Value, frozenset[Value]] = {}
+    last: dict[Value, Op | None] = {}
+
+    def read(value: Value, reader: Op | None) -> None:
+        for origin in origins.get(value, frozenset((value,))):
+            last[origin] = reader
+
     for op in block.ops:
         inner = [value for region in op.regions for value in _captured(region)]
-        last.update(dict.fromkeys([*op.operands, *inner], op))
+        for value in (*op.operands, *inner):
+            read(value, op)
+        if op.kind in _ALIASES:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                origins[result] = origins.get(operand, frozenset((operand,)))
+        elif op.results and op.results[0] in fused:
+            every = [origins.get(operand, frozenset((operand,))) for operand in op.operands]
+            origins[op.results[0]] = frozenset().union(*every)
     for value in block.returns:
-        last.pop(value, None)
-    return last
+        read(value, None)
+    return {
+        value: last[origin] for value in {*origins, *last} for origin in [_origin(value, origins)] if origin in last
+    }
 
 
-def _loop(op: Op, state: _State, fused: set[Value], last: dict[Value, Op]) -> None:
+def _origin(value: Value, origins: dict[Value, frozenset[Value]]) -> Value:
+    """The value whose bytes an alias is; the value itself where it has bytes of its own."""
+    found = origins.get(value, frozenset((value,)))
+    return next(iter(found)) if len(found) == 1 else value
+
+
+def _loop(op: Op, state: _State, fused: set[Value], last: dict[Value, Op | None]) -> None:
     condition, body = op.regions
     for operand in op.operands:
         state.read(operand)
@@ -256,13 +280,13 @@ def _loop(op: Op, state: _State, fused: set[Value], last: dict[Value, Op]) -> No
         state.read(value)
     for buffer in [*captured, *(place for places in carried for place in places)]:
         buffer.end = max(buffer.end, state.clock)
-    _merge_carries(body, carried, state)
+    _merge_carries(body, carried, state, fused)
     state.places.update(zip(op.results, carried, strict=True))
 
 
-def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _State) -> None:
+def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _State, fused: set[Value]) -> None:
     """A value computed afresh is written straight into its carry when the old one was read for the last time."""
-    last = _last_uses(body)
+    last = _last_uses(body, fused)
     position = {id(op): i for i, op in enumerate(body.ops)}
     maker = {result: op for op in body.ops for result in op.results}
     for argument, value, places in zip(body.arguments, body.returns, carried, strict=True):
@@ -271,7 +295,8 @@ def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _Stat
             continue
         made, reader = maker.get(value), last.get(argument)
         fresh = made is not None and buffer[0].op is made
-        if fresh and argument not in body.returns and (reader is None or position[id(reader)] < position[id(made)]):
+        returned = argument in last and reader is None
+        if fresh and not returned and (reader is None or position[id(reader)] < position[id(made)]):
             buffer[0].bytes = 0
 
 

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 MAGIC = b"MESHCRAFT-PROGRAM-1\n"
 MAX_BYTES = 8 * 2**20
+MAX_DEVICES = 4096
+MAX_DIM = 2**40
 ROLES = ("state", "batch", "key", "result")
 
 # One entry a dim: the mesh axes that the dim is split over, none for a dim that is whole.
@@ -104,19 +106,21 @@ class Program:
         try:
             header = json.loads(data[start : start + length])
             inputs, outputs = (tuple(map(_leaf, header[key])) for key in ("inputs", "outputs"))
-            mesh = {str(axis): int(size) for axis, size in header["mesh"]}
+            mesh = {str(axis): _whole(size, MAX_DEVICES) for axis, size in header["mesh"]}
             program = cls(
                 mesh, str(header["platform"]), inputs, outputs, tuple(header["donated"]), data[start + length :]
             )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise ProgramError(f"this Program's header cannot be read: {error}") from None
         program.check_form()
         return program
 
     def check_form(self) -> None:
         """Raises ``ProgramError`` where the header contradicts itself."""
-        if not self.mesh or any(size < 1 for size in self.mesh.values()):
-            raise ProgramError(f"mesh {self.mesh} has no axis or an empty one")
+        if not self.mesh or len(self.mesh) > 8 or any(size < 1 for size in self.mesh.values()):
+            raise ProgramError(f"mesh {self.mesh} has no axis, an empty one, or more than 8")
+        if self.num_devices > MAX_DEVICES:
+            raise ProgramError(f"the Program is for {self.num_devices} devices and at most {MAX_DEVICES} are allowed")
         for leaf in (*self.inputs, *self.outputs):
             _check_leaf(leaf, self.mesh)
         for index in self.donated:
@@ -140,10 +144,14 @@ def path_name(prefix: str, path: Iterable[Any]) -> str:
 
 def _leaf(data: dict[str, Any]) -> Leaf:
     spec = tuple(tuple(str(axis) for axis in axes) for axes in data["spec"])
-    shape = tuple(data["shape"])
-    if not all(type(dim) is int and dim >= 0 for dim in shape):
-        raise ProgramError(f"shape {shape!r} is not made of whole numbers")
+    shape = tuple(_whole(dim, MAX_DIM) for dim in data["shape"])
     return Leaf(str(data["name"]), shape, str(data["dtype"]), spec, str(data["role"]))
+
+
+def _whole(number: Any, limit: int) -> int:
+    if type(number) is not int or not 0 <= number <= limit:
+        raise ProgramError(f"a size in the header is not a whole number from 0 to {limit:,}")
+    return number
 
 
 def _check_leaf(leaf: Leaf, mesh: dict[str, int]) -> None:
