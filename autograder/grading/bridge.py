@@ -55,13 +55,8 @@ def configure(config: Config, course: Path) -> None:
         "nbgrader.preprocessors.AssignLatePenalties",
         "nbgrader.preprocessors.CheckCellMetadata",
     ]
-    config.GenerateFeedback.preprocessors = [
-        "nbgrader.preprocessors.GetGrades",
-        "nbconvert.preprocessors.CSSHTMLHeaderPreprocessor",
-    ]
-    config.HTMLExporter.template_name = "meshcraft"
-    config.HTMLExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates")]
-    config.HTMLExporter.filters = {name: f"autograder.grading.feedback.{name}" for name in ("listing", "prose")}
+    config.GenerateFeedback.exporter_class = "autograder.grading.feedback.FeedbackExporter"
+    config.GenerateFeedback.preprocessors = ["nbgrader.preprocessors.GetGrades", "autograder.grading.feedback.Waiting"]
 
 
 def book(

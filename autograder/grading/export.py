@@ -26,12 +26,14 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
     handed_in = {submission.student: submission for submission in find_submissions(course, assignment)}
     with open_ledger(course) as ledger:
         entries = {entry.student: entry for entry in ledger.status(assignment)}
+    booked = _booked(course, assignment)
     rows = []
     for student in sorted({*students(course, assignment), *entries}):
         submission, entry = handed_in.get(student), entries.get(student)
         changed = submission is not None and entry is not None and submission.digest != entry.submission
         state = NOTHING if submission is None and entry is None else CHANGED if changed else _state(entry)
         report = entry.report if entry else None
+        by_hand = BY_HAND if state == GRADED and booked.get(student, {}).get("waits") else ""
         rows.append(
             {
                 "chapter": assignment,
@@ -39,7 +41,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
                 "state": state,
                 "points": report.points if report and state in (GRADED, UNBOOKED) else None,
                 "max_points": report.max_points if report else None,
-                "why": _why(entry) if state == HUMAN else "",
+                "why": _why(entry) if state == HUMAN else by_hand,
             }
         )
     return rows
@@ -110,6 +112,6 @@ def _submission_scores(submission: Any) -> dict[str, Any]:
     penalty = submission.late_submission_penalty or 0.0
     scores = {"score": round(submission.score - penalty, 4), "max_score": submission.max_score, "late_penalty": penalty}
     for grade in grades:
-        waits = grade.needs_manual_grade
+        waits = grade.needs_manual_grade and grade.manual_score is None
         scores[f"points {grade.name.removeprefix('check-')}"] = "" if waits else grade.score
     return {"scores": scores, "waits": any(grade.needs_manual_grade for grade in grades)}

@@ -111,7 +111,7 @@ FIRST, SECOND = (case.name for case in plan("fsdp", TASK, full=False).cases)
         (change(FIRST, platform="cuda"), "is for platform 'cuda'"),
         (lambda p: change(FIRST, inputs=p[FIRST].inputs[1:])(p), "takes"),
         (lambda p: change(FIRST, outputs=p[FIRST].outputs[1:])(p), "number of outputs"),
-        (lambda p: change(FIRST, outputs=p[FIRST].outputs[::-1])(p), "output"),
+        (lambda p: change(FIRST, outputs=p[FIRST].outputs[::-1])(p), "and the signature one of"),
         (lambda p: change(FIRST, artefact=p[FIRST].artefact[:-50])(p), "cannot be read"),
         (lambda p: change(FIRST, artefact=p[SECOND].artefact)(p), "the artefact is for mesh"),
     ],

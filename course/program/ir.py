@@ -110,7 +110,7 @@ def parse(program: Program) -> Module:
         raise ProgramError(f"this Program's artefact cannot be read: {type(error).__name__}") from None
     with make_ir_context():
         module = ir.Module.parse(text)
-        main = _Reader(module, program.mesh).read()
+        main = _Reader(module, program).read()
     remove_dead_code(main)
     return Module(main, dict(program.mesh))
 
@@ -135,7 +135,8 @@ def walk(block: Block) -> Iterator[Op]:
 class _Reader:
     """Copies MLIR into our own classes, inlining ``func.call``."""
 
-    def __init__(self, module: Any, mesh: dict[str, int]):
+    def __init__(self, module: Any, program: Program):
+        self.program, mesh = program, program.mesh
         functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
         self.functions = {op.attributes["sym_name"].value: op for op in functions}
         self.mesh = mesh
@@ -169,6 +170,7 @@ class _Reader:
                 None, _line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out"
             )
         block = self._block(body.regions[0].blocks[0], {}, 0)
+        self._check_boundary(outer, body, block, constants)
         given = [constants.get(hash(operand)) for operand in body.operands]
         for value, constant in zip(list(block.arguments), given, strict=True):
             if constant is not None:
@@ -176,6 +178,32 @@ class _Reader:
                 known = _attributes(constant) if value.shape == _value(constant.results[0].type).shape else {}
                 block.ops.insert(0, Op("constant", [], [value], known, [], ""))
         return block
+
+    def _check_boundary(self, outer: Any, body: Any, block: Block, constants: dict[int, Any]) -> None:
+        """What enters and leaves shard_map must be the signature's blocks: else the compiler moves data unseen."""
+        final = next(op for op in outer.operations if op.operation.name == "func.return")
+        for what, found, wanted in (
+            ("inputs", len(outer.arguments), len(self.program.inputs)),
+            ("outputs", len(final.operands), len(self.program.outputs)),
+        ):
+            if found != wanted:
+                raise ProgramError(f"the artefact's number of {what}: found {found}, expected {wanted}")
+        leaves = {hash(argument): leaf for argument, leaf in zip(outer.arguments, self.program.inputs, strict=True)}
+        for operand, value in zip(body.operands, block.arguments, strict=True):
+            if hash(operand) not in constants:
+                self._check_block(leaves[hash(operand)], value)
+        inside = {hash(result): value for result, value in zip(body.results, block.returns, strict=True)}
+        for operand, leaf in zip(final.operands, self.program.outputs, strict=True):
+            if hash(operand) not in inside:
+                raise ProgramError(f"result {leaf.name} does not come out of shard_map")
+            self._check_block(leaf, inside[hash(operand)])
+
+    def _check_block(self, leaf: Any, value: Value) -> None:
+        wanted = leaf.local_shape(self.mesh)
+        if value.shape != wanted:
+            raise ProgramError(
+                f"{leaf.name}: shard_map has a block of {list(value.shape)} and the signature one of {list(wanted)}"
+            )
 
     def _block(self, block: Any, outside: dict[int, Value], depth: int) -> Block:
         if depth > MAX_DEPTH:
@@ -203,6 +231,8 @@ class _Reader:
         known.update({hash(r): v for r, v in zip(op.results, results, strict=True)})
         line = _line(op) or self.line
         kind = _kind(op, line)
+        if kind in COLLECTIVES:
+            _check_groups(op, kind, line)
         regions = [self._block(region.blocks[0], known, depth + 1) for region in op.regions]
         block.ops.append(Op(kind, operands, results, _attributes(op), regions, line))
 
@@ -231,6 +261,18 @@ def _kind(op: Any, line: str) -> str:
     if dialect != "stablehlo" or kind not in KNOWN:
         raise unsupported(None, line, f"the lenses cannot price {op.name}; write it with other operations")
     return kind
+
+
+def _check_groups(op: Any, kind: str, line: str) -> None:
+    """Groups must count devices the way jax writes them; XLA has other ways, in which the same numbers mean more."""
+    handle = (
+        re.search(r"handle = (\d+)", str(op.attributes["channel_handle"]))
+        if "channel_handle" in op.attributes
+        else None
+    )
+    counted = "use_global_device_ids" in op.attributes or kind not in ("all_gather", "all_reduce", "reduce_scatter")
+    if handle is None or int(handle[1]) < 1 or not counted:
+        raise unsupported(None, line, f"{kind} does not say its groups in global device numbers")
 
 
 def _attributes(op: Any) -> dict[str, Any]:

@@ -303,6 +303,8 @@ def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _Stat
 def _branches(op: Op, state: _State, fused: set[Value]) -> None:
     for operand in op.operands:
         state.read(operand)
+    for result in op.results:
+        state.new(result, op)
     captured = [place for region in op.regions for v in _captured(region) for place in state.places.get(v, ())]
     for region in op.regions:
         _schedule(region, state, fused)
@@ -311,11 +313,9 @@ def _branches(op: Op, state: _State, fused: set[Value]) -> None:
             state.read(value)
             for buffer in state.places.get(value, ()):
                 if buffer.op is not None and buffer.op in region.ops:
-                    buffer.bytes = 0  # written straight into the result
-    for buffer in captured:
+                    buffer.bytes = 0  # written straight into the result, which is counted from the start
+    for buffer in [*captured, *(place for result in op.results for place in state.places[result])]:
         buffer.end = max(buffer.end, state.clock)
-    for result in op.results:
-        state.new(result, op)
 
 
 def _peak(buffers: list[_Buffer]) -> tuple[int, tuple[Alive, ...]]:
