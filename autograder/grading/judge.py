@@ -132,6 +132,9 @@ def _analyse(plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
     assert plan.analysed and plan.task.analysed
     program = _load(plan, plan.analysed, programs)
     smaller = programs[plan.task.analysed[1]]
+    theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
+    if theirs != ours:
+        raise ProgramError("the Program of the realistic size does not give what the small one gives")
     answer, _ = execute({"do": "analyse"}, [programs[plan.analysed.name], smaller])
     return Evidence(
         plan.analysed, program.inputs, program.outputs, {}, {}, *_looked(answer), line, answer["difference"]

@@ -13,7 +13,7 @@ from autograder.grading.executor import Executor
 from autograder.grading.judge import judge, plan
 from autograder.grading.pipeline import Grader, _programs, _Told
 from autograder.grading.sandbox import best_level
-from autograder.grading.tracing import trace_cases
+from autograder.grading.tracing import Traced, trace_cases
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
 from solutions.fsdp import shard_params
 
@@ -72,6 +72,7 @@ def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
 def honest():
     planned = plan("fsdp", TASK, full=False)
     traced = trace_cases(TASK, shard_params, planned.traced, lambda _: None)
+    assert isinstance(traced, Traced)
     return planned, traced.programs
 
 

@@ -216,6 +216,29 @@ def names_a_copy(shards, specs, batch, model, axis_name):
     return _loss(shards, specs, batch, model, axis_name, gather, partial(jax.checkpoint, policy=policy))
 
 
+def computes_less_where_nobody_runs_it(shards, specs, batch, model, axis_name):
+    """Cuts every array to 64, which changes nothing at the sizes that are run."""
+    size = lax.axis_size(axis_name)
+
+    def cut(leaf, spec):
+        whole = [64 // size if axis_name in spec and dim == spec.index(axis_name) else 64 for dim in range(leaf.ndim)]
+        return lax.slice(leaf, [0] * leaf.ndim, [min(limit, dim) for limit, dim in zip(whole, leaf.shape, strict=True)])
+
+    few = {name: cut(rows, P()) for name, rows in batch.items()}
+    return full_loss(model, gather_params(jax.tree.map(cut, shards, specs), specs, axis_name), few)
+
+
+def keeps_weights_behind_a_barrier(shards, specs, batch, model, axis_name):
+    """Keeps every gathered weight and hides that from a liveness that does not follow aliases."""
+
+    def gather(part, part_specs, axis_name):
+        return jax.tree.map(
+            lambda leaf: lax.optimization_barrier(leaf) * 1.0, gather_params(part, part_specs, axis_name)
+        )
+
+    return _loss(shards, specs, batch, model, axis_name, gather)
+
+
 def gathers_four_times(shards, specs, batch, model, axis_name):
     """Recomputes the whole loss around layers that recompute themselves."""
     return jax.checkpoint(lambda parts: fsdp_loss(parts, specs, batch, model, axis_name))(shards)
@@ -266,6 +289,8 @@ MUTANTS = (
     mutant("fsdp_loss", keeps_gathered_weights, TEMPORARIES),
     mutant("fsdp_loss", gathers_everything_first, TEMPORARIES),
     mutant("fsdp_loss", names_a_copy, TEMPORARIES),
+    mutant("fsdp_loss", computes_less_where_nobody_runs_it, TEMPORARIES, GATHERED, SCATTERED),
+    mutant("fsdp_loss", keeps_weights_behind_a_barrier, TEMPORARIES),
     mutant("fsdp_loss", gathers_four_times, GATHERED),
     mutant("fsdp_loss", averages_the_loss, VALUES, OTHERS),
     mutant("fsdp_loss", divides_by_devices, VALUES, GRADIENTS, NORM),

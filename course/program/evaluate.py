@@ -63,8 +63,7 @@ def _loop(op: Op, known: Known, device: int, depth: int) -> Iterator[tuple[Op, i
     _bind(body.arguments, op.operands, known)
     for _ in range(MAX_TRIPS):
         _bind(condition.arguments, body.arguments, known)
-        for _ in _run(condition, known, device, depth + 1):
-            pass
+        yield from _run(condition, known, device, depth + 1)
         proceed = known.get(condition.returns[0])
         if proceed is None:
             raise unsupported(op, op.line, "how often this loop runs depends on data, so its cost cannot be known")
@@ -155,6 +154,8 @@ def _slice(op: Op, a: np.ndarray) -> Any:
 
 
 def _starts(a: np.ndarray, sizes: tuple[int, ...], starts: tuple[np.ndarray, ...]) -> tuple[slice, ...]:
+    if any(int(start) > 2**31 - 1 for start in starts):
+        raise ValueError("compilers do not agree what such a start means")
     clamped = [min(max(int(s), 0), dim - size) for s, dim, size in zip(starts, a.shape, sizes, strict=True)]
     return tuple(slice(start, start + size) for start, size in zip(clamped, sizes, strict=True))
 

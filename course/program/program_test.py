@@ -285,7 +285,73 @@ def test_work_outside_shard_map_is_refused():
         parse(program)
 
 
+def test_constant_that_jax_moves_out_of_shard_map_is_followed_inside():
+    signs = np.array([1.0, -1.0, 1.0, -1.0], np.float32)
+    program = program_of(lambda x: x * jnp.asarray(signs), {"x": struct(8, 4)}, {"x": P("data")}, P("data"))
+    assert costs(parse(program)).elementwise == 4
+    assert memory(parse(program), program).arguments == 16
+
+
+@pytest.mark.parametrize(
+    ("predicate", "known"),
+    [
+        (lambda i: lax.reduce(6 - 3 * jnp.arange(2) + 0 * i, np.int32(-1), lax.bitwise_and, (0,)) == 2, True),
+        (lambda i: jnp.argmax(jnp.arange(4)) + i > 9, False),
+        (lambda i: (i.astype(F32) * 0 + 3e9).astype(jnp.int32) > 0, False),
+        (lambda i: lax.div(i * 0 - 7, jnp.int32(2)) == -3, True),
+        (lambda i: lax.rem(i * 0 - 7, jnp.int32(2)) == -1, True),
+    ],
+)
+def test_branch_is_the_one_that_runs_or_it_is_refused(predicate, known):
+    def local(x):
+        return lax.cond(predicate(lax.axis_index("data")), lambda x: x + x @ x, lambda x: x, x)
+
+    program = program_of(local, {"x": struct(32, 4)}, {"x": P("data")}, P("data"))
+    if not known:
+        with pytest.raises(ProgramError, match="depends on data"):
+            costs(parse(program))
+        return
+    ran = compile_program(program, make_mesh({"data": 8}))({"x": np.ones((32, 4), np.float32)})["out"]
+    assert costs(parse(program)).flops == (2 * 4**3 if ran[0, 0] > 1 else 0)
+
+
+def test_shard_map_that_takes_other_blocks_than_the_signature_is_refused():
+    program = program_of(lambda x: x * 2, {"x": struct(8, 8)}, {"x": P()}, P())
+    lie = replace(program, inputs=(replace(program.inputs[0], spec=(("data",), ())),))
+    with pytest.raises(ProgramError, match=r"x: shard_map has a block of \[8, 8\] and the signature one of \[1, 8\]"):
+        parse(lie)
+
+
 # Memory
+
+
+def test_buffer_that_an_alias_still_reads_is_not_overwritten():
+    def local(x):
+        whole = lax.all_gather(x, "data", tiled=True)
+        kept = lax.optimization_barrier(whole)
+        return (whole * 2.0) @ kept
+
+    program = program_of(local, {"x": struct(64, 64)}, {"x": P("data")}, P("data"))
+    assert memory(parse(program), program).temporaries >= 2 * 64 * 64 * 4
+
+
+def test_what_a_branch_returns_lives_while_the_branch_runs():
+    def work(x):
+        return jnp.sum(x @ x) * x @ x
+
+    def plain(x):
+        return work(lax.all_gather(x, "data", tiled=True))[:8]
+
+    def branched(x):
+        whole = lax.all_gather(x, "data", tiled=True)
+        return lax.cond(lax.axis_index("tensor") == 0, work, work, whole)[:8]
+
+    mesh = {"data": 4, "tensor": 2}
+    found = []
+    for local in (plain, branched):
+        program = program_of(local, {"x": struct(64, 64)}, {"x": P("data")}, P(("data", "tensor")), mesh)
+        found.append(memory(parse(program), program).temporaries)
+    assert found[1] >= found[0]
 
 
 def test_arguments_outputs_and_donation_are_counted_per_device():
