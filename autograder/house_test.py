@@ -39,8 +39,8 @@ def allowed(path):
             "course",
             *(f"solutions.{entry.name}" for entry in (earlier(parts[1]) if parts[1] != "__init__" else ())),
         }
-    if parts[:2] == ("autograder", "chapters") or parts[1] in ("contract", "facts", "verdict"):
-        return {"course", "autograder.contract", "autograder.facts", "autograder.verdict"}
+    if parts[:2] == ("autograder", "chapters") or parts[1] in ("contract", "facts", "forms", "verdict"):
+        return {"course", "autograder.contract", "autograder.facts", "autograder.forms", "autograder.verdict"}
     return set(OURS)
 
 

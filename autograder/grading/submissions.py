@@ -13,7 +13,13 @@ from autograder.grading.ledger import digest, key
 from autograder.verdict import NEEDS_HUMAN, REFUSED
 
 LARGEST = 32 << 20
-SOURCES = ("course/**/*.py", "autograder/contract.py", "autograder/facts.py", "autograder/verdict.py")
+SOURCES = (
+    "course/**/*.py",
+    "autograder/contract.py",
+    "autograder/facts.py",
+    "autograder/forms.py",
+    "autograder/verdict.py",
+)
 
 
 @dataclass(frozen=True)
