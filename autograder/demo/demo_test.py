@@ -109,7 +109,7 @@ def test_raising_gets_its_own_line(graded):
     _, reports, _ = graded
     raises = next(report for report in reports if report.student == "raises")
     assert [result.line for result in raises.functions] == ["shard_params:14", "gather_params:13", "gather_params:13"]
-    assert raises.functions[0].message == "ValueError: max() arg is an empty sequence"
+    assert raises.functions[0].message.startswith("ValueError: max() ")  # Python words the rest differently
 
 
 def test_gradebook_feedback_and_export_agree_with_the_verdicts(graded):
