@@ -6,10 +6,11 @@ A Program is a learner's jitted step, exported as StableHLO: ``export`` makes on
 
 from course.program.costs import Collective, Costs, costs
 from course.program.export import Locate, export, signature_of
-from course.program.ir import Module, parse
+from course.program.ir import Module
 from course.program.memory import Memory, memory
 from course.program.program import Leaf, Program, ProgramError
 from course.program.run import Compiled, compile_program
+from course.program.stablehlo import parse
 from course.program.structure import difference
 
 __all__ = [

@@ -10,8 +10,8 @@ from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 from jax.sharding import Mesh, NamedSharding
 
-from course.program.ir import operations
 from course.program.program import Leaf, Program, ProgramError
+from course.program.stablehlo import operations
 
 DIALECTS = {"builtin", "func", "stablehlo", "chlo", "sdy"}
 CUSTOM_CALLS: set[str] = set()

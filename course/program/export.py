@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh
-from course.program.ir import operations
 from course.program.program import MAX_BYTES, Leaf, Program, ProgramError, path_name, spec_of
+from course.program.stablehlo import operations
 
 # From a source file's name to the name it is shown by, or None for a file that is nobody's concern.
 Locate = Callable[[str], str | None]

@@ -1,0 +1,261 @@
+"""What the lenses see in a Program: costs and memory against closed forms, and what they refuse."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.mesh import make_mesh
+from course.program import ProgramError, compile_program, costs, difference, export, memory, parse
+from course.program.program_test import F32, matmul, program_of, struct
+
+
+def ring_program(collective, out, mesh=None):
+    return program_of(collective, {"x": struct(16, 8)}, {"x": P("data")}, out, mesh)
+
+
+# Costs
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("kind", "collective", "out", "factor"),
+    [
+        ("all_gather", lambda x: lax.all_gather(x, "data", tiled=True), P("data"), lambda n: (n - 1)),
+        ("reduce_scatter", lambda x: lax.psum_scatter(x, "data", scatter_dimension=1, tiled=True), P("data"),
+         lambda n: (n - 1) / n),
+        ("all_reduce", lambda x: lax.psum(x, "data"), P(), lambda n: 2 * (n - 1) / n),
+        ("all_to_all", lambda x: lax.all_to_all(x, "data", 1, 0, tiled=True), P("data"), lambda n: (n - 1) / n),
+        ("collective_permute", lambda x: lax.ppermute(x, "data", [(0, 1), (1, 0)]), P("data"), lambda n: 1),
+    ],
+)  # fmt: skip
+def test_bytes_of_a_collective_equal_the_ring_closed_form(n, kind, collective, out, factor):
+    mesh = {"data": n, "tensor": 8 // n}
+    (found,) = costs(parse(ring_program(collective, out, mesh))).collectives
+    block = 16 // n * 8 * 4
+    assert (found.kind, found.axes, found.count) == (kind, ("data",), 1)
+    assert found.wire_bytes == pytest.approx(block * factor(n))
+
+
+def test_group_of_one_device_sends_nothing():
+    assert not costs(parse(ring_program(lambda x: lax.psum(x, "data"), P(), {"data": 1, "tensor": 8}))).collectives
+
+
+def test_loop_multiplies_flops_and_collectives_by_its_trips():
+    def local(w, x):
+        def step(x, w):
+            return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True)), None
+
+        return lax.scan(step, x, w)[0]
+
+    program = program_of(
+        local, {"w": struct(5, 16, 16), "x": struct(8, 16)}, {"w": P(None, "data"), "x": P("data")}, P("data")
+    )
+    found = costs(parse(program))
+    assert found.flops == 5 * 2 * 1 * 16 * 16
+    assert found.products == {"f32 x f32": 5}
+    assert [c.count for c in found.collectives] == [5]
+
+
+def test_branch_by_device_is_resolved_and_the_busiest_device_counts():
+    def local(x):
+        return lax.cond(lax.axis_index("data") == 3, lambda x: x @ x @ x, lambda x: x, x)
+
+    program = program_of(local, {"x": struct(32, 4)}, {"x": P("data")}, P("data"))
+    assert costs(parse(program)).flops == 2 * 2 * 4**3
+
+
+def test_collective_that_not_every_device_reaches_is_a_deadlock_with_its_line():
+    def local(x):
+        def reduced(x):
+            return lax.psum(lax.pcast(x, "data", to="varying"), "data")
+
+        return lax.cond(lax.axis_index("data") == 0, reduced, lambda x: x, x)
+
+    program = program_of(local, {"x": struct(8)}, {"x": P()}, P(), locate=lambda f: "here" if f == __file__ else None)
+    with pytest.raises(ProgramError, match=r"here:\d+: devices would wait .* device 0 runs all_reduce"):
+        costs(parse(program))
+
+
+def test_branch_that_a_whole_group_takes_may_hold_a_collective():
+    def local(x):
+        def reduced(x):
+            return lax.pcast(lax.psum(x, "data"), "data", to="varying")
+
+        return lax.cond(lax.axis_index("tensor") == 0, reduced, lambda x: x, x)
+
+    mesh = {"data": 4, "tensor": 2}
+    program = program_of(local, {"x": struct(8, 8)}, {"x": P("data", "tensor")}, P("data", "tensor"), mesh)
+    assert [c.axes for c in costs(parse(program)).collectives] == [("data",)]
+
+
+def test_dead_code_costs_nothing_even_in_a_loop():
+    def local(x):
+        def step(carry, _):
+            x, waste = carry
+            return (x + 1, waste @ waste), None
+
+        return lax.scan(step, (x, x), None, length=3)[0][0]
+
+    program = program_of(local, {"x": struct(32, 4)}, {"x": P("data")}, P("data"))
+    assert costs(parse(program)).flops == 0
+
+
+@pytest.mark.parametrize(
+    ("local", "message"),
+    [
+        (lambda x: lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x, x), "which branch runs depends on data"),
+        (
+            lambda x: lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x + 1, x),
+            "how often this loop runs depends on data",
+        ),
+        (lambda x: jnp.linalg.cholesky(x), "cannot price|not allowed"),
+    ],
+)
+def test_what_cannot_be_resolved_is_an_error_that_names_the_line(local, message):
+    program = program_of(
+        local, {"x": struct(32, 4)}, {"x": P("data")}, P("data"), locate=lambda f: "here" if f == __file__ else None
+    )
+    with pytest.raises(ProgramError, match=rf"here:\d+: .*({message})"):
+        costs(parse(program))
+
+
+def test_work_outside_shard_map_is_refused():
+    def function(x):
+        return {"out": x + 1}
+
+    program = export(function, {"x": struct(8, 4)}, {"x": P("data")}, mesh={"data": 8}, out_specs={"out": P("data")})
+    with pytest.raises(ProgramError, match="lies outside shard_map"):
+        parse(program)
+
+
+def test_constant_that_jax_moves_out_of_shard_map_is_followed_inside():
+    signs = np.array([1.0, -1.0, 1.0, -1.0], np.float32)
+    program = program_of(lambda x: x * jnp.asarray(signs), {"x": struct(8, 4)}, {"x": P("data")}, P("data"))
+    assert costs(parse(program)).elementwise == 4
+    assert memory(parse(program), program).arguments == 16
+
+
+@pytest.mark.parametrize(
+    ("predicate", "known"),
+    [
+        (lambda i: lax.reduce(6 - 3 * jnp.arange(2) + 0 * i, np.int32(-1), lax.bitwise_and, (0,)) == 2, True),
+        (lambda i: jnp.argmax(jnp.arange(4)) + i > 9, False),
+        (lambda i: (i.astype(F32) * 0 + 3e9).astype(jnp.int32) > 0, False),
+        (lambda i: lax.div(i * 0 - 7, jnp.int32(2)) == -3, True),
+        (lambda i: lax.rem(i * 0 - 7, jnp.int32(2)) == -1, True),
+    ],
+)
+def test_branch_is_the_one_that_runs_or_it_is_refused(predicate, known):
+    def local(x):
+        return lax.cond(predicate(lax.axis_index("data")), lambda x: x + x @ x, lambda x: x, x)
+
+    program = program_of(local, {"x": struct(32, 4)}, {"x": P("data")}, P("data"))
+    if not known:
+        with pytest.raises(ProgramError, match="depends on data"):
+            costs(parse(program))
+        return
+    ran = compile_program(program, make_mesh({"data": 8}))({"x": np.ones((32, 4), np.float32)})["out"]
+    assert costs(parse(program)).flops == (2 * 4**3 if ran[0, 0] > 1 else 0)
+
+
+def test_shard_map_that_takes_other_blocks_than_the_signature_is_refused():
+    program = program_of(lambda x: x * 2, {"x": struct(8, 8)}, {"x": P()}, P())
+    lie = replace(program, inputs=(replace(program.inputs[0], spec=(("data",), ())),))
+    with pytest.raises(ProgramError, match=r"x: shard_map has a block of \[8, 8\] and the signature one of \[1, 8\]"):
+        parse(lie)
+
+
+# Memory
+
+
+def test_buffer_that_an_alias_still_reads_is_not_overwritten():
+    def local(x):
+        whole = lax.all_gather(x, "data", tiled=True)
+        kept = lax.optimization_barrier(whole)
+        return (whole * 2.0) @ kept
+
+    program = program_of(local, {"x": struct(64, 64)}, {"x": P("data")}, P("data"))
+    assert memory(parse(program), program).temporaries >= 2 * 64 * 64 * 4
+
+
+def test_what_a_branch_returns_lives_while_the_branch_runs():
+    def work(x):
+        return jnp.sum(x @ x) * x @ x
+
+    def plain(x):
+        return work(lax.all_gather(x, "data", tiled=True))[:8]
+
+    def branched(x):
+        whole = lax.all_gather(x, "data", tiled=True)
+        return lax.cond(lax.axis_index("tensor") == 0, work, work, whole)[:8]
+
+    mesh = {"data": 4, "tensor": 2}
+    found = []
+    for local in (plain, branched):
+        program = program_of(local, {"x": struct(64, 64)}, {"x": P("data")}, P(("data", "tensor")), mesh)
+        found.append(memory(parse(program), program).temporaries)
+    assert found[1] >= found[0]
+
+
+def test_arguments_outputs_and_donation_are_counted_per_device():
+    program = program_of(lambda x: x * 2, {"x": struct(8, 256)}, {"x": P("data")}, P("data"), donate=("x",))
+    found = memory(parse(program), program)
+    assert (found.arguments, found.outputs, found.aliased, found.temporaries) == (1024, 1024, 1024, 0)
+    assert found.peak == 1024
+
+
+def test_gathered_array_lives_until_its_last_use():
+    def local(w, x):
+        for _ in range(3):
+            x = x @ lax.all_gather(w, "data", tiled=True)
+        return x
+
+    sizes = {"w": struct(256, 256), "x": struct(8, 256)}
+    program = program_of(local, sizes, {"w": P("data"), "x": P("data")}, P("data"))
+    found = memory(parse(program), program)
+    assert 256 * 256 * 4 <= found.temporaries <= 2 * 256 * 256 * 4
+    assert found.alive[0].kind == "all_gather"
+
+
+def test_elementwise_chain_needs_one_buffer_at_most():
+    program = program_of(lambda x: jnp.tanh(jnp.sin(x) * 2 + 1) - 3, {"x": struct(8, 256)}, {"x": P("data")}, P("data"))
+    assert memory(parse(program), program).temporaries == 0
+
+
+@pytest.mark.parametrize(("remat", "copies"), [(True, 1), (False, 6)])
+def test_scan_keeps_what_the_backward_pass_needs(remat, copies):
+    def loss(w, x):
+        def step(x, w):
+            return jnp.tanh(x @ lax.all_gather(w, "data", tiled=True)), None
+
+        return jnp.sum(lax.scan(jax.checkpoint(step) if remat else step, x, w)[0])
+
+    sizes = {"w": struct(6, 128, 128), "x": struct(8, 128)}
+    program = program_of(jax.grad(loss), sizes, {"w": P(None, "data"), "x": P("data")}, P(None, "data"))
+    whole = 128 * 128 * 4
+    found = memory(parse(program), program).temporaries
+    assert copies * whole <= found <= (copies + 2.5) * whole
+    compiled = compile_program(program, make_mesh({"data": 8})).call.memory_analysis()
+    assert found == pytest.approx(compiled.temp_size_in_bytes, rel=0.35)  # type: ignore[union-attr]
+
+
+# Structure
+
+
+def test_same_program_at_another_size_has_the_same_structure():
+    def at(width, local):
+        program = program_of(
+            local, {"w": struct(width, width), "x": struct(8, width)}, {"w": P("data"), "x": P("data")}, P("data")
+        )
+        return parse(program)
+
+    def by_size(w, x):
+        return matmul(w, x) if w.shape[1] < 100 else jnp.tanh(matmul(w, x))
+
+    assert difference(at(16, matmul), at(512, matmul)) == ""
+    assert "nothing" in difference(at(16, by_size), at(512, by_size))

@@ -1,0 +1,244 @@
+"""Reading StableHLO: calls inlined, dead code removed, every op with its source line, all of it inside ``shard_map``.
+
+An op that no lens can price is refused here, by name and line, and so is what crosses the edge of ``shard_map`` in
+another form than the signature says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jax import export as jax_export
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
+
+from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
+from course.program.program import Program, ProgramError
+
+MAX_OPS = 200_000
+MAX_DEPTH = 200
+_FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
+
+
+def parse(program: Program) -> Module:
+    """The Program's operations, with dead code removed.
+
+    Raises:
+        ProgramError: An op that the lenses do not know, or work that is not inside ``shard_map``.
+    """
+    try:
+        exported = jax_export.deserialize(bytearray(program.artefact))
+        text = exported.mlir_module()
+    except Exception as error:
+        raise ProgramError(f"this Program's artefact cannot be read: {type(error).__name__}") from None
+    with make_ir_context():
+        module = ir.Module.parse(text)
+        main = _Reader(module, program).read()
+    remove_dead_code(main)
+    return Module(main, dict(program.mesh))
+
+
+def operations(op: Any) -> Iterator[Any]:
+    """Every MLIR operation inside ``op``, in order. MLIR's own walk turns exceptions into others."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from operations(inner.operation)
+
+
+class _Reader:
+    """Copies MLIR into our own classes, inlining ``func.call``."""
+
+    def __init__(self, module: Any, program: Program):
+        self.program, mesh = program, program.mesh
+        functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+        self.functions = {op.attributes["sym_name"].value: op for op in functions}
+        self.mesh = mesh
+        self.count = 0
+        self.line = ""  # of the call that is being inlined: for ops of a library that say nothing themselves
+        for op in module.body.operations:
+            if op.operation.name == "sdy.mesh":
+                text = str(op.operation.attributes["mesh"])
+                named = {axis: int(size) for axis, size in re.findall(r'"([^"]+)"=(\d+)', text)}
+                if list(named.items()) != list(mesh.items()) or "device_ids" in text:
+                    raise ProgramError(f"the artefact is for mesh {named} and the Program says {mesh}")
+
+    def read(self) -> Block:
+        """The body of the one ``shard_map`` that ``main`` consists of."""
+        outer = self.functions["main"].regions[0].blocks[0]
+        bodies = [op for op in outer.operations if op.operation.name == "sdy.manual_computation"]
+        if not bodies and math.prod(self.mesh.values()) == 1:  # jax leaves the shard_map of one device out
+            return self._block(outer, {}, 0)
+        # jax moves constants out of shard_map; nothing else may stand there.
+        constants = {hash(op.operation.results[0]): op.operation for op in outer.operations if _is_constant(op)}
+        for op in outer.operations:
+            if op.operation.name not in ("sdy.manual_computation", "func.return") and not _is_constant(op):
+                raise unsupported(None, _line(op), f"{op.operation.name} lies outside shard_map, where the lenses "
+                                  "cannot tell who computes what; move it inside")  # fmt: skip
+        if len(bodies) != 1:
+            raise ProgramError(f"a Program is one shard_map and this one has {len(bodies)}; merge them")
+        body = bodies[0].operation
+        manual = set(re.findall(r'"([^"]+)"', str(body.attributes["manual_axes"])))
+        if not {axis for axis, size in self.mesh.items() if size > 1} <= manual:
+            raise unsupported(
+                None, _line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out"
+            )
+        block = self._block(body.regions[0].blocks[0], {}, 0)
+        self._check_boundary(outer, body, block, constants)
+        given = [constants.get(hash(operand)) for operand in body.operands]
+        for value, constant in zip(list(block.arguments), given, strict=True):
+            if constant is not None:
+                block.arguments.remove(value)
+                known = _attributes(constant) if value.shape == _value(constant.results[0].type).shape else {}
+                block.ops.insert(0, Op("constant", [], [value], known, [], ""))
+        return block
+
+    def _check_boundary(self, outer: Any, body: Any, block: Block, constants: dict[int, Any]) -> None:
+        """What enters and leaves shard_map must be the signature's blocks: else the compiler moves data unseen."""
+        final = next(op for op in outer.operations if op.operation.name == "func.return")
+        for what, found, wanted in (
+            ("inputs", len(outer.arguments), len(self.program.inputs)),
+            ("outputs", len(final.operands), len(self.program.outputs)),
+        ):
+            if found != wanted:
+                raise ProgramError(f"the artefact's number of {what}: found {found}, expected {wanted}")
+        leaves = {hash(argument): leaf for argument, leaf in zip(outer.arguments, self.program.inputs, strict=True)}
+        for operand, value in zip(body.operands, block.arguments, strict=True):
+            if hash(operand) not in constants:
+                self._check_block(leaves[hash(operand)], value)
+        inside = {hash(result): value for result, value in zip(body.results, block.returns, strict=True)}
+        for operand, leaf in zip(final.operands, self.program.outputs, strict=True):
+            if hash(operand) not in inside:
+                raise ProgramError(f"result {leaf.name} does not come out of shard_map")
+            self._check_block(leaf, inside[hash(operand)])
+
+    def _check_block(self, leaf: Any, value: Value) -> None:
+        wanted = leaf.local_shape(self.mesh)
+        if value.shape != wanted:
+            raise ProgramError(
+                f"{leaf.name}: shard_map has a block of {list(value.shape)} and the signature one of {list(wanted)}"
+            )
+
+    def _block(self, block: Any, outside: dict[int, Value], depth: int) -> Block:
+        if depth > MAX_DEPTH:
+            raise ProgramError(f"the program nests more than {MAX_DEPTH} deep")
+        known = dict(outside)
+        result = Block([_value(argument.type) for argument in block.arguments])
+        known.update({hash(a): v for a, v in zip(block.arguments, result.arguments, strict=True)})
+        for op in block.operations:
+            self._op(op.operation, result, known, depth)
+        return result
+
+    def _op(self, op: Any, block: Block, known: dict[int, Value], depth: int) -> None:
+        self.count += 1
+        if self.count > MAX_OPS:
+            raise ProgramError(f"the program has more than {MAX_OPS:,} operations; use lax.scan instead of unrolling")
+        operands = [known[hash(operand)] for operand in op.operands]
+        if op.name in ("stablehlo.return", "sdy.return", "func.return"):
+            block.returns = operands
+            return
+        if op.name in ("func.call", "call"):
+            values = self._inline(op.attributes["callee"].value, operands, block, depth, _line(op))
+            known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
+            return
+        results = [_value(result.type) for result in op.results]
+        known.update({hash(r): v for r, v in zip(op.results, results, strict=True)})
+        line = _line(op) or self.line
+        kind = _kind(op, line)
+        if kind in COLLECTIVES:
+            _check_groups(op, kind, line)
+        regions = [self._block(region.blocks[0], known, depth + 1) for region in op.regions]
+        block.ops.append(Op(kind, operands, results, _attributes(op), regions, line))
+
+    def _inline(self, name: str, operands: list[Value], block: Block, depth: int, line: str) -> list[Value]:
+        if depth > MAX_DEPTH:
+            raise ProgramError(f"calls nest more than {MAX_DEPTH} deep")
+        body = self.functions[name].regions[0].blocks[0]
+        known = {hash(a): v for a, v in zip(body.arguments, operands, strict=True)}
+        inner = Block([])
+        outer, self.line = self.line, line or self.line
+        for op in body.operations:
+            self._op(op.operation, inner, known, depth + 1)
+        self.line = outer
+        block.ops += inner.ops
+        return inner.returns
+
+
+def _is_constant(op: Any) -> bool:
+    return op.operation.name == "stablehlo.constant"
+
+
+def _kind(op: Any, line: str) -> str:
+    dialect, _, kind = op.name.partition(".")
+    if dialect == "chlo" and kind == "erf":
+        return "erf"
+    if dialect != "stablehlo" or kind not in KNOWN:
+        raise unsupported(None, line, f"the lenses cannot price {op.name}; write it with other operations")
+    return kind
+
+
+def _check_groups(op: Any, kind: str, line: str) -> None:
+    """Groups must count devices the way jax writes them; XLA has other ways, in which the same numbers mean more."""
+    handle = (
+        re.search(r"handle = (\d+)", str(op.attributes["channel_handle"]))
+        if "channel_handle" in op.attributes
+        else None
+    )
+    counted = "use_global_device_ids" in op.attributes or kind not in ("all_gather", "all_reduce", "reduce_scatter")
+    if handle is None or int(handle[1]) < 1 or not counted:
+        raise unsupported(None, line, f"{kind} does not say its groups in global device numbers")
+
+
+def _attributes(op: Any) -> dict[str, Any]:
+    """The attributes that lenses read, as Python values."""
+    found: dict[str, Any] = {}
+    for name, attribute in op.attributes.items():
+        if name == "value":
+            dense = ir.DenseElementsAttr(attribute)
+            kind = ir.RankedTensorType(op.results[0].type)
+            if math.prod(kind.shape) <= 4096 and str(kind.element_type) in _NUMPY:
+                found[name] = np.broadcast_to(np.array(attribute), tuple(kind.shape))
+            found["splat"] = dense.is_splat
+        elif name == "source_target_pairs":
+            found[name] = np.array(attribute).reshape(-1, 2)
+        elif name == "replica_groups" and "sub_axis" in str(attribute):
+            raise unsupported(None, _line(op), f"{op.name} runs over a part of a mesh axis; use whole axes")
+        elif name == "replica_groups" and "mesh_axes" in str(attribute):
+            found["replica_axes"] = tuple(re.findall(r'axis_ref<name = "([^"]+)"', str(attribute)))
+        elif name == "replica_groups":
+            found[name] = np.array(attribute)
+        elif isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseBoolArrayAttr):
+            found[name] = tuple(attribute)
+        elif isinstance(attribute, ir.IntegerAttr | ir.BoolAttr):
+            found[name] = attribute.value
+        else:
+            found[name] = str(attribute)
+    return found
+
+
+_NUMPY = {"i1", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f32", "f64"}
+
+
+def _value(kind: Any) -> Value:
+    text = str(kind)
+    if not text.startswith("tensor<"):
+        return Value((), text, 0)
+    tensor = ir.RankedTensorType(kind)
+    element = str(tensor.element_type)
+    digits = re.search(r"(\d+)", element)
+    bits = int(digits[1]) if digits else 8
+    if element.startswith("complex"):
+        bits *= 2
+    if any(dim < 0 for dim in tensor.shape):
+        raise ProgramError(f"a value of type {text} has no fixed shape")
+    return Value(tuple(tensor.shape), element, 8 if element == "i1" else bits)
+
+
+def _line(op: Any) -> str:
+    found = _FRAME.search(str(op.location))
+    return f"{found[1]}:{found[2]}" if found else ""
