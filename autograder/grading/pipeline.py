@@ -25,8 +25,9 @@ from autograder.verdict import (
     with_denied,
 )
 
-TRACE_LIMITS = Limits(wall_s=60.0, cpu_s=60)
-RUN_SECONDS = 60.0
+# Processor time is what a submission may use up; the wall limits are wider, for a machine that is busy otherwise.
+TRACE_LIMITS = Limits(wall_s=180.0, cpu_s=60)
+RUN_SECONDS = 180.0
 # A student's process may claim these and no others.
 _THEIRS = (STUDENT_ERROR, FAIL, REFUSED)
 
