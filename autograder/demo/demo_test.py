@@ -84,12 +84,11 @@ def test_grade_after_a_kill_is_that_of_an_undisturbed_run(graded, student):
 
 def test_second_run_grades_nothing_again(graded):
     course, reports, _ = graded
-    begin = time.monotonic()
     again = meshcraft("grade", "fsdp", "--json", course=course)
     out, err = again.communicate()
     assert again.returncode == 0, err
     assert [Report.from_json(report) for report in json.loads(out)["submissions"]] == reports
-    assert time.monotonic() - begin < 30  # nothing is traced or compiled: minutes otherwise
+    assert "grading" in err and "0/0" in err, err
 
 
 def test_hostile_sees_no_canary_and_what_was_refused_is_listed(graded):
