@@ -23,7 +23,6 @@ from course.program import Costs, Leaf, Locate, Memory, Program, export
 from course.program.program import path_name
 
 REFERENCES = Path(__file__).parent / "references"
-KINDS = ("local", "step", "transform", "value")
 
 
 class Mismatch(Exception):

@@ -7,7 +7,6 @@ from typing import Any
 
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
-VERDICTS = (PASS, PARTIAL, FAIL, STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN)
 
 
 @dataclass(frozen=True)

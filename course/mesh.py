@@ -1,4 +1,4 @@
-"""Axis names, emulated devices and meshes: the only place where a mesh is made."""
+"""Emulated devices and meshes: the only place where a mesh is made."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-AXES = ("data", "pipe", "tensor")
 NUM_EMULATED_DEVICES = 8
 
 

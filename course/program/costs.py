@@ -119,7 +119,7 @@ def _of_device(module: Module, device: int, orders: list[list[Collective]]) -> C
     products: Counter[str] = Counter()
     order: list[Collective] = []
     orders.append(order)
-    for op, _ in execute(module, device):
+    for op in execute(module, device):
         if op.kind in COLLECTIVES:
             for found in _collectives(op, module.mesh, device):
                 sent[found] += 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from course.program.ir import Block, Module, Op, Value, unsupported
+from course.program.ir import Block, Module, Op, Value, unsupported, walk
 
 MAX_ELEMENTS = 4096
 MAX_TRIPS = 1_000_000
@@ -23,53 +23,51 @@ _DTYPES = {"i1": np.bool_}
 _DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-def execute(module: Module, device: int) -> Iterator[tuple[Op, int]]:
-    """Every op that ``device`` executes, in order, loops unrolled, with the number of loops it lies in.
+def execute(module: Module, device: int) -> Iterator[Op]:
+    """Every op that ``device`` executes, in order, loops unrolled.
 
     Raises:
         ProgramError: A trip count or a branch depends on data.
     """
-    yield from _run(module.main, {}, device, 0)
+    yield from _run(module.main, {}, device)
 
 
 def depends_on_device(module: Module) -> bool:
     """Whether devices may execute different ops; if not, one device stands for all, exactly."""
-    from course.program.ir import walk
-
     return any(op.kind in ("partition_id", "replica_id") for op in walk(module.main))
 
 
-def _run(block: Block, known: Known, device: int, depth: int) -> Iterator[tuple[Op, int]]:
+def _run(block: Block, known: Known, device: int) -> Iterator[Op]:
     for op in block.ops:
         if op.kind == "while":
-            yield op, depth
-            yield from _loop(op, known, device, depth)
+            yield op
+            yield from _loop(op, known, device)
         elif op.kind == "case":
-            yield op, depth
+            yield op
             index = known.get(op.operands[0])
             if index is None:
                 raise unsupported(op, op.line, "which branch runs depends on data, so its cost cannot be known")
             position = int(index)
             branch = op.regions[position if 0 <= position < len(op.regions) else -1]
-            yield from _run(branch, known, device, depth)
+            yield from _run(branch, known, device)
             _bind(op.results, branch.returns, known)
         else:
             _evaluate(op, known, device)
-            yield op, depth
+            yield op
 
 
-def _loop(op: Op, known: Known, device: int, depth: int) -> Iterator[tuple[Op, int]]:
+def _loop(op: Op, known: Known, device: int) -> Iterator[Op]:
     condition, body = op.regions
     _bind(body.arguments, op.operands, known)
     for _ in range(MAX_TRIPS):
         _bind(condition.arguments, body.arguments, known)
-        yield from _run(condition, known, device, depth + 1)
+        yield from _run(condition, known, device)
         proceed = known.get(condition.returns[0])
         if proceed is None:
             raise unsupported(op, op.line, "how often this loop runs depends on data, so its cost cannot be known")
         if not bool(proceed):
             break
-        yield from _run(body, known, device, depth + 1)
+        yield from _run(body, known, device)
         _bind(body.arguments, body.returns, known)
     else:
         raise unsupported(op, op.line, f"this loop runs more than {MAX_TRIPS:,} times")
