@@ -15,7 +15,7 @@ import jax
 import course  # noqa: F401  8 emulated devices, before JAX starts
 from autograder.grading import wire
 from course.mesh import make_mesh
-from course.program import Compiled, Program, ProgramError, compile_program, costs, difference, memory, parse
+from course.program import Executable, Program, ProgramError, compile_program, costs, difference, memory, parse
 from course.program.audit import audit
 
 _MAX_KEPT = 64
@@ -25,7 +25,7 @@ class Executor:
     """Serves requests; keeps what it compiled, by the Program's hash."""
 
     def __init__(self) -> None:
-        self.compiled: dict[str, Compiled] = {}
+        self.compiled: dict[str, Executable] = {}
 
     def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         """One request: ``run`` a Program on inputs, or ``analyse`` one beside a smaller one."""
@@ -40,7 +40,7 @@ class Executor:
         description, arrays = wire.pack(results)
         return {**looked, "results": description}, arrays
 
-    def _compile(self, program: Program, data: bytes) -> Compiled:
+    def _compile(self, program: Program, data: bytes) -> Executable:
         key = hashlib.sha256(data).hexdigest()
         if key not in self.compiled:
             if len(self.compiled) >= _MAX_KEPT:

@@ -9,13 +9,13 @@ from course.program.export import Locate, export, signature_of
 from course.program.ir import Module
 from course.program.memory import Memory, memory
 from course.program.program import Leaf, Program, ProgramError
-from course.program.run import Compiled, compile_program
+from course.program.run import Executable, compile_program
 from course.program.stablehlo import parse
 from course.program.structure import difference
 
 __all__ = [
     "Collective",
-    "Compiled",
+    "Executable",
     "Costs",
     "Leaf",
     "Locate",

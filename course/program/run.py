@@ -13,7 +13,7 @@ from course.program.program import Leaf, Program, ProgramError
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Executable:
     """A Program that is ready to run on ``mesh``."""
 
     program: Program
@@ -56,7 +56,7 @@ class Compiled:
         return np.asarray(result)
 
 
-def compile_program(program: Program, mesh: Mesh) -> Compiled:
+def compile_program(program: Program, mesh: Mesh) -> Executable:
     """Audit the Program and compile it for ``mesh``; donated inputs stay donated.
 
     Raises:
@@ -71,6 +71,6 @@ def compile_program(program: Program, mesh: Mesh) -> Compiled:
     ]
     jitted = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True)
     try:
-        return Compiled(program, mesh, jitted.lower(*structs).compile())
+        return Executable(program, mesh, jitted.lower(*structs).compile())
     except Exception as error:  # a damaged artefact can make any part of the compiler complain
         raise ProgramError(f"the program cannot be compiled: {type(error).__name__}: {str(error)[:300]}") from None

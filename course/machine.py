@@ -1,0 +1,173 @@
+"""Machines as the lenses see them: a few published figures, and the rules that turn work into seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# How many times a ring passes something on, for a group of n devices.
+_STEPS = {
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "all_to_all": lambda n: n - 1,
+    "collective_broadcast": lambda n: n - 1,
+    "all_reduce": lambda n: 2 * (n - 1),
+    "collective_permute": lambda n: 1,
+}
+# Rates by size: ((bytes or FLOPs, rate), ...), ascending; between two entries the rate is interpolated in the
+# logarithm of the size, beyond the ends it stays what it is there.
+Table = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects devices.
+
+    Attributes:
+        name: ``NVLink``.
+        group: How many devices it connects: consecutive devices in groups of this size.
+        bandwidth: Bytes per second that one device sends over it, one way.
+        latency: Seconds that one step of a ring takes beside its bytes.
+        two_way: Whether the devices form a ring whose two directions have wires of their own: a permute then uses
+            one of them, any other collective both.
+        rates: Measured bytes per second by collective and size of the whole array (of the operand for a permute),
+            used instead of ``bandwidth`` and ``latency``.
+    """
+
+    name: str
+    group: int
+    bandwidth: float
+    latency: float
+    two_way: bool = False
+    rates: Mapping[str, Table] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the published peaks that programs reach, the same for every program."""
+
+    matmul: float = 1.0
+    memory: float = 1.0
+    link: float = 1.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine with several equal devices.
+
+    Attributes:
+        name: What commands call it: ``8xH100``.
+        device: What the maker calls a device.
+        num_devices: How many there are.
+        matmul_flops: Peak FLOP/s of matrix products by operand dtype, in StableHLO's names (``bf16``, ``f32``).
+        vector_flops: Peak FLOP/s of everything else, in float32.
+        memory_bytes: Of one device.
+        memory_bandwidth: Bytes per second of one device.
+        links: Innermost first; the last one reaches all devices.
+        efficiency: At most three factors, the same for every program.
+        launch: Seconds that each kernel costs beside its work.
+        matmul_rates: Measured FLOP/s by FLOPs of one bfloat16 product, used instead of the peak.
+        calibrated: Whether it carries measured rates by size.
+        sources: Where each figure is from.
+        compiler: Figures that only the deviceless GPU compiler reads: cores, clock, registers, compute capability.
+    """
+
+    name: str
+    device: str
+    num_devices: int
+    matmul_flops: Mapping[str, float]
+    vector_flops: float
+    memory_bytes: float
+    memory_bandwidth: float
+    links: tuple[Link, ...]
+    efficiency: Efficiency = Efficiency()
+    launch: float = 0.0
+    matmul_rates: Table = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    compiler: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def calibrated(self) -> bool:
+        return bool(self.matmul_rates) or any(link.rates for link in self.links)
+
+    def kernel_seconds(self, bytes_moved: float, operations: float = 0.0) -> float:
+        """Of elementwise work and moves: its memory traffic or its arithmetic, whichever takes longer."""
+        memory = bytes_moved / (self.memory_bandwidth * self.efficiency.memory)
+        return self.launch + max(memory, operations / self.vector_flops)
+
+    def matmul_seconds(self, flops: float, bytes_moved: float, dtype: str) -> float:
+        """Of one matrix product: its arithmetic or its memory traffic, whichever takes longer."""
+        peak = self.peak(dtype)
+        rate = self.efficiency.matmul * peak
+        if self.matmul_rates and flops:
+            rate = interpolate(self.matmul_rates, flops) * peak / self.peak("bf16")
+        memory = bytes_moved / (self.memory_bandwidth * self.efficiency.memory)
+        return self.launch + max(memory, flops / rate)
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of matrix products of this operand dtype; a dtype the machine has no unit for runs as float32."""
+        if dtype in self.matmul_flops:
+            return self.matmul_flops[dtype]
+        if dtype.startswith("f8") and "f8" in self.matmul_flops:
+            return self.matmul_flops["f8"]
+        return self.matmul_flops["bf16"] if dtype.startswith(("f8", "f4")) else self.vector_flops
+
+    def link_of(self, devices: tuple[int, ...]) -> int:
+        """Which of ``links`` a group of devices talks over: the innermost that reaches all of them."""
+        for index, link in enumerate(self.links):
+            if len({device // link.group for device in devices}) == 1:
+                return index
+        return len(self.links) - 1
+
+    def bandwidth_of(self, devices: tuple[int, ...]) -> float:
+        """Bytes per second that each device of a group sends in a ring over it.
+
+        Members that lie within one inner group use their outer links side by side, as NCCL's rings do, up to what
+        the inner link gives.
+        """
+        index = self.link_of(devices)
+        bandwidth = self.links[index].bandwidth
+        if index:
+            inner = self.links[index - 1]
+            together = len(devices) // len({device // inner.group for device in devices})
+            bandwidth = min(inner.bandwidth, together * bandwidth) if together > 1 else bandwidth
+        return bandwidth * self.efficiency.link
+
+    def transfer(
+        self,
+        kind: str,
+        devices: tuple[int, ...],
+        wire_bytes: float,
+        size: float,
+        *,
+        pair: tuple[int, int] | None = None,
+    ) -> tuple[float, float]:
+        """Seconds that a collective takes before its bytes, and bytes per second that it then sends.
+
+        Args:
+            kind: StableHLO's name.
+            devices: The group.
+            wire_bytes: What each device sends.
+            size: Bytes of the whole array; of the operand for a permute.
+            pair: Source and target, for one edge of a permute.
+        """
+        group = devices if pair is None else pair
+        link = self.links[self.link_of(group)]
+        if kind in link.rates:
+            return 0.0, interpolate(link.rates[kind], size)
+        rate = link.bandwidth * self.efficiency.link if pair is not None else self.bandwidth_of(devices)
+        if link.two_way and kind != "collective_permute":
+            rate *= 2
+        return link.latency * _STEPS[kind](len(devices)), rate
+
+
+def interpolate(table: Table, size: float) -> float:
+    """The rate for a size, linear in the logarithm of the size, constant beyond the ends."""
+    if size <= table[0][0]:
+        return table[0][1]
+    for (low, slow), (high, fast) in zip(table, table[1:], strict=False):
+        if size <= high:
+            share = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low))
+            return slow + share * (fast - slow)
+    return table[-1][1]
