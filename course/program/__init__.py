@@ -15,8 +15,8 @@ from course.program.structure import difference
 
 __all__ = [
     "Collective",
-    "Executable",
     "Costs",
+    "Executable",
     "Leaf",
     "Locate",
     "Memory",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
-from itertools import combinations, zip_longest
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
-from course.program.evaluate import depends_on_device, execute
-from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Module, Op, unsupported
+from course.program.collectives import DeviceClass, device_classes, groups_of
+from course.program.evaluate import executed
+from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, walk
 from course.program.program import ProgramError
 
 
@@ -75,66 +74,87 @@ class Costs:
 
 
 def costs(module: Module) -> Costs:
-    """Walk the program for every device and return the costs of the one that does most.
-
-    Devices are only told apart where the program asks which one it is; else one stands for all, exactly.
+    """The costs of the device that does most, from how often each block of the program runs on it.
 
     Raises:
         ProgramError: An op, a trip count or a branch cannot be resolved.
     """
-    devices = range(math.prod(module.mesh.values()) if depends_on_device(module) else 1)
-    orders: list[list[Collective]] = []
-    every = [_of_device(module, device, orders) for device in devices]
-    if len(devices) > 1:
-        _check_everyone_comes(orders, module.mesh)
+    classes = device_classes(module)
+    orders: list[list[Collective]] = [[] for _ in classes]
+    every = [_of_class(module, alike, order) for alike, order in zip(classes, orders, strict=True)]
+    if len(classes) > 1:
+        _check_everyone_comes(module, classes, orders)
     return max(every, key=lambda c: (c.flops + c.elementwise, sum(x.total_bytes for x in c.collectives)))
 
 
-def _check_everyone_comes(orders: list[list[Collective]], mesh: dict[str, int]) -> None:
+def _check_everyone_comes(module: Module, classes: list[DeviceClass], orders: list[list[Collective]]) -> None:
     """Devices of one group must run the same collectives in the same order, or they wait for each other forever."""
-    places = np.arange(len(orders)).reshape(list(mesh.values()))
-    for axes in {c.axes for order in orders for c in order}:
-        rest = [i for i, axis in enumerate(mesh) if axis not in axes]
-        along = np.transpose(places, rest + [i for i, axis in enumerate(mesh) if axis in axes])
-        for group in along.reshape(-1, math.prod(mesh[axis] for axis in axes)):
-            ours = [[(c.kind, c.shape, c.line) for c in orders[device] if c.axes == axes] for device in group]
-            for device, other in zip(group[1:], ours[1:], strict=True):
-                for first, second in zip_longest(ours[0], other):
-                    if first != second:
-                        raise _deadlock(int(group[0]), first, int(device), second)
+    place = {device: i for i, alike in enumerate(classes) for device in alike.members}
+    every = {groups_of(op, module.mesh) for op in walk(module.main) if op.kind in COLLECTIVES}
+    for axes in sorted({groups.axes for groups in every}):
+        ours = [[(c.kind, c.shape, c.line) for c in order if c.axes == axes] for order in orders]
+        pairs = {(place[g[0]], place[d]) for groups in every if groups.axes == axes for g in groups.groups for d in g}
+        for one, other in sorted(pairs):
+            for first, second in zip_longest(ours[one], ours[other]):
+                if first != second:
+                    raise _deadlock(classes[one].device, first, classes[other].device, second)
 
 
 def _deadlock(device: int, ours: Any, other: int, theirs: Any) -> ProgramError:
-    lines = [c[2] or "unknown line" for c in (ours, theirs) if c is not None]
-    runs, there = ("no further collective" if c is None else c[0] for c in (ours, theirs))
+    def said(c: Any) -> str:
+        return "runs no further collective" if c is None else f"runs {c[0]} ({c[2] or 'unknown line'})"
+
+    line = next(c[2] for c in (ours, theirs) if c is not None) or "unknown line"
     return ProgramError(
-        f"{lines[0]}: devices would wait for each other forever: where device {device} runs {runs}, "
-        f"device {other} runs {there}. A collective inside a branch must be reached by every device of its group."
+        f"{line}: devices would wait for each other forever: where device {device} {said(ours)}, device {other} "
+        f"{said(theirs)}. A collective inside a branch must be reached by every device of its group."
     )
 
 
-def _of_device(module: Module, device: int, orders: list[list[Collective]]) -> Costs:
-    flops = elementwise = touched = 0.0
+def _of_class(module: Module, alike: DeviceClass, order: list[Collective]) -> Costs:
+    looked: dict[Block, _BlockCosts] = {}
+    total = _BlockCosts()
     sent: Counter[Collective] = Counter()
-    products: Counter[str] = Counter()
-    order: list[Collective] = []
-    orders.append(order)
-    for op in execute(module, device):
+    for block in executed(module.main, iter(alike.decisions)):
+        if block not in looked:
+            looked[block] = _of_block(block, module.mesh, alike.device)
+        found = looked[block]
+        total.flops += found.flops
+        total.elementwise += found.elementwise
+        total.touched += found.touched
+        total.products.update(found.products)
+        order += found.collectives
+    sent.update(order)
+    collectives = tuple(replace(c, count=n) for c, n in sent.items())
+    return Costs(total.flops, total.elementwise, total.touched, collectives, dict(total.products))
+
+
+@dataclass
+class _BlockCosts:
+    """What one execution of a block costs, without the loops and branches in it."""
+
+    flops: float = 0.0
+    elementwise: float = 0.0
+    touched: float = 0.0
+    products: Counter[str] = field(default_factory=Counter)
+    collectives: list[Collective] = field(default_factory=list)
+
+
+def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
+    found = _BlockCosts()
+    for op in block.ops:
         if op.kind in COLLECTIVES:
-            for found in _collectives(op, module.mesh, device):
-                sent[found] += 1
-                order.append(found)
+            found.collectives += _collectives(op, mesh, device)
         elif op.kind == "dot_general":
-            flops += dot_flops(op)
-            products[" x ".join(operand.dtype for operand in op.operands)] += 1
+            found.flops += dot_flops(op)
+            found.products[" x ".join(operand.dtype for operand in op.operands)] += 1
         elif op.kind in ELEMENTWISE or op.kind in ("sort", "reduce_window", "rng_bit_generator"):
-            elementwise += sum(result.elements for result in op.results)
+            found.elementwise += sum(result.elements for result in op.results)
         elif op.kind == "reduce":
-            elementwise += sum(operand.elements for operand in op.operands)
+            found.elementwise += sum(operand.elements for operand in op.operands)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
-            touched += _touched(op)
-    collectives = tuple(Collective(**{**asdict(c), "count": n}) for c, n in sent.items())
-    return Costs(flops, elementwise, touched, collectives, dict(products))
+            found.touched += _touched(op)
+    return found
 
 
 def dot_flops(op: Op) -> float:
@@ -154,18 +174,21 @@ def _touched(op: Op) -> float:
 
 def _collectives(op: Op, mesh: dict[str, int], device: int) -> list[Collective]:
     """One entry an operand, since a collective of several arrays sends each."""
-    axes, size = collective_axes(op, mesh)
-    if size <= 1:
+    groups = groups_of(op, mesh)
+    group = groups.of(device)
+    if not group:
         return []
+    size = math.prod(mesh[axis] for axis in groups.axes)
     found = []
     for operand in op.operands:
-        wire = _wire_bytes(op, operand.bytes, size, device)
+        wire = wire_bytes(op, operand.bytes, size, device)
         shape, dtype = operand.shape, operand.dtype
-        found.append(Collective(op.kind, axes, size, operand.bytes, wire, 1, op.line, shape, dtype))
+        found.append(Collective(op.kind, groups.axes, size, operand.bytes, wire, 1, op.line, shape, dtype))
     return found
 
 
-def _wire_bytes(op: Op, operand_bytes: int, n: int, device: int) -> float:
+def wire_bytes(op: Op, operand_bytes: int, n: int, device: int) -> float:
+    """What ``device`` sends of an operand in a group of ``n``, by the ring algorithm."""
     if op.kind == "all_gather":
         return float((n - 1) * operand_bytes)
     if op.kind in ("reduce_scatter", "all_to_all"):
@@ -176,29 +199,3 @@ def _wire_bytes(op: Op, operand_bytes: int, n: int, device: int) -> float:
         pairs = op.attributes["source_target_pairs"]
         return float(operand_bytes) if any(s == device != t for s, t in pairs) else 0.0
     return float(operand_bytes)
-
-
-def collective_axes(op: Op, mesh: dict[str, int]) -> tuple[tuple[str, ...], int]:
-    """The mesh axes that a collective runs over, and how many devices take part in a group."""
-    names = [axis for axis, size in mesh.items() if size > 1]
-    places = np.arange(math.prod(mesh.values())).reshape(list(mesh.values()))
-    if op.kind == "collective_permute":
-        pairs = [(s, t) for s, t in op.attributes["source_target_pairs"] if s != t]
-        where = {int(d): np.argwhere(places == d)[0] for pair in pairs for d in pair}
-        moved = {i for s, t in pairs for i in np.flatnonzero(where[int(s)] != where[int(t)])}
-        axes = tuple(axis for i, axis in enumerate(mesh) if i in moved)
-        return axes, math.prod(mesh[axis] for axis in axes)
-    if "replica_axes" in op.attributes:
-        named = tuple(axis for axis in mesh if axis in op.attributes["replica_axes"] and mesh[axis] > 1)
-        return named, math.prod(mesh[axis] for axis in named)
-    groups = {frozenset(int(d) for d in group if d >= 0) for group in op.attributes["replica_groups"]}
-    if all(len(group) == 1 for group in groups):
-        return (), 1
-    for count in range(1, len(names) + 1):
-        for axes in combinations(names, count):
-            rest = [i for i, axis in enumerate(mesh) if axis not in axes]
-            along = np.transpose(places, rest + [i for i, axis in enumerate(mesh) if axis in axes])
-            rows = along.reshape(-1, math.prod(mesh[axis] for axis in axes))
-            if {frozenset(map(int, row)) for row in rows} == groups:
-                return axes, rows.shape[1]
-    raise unsupported(op, op.line, f"its groups {sorted(map(sorted, groups))} are no axes of mesh {mesh}")

@@ -16,62 +16,136 @@ import numpy as np
 from course.program.ir import Block, Module, Op, Value, unsupported, walk
 
 MAX_ELEMENTS = 4096
-MAX_TRIPS = 1_000_000
+MAX_DECISIONS = 1_000_000
 Known = dict[Value, np.ndarray]
 
 _DTYPES = {"i1": np.bool_}
 _DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-def execute(module: Module, device: int) -> Iterator[Op]:
-    """Every op that ``device`` executes, in order, loops unrolled.
+def decide(module: Module, device: int) -> tuple[int, ...]:
+    """What ``device`` decides, in order: 1 or 0 before each trip of a loop, and the number of each branch taken.
 
     Raises:
         ProgramError: A trip count or a branch depends on data.
     """
-    yield from _run(module.main, {}, device)
+    return _Run(module, device).decisions()
+
+
+def executed(block: Block, decisions: Iterator[int]) -> Iterator[Block]:
+    """Every block that runs, each time that it runs, by the decisions of one device."""
+    yield block
+    for op in control(block):
+        if op.kind == "while":
+            condition, body = op.regions
+            yield from executed(condition, decisions)
+            while next(decisions):
+                yield from executed(body, decisions)
+                yield from executed(condition, decisions)
+        else:
+            yield from executed(op.regions[next(decisions)], decisions)
+
+
+def control(block: Block) -> list[Op]:
+    """The loops and branches of a block, in order."""
+    return [op for op in block.ops if op.kind in ("while", "case")]
 
 
 def depends_on_device(module: Module) -> bool:
-    """Whether devices may execute different ops; if not, one device stands for all, exactly."""
-    return any(op.kind in ("partition_id", "replica_id") for op in walk(module.main))
+    """Whether devices may decide differently; if not, they all run the same ops."""
+    return any(op.kind in ("partition_id", "replica_id") for op in _deciding(module.main))
 
 
-def _run(block: Block, known: Known, device: int) -> Iterator[Op]:
-    for op in block.ops:
-        if op.kind == "while":
-            yield op
-            yield from _loop(op, known, device)
-        elif op.kind == "case":
-            yield op
-            index = known.get(op.operands[0])
-            if index is None:
-                raise unsupported(op, op.line, "which branch runs depends on data, so its cost cannot be known")
-            position = int(index)
-            branch = op.regions[position if 0 <= position < len(op.regions) else -1]
-            yield from _run(branch, known, device)
-            _bind(op.results, branch.returns, known)
+def _deciding(main: Block) -> set[Op]:
+    """The ops that loops and branches depend on."""
+    makers = {result: op for op in walk(main) for result in op.results}
+    carries = {}
+    for op in walk(main):
+        for region in op.regions if op.kind == "while" else ():
+            carries |= {argument: (op, i) for i, argument in enumerate(region.arguments)}
+    queue = [value for op in walk(main) for value in _decided_by(op)]
+    found: set[Op] = set()
+    seen: set[Value] = set()
+    while queue:
+        value = queue.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in carries:
+            loop, i = carries[value]
+            queue += [loop.operands[i], loop.regions[1].returns[i]]
+        op = makers.get(value)
+        if op is None:
+            continue
+        if op.kind in ("while", "case"):
+            index = op.results.index(value)
+            queue += [region.returns[index] for region in (op.regions[1:] if op.kind == "while" else op.regions)]
+            queue += [op.operands[index]] if op.kind == "while" else []
         else:
-            _evaluate(op, known, device)
-            yield op
+            found.add(op)
+            queue += op.operands
+    return found
 
 
-def _loop(op: Op, known: Known, device: int) -> Iterator[Op]:
-    condition, body = op.regions
-    _bind(body.arguments, op.operands, known)
-    for _ in range(MAX_TRIPS):
-        _bind(condition.arguments, body.arguments, known)
-        yield from _run(condition, known, device)
-        proceed = known.get(condition.returns[0])
-        if proceed is None:
-            raise unsupported(op, op.line, "how often this loop runs depends on data, so its cost cannot be known")
-        if not bool(proceed):
-            break
-        yield from _run(body, known, device)
-        _bind(body.arguments, body.returns, known)
-    else:
-        raise unsupported(op, op.line, f"this loop runs more than {MAX_TRIPS:,} times")
-    _bind(op.results, body.arguments, known)
+def _decided_by(op: Op) -> list[Value]:
+    if op.kind == "while":
+        return [op.regions[0].returns[0]]
+    return [op.operands[0]] if op.kind == "case" else []
+
+
+class _Run:
+    """Evaluates for one device what its decisions depend on, and nothing else."""
+
+    def __init__(self, module: Module, device: int):
+        self.main, self.device = module.main, device
+        self.known: Known = {}
+        self.found: list[int] = []
+        deciding = _deciding(module.main)
+        blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
+        self.relevant = {b: [op for op in b.ops if op in deciding or op.kind in ("while", "case")] for b in blocks}
+
+    def decisions(self) -> tuple[int, ...]:
+        self._run(self.main)
+        return tuple(self.found)
+
+    def _run(self, block: Block) -> None:
+        for op in self.relevant[block]:
+            if op.kind == "while":
+                self._loop(op)
+            elif op.kind == "case":
+                self._branch(op)
+            else:
+                _evaluate(op, self.known, self.device)
+
+    def _decide(self, choice: int, op: Op) -> None:
+        if len(self.found) >= MAX_DECISIONS:
+            raise unsupported(op, op.line, f"loops run more than {MAX_DECISIONS:,} times in all")
+        self.found.append(choice)
+
+    def _branch(self, op: Op) -> None:
+        index = self.known.get(op.operands[0])
+        if index is None:
+            raise unsupported(op, op.line, "which branch runs depends on data, so its cost cannot be known")
+        position = int(index) if 0 <= int(index) < len(op.regions) else len(op.regions) - 1
+        self._decide(position, op)
+        self._run(op.regions[position])
+        _bind(op.results, op.regions[position].returns, self.known)
+
+    def _loop(self, op: Op) -> None:
+        condition, body = op.regions
+        _bind(body.arguments, op.operands, self.known)
+        while True:
+            _bind(condition.arguments, body.arguments, self.known)
+            self._run(condition)
+            proceed = self.known.get(condition.returns[0])
+            if proceed is None:
+                raise unsupported(op, op.line, "how often this loop runs depends on data, so its cost cannot be known")
+            self._decide(int(bool(proceed)), op)
+            if not proceed:
+                break
+            self._run(body)
+            _bind(body.arguments, body.returns, self.known)
+        _bind(op.results, body.arguments, self.known)
 
 
 def _bind(targets: list[Value], sources: list[Value], known: Known) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from course.program.costs import collective_axes
+from course.program.collectives import groups_of
 from course.program.ir import COLLECTIVES, Block, Module
 
 # What XLA's front end adds or leaves out by size alone, without computing anything.
@@ -30,7 +30,7 @@ def _sequence(block: Block, mesh: dict[str, int], depth: int) -> list[Any]:
     for op in block.ops:
         if op.kind in _IGNORED:
             continue
-        axes = collective_axes(op, mesh)[0] if op.kind in COLLECTIVES else ()
+        axes = groups_of(op, mesh).axes if op.kind in COLLECTIVES else ()
         found.append(((depth, op.kind, tuple(result.dtype for result in op.results), axes), op.line))
         for region in op.regions:
             found += _sequence(region, mesh, depth + 1)
