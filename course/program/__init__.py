@@ -1,7 +1,8 @@
 """Programs and the lenses that look at them.
 
 A Program is a learner's jitted step, exported as StableHLO: ``export`` makes one from shapes alone,
-``compile_program`` runs it, ``costs`` counts what it computes and sends, ``memory`` what it holds.
+``compile_program`` runs it, ``costs`` counts what it computes and sends, ``memory`` what it holds, ``timeline`` how long
+it would take on a machine.
 """
 
 from course.program.costs import Collective, Costs, costs
@@ -12,6 +13,7 @@ from course.program.program import Leaf, Program, ProgramError
 from course.program.run import Executable, compile_program
 from course.program.stablehlo import parse
 from course.program.structure import difference
+from course.program.timeline import Timeline, bubble, timeline
 
 __all__ = [
     "Collective",
@@ -23,6 +25,8 @@ __all__ = [
     "Module",
     "Program",
     "ProgramError",
+    "Timeline",
+    "bubble",
     "compile_program",
     "costs",
     "difference",
@@ -30,4 +34,5 @@ __all__ = [
     "memory",
     "parse",
     "signature_of",
+    "timeline",
 ]

@@ -19,11 +19,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from course.program.ir import ELEMENTWISE, MOVES, Block, Module, Op, Value
+from course.program.fusion import captured, fused_values
+from course.program.ir import ELEMENTWISE, Block, Module, Op, Value
 from course.program.program import Program
 
-_FUSED = (ELEMENTWISE | MOVES) - {"dynamic_update_slice", "scatter", "concatenate", "gather"}
-_READS_ON_THE_FLY = _FUSED | {"reduce"}
 _ALIASES = {"reshape", "optimization_barrier"}
 
 
@@ -106,7 +105,7 @@ def memory(module: Module, program: Program) -> Memory:
     state = _State()
     for value in module.main.arguments:
         state.new(value, None, "argument")
-    _schedule(module.main, state, _fused_values(module.main))
+    _schedule(module.main, state, fused_values(module.main))
     state.clock += 1
     for value in module.main.returns:
         state.read(value)
@@ -128,45 +127,6 @@ def _aliased(program: Program) -> int:
             free.remove(match)
             total += leaf.local_bytes(program.mesh)
     return total
-
-
-def _fused_values(block: Block) -> set[Value]:
-    """Results that are never written to memory, in this block and those inside it."""
-    uses: dict[Value, list[Op]] = {}
-    pinned = set(block.returns)
-    fused: set[Value] = set()
-    for op in block.ops:
-        for operand in op.operands:
-            uses.setdefault(operand, []).append(op)
-        for region in op.regions:
-            fused |= _fused_values(region)
-            pinned |= _captured(region)
-    for op in reversed(block.ops):
-        if op.kind not in _FUSED and op.kind != "constant" and op.kind != "reshape":
-            continue
-        result = op.results[0]
-        readers = uses.get(result, [])
-        on_the_fly = all(
-            reader.kind in _READS_ON_THE_FLY
-            or (reader.kind == "reshape" and reader.results[0] in fused)
-            or (reader.kind == "dynamic_update_slice" and reader.operands[0] is not result)
-            for reader in readers
-        )
-        if result not in pinned and on_the_fly:
-            fused.add(result)
-    return fused
-
-
-def _captured(block: Block) -> set[Value]:
-    """Values that a region uses without having been given them."""
-    own = set(block.arguments)
-    found: set[Value] = set()
-    for op in block.ops:
-        found.update(operand for operand in op.operands if operand not in own)
-        for region in op.regions:
-            found |= _captured(region) - own
-        own.update(op.results)
-    return found | {value for value in block.returns if value not in own}
 
 
 def _schedule(block: Block, state: _State, fused: set[Value]) -> None:
@@ -234,7 +194,7 @@ def _last_uses(block: Block, fused: set[Value]) -> dict[Value, Op | None]:
             last[origin] = reader
 
     for op in block.ops:
-        inner = [value for region in op.regions for value in _captured(region)]
+        inner = [value for region in op.regions for value in captured(region)]
         for value in (*op.operands, *inner):
             read(value, op)
         if op.kind in _ALIASES:
@@ -272,13 +232,13 @@ def _loop(op: Op, state: _State, fused: set[Value], last: dict[Value, Op | None]
             carried.append(state.places[op.results[i]])
     for region in (condition, body):
         state.places.update(zip(region.arguments, carried, strict=True))
-    captured = [place for v in _captured(body) | _captured(condition) for place in state.places.get(v, ())]
+    read_inside = [place for v in captured(body) | captured(condition) for place in state.places.get(v, ())]
     _schedule(condition, state, fused)
     _schedule(body, state, fused)
     state.clock += 1
     for value in body.returns:
         state.read(value)
-    for buffer in [*captured, *(place for places in carried for place in places)]:
+    for buffer in [*read_inside, *(place for places in carried for place in places)]:
         buffer.end = max(buffer.end, state.clock)
     _merge_carries(body, carried, state, fused)
     state.places.update(zip(op.results, carried, strict=True))
@@ -305,7 +265,7 @@ def _branches(op: Op, state: _State, fused: set[Value]) -> None:
         state.read(operand)
     for result in op.results:
         state.new(result, op)
-    captured = [place for region in op.regions for v in _captured(region) for place in state.places.get(v, ())]
+    read_inside = [place for region in op.regions for v in captured(region) for place in state.places.get(v, ())]
     for region in op.regions:
         _schedule(region, state, fused)
         state.clock += 1
@@ -314,7 +274,7 @@ def _branches(op: Op, state: _State, fused: set[Value]) -> None:
             for buffer in state.places.get(value, ()):
                 if buffer.op is not None and buffer.op in region.ops:
                     buffer.bytes = 0  # written straight into the result, which is counted from the start
-    for buffer in [*captured, *(place for result in op.results for place in state.places[result])]:
+    for buffer in [*read_inside, *(place for result in op.results for place in state.places[result])]:
         buffer.end = max(buffer.end, state.clock)
 
 

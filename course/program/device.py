@@ -1,0 +1,235 @@
+"""One class of devices running a Program in simulated time: kernels in program order, collectives as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from course.program.collectives import DeviceClass
+from course.program.evaluate import executed
+from course.program.ir import Block, Op, Value
+from course.program.kernels import BRANCH, COLLECTIVE, FREE, KERNEL, LOOP, Step
+from course.program.network import Instance
+
+if TYPE_CHECKING:
+    from course.program.simulation import Simulation
+
+
+@dataclass(eq=False, slots=True)
+class Kernel:
+    """A kernel that ran: when, and what it waited for (an ``Instance``), if it did."""
+
+    step: Step
+    start: float
+    end: float
+    cause: Instance | None
+
+
+@dataclass(slots=True)
+class _Ready:
+    """When a value is there: not before ``time``, nor before the collectives that are pending have ended."""
+
+    time: float
+    cause: Any
+    pending: tuple[Instance, ...] = ()
+
+
+@dataclass(slots=True)
+class _Scope:
+    """One trip of a loop, or the program: nothing in it starts before ``floor``."""
+
+    floor: float = 0.0
+    cause: Any = None
+    issued: list[Instance] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Time in which a class of devices computes nothing because it waits for a collective."""
+
+    start: float
+    end: float
+    instance: Instance
+
+
+class Device:
+    """One class of devices running the program.
+
+    Attributes:
+        alike: The class.
+        kernels: What it ran.
+        idle: When it waited, and for what.
+        instances: The collectives that it took part in.
+        end: When it was done.
+        last: The kernel or collective that ended last.
+    """
+
+    def __init__(self, number: int, alike: DeviceClass, simulation: Simulation):
+        self.number, self.alike, self.simulation = number, alike, simulation
+        self.kernels: list[Kernel] = []
+        self.idle: list[Idle] = []
+        self.instances: list[Instance] = []
+        self.end: float | None = None
+        self.last: Any = None
+        self.blocked: Instance | None = None
+        self._free = 0.0
+        self._ready: dict[Value, _Ready] = {}
+        self._met: dict[Op, int] = {}
+        self._decisions = iter(alike.decisions)
+        self._process = self._program()
+
+    def resume(self, now: float) -> None:
+        """Go on until a collective that has not ended is in the way."""
+        self.blocked = None
+        instance = next(self._process, None)
+        if instance is not None:
+            self.blocked = instance
+            instance.after.append(self.resume)
+
+    def _program(self) -> Generator[Instance, None, None]:
+        scope = _Scope()
+        main = self.simulation.module.main
+        yield from self._run(main, scope)
+        end, cause = yield from self._until(scope.issued, self._free, None)
+        for value in main.returns:
+            ready = self._ready.get(value)
+            if ready is not None and ready.time > end:
+                end, cause = ready.time, ready.cause
+        self.last = self._note_idle(end, cause) or (self.kernels[-1] if self.kernels else cause)
+        self.end = end
+
+    def _run(self, block: Block, scope: _Scope) -> Generator[Instance, None, None]:
+        for step in self.simulation.steps[block]:
+            self.simulation.count_step(step)
+            if step.what == KERNEL:
+                yield from self._kernel(step, scope)
+            elif step.what == FREE:
+                self._pass_on(step, scope)
+            elif step.what == COLLECTIVE:
+                self._collective(step, scope)
+            elif step.what == LOOP:
+                yield from self._loop(step, scope)
+            elif step.what == BRANCH:
+                yield from self._branch(step, scope)
+
+    def _wait(self, values: Sequence[Value], scope: _Scope) -> Generator[Instance, None, tuple[float, Any]]:
+        """When all values are there, and what came last; blocks while a collective among them has not ended."""
+        time, cause = scope.floor, scope.cause
+        for value in values:
+            ready = self._ready.get(value)
+            if ready is None:
+                continue
+            if ready.time > time:
+                time, cause = ready.time, ready.cause
+            if ready.pending:
+                time, cause = yield from self._until(ready.pending, time, cause)
+        return time, cause
+
+    def _until(
+        self, instances: Sequence[Instance], time: float, cause: Any
+    ) -> Generator[Instance, None, tuple[float, Any]]:
+        for instance in instances:
+            while instance.end is None:
+                yield instance
+            if instance.end > time:
+                time, cause = instance.end, instance
+        return time, cause
+
+    def _kernel(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
+        time, cause = yield from self._wait(step.reads, scope)
+        start = max(self._free, time)
+        waited = self._note_idle(start, cause)
+        kernel = Kernel(step, start, start + step.seconds, waited)
+        self._free = kernel.end
+        self.kernels.append(kernel)
+        for result in step.op.results:
+            self._ready[result] = _Ready(kernel.end, kernel)
+
+    def _note_idle(self, start: float, cause: Any) -> Instance | None:
+        if start > self._free and isinstance(cause, Instance):
+            self.idle.append(Idle(self._free, start, cause))
+            return cause
+        return None
+
+    def _combined(self, values: Sequence[Value], scope: _Scope) -> _Ready:
+        """When all values are there, without waiting for it."""
+        found = _Ready(scope.floor, scope.cause)
+        for value in values:
+            ready = self._ready.get(value)
+            if ready is not None:
+                if ready.time > found.time:
+                    found.time, found.cause = ready.time, ready.cause
+                found.pending += tuple(i for i in ready.pending if i not in found.pending)
+        return found
+
+    def _pass_on(self, step: Step, scope: _Scope) -> None:
+        ready = self._combined(step.reads, scope)
+        for result in step.op.results:
+            self._ready[result] = ready
+
+    def _collective(self, step: Step, scope: _Scope) -> None:
+        ready = self._combined(step.reads, scope)
+        instance = self._instance(step.op)
+        if instance is None:
+            self._pass_on(step, scope)
+            return
+        network = self.simulation.network
+        network.issue(instance, self.number)
+        scope.issued.append(instance)
+        self.instances.append(instance)
+        self._arrive(instance, ready)
+        for result in step.op.results:
+            self._ready[result] = _Ready(0.0, None, (instance,))
+
+    def _arrive(self, instance: Instance, ready: _Ready) -> None:
+        """Arrive when the operands are there, which may need other collectives to end first."""
+        for pending in ready.pending:
+            if pending.end is None:
+                pending.after.append(lambda _: self._arrive(instance, ready))
+                return
+        time, cause = ready.time, ready.cause
+        for pending in ready.pending:
+            assert pending.end is not None
+            if pending.end > time:
+                time, cause = pending.end, pending
+        self.simulation.network.arrive(instance, self.number, time, cause)
+
+    def _instance(self, op: Op) -> Instance | None:
+        """This execution of a collective, shared with the other classes of its group."""
+        occurrence = self._met.get(op, 0)
+        self._met[op] = occurrence + 1
+        return self.simulation.instance(op, occurrence, self.alike.device)
+
+    def _loop(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
+        condition, body = step.op.regions
+        floor, cause = yield from self._wait(step.reads, scope)
+        trip = _Scope(floor, cause)
+        for region in (condition, body):
+            for argument in region.arguments:
+                self._ready.pop(argument, None)
+        self._skip(condition)
+        while next(self._decisions):
+            trip = _Scope(*(yield from self._until(trip.issued, *self._compute_done(trip))))
+            yield from self._run(body, trip)
+            scope.issued += trip.issued
+            self._skip(condition)
+        done = _Ready(*self._compute_done(trip), tuple(trip.issued))
+        for result in step.op.results:
+            self._ready[result] = done
+
+    def _skip(self, condition: Block) -> None:
+        """A loop's condition takes no time; what is decided in it is passed over."""
+        for _ in executed(condition, self._decisions):
+            pass
+
+    def _compute_done(self, trip: _Scope) -> tuple[float, Any]:
+        """When the kernels so far have ended, and the last of them or what the trip itself waited for."""
+        return (self._free, self.kernels[-1]) if self._free > trip.floor and self.kernels else (trip.floor, trip.cause)
+
+    def _branch(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
+        region = step.op.regions[next(self._decisions)]
+        inner = _Scope(*(yield from self._wait(step.reads, scope)), scope.issued)
+        yield from self._run(region, inner)
+        for result, value in zip(step.op.results, region.returns, strict=True):
+            self._ready[result] = self._combined([value], inner)

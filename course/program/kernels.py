@@ -1,0 +1,145 @@
+"""From operations to kernels: what a device launches, and how long each takes by the roofline.
+
+The rules, all of them:
+
+- What ``fusion`` calls fused runs inside the kernels that read it: its arithmetic and the memory that it reads are
+  charged to each of them.
+- A matrix product reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
+  charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
+- Reshapes, transposes, slices, barriers and constants are free: compilers fold them into layouts and addresses. So
+  is an update of a slice whose new content a kernel has written already; else it is that kernel.
+- So is arithmetic on single numbers, which loops count with.
+- Reading a slice touches the slice, not what it is cut from; so do a gather and a scatter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from course.machine import Machine
+from course.program.costs import dot_flops
+from course.program.fusion import fused_values
+from course.program.ir import COLLECTIVES, ELEMENTWISE, Block, Module, Op, Value, walk
+
+FREE, KERNEL, COLLECTIVE, LOOP, BRANCH = range(5)
+_ADDRESSES = {"slice", "dynamic_slice", "gather"}
+_FREE = {"constant", "reshape", "transpose", "slice", "dynamic_slice", "optimization_barrier", "partition_id"}
+_FREE |= {"replica_id"}
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """What a device does next.
+
+    Attributes:
+        op: The operation; for a kernel the one that writes its result.
+        what: ``FREE``, ``KERNEL``, ``COLLECTIVE``, ``LOOP`` or ``BRANCH``.
+        reads: The values in memory that it needs.
+        seconds: How long a kernel runs.
+        flops: Of a matrix product.
+        bytes_moved: Memory that a kernel reads and writes.
+    """
+
+    op: Op
+    what: int
+    reads: tuple[Value, ...]
+    seconds: float = 0.0
+    flops: float = 0.0
+    bytes_moved: float = 0.0
+
+
+@dataclass(slots=True)
+class _Chain:
+    """What computing a fused value takes: bytes by the value in memory that they are read from, and operations."""
+
+    reads: dict[Value, float]
+    operations: float
+
+
+def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
+    """The steps of every block, in program order."""
+    fused = fused_values(module.main)
+    blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
+    return {block: _of_block(block, fused, machine) for block in blocks}
+
+
+def _of_block(block: Block, fused: set[Value], machine: Machine) -> list[Step]:
+    chains: dict[Value, _Chain] = {}
+    steps = []
+    for op in block.ops:
+        if op.kind in ("while", "case"):
+            reads = tuple(op.operands if op.kind == "while" else op.operands[:1])
+            steps.append(Step(op, LOOP if op.kind == "while" else BRANCH, reads))
+            continue
+        if op.results and op.results[0] in fused:
+            chains[op.results[0]] = _chain(op, chains)
+            continue
+        step = _step(op, chains, machine)
+        # A free step without anything to wait for is ready at once: nothing to do.
+        if step.what != FREE or step.reads:
+            steps.append(step)
+    return steps
+
+
+def _chain(op: Op, chains: dict[Value, _Chain]) -> _Chain:
+    reads, operations = _inputs(op, chains)
+    result = op.results[0]
+    if op.kind in _ADDRESSES:
+        reads = {value: min(size, float(result.bytes)) for value, size in reads.items()}
+    if op.kind in ELEMENTWISE:
+        operations += result.elements
+    return _Chain(reads, operations)
+
+
+def _inputs(op: Op, chains: dict[Value, _Chain]) -> tuple[dict[Value, float], float]:
+    """What an op reads from memory, through what is fused into it, and the fused operations."""
+    reads: dict[Value, float] = {}
+    operations = 0.0
+    for operand in dict.fromkeys(op.operands):
+        chain = chains.get(operand)
+        operations += chain.operations if chain else 0.0
+        for value, size in (chain.reads if chain else {operand: float(operand.bytes)}).items():
+            reads[value] = max(size, reads.get(value, 0.0))
+    return reads, operations
+
+
+def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
+    reads, operations = _inputs(op, chains)
+    values = tuple(reads)
+    if op.kind in COLLECTIVES:
+        return Step(op, COLLECTIVE, values)
+    if op.kind in _FREE and not any(operand in chains for operand in op.operands):
+        return Step(op, FREE, values)
+    if op.kind in ELEMENTWISE and op.results[0].elements <= 1:
+        return Step(op, FREE, values)
+    if op.kind == "dot_general":
+        flops, moved = dot_flops(op), sum(reads.values()) + op.results[0].bytes
+        seconds = max(machine.matmul_seconds(flops, moved, operand.dtype) for operand in op.operands)
+        return Step(op, KERNEL, values, seconds, flops, moved)
+    moved, operations = _traffic(op, reads, operations, chains)
+    if moved is None:
+        return Step(op, FREE, values)
+    return Step(op, KERNEL, values, machine.kernel_seconds(moved, operations), 0.0, moved)
+
+
+def _traffic(
+    op: Op, reads: dict[Value, float], operations: float, chains: dict[Value, _Chain]
+) -> tuple[float | None, float]:
+    """Bytes and operations of a kernel that is no matrix product; no bytes at all if it is none."""
+    written = float(sum(result.bytes for result in op.results))
+    if op.kind == "dynamic_update_slice":
+        update = chains.get(op.operands[1])
+        return (sum(update.reads.values()) + op.operands[1].bytes, update.operations) if update else (None, 0.0)
+    if op.kind == "scatter":
+        updates = sum(operand.bytes for operand in op.operands[1:])
+        return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations
+    if op.kind in _ADDRESSES:
+        return 2.0 * written, operations
+    if op.kind in ELEMENTWISE or op.kind == "rng_bit_generator":
+        operations += op.results[0].elements
+    elif op.kind in ("reduce", "reduce_window"):
+        operations += op.operands[0].elements
+    elif op.kind == "sort":
+        operations += op.operands[0].elements * max(1.0, math.log2(max(2, op.operands[0].elements)))
+    return sum(reads.values()) + written, operations

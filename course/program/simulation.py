@@ -1,0 +1,149 @@
+"""All devices of a machine running a Program in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from course.machine import Machine
+from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
+from course.program.costs import wire_bytes
+from course.program.device import Device
+from course.program.ir import Block, Module, Op
+from course.program.kernels import Step, schedule
+from course.program.network import Instance, Network
+from course.program.program import ProgramError
+
+MAX_STEPS = 3_000_000
+
+
+class Simulation:
+    """All classes of devices and the network between them.
+
+    Args:
+        module: The parsed Program.
+        machine: What it runs on.
+        classes: ``device_classes`` with this machine's links told apart.
+        steps: ``schedule(module, machine)``.
+        program_order: Whether streams keep to program order.
+        free: Axes whose collectives take no time: to see what they cost, or what a pipeline does without a network.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        machine: Machine,
+        classes: list[DeviceClass],
+        steps: dict[Block, list[Step]],
+        *,
+        program_order: bool,
+        free: frozenset[str],
+    ):
+        self.module, self.machine, self.steps, self.free = module, machine, steps, free
+        self.network = Network(program_order)
+        self._classes = {device: i for i, alike in enumerate(classes) for device in alike.members}
+        self._groups: dict[Op, Groups] = {}
+        self._made: dict[Any, Instance | None] = {}
+        self._steps_left = MAX_STEPS
+        self.devices = [Device(i, alike, self) for i, alike in enumerate(classes)]
+
+    def run(self) -> None:
+        """To the end.
+
+        Raises:
+            ProgramError: Devices wait for each other forever.
+        """
+        for device in self.devices:
+            device.resume(0.0)
+        self.network.run()
+        stuck = next((d for d in self.devices if d.end is None), None)
+        if stuck is not None:
+            raise self._deadlock(stuck)
+
+    def count_step(self, step: Step) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise ProgramError(
+                f"{step.op.line or 'unknown line'}: a step runs more than {MAX_STEPS:,} operations, too many to "
+                "simulate; analyse fewer layers, microbatches or trips"
+            )
+
+    def instance(self, op: Op, occurrence: int, device: int) -> Instance | None:
+        """The execution that ``device`` shares with its group; none if it takes no part."""
+        groups = self._groups.get(op)
+        if groups is None:
+            groups = self._groups[op] = groups_of(op, self.module.mesh)
+        group = groups.of(device)
+        if not group:
+            return None
+        members = tuple(dict.fromkeys(self._classes[member] for member in group))
+        key = (op, occurrence, frozenset(members))
+        if key not in self._made:
+            self._made[key] = _transfer(op, groups, group, members, self)
+        return self._made[key]
+
+    def _deadlock(self, stuck: Device) -> ProgramError:
+        instance = stuck.blocked
+        assert instance is not None
+        missing = next(m for m in instance.members if m not in instance.arrived)
+        other = self.devices[missing]
+        where = other.blocked
+        does = f"waits in {where.op.kind} ({where.op.line or 'unknown line'})" if where else "has ended"
+        return ProgramError(
+            f"{instance.op.line or 'unknown line'}: devices would wait for each other forever: device "
+            f"{stuck.alike.device} waits in {instance.op.kind} for device {other.alike.device}, which {does}. "
+            "Every device of a group must reach the same collectives in the same order."
+        )
+
+
+def _transfer(
+    op: Op, groups: Groups, group: tuple[int, ...], members: tuple[int, ...], simulation: Simulation
+) -> Instance:
+    """An execution of a collective with what the machine says about its time."""
+    machine = simulation.machine
+    link = machine.link_of(group)
+    direction = 0
+    if op.kind == "collective_permute":
+        pairs = [pair for pair in groups.pairs if pair[0] in group]
+        wire = size = float(sum(operand.bytes for operand in op.operands))
+        each = [machine.transfer(op.kind, group, wire, size, pair=pair) for pair in pairs]
+        latency, rate = max(e[0] for e in each), min(e[1] for e in each)
+        if machine.links[link].two_way:
+            source, target = pairs[0]
+            direction = 1 if (target - source) % len(group) <= len(group) // 2 else 2
+    else:
+        wire = sum(wire_bytes(op, operand.bytes, len(group), group[0]) for operand in op.operands)
+        size = float(sum(max(a.bytes, b.bytes) for a, b in zip(op.operands, op.results, strict=True)))
+        latency, rate = machine.transfer(op.kind, group, wire, size)
+    links = ((link, direction),) if direction or not machine.links[link].two_way else ((link, 1), (link, 2))
+    if simulation.free.issuperset(groups.axes):
+        latency, wire = 0.0, 0.0
+    return Instance(op, groups.axes, members, latency, wire, rate, links)
+
+
+def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> Simulation:
+    """Run a parsed Program on a machine, ready-first and in program order, and keep the better.
+
+    Raises:
+        ProgramError: A trip count or a branch depends on data, or devices wait for each other forever.
+        ValueError: The machine has fewer devices than the mesh.
+    """
+    machine.require_fits(module.mesh)
+    steps = schedule(module, machine)
+    classes = device_classes(module, lambda op, groups, group: _label(op, groups, group, machine))
+    free = frozenset(free)
+    best = Simulation(module, machine, classes, steps, program_order=False, free=free)
+    best.run()
+    if best.network.overtaken:
+        other = Simulation(module, machine, classes, steps, program_order=True, free=free)
+        other.run()
+        if max(d.end or 0.0 for d in other.devices) < max(d.end or 0.0 for d in best.devices):
+            return other
+    return best
+
+
+def _label(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> Any:
+    """What tells groups apart beside who is in them: the links they talk over."""
+    if groups.pairs:
+        return tuple(sorted({machine.link_of(pair) for pair in groups.pairs if pair[0] in group}))
+    return machine.link_of(group), machine.bandwidth_of(group)

@@ -1,0 +1,227 @@
+"""Timeline: how long a step would take on a machine, simulated operation by operation.
+
+The rules, all of them; ``kernels`` has those of a single kernel and ``network`` those of the links:
+
+- A device computes in program order. A kernel starts when the one before it has ended and what it reads is there.
+- A collective starts when its operands are ready on every device of its group and the streams of all of them are
+  free: one stream for each set of mesh axes. It takes the time of a ring on the slowest link that it uses.
+- On a stream the collective that is ready first goes first; program order is tried too, and the better one counts.
+- Transfers that share a device's link share its bandwidth equally.
+- A trip of a loop ends when its kernels and its collectives have ended. Only who reads the loop's results waits for
+  the last trip's collectives, so what stands outside of the loop may run beside it.
+- Devices that behave alike, exactly, are simulated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from course.machine import Machine
+from course.program.device import Device, Kernel
+from course.program.ir import Module
+from course.program.network import Instance
+from course.program.simulation import Simulation, simulate
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that a device did.
+
+    Attributes:
+        device: The device that stands for its class.
+        stream: ``compute``, or the mesh axes of a communication stream.
+        start, end: Seconds.
+        kind: StableHLO's name of the operation; for a kernel of the one that writes its result.
+        line: The learner's line.
+        shape, dtype: Of the result.
+        flops: Of a matrix product.
+        bytes: That a kernel moves or a device sends.
+    """
+
+    device: int
+    stream: str
+    start: float
+    end: float
+    kind: str
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """Where a device's time goes; the rest of the step it waits for the others to end.
+
+    Attributes:
+        device: The device that stands for its class.
+        members: All devices that behave like it.
+        end: When it has ended.
+        busy: Seconds that it computes.
+        waiting: Seconds that it computes nothing because others are not ready to communicate: a pipeline's bubble.
+        exposed: Seconds that it computes nothing because a transfer goes on or queues, by mesh axes.
+    """
+
+    device: int
+    members: tuple[int, ...]
+    end: float
+    busy: float
+    waiting: float
+    exposed: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the critical path: what would have to be faster for the step to be.
+
+    Attributes:
+        kind, line: Of the operation.
+        stream: As in ``Bar``.
+        seconds: In all.
+        count: How often it stands on the path.
+    """
+
+    kind: str
+    line: str
+    stream: str
+    seconds: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step of a Program on a machine.
+
+    Attributes:
+        machine: Its name.
+        mesh: Axis sizes by name.
+        seconds: Of the step.
+        devices: One entry for each class of devices that behave alike.
+        critical: The critical path, the longest pieces first.
+        bars: Everything that happened, by start; not part of the JSON.
+    """
+
+    machine: str
+    mesh: dict[str, int]
+    seconds: float
+    devices: tuple[DeviceTime, ...]
+    critical: tuple[Piece, ...]
+    bars: tuple[Bar, ...] = ()
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the busiest device computes."""
+        return max(device.busy for device in self.devices)
+
+    @property
+    def exposed(self) -> dict[str, float]:
+        """Seconds of exposed communication by mesh axes, each of the device that is worst off."""
+        axes = sorted({name for device in self.devices for name in device.exposed})
+        return {name: max(device.exposed.get(name, 0.0) for device in self.devices) for name in axes}
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Exposed communication over all axes, of the device that is worst off."""
+        return max(sum(device.exposed.values()) for device in self.devices)
+
+    def mfu(self, model_flops: float, peak: float) -> float:
+        """Model FLOPs utilisation (Chowdhery et al., PaLM, 2022, appendix B).
+
+        Args:
+            model_flops: FLOPs that the model needs for the step on all devices, whatever the program computes.
+            peak: FLOP/s of one device.
+        """
+        devices = sum(len(device.members) for device in self.devices)
+        return model_flops / (self.seconds * devices * peak)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "bars"}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Timeline:
+        devices = tuple(DeviceTime(**{**d, "members": tuple(d["members"])}) for d in data["devices"])
+        return cls(**{**data, "devices": devices, "critical": tuple(Piece(**p) for p in data["critical"])})
+
+
+def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> Timeline:
+    """Simulate a Program on a machine.
+
+    Args:
+        module: ``parse(program)``.
+        machine: At least as many devices as the mesh has.
+        free: Mesh axes whose communication takes no time: what a step would be without it.
+
+    Raises:
+        ProgramError: A trip count or a branch depends on data, or devices wait for each other forever.
+        ValueError: The machine has too few devices.
+    """
+    simulation = simulate(module, machine, free)
+    devices = tuple(_device_time(device) for device in simulation.devices)
+    seconds = max(device.end for device in devices)
+    bars = tuple(sorted(_bars(simulation), key=lambda bar: (bar.start, bar.device, bar.stream)))
+    return Timeline(machine.name, dict(module.mesh), seconds, devices, _critical(simulation), bars)
+
+
+def bubble(useful: float, num_stages: int, seconds: float) -> float:
+    """The share of a pipeline's device time that does nothing useful.
+
+    Args:
+        useful: Seconds of work on real microbatches, over all stages.
+        num_stages: Stages.
+        seconds: Of the forward pass on a free network.
+    """
+    return 1 - useful / (num_stages * seconds)
+
+
+def _device_time(device: Device) -> DeviceTime:
+    waiting, exposed = 0.0, {}
+    for idle in device.idle:
+        instance = idle.instance
+        assert instance.ready is not None
+        alone = max(0.0, min(idle.end, instance.ready) - idle.start)
+        waiting += alone
+        axes = ",".join(instance.axes)
+        exposed[axes] = exposed.get(axes, 0.0) + (idle.end - idle.start - alone)
+    busy = sum(kernel.end - kernel.start for kernel in device.kernels)
+    return DeviceTime(device.alike.device, device.alike.members, device.end or 0.0, busy, waiting, exposed)
+
+
+def _bars(simulation: Simulation) -> Iterable[Bar]:
+    for device in simulation.devices:
+        number = device.alike.device
+        for kernel in device.kernels:
+            op, step = kernel.step.op, kernel.step
+            shape, dtype = op.results[0].shape, op.results[0].dtype
+            yield Bar(number, "compute", kernel.start, kernel.end, op.kind, op.line, shape, dtype, step.flops,
+                      step.bytes_moved)  # fmt: skip
+        for instance in device.instances:
+            op = instance.op
+            assert instance.start is not None and instance.end is not None
+            shape, dtype = op.results[0].shape, op.results[0].dtype
+            yield Bar(number, ",".join(instance.axes), instance.start, instance.end, op.kind, op.line, shape, dtype,
+                      0.0, instance.wire_bytes)  # fmt: skip
+
+
+def _critical(simulation: Simulation) -> tuple[Piece, ...]:
+    """Backwards from what ended last, each time to what it waited for."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    last = max(simulation.devices, key=lambda device: device.end or 0.0)
+    before = {device.kernels[i]: device.kernels[i - 1] for device in simulation.devices
+              for i in range(1, len(device.kernels))}  # fmt: skip
+    at: Any = last.last
+    while at is not None:
+        if isinstance(at, Kernel):
+            name, seconds = (at.step.op.kind, at.step.op.line, "compute"), at.end - at.start
+            at = at.cause or before.get(at)
+        else:
+            assert isinstance(at, Instance) and at.start is not None and at.end is not None
+            name, seconds = (at.op.kind, at.op.line, ",".join(at.axes)), at.end - at.start
+            at = at.cause if isinstance(at.cause, Instance) else at.cause[1]
+        total = found.setdefault(name, [0.0, 0])
+        total[0] += seconds
+        total[1] += 1
+    pieces = (Piece(*name, seconds, int(count)) for name, (seconds, count) in found.items())
+    return tuple(sorted(pieces, key=lambda piece: (-piece.seconds, piece.line, piece.kind)))
