@@ -19,7 +19,7 @@ import numpy as np
 
 from autograder.verdict import Fact
 from course.curriculum import chapter as find_chapter
-from course.program import Costs, Leaf, Locate, Memory, Program, export
+from course.program import Costs, Leaf, Locate, Memory, Program, Timeline, export
 from course.program.program import path_name
 
 REFERENCES = Path(__file__).parent / "references"
@@ -69,7 +69,8 @@ class Wrapped:
 class Evidence:
     """Everything that was found out about one Program, for the facts to look at.
 
-    ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed.
+    ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed, and
+    only such a one has a ``timeline``.
     """
 
     case: Case
@@ -81,6 +82,7 @@ class Evidence:
     memory: Memory
     line: str = ""
     difference: str = ""
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class Task:
         oracle: ``(inputs, case) ->`` what ``Wrapped.function`` must return, from a single device.
         facts: What is judged, given the evidence of every case and that of ``analysed``.
         analysed: A realistic size that only the lenses look at, and the name of the case that it enlarges.
-        naive: The mutant that shows what the naive way costs.
+        naive: The mutant that shows what the naive way costs in memory.
+        slow: The mutant that shows what the naive way costs in time.
+        machine: What the time of ``analysed`` is predicted for.
     """
 
     name: str
@@ -114,6 +118,8 @@ class Task:
     facts: Callable[[list[Evidence], Evidence | None, dict[str, Any]], list[Fact]]
     analysed: tuple[Case, str] | None = None
     naive: str = ""
+    slow: str = ""
+    machine: str = "8xH100"
 
 
 @dataclass(frozen=True)

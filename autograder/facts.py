@@ -101,37 +101,98 @@ def temporaries_within(
     evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, *, weight: float = 1
 ) -> Fact:
     """Live temporaries of the realistic size are at most ``ratio`` times the reference's."""
-    return replace(_temporaries_within(evidence, references, ratio, hint), weight=weight)
-
-
-def _temporaries_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str) -> Fact:
     name = "live temporaries"
-    if evidence is None:
-        return Fact(name, None, "not measured", message="this check leaves the realistic size out")
-    if evidence.difference:
-        return Fact(name, False, "not comparable", case=evidence.case.name, line=evidence.line, message=(
-            f"the program changes with its sizes: {evidence.difference}. Decide by the arguments you are given, "
-            "not by how large arrays are."))  # fmt: skip
-    known, work = references.get("temporaries"), references.get("flops")
-    if not known or not work:
-        return Fact(name, None, "not measured", message="the reference has not been measured with this version of jax")
-    if evidence.costs.flops < LEAST_WORK * work["reference"]:
-        return Fact(name, False, "not comparable", case=evidence.case.name, line=evidence.line, message=(
-            f"at the realistic size the program computes {evidence.costs.flops:.3g} FLOPs, and the work takes "
-            f"{work['reference']:.3g} with its recomputation: is a part of the arrays left out there?"))  # fmt: skip
-    measured, reference = evidence.memory.temporaries, known["reference"]
-    passed = measured <= ratio * reference
+    if evidence is None or (bar := _incomparable(evidence, references, "temporaries")):
+        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
+    measured, limit = evidence.memory.temporaries, ratio * references["temporaries"]["reference"]
+    passed = measured <= limit
     message = line = ""
     if not passed:
         largest = evidence.memory.alive[0]
         line = largest.line
         shape = "x".join(map(str, largest.shape))
         message = (
-            f"at the peak {_bytes(measured)} bytes of temporaries live at once, {measured / reference:.2f} times the "
-            f"reference's; the largest is a {largest.dtype}[{shape}] of {_bytes(largest.bytes)} bytes. {hint}"
+            f"at the peak {_bytes(measured)} bytes of temporaries live at once, {ratio * measured / limit:.2f} times "
+            f"the reference's; the largest is a {largest.dtype}[{shape}] of {_bytes(largest.bytes)} bytes. {hint}"
         )
-    return Fact(name, passed, _bytes(measured), _bytes(ratio * reference), "bytes", _bytes(reference),
-                _bytes(known["naive"]) if known.get("naive") else None, evidence.case.name, line, message)  # fmt: skip
+    return Fact(name, passed, _bytes(measured), _bytes(limit), "bytes", *_known(references["temporaries"], _bytes),
+                evidence.case.name, line, message, weight)  # fmt: skip
+
+
+def time_within(
+    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, *, weight: float = 1
+) -> Fact:
+    """The step that the timeline predicts for the realistic size takes at most ``ratio`` times the reference's."""
+    name = "predicted time"
+    if evidence is None or (bar := _incomparable(evidence, references, "seconds")):
+        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
+    assert evidence.timeline
+    measured, limit = evidence.timeline.seconds, ratio * references["seconds"]["reference"]
+    passed = measured <= limit
+    message = line = ""
+    if not passed:
+        first = evidence.timeline.critical[0]
+        line = first.line
+        message = (
+            f"on {evidence.timeline.machine} a step would take {1e3 * measured:.4g} ms, {ratio * measured / limit:.2f} "
+            f"times the reference's; {1e3 * first.seconds:.4g} ms of the critical path are {_plain(first.kind)}, "
+            f"{first.count} times. {hint}"
+        )
+    return Fact(name, passed, _ms(measured), _ms(limit), "ms", *_known(references["seconds"], _ms),
+                f"{evidence.case.name}, {evidence.timeline.machine}", line, message, weight)  # fmt: skip
+
+
+def exposed_within(
+    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, *, weight: float = 1
+) -> Fact:
+    """Communication that no computation hides is at most ``ratio`` times the reference's, over all axes."""
+    name = "exposed communication"
+    if evidence is None or (bar := _incomparable(evidence, references, "exposed")):
+        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
+    assert evidence.timeline
+    measured, limit = evidence.timeline.exposed_seconds, ratio * references["exposed"]["reference"]
+    passed = measured <= limit
+    axes = ", ".join(f"{axis} {1e3 * seconds:.4g} ms" for axis, seconds in evidence.timeline.exposed.items())
+    message = "" if passed else (
+        f"on {evidence.timeline.machine} devices compute nothing for {1e3 * measured:.4g} ms while a transfer goes on "
+        f"({axes}). {hint}")  # fmt: skip
+    return Fact(name, passed, _ms(measured), _ms(limit), "ms", *_known(references["exposed"], _ms),
+                f"{evidence.case.name}, {evidence.timeline.machine}", evidence.line, message, weight)  # fmt: skip
+
+
+def _incomparable(evidence: Evidence, references: dict[str, Any], figure: str) -> str | tuple[str, str]:
+    """Why the realistic size cannot be compared with the reference; empty if it can.
+
+    A text alone is a reason for which nothing is measured, two are a failure: what was measured, and the message.
+    """
+    if evidence.difference:
+        return "not comparable", (
+            f"the program changes with its sizes: {evidence.difference}. Decide by the arguments you are given, "
+            "not by how large arrays are.")  # fmt: skip
+    if not references.get(figure) or not references.get("flops"):
+        return "the reference has not been measured with this version of jax"
+    work = references["flops"]["reference"]
+    if evidence.costs.flops < LEAST_WORK * work:
+        return "not comparable", (
+            f"at the realistic size the program computes {evidence.costs.flops:.3g} FLOPs, and the work takes "
+            f"{work:.3g} with its recomputation: is a part of the arrays left out there?")  # fmt: skip
+    return ""
+
+
+def _unjudged(name: str, evidence: Evidence | None, bar: str | tuple[str, str], weight: float) -> Fact:
+    if evidence is None:
+        bar = "this check leaves the realistic size out"
+    if isinstance(bar, str):
+        return Fact(name, None, "not measured", message=bar, weight=weight)
+    assert evidence
+    measured, message = bar
+    return Fact(name, False, measured, case=evidence.case.name, line=evidence.line, message=message, weight=weight)
+
+
+def _known(figures: dict[str, float], show: Callable[[float], str]) -> tuple[str, str | None]:
+    """What the reference measures, and the naive version if it was measured."""
+    naive = figures.get("naive")
+    return show(figures["reference"]), None if naive is None else show(naive)
 
 
 def worst(facts: list[Fact]) -> Fact:
@@ -216,6 +277,10 @@ def _plain(kind: str) -> str:
 
 def _bytes(number: float) -> str:
     return f"{number:,.0f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g}"
 
 
 def _short(number: float) -> str:

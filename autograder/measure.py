@@ -11,25 +11,32 @@ from typing import Any
 import jax
 
 from autograder.contract import REFERENCES, Task, load, references, trace
-from course.program import costs, memory, parse
+from course.machines import machine
+from course.program import costs, memory, parse, timeline
 
 
 def measure(chapter: str) -> dict[str, Any]:
     """Figures of every task that is analysed at a realistic size, for the installed jax.
 
     Returns:
-        ``{task: {"temporaries": {"reference": bytes, "naive": bytes}, "flops": {...}}}``.
+        ``{task: {"temporaries": {"reference": bytes, "naive": bytes}, "flops": {...}, "seconds": {...}}}``; a
+        task's naive way may be another one for time than for memory.
     """
     solution = importlib.import_module(f"solutions.{chapter}")
     mutants = {m.name: m for m in importlib.import_module(f"autograder.mutants.{chapter}").MUTANTS}
     found = {}
     for task in load(chapter).tasks:
         if task.analysed:
-            both = {"reference": getattr(solution, task.name), "naive": mutants[task.naive].function}
-            looked = {which: _look(task, function) for which, function in both.items()}
+            reference = _look(task, getattr(solution, task.name))
+            naive = {name: _look(task, mutants[name].function) for name in {task.naive, task.slow} if name}
             found[task.name] = {
-                figure: {which: figures[figure] for which, figures in looked.items()}
-                for figure in ("temporaries", "flops")
+                figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
+                for figure, name in (
+                    ("temporaries", task.naive),
+                    ("flops", task.naive),
+                    ("seconds", task.slow),
+                    ("exposed", task.slow),
+                )
             }
     return found
 
@@ -38,7 +45,13 @@ def _look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
     assert task.analysed
     program = trace(task, function, task.analysed[0], lambda _: None)
     module = parse(program)
-    return {"temporaries": memory(module, program).temporaries, "flops": costs(module).flops}
+    time = timeline(module, machine(task.machine))
+    return {
+        "temporaries": memory(module, program).temporaries,
+        "flops": costs(module).flops,
+        "seconds": time.seconds,
+        "exposed": time.exposed_seconds,
+    }
 
 
 def write(chapter: str, folder: Path = REFERENCES) -> Path:

@@ -14,7 +14,8 @@ class Fact:
     """One thing that was measured about a program, and what it had to be.
 
     ``passed`` is None where nothing was measured; such a fact is worth no points either way.
-    ``line`` is the learner's own, as ``cell:line``; ``weight`` is how much the fact counts among its function's.
+    ``line`` is the learner's own, as ``cell:line``; ``weight`` is how much the fact counts among its function's, 0
+    for advice.
     """
 
     name: str
@@ -86,9 +87,9 @@ class Report:
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
     """Points and verdict from facts: wrong values earn nothing, else each fact counts by its weight.
 
-    A fact that was not measured counts neither way.
+    A fact that was not measured counts neither way, nor does one of weight 0, which is advice.
     """
-    counted = [fact for fact in facts if fact.passed is not None]
+    counted = [fact for fact in facts if fact.passed is not None and fact.weight]
     passed = [fact for fact in counted if fact.passed]
     if not counted or any(fact.name == "values" and not fact.passed for fact in counted):
         passed = []

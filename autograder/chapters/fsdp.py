@@ -308,6 +308,10 @@ def _loss_of_each_device(sizes: tuple[tuple[str, int], ...]) -> Any:
 _TOO_MUCH = "Whose weights are whole at that moment? Which of them could be gathered later, or again?"
 
 
+_TOO_SLOW = "What is computed or read more often than it must be?"
+_EXPOSED = "Later you will learn to gather one layer while another computes."
+
+
 def fsdp_loss_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
     counted = [*cases, large] if large else cases
     return [
@@ -315,6 +319,8 @@ def fsdp_loss_facts(cases: list[Evidence], large: Evidence | None, references: d
         facts.arrays_match("gradients", cases, "gradients", weight=2),
         facts.global_norm_matches(cases, "gradients"),
         facts.temporaries_within(large, references, 1.15, _TOO_MUCH, weight=4),
+        facts.time_within(large, references, 1.15, _TOO_SLOW),
+        facts.exposed_within(large, references, 1.15, _EXPOSED, weight=0),
         facts.bytes_sent("all-gather bytes", counted, "all_gather", lambda e: _ring_bytes(e, "shards"), times=(1, 2)),
         facts.bytes_sent("reduce-scatter bytes", counted, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
         facts.only_collectives("other collectives", counted, ("all_gather", "reduce_scatter")),
@@ -379,6 +385,7 @@ CONTRACT = Contract(
             facts=fsdp_loss_facts,
             analysed=(Case("data=8, width 4096", {"data": 8}, _LARGE_MLP), "data=8"),
             naive="keeps_gathered_weights",
+            slow="computes_a_few_rows_at_a_time",
         ),
     ),
     question_points=2,

@@ -14,8 +14,19 @@ import jax
 
 import course  # noqa: F401  8 emulated devices, before JAX starts
 from autograder.grading import wire
+from course.machines import machine
 from course.mesh import make_mesh
-from course.program import Executable, Program, ProgramError, compile_program, costs, difference, memory, parse
+from course.program import (
+    Executable,
+    Program,
+    ProgramError,
+    compile_program,
+    costs,
+    difference,
+    memory,
+    parse,
+    timeline,
+)
 from course.program.audit import audit
 
 _MAX_KEPT = 64
@@ -35,7 +46,8 @@ class Executor:
         if header["do"] == "analyse":
             audit(program, make_mesh(program.mesh))
             smaller = parse(Program.load(blobs[1]))
-            return {**looked, "difference": difference(smaller, module)}, []
+            time = timeline(module, machine(header["machine"])).to_json()
+            return {**looked, "difference": difference(smaller, module), "timeline": time}, []
         results = self._compile(program, blobs[0])(wire.unpack(header["inputs"], blobs[1:]))
         description, arrays = wire.pack(results)
         return {**looked, "results": description}, arrays

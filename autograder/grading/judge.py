@@ -15,7 +15,7 @@ from autograder.contract import Case, Evidence, Task, load, named, references
 from autograder.grading import wire
 from autograder.grading.tracing import Problem
 from autograder.verdict import FAIL, NEEDS_HUMAN, REFUSED, Fact, Result, conclude
-from course.program import Costs, Memory, Program, ProgramError, signature_of
+from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
 
 # Sends a request to an executor and returns its answer; raises Stopped when there is none.
 Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
@@ -135,10 +135,10 @@ def _analyse(plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
     theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
     if theirs != ours:
         raise ProgramError("the Program of the realistic size does not give what the small one gives")
-    answer, _ = execute({"do": "analyse"}, [programs[plan.analysed.name], smaller])
-    return Evidence(
-        plan.analysed, program.inputs, program.outputs, {}, {}, *_looked(answer), line, answer["difference"]
-    )
+    answer, _ = execute({"do": "analyse", "machine": plan.task.machine}, [programs[plan.analysed.name], smaller])
+    looked = _looked(answer)
+    time = Timeline.from_json(answer["timeline"])
+    return Evidence(plan.analysed, program.inputs, program.outputs, {}, {}, *looked, line, answer["difference"], time)
 
 
 def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:

@@ -263,10 +263,25 @@ def sums_gradients_of_layers(shards, specs, batch, model, axis_name):
     return _loss(shards, specs, batch, model, axis_name, sums_gradients, jax.checkpoint)
 
 
+def computes_a_few_rows_at_a_time(shards, specs, batch, model, axis_name):
+    """Reads every weight from memory for each few rows."""
+
+    @jax.checkpoint
+    def layer(x, part):
+        weights = gather_params(part, _layer_specs(specs), axis_name)
+        few = x.reshape(-1, min(32, x.shape[0]), *x.shape[1:])
+        return lax.map(lambda rows: model.layer(weights, rows), few).reshape(x.shape), None
+
+    whole = jax.checkpoint(lambda part, name: gather_params(part, specs[name], axis_name), static_argnums=1)
+    x = model.embed(whole(shards["embed"], "embed"), batch["inputs"])
+    x, _ = lax.scan(layer, x, shards["layers"])
+    return model.loss(whole(shards["head"], "head"), x, batch["targets"])
+
+
 VALUES, GRADIENTS = "values", "gradients"
 SPLIT, STATE = "split dims", "state bytes per device"
 GATHERED, SCATTERED, OTHERS = "all-gather bytes", "reduce-scatter bytes", "other collectives"
-NORM, TEMPORARIES = "gradient norm", "live temporaries"
+NORM, TEMPORARIES, TIME = "gradient norm", "live temporaries", "predicted time"
 
 MUTANTS = (
     mutant("shard_params", keeps_everything, SPLIT, STATE),
@@ -292,6 +307,7 @@ MUTANTS = (
     mutant("fsdp_loss", computes_less_where_nobody_runs_it, TEMPORARIES, GATHERED, SCATTERED),
     mutant("fsdp_loss", keeps_weights_behind_a_barrier, TEMPORARIES),
     mutant("fsdp_loss", gathers_four_times, GATHERED),
+    mutant("fsdp_loss", computes_a_few_rows_at_a_time, TIME),
     mutant("fsdp_loss", averages_the_loss, VALUES, OTHERS),
     mutant("fsdp_loss", divides_by_devices, VALUES, GRADIENTS, NORM),
     mutant("fsdp_loss", forgets_the_first_layers_gradient, GRADIENTS, NORM, SCATTERED),
