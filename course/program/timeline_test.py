@@ -18,7 +18,10 @@ MACHINE = Machine("plain", "device", 64, {"f32": 1.0, "bf16": 2.0}, 1e30, 1e9, 1
 RING = [(i, (i + 1) % 8) for i in range(8)]
 
 
-def look(local, inputs, specs, out=P("data"), mesh=None, machine=MACHINE, free=(), **options):
+SPLIT = P("data")
+
+
+def look(local, inputs, specs, out=SPLIT, mesh=None, machine=MACHINE, free=(), **options):
     return timeline(parse(program_of(local, inputs, specs, out, mesh, **options)), machine, free=free)
 
 
@@ -94,8 +97,8 @@ def test_a_stream_carries_one_collective_at_a_time_and_two_axes_share_the_link()
 
 def test_a_trip_ends_when_its_transfers_end():
     def local(x):
-        def trip(carry, _):
-            x, received = carry
+        def trip(carry, _step):
+            x, _ = carry
             return (square(x), lax.ppermute(x, "data", RING)), None
 
         return sum(lax.scan(trip, (x, x), None, length=3)[0])
@@ -209,7 +212,7 @@ def test_a_matmul_written_as_multiply_and_sum_costs_what_the_vector_units_take()
 
 def test_a_permute_that_only_the_end_waits_for_still_counts():
     def local(x):
-        return square(x), lax.ppermute(x, "data", [(s, t) for s, t in RING])
+        return square(x), lax.ppermute(x, "data", RING)
 
     found = look(lambda x: jnp.concatenate(local(x), axis=1), {"x": struct(32, 4)}, {"x": P("data")})
     assert found.seconds == pytest.approx(164)
