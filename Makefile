@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-latest bench build constraints lint site serve system clean
+.PHONY: setup demo test test-latest bench build constraints lint site serve system validate-gpu clean
 
 setup: $(READY)
 
@@ -24,6 +24,10 @@ test-latest:
 
 bench: $(READY) system
 	@$(BIN)/python -m autograder.bench $(ARGS)
+
+# Rates, times and memory on a real GPU, kept in course/measurements/; ARGS="--limit 540" stops after 540 seconds.
+validate-gpu: $(READY)
+	@$(BIN)/python -m course.measured.validate $(ARGS)
 
 # Exercises and references from the solutions.
 build: $(READY)

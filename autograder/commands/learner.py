@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,13 @@ ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, 
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
 NotebookFile = Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
+
+
+class Mesh(str, Enum):  # noqa: UP042  typer shows the values
+    """What functions are judged on: emulated devices alone, or real ones as well."""
+
+    emulated = "emulated"
+    real = "real"
 
 
 def chapters(as_json: AsJson = False) -> None:
@@ -62,6 +70,9 @@ def check(
     notebook: NotebookFile = None,
     solution: Annotated[bool, typer.Option("--solution", help="Judge the course's own solution.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every case and lens, as in official grading.")] = False,
+    mesh: Annotated[Mesh, typer.Option(help="real: also measure speed and memory on this machine's GPUs.")] = (
+        Mesh.emulated
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Judge your notebook as it stands on disk. Exit status 0: everything passed; 1: something fell short."""
@@ -77,6 +88,10 @@ def check(
             report = judge.check_solution(chapter, names, full=full, progress=say)
         else:
             report = judge.check_notebook(path, chapter, names, full=full, progress=say)
+        if mesh is Mesh.real:
+            from autograder.real import add_measured
+
+            report = add_measured(report, chapter, path, progress=say)
     if path is not None:
         _remember(path, chapter, passed={result.name: result.verdict == "pass" for result in report.functions})
     if as_json:

@@ -3,11 +3,11 @@
 The rules, all of them:
 
 - What ``fusion`` calls fused runs inside the kernels that read it: its arithmetic and the memory that it reads are
-  charged to each of them.
+  charged to each of them. Where that moves more memory than writing it once for all of its readers, a kernel does.
 - A matrix product reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
   charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
-- Reshapes, transposes, slices, barriers and constants are free: compilers fold them into layouts and addresses. So
-  is an update of a slice whose new content a kernel has written already; else it is that kernel.
+- Reshapes, transposes, slices, barriers and constants are free: compilers fold them into layouts and addresses. An
+  update of a slice is a kernel that reads its new content and writes it in place.
 - So is arithmetic on single numbers, which loops count with.
 - Reading a slice touches the slice, not what it is cut from; so do a gather and a scatter.
 """
@@ -15,6 +15,7 @@ The rules, all of them:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from course.machine import Machine
@@ -66,6 +67,7 @@ def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
 
 def _of_block(block: Block, fused: set[Value], machine: Machine) -> list[Step]:
     chains: dict[Value, _Chain] = {}
+    readers = Counter(operand for op in block.ops for operand in dict.fromkeys(op.operands))
     steps = []
     for op in block.ops:
         if op.kind in ("while", "case"):
@@ -73,13 +75,21 @@ def _of_block(block: Block, fused: set[Value], machine: Machine) -> list[Step]:
             steps.append(Step(op, LOOP if op.kind == "while" else BRANCH, reads))
             continue
         if op.results and op.results[0] in fused:
-            chains[op.results[0]] = _chain(op, chains)
-            continue
+            chain = _chain(op, chains)
+            if not _better_written(op.results[0], chain, readers[op.results[0]]):
+                chains[op.results[0]] = chain
+                continue
         step = _step(op, chains, machine)
         # A free step without anything to wait for is ready at once: nothing to do.
         if step.what != FREE or step.reads:
             steps.append(step)
     return steps
+
+
+def _better_written(value: Value, chain: _Chain, readers: int) -> bool:
+    """Whether writing a value once moves less memory than computing it in each of its readers."""
+    once = sum(chain.reads.values())
+    return readers * once > once + (readers + 1) * value.bytes
 
 
 def _chain(op: Op, chains: dict[Value, _Chain]) -> _Chain:
@@ -109,7 +119,9 @@ def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
     values = tuple(reads)
     if op.kind in COLLECTIVES:
         return Step(op, COLLECTIVE, values)
-    if op.kind in _FREE and not any(operand in chains for operand in op.operands):
+    if op.kind in _FREE and op.operands[:1] and op.operands[0] not in chains:
+        return Step(op, FREE, values)
+    if op.kind in _FREE and not op.operands:
         return Step(op, FREE, values)
     if op.kind in ELEMENTWISE and op.results[0].elements <= 1:
         return Step(op, FREE, values)
@@ -118,19 +130,18 @@ def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
         seconds = max(machine.matmul_seconds(flops, moved, operand.dtype) for operand in op.operands)
         return Step(op, KERNEL, values, seconds, flops, moved)
     moved, operations = _traffic(op, reads, operations, chains)
-    if moved is None:
-        return Step(op, FREE, values)
     return Step(op, KERNEL, values, machine.kernel_seconds(moved, operations), 0.0, moved)
 
 
 def _traffic(
     op: Op, reads: dict[Value, float], operations: float, chains: dict[Value, _Chain]
-) -> tuple[float | None, float]:
-    """Bytes and operations of a kernel that is no matrix product; no bytes at all if it is none."""
+) -> tuple[float, float]:
+    """Bytes and operations of a kernel that is no matrix product."""
     written = float(sum(result.bytes for result in op.results))
     if op.kind == "dynamic_update_slice":
-        update = chains.get(op.operands[1])
-        return (sum(update.reads.values()) + op.operands[1].bytes, update.operations) if update else (None, 0.0)
+        update = op.operands[1]
+        chain = chains.get(update) or _Chain({update: float(update.bytes)}, 0.0)
+        return sum(chain.reads.values()) + update.bytes, chain.operations
     if op.kind == "scatter":
         updates = sum(operand.bytes for operand in op.operands[1:])
         return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations

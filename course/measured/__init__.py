@@ -1,0 +1,1 @@
+"""Time and memory on real devices: how they are taken, and what may be concluded from them."""

@@ -1,0 +1,71 @@
+"""The card that every measurement carries: on what it was taken, with which versions and flags, and when."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import jax
+from jax.extend.backend import get_backend
+
+_PACKAGES = re.compile(r"jax|jaxlib|jax[-_](cuda|rocm).*|nvidia[-_](cublas|cudnn|nccl|cuda[-_](nvcc|runtime|cupti)).*")
+_FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR",
+          "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION")  # fmt: skip
+_NVIDIA = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
+
+
+def card() -> dict[str, Any]:
+    """What this process would measure on. Starts JAX's backend.
+
+    Returns:
+        ``platform`` (``gpu``, ``cpu``), ``kind`` and ``count`` of its devices, their ``memory`` in bytes where the
+        backend says it, ``backend`` (its version, with CUDA's), ``driver`` (what nvidia-smi says, if it is there),
+        ``versions``, ``flags`` and ``date``.
+    """
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "kind": devices[0].device_kind,
+        "count": len(devices),
+        "memory": (devices[0].memory_stats() or {}).get("bytes_limit"),
+        "backend": str(get_backend().platform_version).strip(),
+        "driver": _driver(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "flags": flags(os.environ),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def flags(environment: Any) -> dict[str, str]:
+    """The settings in ``environment`` that change what is measured; a path in one reads ``PATH``."""
+    return {name: re.sub(r"=\S*/\S*", "=PATH", environment[name]) for name in _FLAGS if environment.get(name)}
+
+
+def file_name(kind: str) -> str:
+    """The name of the file for devices of a kind: ``nvidia-h100-80gb-hbm3.json``."""
+    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-") + ".json"
+
+
+def _versions() -> dict[str, str]:
+    found = {str(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    return {name: found[name] for name in sorted(found) if _PACKAGES.fullmatch(name)}
+
+
+def _driver() -> dict[str, str]:
+    """The driver and the card's limits, for the first card; empty where nvidia-smi is missing or fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    command = [program, f"--query-gpu={','.join(_NVIDIA)}", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [value.strip() for value in (said.splitlines() or [""])[0].split(",")]
+    return dict(zip(_NVIDIA, values, strict=False))

@@ -1,0 +1,93 @@
+"""A process of its own for every measurement: nothing that ran before can be in its peak or in its caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class MeasurementFailed(Exception):
+    """Nothing was measured; the message says why.
+
+    Attributes:
+        kind: ``out of memory``, ``time`` or ``fault``.
+    """
+
+    def __init__(self, message: str, kind: str = "fault"):
+        super().__init__(message)
+        self.kind = kind
+
+
+def ask(
+    request: dict[str, Any],
+    files: dict[str, bytes] | None = None,
+    *,
+    module: str = "course.measured.worker",
+    seconds: float = 300,
+    platform: str = "",
+    flags: str = "",
+) -> dict[str, Any]:
+    """What a fresh process answers.
+
+    Args:
+        request: JSON; the worker adds ``folder``, where ``files`` lie.
+        files: Programs by file name.
+        module: The worker to run.
+        seconds: After this it is ended.
+        platform: ``cpu`` keeps it to emulated devices, for tests; otherwise it takes the best devices there are.
+        flags: Added to ``XLA_FLAGS``.
+
+    Raises:
+        MeasurementFailed: It ended without an answer, took too long, or says what went wrong.
+    """
+    if seconds <= 0:
+        raise MeasurementFailed("there was no time left", "time")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in (files or {}).items():
+            (Path(folder) / name).write_bytes(data)
+        (Path(folder) / "request.json").write_text(json.dumps({**request, "folder": folder}))
+        command = [sys.executable, "-m", module, folder]
+        try:
+            run = subprocess.run(
+                command, env=environment(platform, flags), cwd=ROOT, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise MeasurementFailed(f"it took longer than {seconds:.0f} s and was ended", "time") from None
+        answer = Path(folder) / "answer.json"
+        if not answer.exists():
+            last = (run.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise MeasurementFailed(f"the process ended with status {run.returncode}: {last[:300]}")
+        found = json.loads(answer.read_text())
+    if "error" in found:
+        raise MeasurementFailed(found["error"], found["kind"])
+    return found
+
+
+def serve(folder: str, answer: Any) -> None:
+    """In the worker: answer the request in ``folder`` by ``answer(request)``, or say what went wrong."""
+    request = json.loads((Path(folder) / "request.json").read_text())
+    try:
+        found = answer(request)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".split("\n")[0][:500]
+        memory = "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+        found = {"error": text, "kind": "out of memory" if memory else "fault"}
+    (Path(folder) / "answer.json").write_text(json.dumps(found))
+
+
+def environment(platform: str = "", flags: str = "") -> dict[str, str]:
+    """The surroundings of a measuring process; ``platform`` and ``flags`` as for ``ask``."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "MESHCRAFT_MESH")}
+    # Memory is taken when it is needed, so that the peak is the program's and two processes can follow each other.
+    kept |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    kept |= {"JAX_PLATFORMS": "cpu"} if platform == "cpu" else {"MESHCRAFT_MESH": "real"}
+    both = " ".join(part for part in (kept.get("XLA_FLAGS", ""), flags) if part)
+    return {**kept, "XLA_FLAGS": both} if both else kept

@@ -1,0 +1,52 @@
+"""The most memory that a Program holds on a real device, from the allocator of a process that ran nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from course.measured import fresh
+from course.program import Program
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak memory of the fullest device, in bytes.
+
+    Attributes:
+        bytes: The allocator's ``peak_bytes_in_use`` after a step; None where the backend keeps no such figure.
+        compiling: The same after compilation alone, which may allocate to try kernels out.
+    """
+
+    bytes: int | None
+    compiling: int | None
+
+    @property
+    def at_most(self) -> bool:
+        """Whether compilation held as much as the whole run, so that the program itself may hold less."""
+        return self.bytes is not None and self.bytes == self.compiling
+
+
+def peak_memory(program: Program, *, high: int = 2, seconds: float = 300, platform: str = "", flags: str = "") -> Peak:
+    """Run a Program once in a fresh process, and return what its allocator says.
+
+    Args:
+        program: Exported for the devices' platform.
+        high: As for ``fill``.
+        seconds, platform, flags: As for ``fresh.ask``.
+
+    Raises:
+        MeasurementFailed: It could not be run; ``kind`` is ``out of memory`` where it did not fit.
+    """
+    request = {"do": "memory", "high": high}
+    found = fresh.ask(request, {"program": program.serialise()}, seconds=seconds, platform=platform, flags=flags)
+    return Peak(found["bytes"], found["compiling"])
+
+
+def peak_now() -> int | None:
+    """The largest ``peak_bytes_in_use`` of this process's devices; None where they keep none, as CPUs."""
+    stats: list[dict[str, Any] | None] = [device.memory_stats() for device in jax.local_devices()]
+    peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
+    return max(peaks) if peaks else None

@@ -1,0 +1,185 @@
+"""Run Programs on the devices that are here, and time them: one alone, or two in interleaved pairs."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from course.measured.statistics import Sample
+from course.mesh import make_mesh
+from course.program import Executable, Leaf, Program
+
+LEAST_SECONDS = 0.005
+MOST_REPEATS = 100
+BLOCK = 2**20
+
+# Runs one step, waits for it, and returns how many seconds that took on the host's clock.
+Step = Callable[[], float]
+
+
+class TooFewDevices(ValueError):
+    """The mesh needs more devices than there are; the message says what to do."""
+
+
+def mesh_of_present(axes: dict[str, int], devices: list[Any] | None = None) -> Mesh:
+    """A mesh of the devices that are present.
+
+    Raises:
+        TooFewDevices: There are not enough for ``axes``.
+    """
+    found = jax.devices() if devices is None else devices
+    needed = int(np.prod(list(axes.values())))
+    if len(found) < needed:
+        raise TooFewDevices(too_few(axes, len(found), found[0].device_kind if found else "device"))
+    return make_mesh(axes, found)
+
+
+def too_few(axes: dict[str, int], present: int, kind: str) -> str:
+    """The sentence for a mesh that is larger than the machine."""
+    needed = int(np.prod(list(axes.values())))
+    mesh = " x ".join(f"{axis}={size}" for axis, size in axes.items())
+    there = f"{present} is" if present == 1 else f"{present} are"
+    return (
+        f"mesh {mesh} needs {needed} devices and {there} present ({kind}). Run it on a machine with {needed}, or leave "
+        "`--mesh real` out: everything but measured time and memory is judged on emulated devices"
+    )
+
+
+def fill(program: Program, *, high: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
+    """Arrays for every input of a Program, for runs whose results nobody looks at.
+
+    Floats are small and positive, so that an optimizer's second moments are possible ones; integers are below
+    ``high``, and a single integer (a count of steps) is 1. A block of random numbers is repeated in large arrays.
+
+    Args:
+        program: Whose signature is filled.
+        high: One above the largest integer: the vocabulary, for tokens.
+        seed: Of the numbers.
+    """
+    rng = np.random.default_rng(seed)
+    small, whole = rng.random(BLOCK, np.float32) * np.float32(0.02), rng.integers(0, high, BLOCK)
+    return {leaf.name: _filled(leaf, small, whole) for leaf in program.inputs}
+
+
+def _filled(leaf: Leaf, small: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    dtype = jnp.dtype(leaf.dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.resize(small.astype(dtype), leaf.shape)
+    return np.resize(whole, leaf.shape).astype(dtype) if leaf.shape else np.ones((), dtype)
+
+
+def place(executable: Executable, inputs: dict[str, np.ndarray]) -> list[jax.Array]:
+    """The inputs on the Program's devices, each in its sharding, in its order."""
+    mesh, leaves = executable.mesh, executable.program.inputs
+    placed = [jax.device_put(inputs[leaf.name], NamedSharding(mesh, leaf.partition_spec)) for leaf in leaves]
+    return jax.block_until_ready(placed)
+
+
+def stepper(executable: Executable, placed: list[jax.Array]) -> Step:
+    """A step that can be run again and again.
+
+    A donated input is gone after a step: the result of the same name, shape, dtype and sharding takes its place, as
+    in training; where there is none, a copy made before the clock starts is given away instead.
+
+    Args:
+        executable: What to run.
+        placed: Its inputs; the step owns the donated ones from here on.
+    """
+    program, arrays = executable.program, list(placed)
+    following = {i: at for i in program.donated if (at := _successor(program, i)) is not None}
+    copied = [i for i in program.donated if i not in following]
+
+    def step() -> float:
+        given = [jnp.copy(array) if i in copied else array for i, array in enumerate(arrays)]
+        jax.block_until_ready(given)
+        start = time.perf_counter()
+        results = jax.block_until_ready(executable.call(*given))
+        took = time.perf_counter() - start
+        for i, at in following.items():
+            arrays[i] = results[at]
+        return took
+
+    return step
+
+
+def _successor(program: Program, index: int) -> int | None:
+    """The output that can be the next step's input, if there is one."""
+    mine = program.inputs[index]
+    same = (mine.name, mine.shape, mine.dtype, mine.spec)
+    return next((i for i, x in enumerate(program.outputs) if (x.name, x.shape, x.dtype, x.spec) == same), None)
+
+
+def paired(ours: Step, theirs: Step) -> Sample:
+    """Times two steps in pairs, each as often as it takes to fill a few milliseconds, the same for both."""
+    for step in (ours, theirs):
+        step()
+    once = min(ours(), theirs())
+    repeats = int(np.clip(np.ceil(LEAST_SECONDS / max(once, 1e-9)), 1, MOST_REPEATS))
+
+    def timed(step: Step) -> float:
+        return sum(step() for _ in range(repeats))
+
+    def sample(ours_first: np.ndarray) -> np.ndarray:
+        found = []
+        for first in ours_first:
+            a = timed(ours if first else theirs)
+            b = timed(theirs if first else ours)
+            found.append(np.log(a / b) if first else np.log(b / a))
+        return np.array(found)
+
+    return sample
+
+
+def time_steps(step: Step, *, steps: int = 30, seconds: float = 60, warm_up: int = 2) -> list[float]:
+    """Seconds that each step took, without the warm-up; fewer than ``steps`` where time runs out, but at least 3."""
+    for _ in range(warm_up):
+        step()
+    found: list[float] = []
+    while len(found) < 3 or (len(found) < steps and sum(found) < seconds):
+        found.append(step())
+    return found
+
+
+def device_seconds(step: Step, steps: int = 3) -> tuple[float | None, str]:
+    """Seconds that the device itself was at a step, from the profiler's events, and how that was found.
+
+    The median over steps of the time from a step's first kernel to the end of its last one, from the trace's device
+    timeline. None where the profiler has no such timeline (a CPU, or a GPU without CUPTI); the second value says why.
+    """
+    found = []
+    try:
+        for _ in range(steps):
+            with tempfile.TemporaryDirectory() as folder:
+                with jax.profiler.trace(folder):
+                    step()
+                paths = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+                spans = [span for path in paths for span in _spans(jax.profiler.ProfileData.from_file(path).planes)]
+            if not spans:
+                return None, "the profiler shows no device timeline here"
+            found.append(max(spans))
+    except (RuntimeError, OSError, AttributeError, ValueError) as error:
+        return None, f"the profiler failed: {type(error).__name__}"
+    return float(np.median(found)), "first kernel to last, jax.profiler device timeline"
+
+
+def _spans(planes: Any) -> list[float]:
+    """Seconds from the first event to the last of every device in a trace."""
+    found = []
+    for plane in planes:
+        if "/device:" not in plane.name or "CUSTOM" in plane.name:
+            continue
+        lines = list(plane.lines)
+        # Lines other than streams are derived from them and may count the host's part.
+        streams = [line for line in lines if line.name.startswith("Stream")] or lines
+        events = [(event.start_ns, event.start_ns + event.duration_ns) for line in streams for event in line.events]
+        if events:
+            found.append((max(end for _, end in events) - min(start for start, _ in events)) * 1e-9)
+    return found

@@ -1,0 +1,145 @@
+"""``make validate-gpu``: what is kept, what is said and when it stops; the plumbing, on emulated devices."""
+
+import json
+import time
+
+import pytest
+
+from course.measured import fresh, validate
+from course.measured.card import card, file_name, flags
+from course.measured.kernels import loops_for, measure
+from course.measured.memory import peak_memory
+from course.measured.run_test import training
+from course.measured.validate import NOT_MEASURED, Group, groups, kernel_name, main, measure_all, summary
+
+CARD = {"kind": "a kind", "platform": "gpu", "date": "today"}
+
+
+def counted(name, figures, calls):
+    return Group((name,), lambda seconds, platform: calls.append(name) or {name: figures})
+
+
+def late():
+    return time.monotonic() + 1000
+
+
+def rows_in(path):
+    return json.loads(path.read_text())["rows"]
+
+
+def test_rows_that_are_there_are_kept_unless_asked_for_again(tmp_path):
+    path, calls = tmp_path / "kind.json", []
+    group = counted("row", {"rate": 1.0, "unit": "bytes/s"}, calls)
+    assert measure_all(CARD, path, [group], again=False, deadline=late()) == []
+    assert measure_all(CARD, path, [group], again=False, deadline=late()) == []
+    assert calls == ["row"]
+    measure_all({**CARD, "date": "tomorrow"}, path, [group], again=True, deadline=late())
+    assert calls == ["row", "row"]
+    kept = json.loads(path.read_text())
+    assert [c["date"] for c in kept["cards"]] == ["today", "tomorrow"] and kept["rows"]["row"]["card"] == 1
+
+
+def test_after_the_limit_nothing_starts_and_what_is_there_is_written(tmp_path):
+    path, calls = tmp_path / "kind.json", []
+    group = counted("row", {"rate": 1.0, "unit": "bytes/s"}, calls)
+    assert measure_all(CARD, path, [group], again=False, deadline=time.monotonic()) == ["row"]
+    assert not calls and rows_in(path) == {"row": {NOT_MEASURED: "not tried yet"}}
+
+
+def test_a_row_that_cannot_be_measured_says_why_and_takes_no_figure_away(tmp_path):
+    path = tmp_path / "kind.json"
+
+    def fails(seconds, platform):
+        raise fresh.MeasurementFailed("no room", "out of memory")
+
+    assert measure_all(CARD, path, [Group(("row",), fails)], again=False, deadline=late()) == ["row"]
+    assert rows_in(path) == {"row": {NOT_MEASURED: "no room"}}
+    measure_all(CARD, path, [counted("row", {"rate": 1.0, "unit": "bytes/s"}, [])], again=False, deadline=late())
+    measure_all(CARD, path, [Group(("row",), fails)], again=True, deadline=late())
+    assert rows_in(path)["row"]["rate"] == 1.0
+
+
+def test_a_file_for_another_kind_is_not_written_over(tmp_path):
+    path = tmp_path / "kind.json"
+    measure_all(CARD, path, [], again=False, deadline=late())
+    with pytest.raises(ValueError, match="is for 'a kind' and this is 'another'"):
+        measure_all({**CARD, "kind": "another"}, path, [], again=False, deadline=late())
+
+
+def test_every_published_single_gpu_run_has_a_row():
+    names = [name for group in groups() for name in group.rows]
+    assert len(names) == len(set(names)) == 15 + 8 + 6
+    assert "matmul bf16 4096" in names and "add 64 MiB" in names and "step bfloat16, unrolled" in names
+
+
+def test_without_a_gpu_it_exits_2_with_a_sentence_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fresh, "ask", lambda *_, **__: {"kind": "cpu", "platform": "cpu"})
+    assert main(["--folder", str(tmp_path)]) == 2
+    assert "no GPU: JAX sees cpu (cpu) here" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_plumbing_from_the_command_to_the_file(tmp_path, capsys):
+    arguments = ["--platform", "cpu", "--folder", str(tmp_path), "--only", "^matmul bf16|^step float32"]
+    assert main(arguments) == 0
+    kept = json.loads((tmp_path / "cpu.json").read_text())
+    assert set(kept["rows"]) == {"matmul bf16 64", "matmul bf16 128", "step float32, scan"}
+    step = kept["rows"]["step float32, scan"]
+    assert step["seconds"] > 0 and step["steps"] >= 3 and step["bytes"] is None and step["device_seconds"] is None
+    assert kept["cards"][0]["versions"]["jax"] and "[1/2]" in capsys.readouterr().err
+
+
+def test_a_backend_without_a_peak_measures_no_memory():
+    found = peak_memory(training(), platform="cpu")
+    assert found.bytes is None and not found.at_most
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [({"do": "kernels", "kind": "nothing", "dtype": "bf16", "sizes": [8]}, "there is no kernel 'nothing'")],
+)
+def test_a_fresh_process_says_what_went_wrong(request_, said):
+    with pytest.raises(fresh.MeasurementFailed, match=said):
+        fresh.ask(request_, platform="cpu")
+
+
+def test_a_process_that_takes_too_long_is_ended():
+    with pytest.raises(fresh.MeasurementFailed, match="longer than 0 s and was ended") as raised:
+        fresh.ask({"do": "card"}, platform="cpu", seconds=0.2)
+    assert raised.value.kind == "time"
+
+
+def test_a_real_mesh_is_allowed_unless_cpu_is_asked_for(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--a")
+    real, cpu = fresh.environment(flags="--b"), fresh.environment("cpu")
+    assert "JAX_PLATFORMS" not in real and real["MESHCRAFT_MESH"] == "real" and real["XLA_FLAGS"] == "--a --b"
+    assert cpu["JAX_PLATFORMS"] == "cpu" and "MESHCRAFT_MESH" not in cpu
+
+
+def test_the_card_names_devices_versions_and_flags_and_no_path():
+    found = card()
+    assert (found["platform"], found["count"]) == ("cpu", 8) and {"python", "jax", "jaxlib"} <= set(found["versions"])
+    assert flags({"XLA_FLAGS": "--x=1 --dump_to=/home/me --y=2", "HOME": "/home/me"}) == {
+        "XLA_FLAGS": "--x=1 --dump_to=PATH --y=2"
+    }
+    assert file_name("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3.json"
+
+
+@pytest.mark.parametrize("kind", ["matmul", "add", "negate"])
+def test_a_kernel_gives_a_rate_that_is_its_work_by_its_time(kind):
+    found = measure(kind, "f32 highest", 64 if kind == "matmul" else 4096)
+    work = {"matmul": 2 * 64**3, "add": 3 * 4096, "negate": 2 * 4096}[kind]
+    assert found["rate"] * found["seconds"] == pytest.approx(work)
+
+
+def test_small_kernels_are_repeated_and_large_ones_are_not():
+    assert loops_for(1e9, 4e12) == 500 and loops_for(1.1e12, 4e12) == 1 and loops_for(1e6, 1e12) == 500
+
+
+def test_rows_read_in_units_that_people_think_in():
+    assert summary({"rate": 7.8e14, "unit": "FLOP/s"}) == "780 TFLOP/s"
+    assert summary({"rate": 3e12, "unit": "bytes/s"}) == "3000 GB/s"
+    assert summary({NOT_MEASURED: "no room"}) == "not measured: no room"
+    assert summary({"seconds": 0.25, "bytes": 4e9}) == "0.25 s a step, 4 GB at the peak"
+    assert kernel_name("add", "f32 default", 64 * validate.MiB) == "add 64 MiB"
