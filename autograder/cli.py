@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from autograder.commands import instructor, learner
+from autograder.commands import instructor, learner, lenses, predict
 from autograder.commands.terminal import explained
 
 app = typer.Typer(
@@ -16,11 +16,12 @@ app = typer.Typer(
 
 LEARN, TEACH = "For learners", "For instructors"
 app.command("list", rich_help_panel=LEARN)(learner.chapters)
-for command in (learner.start, learner.check, learner.hint, learner.reset):
+for command in (learner.start, learner.check, learner.hint, learner.reset, predict.profile):
     app.command(rich_help_panel=LEARN)(command)
 for command in (instructor.build, instructor.grade, instructor.status, instructor.feedback, instructor.export):
     app.command(rich_help_panel=TEACH)(command)
-app.command(rich_help_panel="For anyone")(instructor.doctor)
+for command in (predict.predict, lenses.machines, lenses.memory, instructor.doctor):
+    app.command(rich_help_panel="For anyone")(command)
 
 
 def main() -> None:

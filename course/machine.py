@@ -1,10 +1,18 @@
-"""Machines as the lenses see them: a few published figures, and the rules that turn work into seconds."""
+"""Machines as the lenses see them: a few published figures, and the rules that turn work into seconds.
+
+Times of collectives are those of rings: a latency for each of the ring's steps, and each device's bytes over its
+bandwidth. Where a calibrated machine has measured rates for a collective, they are used alone: they contain latency
+and losses already, so neither ``Link.latency`` nor an efficiency factor is applied on top.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
 
 # How many times a ring passes something on, for a group of n devices.
 _STEPS = {
@@ -31,8 +39,8 @@ class Link:
         latency: Seconds that one step of a ring takes beside its bytes.
         two_way: Whether the devices form a ring whose two directions have wires of their own: a permute then uses
             one of them, any other collective both.
-        rates: Measured bytes per second by collective and size of the whole array (of the operand for a permute),
-            used instead of ``bandwidth`` and ``latency``.
+        rates: Measured bytes per second that a device sends, by collective and size as ``Machine.transfer`` takes
+            it, used instead of ``bandwidth`` and ``latency``.
     """
 
     name: str
@@ -69,7 +77,8 @@ class Machine:
         launch: Seconds that each kernel costs beside its work.
         matmul_rates: Measured FLOP/s by FLOPs of one bfloat16 product, used instead of the peak.
         calibrated: Whether it carries measured rates by size.
-        sources: Where each figure is from.
+        sources: Where each figure is from, by the figure's name; ``latency`` is that of the links and ``rates`` are
+            the measured tables.
         compiler: Figures that only the deviceless GPU compiler reads: cores, clock, registers, compute capability.
     """
 
@@ -120,6 +129,42 @@ class Machine:
                 return index
         return len(self.links) - 1
 
+    def axis_links(self, mesh: Mapping[str, int]) -> dict[str, str]:
+        """The name of the link that each mesh axis runs over.
+
+        Devices are numbered along the mesh with its last axis innermost, as ``course.mesh.make_mesh`` lays them out:
+        neighbours on the last axis have neighbouring numbers. Where groups along one axis would use different links,
+        the outermost is named, because the slowest group holds up the others. An axis of size 1 sends nothing and
+        gets ``"none"``.
+
+        >>> from course.machines import machine
+        >>> machine("8xA5000").axis_links({"data": 4, "tensor": 2})
+        {'data': 'PCIe', 'tensor': 'NVLink'}
+        >>> machine("2x8xA100").axis_links({"data": 2, "tensor": 8})
+        {'data': 'InfiniBand', 'tensor': 'NVLink'}
+
+        Raises:
+            ValueError: The mesh has more devices than the machine.
+        """
+        self.require_fits(mesh)
+        numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+        names = {}
+        for position, (axis, size) in enumerate(mesh.items()):
+            groups = np.moveaxis(numbers, position, -1).reshape(-1, size)
+            outermost = max(self.link_of(tuple(group.tolist())) for group in groups)
+            names[axis] = self.links[outermost].name if size > 1 else "none"
+        return names
+
+    def require_fits(self, mesh: Mapping[str, int]) -> None:
+        """Raises ``ValueError`` for a mesh with more devices than the machine has."""
+        needed = math.prod(mesh.values())
+        if needed > self.num_devices:
+            axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
+            raise ValueError(
+                f"mesh {axes} needs {needed} devices and {self.name} has {self.num_devices}: use smaller axes, "
+                "or a machine with more devices"
+            )
+
     def bandwidth_of(self, devices: tuple[int, ...]) -> float:
         """Bytes per second that each device of a group sends in a ring over it.
 
@@ -149,7 +194,7 @@ class Machine:
             kind: StableHLO's name.
             devices: The group.
             wire_bytes: What each device sends.
-            size: Bytes of the whole array; of the operand for a permute.
+            size: Bytes of the whole array; of one device's block for a permute and an all-to-all.
             pair: Source and target, for one edge of a permute.
         """
         group = devices if pair is None else pair
@@ -166,7 +211,7 @@ def interpolate(table: Table, size: float) -> float:
     """The rate for a size, linear in the logarithm of the size, constant beyond the ends."""
     if size <= table[0][0]:
         return table[0][1]
-    for (low, slow), (high, fast) in zip(table, table[1:], strict=False):
+    for (low, slow), (high, fast) in pairwise(table):
         if size <= high:
             share = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low))
             return slow + share * (fast - slow)

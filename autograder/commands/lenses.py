@@ -1,0 +1,164 @@
+"""What anyone types to look at machines and sizes: machines, memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from autograder.commands.terminal import SHORT, UsageError, out, print_json
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
+MachineName = Annotated[str | None, typer.Option(help="A machine, as `meshcraft machines` names it.")]
+MeshSizes = Annotated[str, typer.Option(help="Axis sizes, for example data=4,tensor=2.")]
+
+
+def machines(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One machine, with its sources.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The machines that programs are predicted for: their figures, and where each is from."""
+    from course.machines import MACHINES
+
+    shown = MACHINES if name is None else (find_machine(name),)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json({"machines": [{**asdict(m), "calibrated": m.calibrated} for m in shown]})
+        return
+    console = out()
+    console.print(_machines_table(shown))
+    if name is None:
+        console.print(
+            "\nlinks: devices that one joins, and what each of them sends, one way\n"
+            "reached: shares of the peaks of matrix products, memory and links\n"
+            "`meshcraft machines NAME` says where each figure is from",
+            style="dim",
+        )
+        return
+    for figure, source in shown[0].sources.items():
+        console.print(f"\n[bold]{figure}[/]\n", end="")
+        console.print(source, markup=False)
+
+
+def memory(
+    layers: Annotated[int, typer.Option(help="Layers.")] = 12,
+    width: Annotated[int, typer.Option(help="Width of the residual stream.")] = 768,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 12,
+    vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 40_512,
+    seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 512,
+    hidden: Annotated[int, typer.Option(help="Width inside the MLP; 0: four times the width.")] = 0,
+    parameters: Annotated[int, typer.Option(help="Their number, where it is known; 0: counted from the sizes.")] = 0,
+    batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 1,
+    microbatches: Annotated[int, typer.Option(help="Parts that each device's share is run in.")] = 1,
+    plan: Annotated[str, typer.Option(help="float32, cast, mixed or bfloat16.")] = "mixed",
+    optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
+    remat: Annotated[str, typer.Option(help="none, attention or block.")] = "none",
+    dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="Whether its masks are saved.")] = True,
+    mesh: MeshSizes = "",
+    fsdp: Annotated[bool, typer.Option("--fsdp", help="Split state over `data` as well.")] = False,
+    min_size: Annotated[int, typer.Option(help="Under --fsdp, smaller leaves stay whole.")] = 0,
+    machine: MachineName = None,
+    margin: Annotated[float, typer.Option(help="Added for what is not counted, as a share of the sum.")] = 0.2,
+    as_json: AsJson = False,
+) -> None:
+    """What a training step of a Transformer holds on one device, by closed forms.
+
+    With --machine: exit status 0 if it fits with the margin, 1 if it does not.
+    """
+    from course.budget import Sizes, budget
+
+    sizes = Sizes(layers, width, heads, vocab, seq, hidden, parameters)
+    axes = parse_mesh(mesh)
+    found = None if machine is None else find_machine(machine)
+    try:
+        result = budget(
+            sizes, batch=batch, microbatches=microbatches, mesh=axes, plan=plan, optimizer=optimizer, remat=remat,
+            fsdp=fsdp, min_size=min_size, dropout=dropout,
+        )  # fmt: skip
+        if found is not None:
+            found.require_fits(axes)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    needed = round((1 + margin) * result.total)
+    fits = None if found is None else needed <= found.memory_bytes
+    if as_json:
+        verdict = {"machine": found and found.name, "memory_bytes": found and found.memory_bytes, "fits": fits}
+        print_json({**result.to_json(), "with_margin": needed, "mesh": axes, **verdict})
+    else:
+        _print_budget(result, needed, margin, found, fits)
+    raise typer.Exit(SHORT if fits is False else 0)
+
+
+def find_machine(name: str) -> Any:
+    """The machine of that name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    from course.machines import machine
+
+    try:
+        return machine(name)
+    except LookupError as error:
+        raise UsageError(str(error)) from None
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """``data=4,tensor=2`` as axis sizes by name, in order.
+
+    Raises:
+        UsageError: It does not read so.
+    """
+    axes: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        axis, _, size = part.partition("=")
+        if not axis.isidentifier() or not size.isdecimal() or int(size) < 1 or axis in axes:
+            raise UsageError(f"--mesh {text} does not read as axis sizes; write it as data=4,tensor=2")
+        axes[axis] = int(size)
+    return axes
+
+
+def _machines_table(shown: tuple[Any, ...]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("machine", "bf16", "f32", "vector", "memory", "", "links", "reached"):
+        left = column in ("machine", "links", "reached")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    table.add_row("", *["TFLOP/s"] * 3, "GB", "GB/s", "GB/s", "", style="dim")
+    for m in shown:
+        peaks = [f"{peak / 1e12:g}" for peak in (m.matmul_flops["bf16"], m.matmul_flops["f32"], m.vector_flops)]
+        links = "\n".join(f"{link.group}: {link.bandwidth / 1e9:g}" for link in m.links)
+        memory = [f"{m.memory_bytes / 1e9:g}", f"{m.memory_bandwidth / 1e9:,.0f}"]
+        e = m.efficiency
+        reached = "tables" if m.calibrated else " ".join(f"{x:g}" for x in (e.matmul, e.memory, e.link))
+        table.add_row(f"[bold]{m.name}[/]", *peaks, *memory, links, reached)
+    return table
+
+
+def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: bool | None) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("on one device")
+    table.add_column("MB", justify="right")
+    table.add_column("bytes")
+    table.add_column("")
+    for row in result.rows:
+        table.add_row(row.name, f"{row.bytes / 1e6:,.0f}", row.formula, row.note)
+    table.add_row("[bold]together[/]", f"[bold]{result.total / 1e6:,.0f}[/]", "", "")
+    table.add_row(f"with {margin:.0%} more", f"{needed / 1e6:,.0f}", "", "a margin, not a measurement")
+    for row in result.left_out:
+        table.add_row(f"[dim]{row.name}[/]", f"[dim]{row.bytes / 1e6:,.0f}[/]", f"[dim]{row.formula}[/]",
+                      "[dim]not in the sum[/]")  # fmt: skip
+    console = out()
+    console.print(
+        f"{result.parameters:,} parameters; {result.flops_per_token / 1e9:,.2f} GFLOP a token, forward and backward\n"
+    )
+    console.print(table)
+    if found is not None:
+        word, style = ("fits", "green") if fits else ("does not fit", "red")
+        console.print(
+            f"\n{word}: {found.name} has {found.memory_bytes / 1e9:g} GB on each device", style=style, markup=False
+        )

@@ -1,0 +1,78 @@
+"""The commands that look at machines and sizes."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from autograder import cli
+from course.machines import MACHINES
+
+EXAMPLE = ("memory", "--parameters", "147000000", "--optimizer", "adam16", "--batch", "64")
+
+
+@pytest.fixture
+def meshcraft(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+
+    return run
+
+
+def test_machines_lists_them_all_and_one_with_its_sources(meshcraft):
+    shown = meshcraft("machines").out
+    assert all(machine.name in shown for machine in MACHINES)
+    assert max(map(len, shown.splitlines())) <= 80
+    one = meshcraft("machines", "8xa5000")
+    assert "NVIDIA RTX A5000 datasheet" in one.out and "8xH100" not in one.out
+
+
+def test_machines_as_json_has_every_figure_and_source(meshcraft):
+    found = json.loads(meshcraft("machines", "--json").out)["machines"]
+    assert [m["name"] for m in found] == [m.name for m in MACHINES]
+    assert found[0]["links"][0]["group"] == 2 and found[0]["sources"]["links"]
+
+
+def test_memory_shows_the_worked_example(meshcraft):
+    shown = meshcraft(*EXAMPLE).out
+    for part in ("294", "2,352", "22,347", "25,287", "30,345", "counted as 12 bytes: 1,764 MB"):
+        assert part in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_memory_exits_1_if_the_machine_is_too_small(meshcraft):
+    fits, short = (meshcraft(*EXAMPLE, "--machine", name) for name in ("8xA100", "8xA5000"))
+    assert (fits.status, short.status) == (0, 1)
+    assert "\nfits: 8xA100" in fits.out and "does not fit: 8xA5000 has 24 GB" in short.out
+
+
+def test_memory_as_json_says_what_it_counted(meshcraft):
+    ended = meshcraft(*EXAMPLE, "--machine", "8xA5000", "--json")
+    found = json.loads(ended.out)
+    assert ended.status == 1
+    assert (found["total"], found["fits"], found["machine"]) == (25_287_251_712, False, "8xA5000")
+    assert found["with_margin"] == round(1.2 * found["total"])
+    assert [row["name"] for row in found["rows"]] == ["parameters", "gradients", "optimizer", "activations"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["machines", "dgx"], "no machine is called 'dgx'; there are: 8xA5000"),
+        (["memory", "--machine", "dgx"], "no machine is called 'dgx'"),
+        (["memory", "--mesh", "data:4"], "write it as data=4,tensor=2"),
+        (["memory", "--mesh", "data=2,data=2"], "write it as data=4,tensor=2"),
+        (["memory", "--plan", "float8"], "there are: float32, cast, mixed, bfloat16"),
+        (["memory", "--batch", "16", "--mesh", "data=16", "--machine", "8xH100"], "needs 16 devices and 8xH100 has 8"),
+    ],
+)
+def test_wrong_use_says_what_to_do(meshcraft, arguments, sentence):
+    ended = meshcraft(*arguments)
+    assert ended.status == 2 and sentence in ended.err and "Traceback" not in ended.err

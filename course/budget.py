@@ -1,0 +1,294 @@
+"""Memory of a training step by closed forms: parameters, gradients, optimizer state and activations of a Transformer.
+
+The parameters are counted leaf by leaf as ``course.model.transformer`` has them. Activations follow Korthikanti et
+al., Reducing Activation Recomputation in Large Transformer Models (2022), sections 4 and 5, written for any element
+size: in half precision with dropout they are the paper's ``s b h L (10 + 24/t + 5 a s / (h t))`` bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+AXES = ("data", "pipe", "tensor")
+REMAT = ("none", "attention", "block")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a decoder-only Transformer.
+
+    Attributes:
+        layers, width, heads, vocab, seq: As they are called.
+        hidden: Width inside the MLP; 0 stands for four times ``width``.
+        parameters: How many there are, where that is known otherwise; 0 has them counted.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocab: int
+    seq: int
+    hidden: int = 0
+    parameters: int = 0
+
+    @property
+    def inner(self) -> int:
+        return self.hidden or 4 * self.width
+
+    @property
+    def count(self) -> int:
+        """All parameters."""
+        return self.parameters or sum(leaf.elements for leaf in leaves(self).values())
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of the parameters: its elements over all layers, and which axes split it."""
+
+    elements: int
+    layered: bool
+    split: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes an element of each kind of array that training keeps.
+
+    Attributes:
+        parameter, gradient: Between two steps, and after the backward pass.
+        master: Of the optimizer's own copy of the parameters, 0 for none.
+        moment: Of each running mean that the optimizer keeps.
+        activation: Of what the forward pass saves.
+        meaning: In words.
+    """
+
+    parameter: int
+    gradient: int
+    master: int
+    moment: int
+    activation: int
+    meaning: str
+
+
+PLANS = {
+    "float32": Plan(4, 4, 0, 4, 4, "everything in float32"),
+    "cast": Plan(4, 4, 0, 4, 2, "kept in float32, computed in bfloat16"),
+    "mixed": Plan(2, 2, 4, 4, 2, "half precision, with a float32 copy in the optimizer"),
+    "bfloat16": Plan(2, 2, 0, 2, 2, "everything in bfloat16"),
+}
+# How many running means an optimizer keeps, and bytes a parameter that it is counted beside them.
+OPTIMIZERS = {"adam": (2, 0), "adam16": (2, 4), "momentum": (1, 0), "sgd": (0, 0)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a budget: bytes on one device, and how they come about."""
+
+    name: str
+    bytes: int
+    formula: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes on one device, the largest where devices differ.
+
+    Attributes:
+        parameters: Of the whole model.
+        flops_per_token: Of a forward and a backward pass, without recomputation.
+        rows: What is counted.
+        left_out: What is not part of the sum.
+    """
+
+    parameters: int
+    flops_per_token: int
+    rows: tuple[Row, ...]
+    left_out: tuple[Row, ...] = field(default=())
+
+    @property
+    def total(self) -> int:
+        return sum(row.bytes for row in self.rows)
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "total": self.total}
+
+
+def leaves(sizes: Sizes) -> dict[str, Leaf]:
+    """The leaves of ``course.model.transformer``'s parameters by name; those under ``layers`` over all layers."""
+    d, m, v, n = sizes.width, sizes.inner, sizes.vocab, sizes.layers
+    return {
+        "embed/token": Leaf(v * d, False, True),
+        "embed/position": Leaf(sizes.seq * d, False, False),
+        "layers/attention_norm/scale": Leaf(n * d, True, False),
+        "layers/attention/qkv/kernel": Leaf(n * 3 * d * d, True, True),
+        "layers/attention/out/kernel": Leaf(n * d * d, True, True),
+        "layers/mlp/norm/scale": Leaf(n * d, True, False),
+        "layers/mlp/up/kernel": Leaf(n * d * m, True, True),
+        "layers/mlp/up/bias": Leaf(n * m, True, True),
+        "layers/mlp/down/kernel": Leaf(n * m * d, True, True),
+        "layers/mlp/down/bias": Leaf(n * d, True, False),
+        "head/norm/scale": Leaf(d, False, False),
+        "head/out/kernel": Leaf(d * v, False, True),
+        "head/out/bias": Leaf(v, False, True),
+    }
+
+
+def flops_per_token(sizes: Sizes) -> int:
+    """``6 N + 12 L d s``: forward and backward, causal masking not taken off (PaLM, appendix B)."""
+    return 6 * sizes.count + 12 * sizes.layers * sizes.width * sizes.seq
+
+
+def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
+    """What one device saves for the backward pass of all layers, nothing recomputed.
+
+    Args:
+        sizes: Of the model.
+        sequences: How many are in flight on the device.
+        element: Bytes an element.
+        tensor: Devices that each layer is split over.
+        dropout: Whether its masks are saved, one byte an element.
+    """
+    plain, scores = _per_layer(sizes, element, tensor, dropout)
+    return round(sizes.layers * sequences * (plain + scores))
+
+
+def _per_layer(sizes: Sizes, element: int, tensor: int, dropout: bool) -> tuple[float, float]:
+    """Bytes a sequence and layer: of what grows with ``s``, and of the attention scores, which grow with its square.
+
+    Four arrays of the width are whole on every device of a tensor axis (the inputs of two norms and of two matrix
+    products), and two masks; twelve are split (q, k, v, the mixed values, two of the MLP's inner width).
+    """
+    s, mask = sizes.seq, int(dropout)
+    inner = 4 + 2 * sizes.inner / sizes.width
+    plain = s * sizes.width * (4 * element + 2 * mask + inner * element / tensor)
+    return plain, sizes.heads * s * s * (2 * element + mask) / tensor
+
+
+def budget(
+    sizes: Sizes,
+    *,
+    batch: int = 1,
+    microbatches: int = 1,
+    mesh: Mapping[str, int] | None = None,
+    plan: str = "mixed",
+    optimizer: str = "adam",
+    remat: str = "none",
+    fsdp: bool = False,
+    min_size: int = 0,
+    dropout: bool = True,
+) -> Budget:
+    """Bytes that a training step needs on one device.
+
+    Args:
+        sizes: Of the model.
+        batch: Sequences in a step, over all devices.
+        microbatches: How many parts each device's share of the batch is run in. A pipeline has all of them in
+            flight before the first backward pass, anything else one.
+        mesh: Axis sizes: ``data`` splits the batch, ``tensor`` every matrix, ``pipe`` the layers.
+        plan: One of ``PLANS``.
+        optimizer: One of ``OPTIMIZERS``; ``adam16`` counts four bytes a parameter more than Adam has.
+        remat: ``none``; ``attention`` recomputes the attention scores, ``block`` whole layers.
+        fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
+        min_size: Leaves with fewer elements stay whole under ``fsdp``.
+        dropout: Whether its masks are saved.
+
+    Raises:
+        ValueError: A name or an axis is unknown, or something does not divide; the message says what.
+    """
+    axes = _checked(sizes, dict(mesh or {}), batch, microbatches, plan, optimizer, remat)
+    dtypes = PLANS[plan]
+    state = _state_rows(sizes, axes, dtypes, optimizer, fsdp, min_size)
+    activations, left_out = _activation_rows(sizes, axes, dtypes, batch, microbatches, remat, dropout)
+    return Budget(sizes.count, flops_per_token(sizes), (*state, *activations), left_out)
+
+
+def _checked(
+    sizes: Sizes, mesh: dict[str, int], batch: int, microbatches: int, plan: str, optimizer: str, remat: str
+) -> dict[str, int]:
+    for what, given, known in (("plan", plan, PLANS), ("optimizer", optimizer, OPTIMIZERS), ("remat", remat, REMAT)):
+        if given not in known:
+            raise ValueError(f"no {what} is called {given!r}; there are: {', '.join(known)}")
+    unknown = [axis for axis in mesh if axis not in AXES]
+    if unknown:
+        raise ValueError(f"mesh axis {unknown[0]!r} is not known here; the axes are: {', '.join(AXES)}")
+    whole = [*asdict(sizes).items(), ("batch", batch), ("microbatches", microbatches), *mesh.items()]
+    for what, number in whole:
+        if number < (0 if what in ("hidden", "parameters") else 1):
+            raise ValueError(f"{what} is {number}, and it must be at least 1")
+    axes = {axis: mesh.get(axis, 1) for axis in AXES}
+    for what, number, parts, by in (
+        ("width", sizes.width, sizes.heads, "heads"),
+        ("heads", sizes.heads, axes["tensor"], "tensor"),
+        ("layers", sizes.layers, axes["pipe"], "pipe"),
+        ("batch", batch, axes["data"] * microbatches, "data x microbatches"),
+    ):
+        if number % parts:
+            raise ValueError(f"{what} {number} is not divisible by {by} = {parts}")
+    return axes
+
+
+def _held(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
+    """Parameters that one device holds."""
+    every = leaves(sizes).values() if not sizes.parameters else [Leaf(sizes.parameters, True, True)]
+    total = 0
+    for leaf in every:
+        parts = (axes["tensor"] if leaf.split else 1) * (axes["pipe"] if leaf.layered else 1)
+        parts *= axes["data"] if fsdp and leaf.elements >= min_size else 1
+        total += math.ceil(leaf.elements / parts)
+    return total
+
+
+def _state_rows(
+    sizes: Sizes, axes: dict[str, int], plan: Plan, optimizer: str, fsdp: bool, min_size: int
+) -> tuple[Row, ...]:
+    held = _held(sizes, axes, fsdp, min_size)
+    moments, extra = OPTIMIZERS[optimizer]
+    each = plan.master + moments * plan.moment + extra
+    note = ""
+    if plan.master and moments == 2:
+        note = f"counted as {16 if not extra else 12} bytes: {(16 if not extra else 12) * held / 1e6:,.0f} MB"
+    rows = [
+        Row("parameters", plan.parameter * held, f"{plan.parameter} x {held:,}", "bytes x parameters held"),
+        Row("gradients", plan.gradient * held, f"{plan.gradient} x {held:,}"),
+        Row("optimizer", each * held, f"{each} x {held:,}", note),
+    ]
+    if fsdp and axes["data"] > 1:
+        every = leaves(sizes).values() if not sizes.parameters else [Leaf(sizes.parameters, True, True)]
+        layer = sum(
+            leaf.elements // sizes.layers // (axes["tensor"] if leaf.split else 1)
+            for leaf in every
+            if leaf.layered and leaf.elements >= min_size
+        )
+        gathered = plan.activation + plan.gradient
+        rows.append(
+            Row("one layer gathered", gathered * layer, f"({plan.activation} + {plan.gradient}) x {layer:,}",
+                "weights and gradient, whole")
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _activation_rows(
+    sizes: Sizes, axes: dict[str, int], plan: Plan, batch: int, microbatches: int, remat: str, dropout: bool
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    size, t, local = plan.activation, axes["tensor"], sizes.layers // axes["pipe"]
+    b = batch // axes["data"] // microbatches
+    flying = b * (microbatches if axes["pipe"] > 1 else 1)
+    plain, scores = _per_layer(sizes, size, t, dropout)
+    kept = {"none": plain + scores, "attention": plain, "block": float(size * sizes.seq * sizes.width)}[remat]
+    again = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
+    rows = [Row("activations", round(flying * local * kept), f"{flying:,} x {local:,} x {round(kept):,}",
+                "sequences x layers x bytes")]  # fmt: skip
+    if again:
+        rows.append(Row("recomputed", round(b * again), f"{b:,} x {round(again):,}", "one layer at a time"))
+    logits = 4 * b * sizes.seq * math.ceil(sizes.vocab / t)
+    left = Row(
+        "logits", logits, f"4 x {b * sizes.seq:,} x {math.ceil(sizes.vocab / t):,}", "4 bytes x tokens x vocabulary"
+    )
+    return tuple(rows), (left,)

@@ -1,0 +1,279 @@
+"""The budget of a training step: the published worked example, and Programs of the course's own Transformer."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from course.budget import PLANS, Sizes, activation_bytes, budget, flops_per_token, leaves
+from course.mesh import abstract_mesh
+from course.model import full_loss, transformer
+from course.program import export, memory, parse
+
+GPT = Sizes(layers=12, width=768, heads=12, vocab=40_512, seq=512)
+SMALL = Sizes(layers=2, width=16, heads=2, vocab=32, seq=8)
+
+
+def model_of(sizes):
+    names = dict(width=sizes.width, hidden=sizes.inner, num_layers=sizes.layers, num_heads=sizes.heads)
+    return transformer(**names, vocab=sizes.vocab, max_seq=sizes.seq)
+
+
+def params_of(sizes):
+    return jax.eval_shape(model_of(sizes).init, jax.random.key(0))
+
+
+def bytes_of(found, *names):
+    return sum(row.bytes for row in found.rows if row.name in names)
+
+
+STATE = ("parameters", "optimizer")
+
+
+# Closed forms
+
+
+def test_worked_example_is_reproduced_with_its_own_16_bytes_and_shows_12_beside():
+    sizes = replace(GPT, parameters=147_000_000)
+    found = budget(sizes, batch=1, plan="mixed", optimizer="adam16")
+    assert [row.bytes for row in found.rows] == [294_000_000, 294_000_000, 2_352_000_000, 349_175_808]
+    assert found.row("optimizer").note == "counted as 12 bytes: 1,764 MB"
+    twelve = budget(sizes, batch=1, plan="mixed").row("optimizer")
+    assert (twelve.bytes, twelve.note) == (1_764_000_000, "counted as 16 bytes: 2,352 MB")
+    for batch in (1, 8, 64):
+        assert budget(sizes, batch=batch, optimizer="adam16").total == 2_940_000_000 + batch * 349_175_808
+    total = budget(sizes, batch=64, optimizer="adam16").total
+    assert round(total / 1e9, 1) == 25.3 and round(1.2 * total / 1e9, 1) == 30.3 < 40
+
+
+def test_sizes_of_the_worked_example_have_about_147_million_parameters():
+    assert GPT.count == 147_660_096
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_activations_in_half_precision_are_the_papers_formula(t):
+    s, b, h, a, layers = GPT.seq, 3, GPT.width, GPT.heads, GPT.layers
+    assert activation_bytes(GPT, b, tensor=t) == s * b * h * layers * (10 + 24 / t + 5 * a * s / (h * t))
+    assert budget(GPT, batch=b, mesh={"tensor": t}).row("activations").bytes == activation_bytes(GPT, b, tensor=t)
+
+
+@pytest.mark.parametrize(
+    ("remat", "kept", "again"),
+    [("none", 34 + 40, 0), ("attention", 34, 40), ("block", 2, 34 + 40)],
+)
+def test_recomputation_keeps_what_the_paper_says_and_one_layer_at_a_time(remat, kept, again):
+    sbh = 512 * 2 * 768
+    found = budget(GPT, batch=2, remat=remat)
+    assert found.row("activations").bytes == 12 * kept * sbh
+    assert bytes_of(found, "recomputed") == again * sbh
+
+
+@pytest.mark.parametrize(
+    ("plan", "optimizer", "each"),
+    [
+        ("float32", "adam", 16),
+        ("cast", "adam", 16),
+        ("mixed", "adam", 16),
+        ("mixed", "adam16", 20),
+        ("bfloat16", "adam", 8),
+        ("float32", "sgd", 8),
+        ("mixed", "sgd", 8),
+        ("float32", "momentum", 12),
+    ],
+)
+def test_state_and_gradients_take_so_many_bytes_a_parameter(plan, optimizer, each):
+    found = budget(SMALL, plan=plan, optimizer=optimizer)
+    assert bytes_of(found, "parameters", "gradients", "optimizer") == each * SMALL.count
+
+
+def test_fsdp_leaves_one_nth_of_the_state_and_gathers_one_layer():
+    whole, split = (budget(SMALL, batch=4, mesh={"data": 4}, plan="float32", fsdp=fsdp) for fsdp in (False, True))
+    for name in ("parameters", "gradients", "optimizer"):
+        assert split.row(name).bytes == whole.row(name).bytes / 4
+    layer = sum(leaf.elements for leaf in leaves(SMALL).values() if leaf.layered) // SMALL.layers
+    assert split.row("one layer gathered").bytes == (4 + 4) * layer
+    assert not bytes_of(whole, "one layer gathered")
+
+
+def test_fsdp_with_small_leaves_whole_holds_what_the_chapters_page_says():
+    sizes = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
+    found = budget(sizes, batch=8, mesh={"data": 8}, plan="float32", fsdp=True, min_size=1_048_576)
+    assert sizes.count == 6_720_229_376
+    assert found.row("parameters").bytes == 4 * 840_863_744
+
+
+def test_pipeline_splits_layers_and_holds_every_microbatch():
+    plain = budget(SMALL, batch=4, microbatches=4)
+    piped = budget(SMALL, batch=4, microbatches=4, mesh={"pipe": 2})
+    assert plain.row("activations").bytes == activation_bytes(SMALL, 1)
+    assert piped.row("activations").bytes == activation_bytes(SMALL, 4) / 2
+    layered = sum(leaf.elements for leaf in leaves(SMALL).values() if leaf.layered)
+    assert piped.row("parameters").bytes == 2 * (SMALL.count - layered // 2)
+
+
+def test_flops_of_a_token_are_6_n_and_12_l_d_s():
+    assert flops_per_token(SMALL) == 6 * SMALL.count + 12 * 2 * 16 * 8
+
+
+def test_json_has_the_rows_and_their_sum():
+    data = budget(SMALL).to_json()
+    assert data["total"] == sum(row["bytes"] for row in data["rows"])
+    assert [row["name"] for row in data["left_out"]] == ["logits"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"plan": "float8"}, "no plan is called 'float8'; there are: float32, cast, mixed, bfloat16"),
+        ({"optimizer": "lion"}, "no optimizer is called 'lion'; there are: adam"),
+        ({"remat": "dots"}, "no remat is called 'dots'; there are: none, attention, block"),
+        ({"mesh": {"expert": 2}}, "mesh axis 'expert' is not known here; the axes are: data, pipe, tensor"),
+        ({"mesh": {"data": 3}}, "batch 1 is not divisible by data x microbatches = 3"),
+        ({"mesh": {"tensor": 4}}, "heads 2 is not divisible by tensor = 4"),
+        ({"mesh": {"data": 0}}, "data is 0, and it must be at least 1"),
+        ({"batch": 0}, "batch is 0"),
+    ],
+)
+def test_what_cannot_be_counted_says_why(options, message):
+    with pytest.raises(ValueError, match=message):
+        budget(SMALL, **options)
+
+
+# Against Programs
+
+
+def test_parameters_are_counted_as_the_courses_transformer_has_them():
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.size
+        for path, leaf in jax.tree.leaves_with_path(params_of(SMALL))
+    }
+    assert found == {name: leaf.elements for name, leaf in leaves(SMALL).items()}
+
+
+def step_program(sizes, mesh, specs, batch):
+    """A step with Adam in float32 whose every leaf lies as ``specs`` say, split leaves gathered whole."""
+    model, params = model_of(sizes), params_of(sizes)
+    tokens = jax.ShapeDtypeStruct((batch, sizes.seq), jnp.int32)
+    rows = P("data")
+
+    def whole(x, spec):
+        for dim, axis in enumerate(spec):
+            x = jax.lax.all_gather(x, axis, axis=dim, tiled=True) if axis else x
+        return x
+
+    def local(params, m, v, inputs, targets):
+        def loss(params):
+            return full_loss(model, jax.tree.map(whole, params, specs), {"inputs": inputs, "targets": targets})
+
+        gradients = jax.grad(loss)(params)
+        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradients)
+        v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradients)
+        return jax.tree.map(lambda p, m, v: p - m / (jnp.sqrt(v) + 1e-8), params, m, v), m, v, gradients
+
+    def step(params, m, v, inputs, targets):
+        run = jax.shard_map(
+            local, mesh=abstract_mesh(mesh), in_specs=(specs, specs, specs, rows, rows), out_specs=(specs,) * 4
+        )
+        return dict(zip(out_specs, run(params, m, v, inputs, targets), strict=True))
+
+    inputs = {"params": params, "m": params, "v": params, "inputs": tokens, "targets": tokens}
+    in_specs = {"params": specs, "m": specs, "v": specs, "inputs": rows, "targets": rows}
+    out_specs: dict[str, Any] = dict.fromkeys(("params", "m", "v", "gradients"), specs)
+    return export(step, inputs, in_specs, mesh=mesh, out_specs=out_specs, donate=("params", "m", "v"))
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_state_and_gradients_of_a_program_are_the_budgets_to_the_byte(fsdp):
+    mesh, batch = {"data": 4}, 8
+
+    def spec(leaf):
+        # The widest dim; every one of this model's divides by 4.
+        widest = int(np.argmax(leaf.shape))
+        return P(*[None] * widest, "data") if fsdp else P(*[None] * leaf.ndim)
+
+    program = step_program(SMALL, mesh, jax.tree.map(spec, params_of(SMALL)), batch)
+    found = memory(parse(program), program)
+    wanted = budget(SMALL, batch=batch, mesh=mesh, plan="float32", fsdp=fsdp)
+    tokens = 2 * batch // 4 * SMALL.seq * 4
+    assert found.arguments - tokens == found.aliased == bytes_of(wanted, *STATE)
+    assert found.outputs - found.aliased == bytes_of(wanted, "gradients")
+
+
+def test_state_split_over_a_tensor_axis_is_the_budgets_to_the_byte():
+    mesh = {"data": 2, "tensor": 2}
+    params = params_of(SMALL)
+    # Column by column into a layer's inner arrays, row by row out of them; tables by the vocabulary.
+    dims = {"embed/token": 0, "layers/attention/out/kernel": 1, "layers/mlp/down/kernel": 1}
+
+    def spec(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        where = dims[name] if name in dims else leaf.ndim - 1
+        return P(*[None] * where, "tensor") if leaves(SMALL)[name].split else P(*[None] * leaf.ndim)
+
+    specs = jax.tree.map_with_path(spec, params)
+
+    def shrink(params):
+        run = jax.shard_map(
+            lambda p: jax.tree.map(lambda x: 0.9 * x, p), mesh=abstract_mesh(mesh), in_specs=(specs,), out_specs=specs
+        )
+        return {"params": run(params)}
+
+    program = export(shrink, {"params": params}, {"params": specs}, mesh=mesh, out_specs={"params": specs})
+    found = memory(parse(program), program)
+    assert found.arguments == budget(SMALL, batch=2, mesh=mesh, plan="float32").row("parameters").bytes
+
+
+def gradient_memory(sizes, batch, remat=False):
+    model, params = model_of(sizes), params_of(sizes)
+    if remat:
+        model = replace(model, layer=jax.checkpoint(model.layer))
+    tokens = jax.ShapeDtypeStruct((batch, sizes.seq), jnp.int32)
+
+    def local(params, inputs, targets):
+        return jax.grad(lambda p: full_loss(model, p, {"inputs": inputs, "targets": targets}))(params)
+
+    def gradients(params, inputs, targets):
+        run = jax.shard_map(local, mesh=abstract_mesh({"data": 1}), in_specs=(P(),) * 3, out_specs=P())
+        return {"gradients": run(params, inputs, targets)}
+
+    inputs = {"params": params, "inputs": tokens, "targets": tokens}
+    specs = dict.fromkeys(inputs, P())
+    program = export(gradients, inputs, specs, mesh={"data": 1}, out_specs={"gradients": P()})
+    return memory(parse(program), program)
+
+
+def test_autodiff_saves_eight_arrays_a_layer_more_than_the_formula_counts():
+    # The formula has 8 arrays of the width, 2 of the inner width and 2 of scores. Nothing of ours is fused, so autodiff
+    # also saves what the two norms compute on the way (4 of the width) and the steps of gelu (4 of the inner width).
+    sizes, batch = Sizes(layers=8, width=128, heads=4, vocab=64, seq=64), 2
+    found = gradient_memory(sizes, batch)
+    elements = [math.prod(alive.shape) for alive in found.alive if len(alive.shape) > 3 and alive.shape[0] == 8]
+    array = sizes.layers * batch * sizes.seq
+    each = [elements.count(array * n) for n in (sizes.width, sizes.inner, sizes.heads * sizes.seq)]
+    assert each == [8 + 4, 2 + 4, 2]
+
+
+@pytest.mark.parametrize(("width", "seq"), [(64, 64), (128, 64), (64, 256)])
+def test_activations_with_those_arrays_are_a_programs_within_15_percent(width, seq):
+    sizes, batch = Sizes(layers=8, width=width, heads=4, vocab=64, seq=seq), 2
+    counted = activation_bytes(sizes, batch, element=4, dropout=False)
+    counted += 4 * (4 * width + 4 * sizes.inner) * sizes.layers * batch * seq
+    # What is left is the layer at work: its own arrays, and slices of its weights.
+    assert counted <= gradient_memory(sizes, batch).temporaries <= 1.15 * counted
+
+
+@pytest.mark.parametrize(("width", "seq"), [(64, 64), (128, 64), (64, 256)])
+def test_program_of_recomputed_blocks_holds_their_inputs_and_one_to_two_layers_at_work(width, seq):
+    sizes, batch = Sizes(layers=8, width=width, heads=4, vocab=64, seq=seq), 2
+    wanted = budget(sizes, batch=batch, plan="float32", remat="block", dropout=False)
+    kept, again = (wanted.row(name).bytes for name in ("activations", "recomputed"))
+    assert kept + again <= gradient_memory(sizes, batch, remat=True).temporaries <= kept + 2 * again
+
+
+def test_plans_say_what_they_mean():
+    assert all(plan.meaning for plan in PLANS.values())

@@ -1,0 +1,145 @@
+"""The validation report: every published figure against the lenses, with the error of each row and the mean of each
+group. ``python -m course.validation.report`` prints it; exit status 1 if a mean is above its goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from course.validation.rows import Row, every
+
+RESULTS = Path(__file__).parent / "results.json"
+# The mean error of a group by one lens that the course promises.
+GOALS = {
+    ("closed forms", "timeline"): 5e-5,
+    ("closed forms", "costs"): 5e-5,
+    ("closed forms", "memory"): 5e-5,
+    ("A5000, memory", "liveness"): 0.10,
+    ("A5000, memory", "compiled"): 0.05,
+    ("A5000, time", "timeline"): 0.20,
+    ("A5000, time", "replay"): 0.12,
+    ("looping pipeline", "timeline"): 0.03,
+    ("ring matmul, 8xH100", "compiled"): 0.01,
+}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean error of a group's rows by one lens.
+
+    Attributes:
+        group, lens: Of the rows.
+        error: Mean of the absolute relative errors; None where nothing was measured.
+        goal: What it must not exceed; None where nothing is promised.
+        rows: How many rows it is the mean of.
+        order: Whether the rows come in the published order; None for fewer than three.
+    """
+
+    group: str
+    lens: str
+    error: float | None
+    goal: float | None
+    rows: int
+    order: bool | None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.error is None or self.goal is None else self.error <= self.goal
+
+
+def means(rows: Iterable[Row]) -> list[Mean]:
+    """One for each group and lens, of the rows that count and were measured."""
+    sorted_rows: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        sorted_rows.setdefault((row.group, row.lens), []).append(row)
+    found = []
+    for (group, lens), members in sorted_rows.items():
+        counted = [row for row in members if row.counts and row.error is not None]
+        error = sum(abs(row.error or 0.0) for row in counted) / len(counted) if counted else None
+        found.append(Mean(group, lens, error, GOALS.get((group, lens)), len(counted), _in_order(counted)))
+    return found
+
+
+def _in_order(rows: list[Row]) -> bool | None:
+    if len(rows) < 3 or rows[0].group == "closed forms":
+        return None
+    by = [sorted(range(len(rows)), key=lambda i: getattr(rows[i], which) or 0.0) for which in ("published", "found")]
+    return by[0] == by[1]
+
+
+def results(rows: list[Row]) -> dict[str, Any]:
+    """What is kept: the rows and what they were computed with."""
+    versions = {name: version(name) for name in ("jax", "jaxlib")}
+    return {"versions": versions, "rows": [row.to_json() for row in rows]}
+
+
+def show(rows: list[Row]) -> None:
+    """Print rows and means."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    for group in dict.fromkeys(row.group for row in rows):
+        table = Table(title=group, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        for column in ("", "lens", "published", "lens gives", "error"):
+            table.add_column(column, justify="left" if column in ("", "lens") else "right")
+        for row in rows:
+            if row.group == group:
+                table.add_row(row.name, row.lens, *shown(row))
+        console.print(table)
+        for mean in means([row for row in rows if row.group == group]):
+            console.print(f"  {mean.lens}: {said(mean)}", style="bold" if mean.met is not False else "bold red")
+        console.print()
+
+
+def shown(row: Row) -> tuple[str, str, str]:
+    """Published and found with their unit, and the error."""
+    unit = f" {row.unit}" if row.unit not in ("", "ratio") else ""
+    found = "not measured" if row.found is None else f"{row.found:.4g}{unit}"
+    error = "" if row.error is None else f"{row.error:+.1%}" if abs(row.error) >= 5e-5 else "exact"
+    return f"{row.published:.4g}{unit}", found, error if row.counts else f"{error} ({row.note})"
+
+
+def said(mean: Mean) -> str:
+    """A mean in words."""
+    if mean.error is None:
+        return "not measured" if mean.rows == 0 and mean.goal is not None else "nothing here counts"
+    order = {None: "", True: ", rows in the published order", False: ", rows not in the published order"}[mean.order]
+    goal = "" if mean.goal is None else f" (goal: at most {mean.goal:.3g})" if mean.goal < 0.01 else (
+        f" (goal: at most {mean.goal:.0%})")  # fmt: skip
+    return f"mean error {mean.error:.2%} over {mean.rows} rows{goal}{order}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="make validate", description=__doc__)
+    parser.add_argument("--short", action="store_true", help="a few rows of each group")
+    parser.add_argument("--no-aot", action="store_true", help="leave the GPU compiler out")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--write", action="store_true", help="keep the result and bring the site's page up to date")
+    options = parser.parse_args(arguments)
+    rows = []
+    for row in every(options.short, not options.no_aot):
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{len(rows)} rows: {row.group}, {row.name}", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    if options.write and not options.short and not options.no_aot:
+        RESULTS.write_text(json.dumps(results(rows), indent=1, ensure_ascii=False) + "\n")
+    if options.json:
+        print(json.dumps(results(rows), ensure_ascii=False))
+    else:
+        show(rows)
+    return 1 if any(mean.met is False for mean in means(rows)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
