@@ -6,14 +6,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-latest bench build constraints lint site serve system validate-gpu clean
+.PHONY: setup demo test test-latest bench validate aot build constraints lint site serve system validate-gpu clean
 
 setup: $(READY)
 
 demo: $(READY) system
 	@$(BIN)/python -m autograder.demo $(ARGS)
 
-test: $(READY) system
+test: $(READY) system aot
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
@@ -28,6 +28,14 @@ bench: $(READY) system
 # Rates, times and memory on a real GPU, kept in course/measurements/; ARGS="--limit 540" stops after 540 seconds.
 validate-gpu: $(READY)
 	@$(BIN)/python -m course.measured.validate $(ARGS)
+
+# Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
+validate: $(READY) aot
+	@$(BIN)/python -m course.validation.report $(ARGS)
+
+# XLA's GPU compiler, which needs no GPU, in a folder of its own; without it the compiled lens says so.
+aot: $(READY)
+	@$(BIN)/python -m course.program.plugin
 
 # Exercises and references from the solutions.
 build: $(READY)

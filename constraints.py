@@ -29,6 +29,8 @@ def installed(interpreter: str) -> dict[str, str]:
         subprocess.run([interpreter, "-m", "venv", folder], check=True)
         pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check"]
         subprocess.run([*pip, "install", "-q", f"{HERE}[dev,site]"], check=True, cwd=folder)
+        # Of the GPU compiler's packages only this one's version does not follow jax's.
+        subprocess.run([*pip, "install", "-q", "--no-deps", "nvidia-cuda-nvcc-cu12"], check=True)
         frozen = subprocess.run([*pip, "freeze", "--exclude", "meshcraft"], check=True, capture_output=True, text=True)
     return dict(line.split("==") for line in frozen.stdout.split() if "==" in line)
 

@@ -70,6 +70,9 @@ def check(
     notebook: NotebookFile = None,
     solution: Annotated[bool, typer.Option("--solution", help="Judge the course's own solution.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every case and lens, as in official grading.")] = False,
+    aot: Annotated[bool, typer.Option("--aot", help="Also ask the GPU compiler (extra `aot`); advice, no points.")] = (
+        False
+    ),
     mesh: Annotated[Mesh, typer.Option(help="real: also measure speed and memory on this machine's GPUs.")] = (
         Mesh.emulated
     ),
@@ -88,6 +91,10 @@ def check(
             report = judge.check_solution(chapter, names, full=full, progress=say)
         else:
             report = judge.check_notebook(path, chapter, names, full=full, progress=say)
+        if aot:
+            from autograder.compiled import add_compiled
+
+            report = add_compiled(report, chapter, path, progress=say)
         if mesh is Mesh.real:
             from autograder.real import add_measured
 

@@ -1,0 +1,111 @@
+"""Where the deviceless GPU compiler lies: the packages of the extra ``aot``, in a folder of their own or in this venv.
+
+Beside the course's packages the plugin makes every ``import jax`` write to stderr, so a folder that only the
+compiled lens's process sees is the better place: ``MESHCRAFT_AOT``, or ``aot`` inside the virtual environment.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import distributions, version
+from pathlib import Path
+
+PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
+# Whose version must be that of jaxlib, to the last digit.
+VERSIONED = PACKAGES[:2]
+
+
+class AotMissing(RuntimeError):
+    """The deviceless GPU compiler cannot be used here; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Where the packages were found.
+
+    Attributes:
+        folder: To be put on the worker's path; none if they lie in this virtual environment.
+        versions: Of each package.
+    """
+
+    folder: Path | None
+    versions: dict[str, str]
+
+
+def own_folder() -> Path:
+    """The folder in which the packages belong, apart from the course's own."""
+    named = os.environ.get("MESHCRAFT_AOT")
+    return Path(named) if named else Path(sys.prefix) / "aot"
+
+
+def find_plugin() -> Plugin:
+    """The packages of the extra, in their own folder or else in this environment.
+
+    Raises:
+        AotMissing: The platform has no wheel, they are not installed, or they are for another jax.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise AotMissing(
+            f"the GPU compiler has wheels for Linux on x86_64 and aarch64, and this is {sys.platform} on "
+            f"{platform.machine()}; the other lenses do without it"
+        )
+    folder = own_folder()
+    for place in (folder, None):
+        versions = _versions(place)
+        if all(package in versions for package in PACKAGES):
+            _check_versions(versions)
+            return Plugin(place, versions)
+    raise AotMissing(f"the GPU compiler is not installed (220 MB). Install it with:\n  {install_command()}")
+
+
+def install_command() -> str:
+    """What puts the right versions into a folder of their own."""
+    return " ".join(_install())
+
+
+def _install() -> list[str]:
+    wanted = [f"{package}=={version('jaxlib')}" if package in VERSIONED else package for package in PACKAGES]
+    options = ["--quiet", "--disable-pip-version-check", "--upgrade", "--no-deps", "--target", str(own_folder())]
+    pins = Path(__file__).parents[2] / "constraints.txt"
+    return [sys.executable, "-m", "pip", "install", *options, *(["-c", str(pins)] if pins.exists() else []), *wanted]
+
+
+def main() -> int:
+    """Install the packages unless they are there; where that cannot be, say why and go on without."""
+    try:
+        find_plugin()
+        return 0
+    except AotMissing as error:
+        if "not installed" not in str(error) and "Install it again" not in str(error):
+            print(error)
+            return 0
+    print("installing XLA's GPU compiler for the compiled lens (220 MB, once)", flush=True)
+    if subprocess.run(_install(), capture_output=True).returncode:
+        print("it could not be installed; what the compiled lens gives will read 'not measured'")
+    return 0
+
+
+def _versions(folder: Path | None) -> dict[str, str]:
+    """Versions of the packages that are there."""
+    found = {}
+    for package in PACKAGES:
+        for distribution in distributions(name=package, path=[str(folder)] if folder else sys.path):
+            found.setdefault(package, distribution.version)
+    return found
+
+
+def _check_versions(versions: dict[str, str]) -> None:
+    for package in VERSIONED:
+        if versions[package] != version("jaxlib"):
+            raise AotMissing(
+                f"{package} {versions[package]} is installed and jaxlib is {version('jaxlib')}; they must be the same. "
+                f"Install it again with:\n  {install_command()}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
