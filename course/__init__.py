@@ -1,5 +1,9 @@
 """What pages, exercises and solutions share; importing it gives this process 8 emulated devices."""
 
-from course.mesh import emulate_devices
+from course.quiet import hide_cuda_plugin
+
+hide_cuda_plugin()  # before anything imports jax
+
+from course.mesh import emulate_devices  # noqa: E402
 
 emulate_devices()

@@ -10,15 +10,21 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from course.quiet import real_devices
+
 NUM_EMULATED_DEVICES = 8
 
 
 def emulate_devices(count: int = NUM_EMULATED_DEVICES) -> None:
-    """Make this process see ``count`` CPU devices; calling it again changes nothing.
+    """Make this process see ``count`` CPU devices and no others; calling it again changes nothing.
+
+    With ``MESHCRAFT_MESH=real`` in the environment, JAX's own choice of devices stays what it is.
 
     Raises:
         RuntimeError: JAX has already started with another number of CPU devices.
     """
+    if not real_devices():
+        jax.config.update("jax_platforms", "cpu")  # else JAX tries an installed GPU plugin, and complains on stderr
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

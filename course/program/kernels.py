@@ -133,9 +133,7 @@ def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
     return Step(op, KERNEL, values, machine.kernel_seconds(moved, operations), 0.0, moved)
 
 
-def _traffic(
-    op: Op, reads: dict[Value, float], operations: float, chains: dict[Value, _Chain]
-) -> tuple[float, float]:
+def _traffic(op: Op, reads: dict[Value, float], operations: float, chains: dict[Value, _Chain]) -> tuple[float, float]:
     """Bytes and operations of a kernel that is no matrix product."""
     written = float(sum(result.bytes for result in op.results))
     if op.kind == "dynamic_update_slice":

@@ -11,8 +11,10 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
+
+import jaxlib
 
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 # Whose version must be that of jaxlib, to the last digit.
@@ -68,7 +70,7 @@ def install_command() -> str:
 
 
 def _install() -> list[str]:
-    wanted = [f"{package}=={version('jaxlib')}" if package in VERSIONED else package for package in PACKAGES]
+    wanted = [f"{package}=={jaxlib.__version__}" if package in VERSIONED else package for package in PACKAGES]
     options = ["--quiet", "--disable-pip-version-check", "--upgrade", "--no-deps", "--target", str(own_folder())]
     pins = Path(__file__).parents[2] / "constraints.txt"
     return [sys.executable, "-m", "pip", "install", *options, *(["-c", str(pins)] if pins.exists() else []), *wanted]
@@ -100,10 +102,10 @@ def _versions(folder: Path | None) -> dict[str, str]:
 
 def _check_versions(versions: dict[str, str]) -> None:
     for package in VERSIONED:
-        if versions[package] != version("jaxlib"):
+        if versions[package] != jaxlib.__version__:
             raise AotMissing(
-                f"{package} {versions[package]} is installed and jaxlib is {version('jaxlib')}; they must be the same. "
-                f"Install it again with:\n  {install_command()}"
+                f"{package} {versions[package]} is installed and jaxlib is {jaxlib.__version__}; they must be "
+                f"the same. Install it again with:\n  {install_command()}"
             )
 
 

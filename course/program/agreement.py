@@ -1,0 +1,56 @@
+"""Whether a Program's exports for CPUs and for GPUs are the same program, as far as the lenses look."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from course.program.costs import Costs, costs
+from course.program.ir import Module, walk
+
+
+def disagreement(cpu: Module, cuda: Module) -> str:
+    """Where two exports of one function differ in collectives or matrix products; empty if nowhere.
+
+    Everything else may differ: random bits, for one, are lowered differently.
+
+    Args:
+        cpu, cuda: ``parse(program)`` of either export.
+
+    Raises:
+        ProgramError: A trip count or a branch cannot be resolved.
+    """
+    ours, theirs = costs(cpu), costs(cuda)
+    found = [
+        f"{kind} over {','.join(axes)} of {size:,} bytes {dtype}: {counts}"
+        for (kind, axes, dtype, size), counts in _differences(_sent(ours), _sent(theirs))
+    ]
+    found += [
+        f"products of {left[1]}{list(left[0])} and {right[1]}{list(right[0])} written: {counts}"
+        for (left, right), counts in _differences(_products(cpu), _products(cuda))
+    ]
+    if not found and ours.flops != theirs.flops:
+        found = [f"FLOPs of matrix products: {ours.flops:,.0f} for CPUs, {theirs.flops:,.0f} for GPUs"]
+    return "; ".join(found)
+
+
+def _sent(found: Costs) -> Counter[Any]:
+    """How often each form of collective is executed."""
+    counts: Counter[Any] = Counter()
+    for c in found.collectives:
+        counts[c.kind, c.axes, c.dtype, c.operand_bytes] += c.count
+    return counts
+
+
+def _products(module: Module) -> Counter[Any]:
+    """How often each form of product is written, by shape and dtype of both operands."""
+    dots = (op for op in walk(module.main) if op.kind == "dot_general")
+    return Counter(tuple((operand.shape, operand.dtype) for operand in op.operands) for op in dots)
+
+
+def _differences(ours: Counter[Any], theirs: Counter[Any]) -> list[tuple[Any, str]]:
+    return [
+        (key, f"{ours[key]} for CPUs, {theirs[key]} for GPUs")
+        for key in dict.fromkeys((*ours, *theirs))
+        if ours[key] != theirs[key]
+    ]

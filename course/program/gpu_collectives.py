@@ -1,0 +1,126 @@
+"""The collectives of the GPU compiler's schedule: which run beside a matrix product, and how long each takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from course.machine import Machine
+from course.program.collectives import Groups, groups_of
+from course.program.costs import wire_bytes
+from course.program.gpu_groups import replica_groups, source_target_pairs
+from course.program.ir import Op, Value
+from course.program.network import Instance
+from course.program.schedule import Computation, Instruction, Schedule, walk
+
+
+@dataclass(frozen=True)
+class GpuCollective:
+    """One collective of the compiled schedule.
+
+    Attributes:
+        kind: StableHLO's name, ``all_gather``.
+        axes: Mesh axes that it runs over; axes of size 1 are never among them.
+        group_size: Devices that take part.
+        operand_bytes: Bytes that each device puts in; the compiler may have combined several arrays.
+        count: How often it is executed.
+        asynchronous: Whether it is started and awaited apart, and not marked as one that nothing runs beside.
+        spans_matmul: Whether a matrix product is scheduled between its start and its end.
+        in_loop: Whether it stands in the body of a loop.
+        line: The learner's line, empty where the compiler kept none.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    operand_bytes: int
+    count: int
+    asynchronous: bool
+    spans_matmul: bool
+    in_loop: bool
+    line: str
+
+
+def collectives(schedule: Schedule, mesh: dict[str, int]) -> tuple[GpuCollective, ...]:
+    """Every collective in scheduled order, equal ones counted together; groups of one device left out.
+
+    Raises:
+        ProgramError: Its groups are no axes of the mesh, or a loop's trip count is unknown.
+    """
+    found: Counter[GpuCollective] = Counter()
+    for computation, instruction, trips, in_loop in walk(schedule):
+        kind = schedule.collective_kind(instruction)
+        op = as_op(schedule, computation, instruction, mesh) if kind else None
+        groups = groups_of(op, mesh) if op else None
+        if op is None or not groups or not groups.groups:
+            continue
+        done = done_of(computation, instruction)
+        spans = False
+        if done:
+            order = computation.instructions
+            between = order[order.index(instruction) + 1 : order.index(done)]
+            spans = any(schedule.is_matmul(other) for other in between)
+        found[
+            GpuCollective(
+                kind,
+                groups.axes,
+                max(len(group) for group in groups.groups),
+                sum(operand.bytes for operand in op.operands),
+                1,
+                done is not None and not instruction.is_sync,
+                spans,
+                in_loop,
+                instruction.line,
+            )
+        ] += trips
+    return tuple(replace(collective, count=count) for collective, count in found.items())
+
+
+def done_of(computation: Computation, start: Instruction) -> Instruction | None:
+    """The instruction that waits for what ``start`` began; none if it is not asynchronous."""
+    return computation.done_by_start.get(start.name)
+
+
+def as_op(schedule: Schedule, computation: Computation, instruction: Instruction, mesh: dict[str, int]) -> Op:
+    """A scheduled collective in the form in which the other lenses know it."""
+    kind = schedule.collective_kind(instruction)
+    inner = schedule.wrapped(instruction)
+    done = done_of(computation, instruction)
+    num_devices = int(np.prod(list(mesh.values())))
+    if kind == "collective_permute":
+        attributes = {"source_target_pairs": np.array(source_target_pairs(inner)).reshape(-1, 2)}
+    else:
+        attributes = {"replica_groups": replica_groups(inner, num_devices)}
+    operands = [array for name in instruction.operands for array in computation.by_name[name].results]
+    given, results = (
+        [Value(array.shape, array.dtype, array.bits) for array in arrays]
+        for arrays in (operands, (done or instruction).results)
+    )
+    return Op(kind, given, results, attributes, [], instruction.line)
+
+
+def transfer(op: Op, mesh: dict[str, int], machine: Machine) -> Instance | None:
+    """The collective as the network takes it, for the group that needs longest; none if nobody sends anything."""
+    groups = groups_of(op, mesh)
+    each = [_transfer(op, groups, group, machine) for group in groups.groups]
+    return max(each, key=lambda one: one.latency + one.wire_bytes / one.rate, default=None)
+
+
+def _transfer(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> Instance:
+    link, direction = machine.link_of(group), 0
+    if op.kind == "collective_permute":
+        pairs = [pair for pair in groups.pairs if pair[0] in group]
+        wire = size = float(sum(operand.bytes for operand in op.operands))
+        each = [machine.transfer(op.kind, group, wire, size, pair=pair) for pair in pairs]
+        latency, rate = max(e[0] for e in each), min(e[1] for e in each)
+        if machine.links[link].two_way:
+            source, target = pairs[0]
+            direction = 1 if (target - source) % len(group) <= len(group) // 2 else 2
+    else:
+        wire = sum(wire_bytes(op, operand.bytes, len(group), group[0]) for operand in op.operands)
+        size = float(sum(max(a.bytes, b.bytes) for a, b in zip(op.operands, op.results, strict=True)))
+        latency, rate = machine.transfer(op.kind, group, wire, size)
+    links = ((link, direction),) if direction or not machine.links[link].two_way else ((link, 1), (link, 2))
+    return Instance(op, groups.axes, (0,), latency, wire, rate, links)

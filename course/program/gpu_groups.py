@@ -1,0 +1,71 @@
+"""Who takes part in a compiled collective, in each of the ways in which XLA writes it."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from course.program.program import ProgramError
+from course.program.schedule import Instruction
+
+_LISTED = r"\{((?:\{[\d,]*\},?)*)\}"
+_COUNTED = r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+_BY_AXES = r"mesh\[((?:'[^']*'=\d+,?)+)\] \{([^}]*)\}"
+
+
+def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]]:
+    """The devices of each group of a collective.
+
+    XLA lists them, ``{{0,1},{2,3}}``; counts them, ``[2,2]<=[2,2]T(1,0)``: all devices in the second shape,
+    transposed, in rows of the first; or names axes of a mesh of its own, ``mesh['a'=2,'b'=4] {'b'}``, and parts of
+    them, ``'b':(2)2``: those of size 2 within each of 2 outer parts.
+
+    Raises:
+        ProgramError: They are written in another way.
+    """
+    if listed := re.search("replica_groups=" + _LISTED, instruction.text):
+        return _rows(listed[1]) or [list(range(num_devices))]
+    if counted := re.search("replica_groups=" + _COUNTED, instruction.text):
+        shape, source, order = (_numbers(part) for part in counted.groups())
+        devices = np.arange(math.prod(source)).reshape(source)
+        return np.transpose(devices, order or None).reshape(shape).tolist()
+    named = re.search("replica_groups=" + _BY_AXES, instruction.text)
+    if not named:
+        raise ProgramError(
+            f"the groups of the compiled {instruction.name} are written in an unknown way: {instruction.text[:120]}"
+        )
+    return _by_axes(*named.groups())
+
+
+def source_target_pairs(instruction: Instruction) -> list[list[int]]:
+    """Source and target of each edge of a permute."""
+    found = re.search("source_target_pairs=" + _LISTED, instruction.text)
+    return _rows(found[1]) if found else []
+
+
+def _by_axes(mesh: str, chosen: str) -> list[list[int]]:
+    parts = {
+        name: (int(before or 1), int(size or 0))
+        for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", chosen)
+    }
+    shape: list[int] = []
+    along: dict[str, int] = {}
+    for name, size in re.findall(r"'([^']*)'=(\d+)", mesh):
+        before, part = parts.get(name, (1, 0))
+        part = part or int(size)
+        along[name] = len(shape) + 1
+        shape += [before, part, int(size) // (before * part)]
+    inside = [along[name] for name in parts]
+    outside = [dim for dim in range(len(shape)) if dim not in inside]
+    devices = np.arange(math.prod(shape)).reshape(shape)
+    return np.transpose(devices, outside + inside).reshape(-1, math.prod(shape[dim] for dim in inside)).tolist()
+
+
+def _rows(text: str) -> list[list[int]]:
+    return [_numbers(row) for row in re.findall(r"\{([\d,]+)\}", text)]
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(number) for number in (text or "").split(",") if number]

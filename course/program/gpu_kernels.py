@@ -1,0 +1,166 @@
+"""What one kernel of the GPU compiler's schedule costs, by the rooflines that the timeline uses.
+
+The rules, all of them:
+
+- A matrix product (a dot, a library call, a fusion with one inside) is charged its FLOPs or its memory traffic,
+  whichever takes longer: ``Machine.matmul_seconds``. Every other kernel: ``Machine.kernel_seconds``.
+- A kernel's traffic is what it reads of its operands and writes of its results. A slice inside a fusion reads the
+  slice and not what it is cut from; an update of a slice writes the update, in place.
+- Tuples, bitcasts, constants and the like are free.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from course.machine import Machine
+from course.program.schedule import GEMMS, Array, Computation, Instruction, Schedule
+
+_FREE = set(
+    "parameter constant tuple get-tuple-element bitcast partition-id replica-id after-all opt-barrier domain "
+    "add-dependency get-dimension-size".split()
+)
+_SLICES = {"slice", "dynamic-slice", "gather"}
+# Element i of the result is computed from element i of each operand of the same size.
+_MOVES = _FREE | set(
+    "copy transpose reshape broadcast concatenate pad reverse iota slice dynamic-slice dynamic-update-slice "
+    "gather scatter fusion call while conditional dot custom-call".split()
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does.
+
+    Attributes:
+        flops: Of matrix products.
+        dtype: Of their operands, in StableHLO's names.
+        bytes: That it reads and writes.
+        operations: Elements that its other operations give.
+    """
+
+    flops: float
+    dtype: str
+    bytes: float
+    operations: float
+
+    def seconds(self, machine: Machine) -> float:
+        if self.flops:
+            return machine.matmul_seconds(self.flops, self.bytes, self.dtype)
+        return machine.kernel_seconds(self.bytes, self.operations) if self.bytes else 0.0
+
+
+NOTHING = Work(0.0, "", 0.0, 0.0)
+
+
+def work_of(schedule: Schedule, computation: Computation, instruction: Instruction) -> Work:
+    """Of one scheduled instruction that is neither a collective nor control flow."""
+    if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
+        return NOTHING
+    operands = [computation.by_name[name] for name in instruction.operands]
+    given = [sum(array.bytes for array in operand.results) for operand in operands]
+    if instruction.opcode == "fusion" or instruction.opcode == "async-start":
+        inner = schedule.computations[instruction.calls[0]]
+        flops, dtype, operations = _arithmetic(schedule, inner)
+        return Work(flops, dtype, _read(schedule, inner, given) + _written(inner), operations)
+    if instruction.opcode == "dot" or instruction.target in GEMMS:
+        flops = matmul_flops(instruction, operands[0].results[0])
+        results = [array for array in instruction.results if array.dtype != "s8"]  # a library's workspace is in s8
+        size = sum(given) + sum(array.bytes for array in results or instruction.results)
+        return Work(flops, operands[0].results[0].dtype, float(size), 0.0)
+    written = float(sum(array.bytes for array in instruction.results))
+    if instruction.opcode in _SLICES:
+        return Work(0.0, "", 2 * written, 0.0)
+    if instruction.opcode == "dynamic-update-slice":
+        return Work(0.0, "", 2.0 * given[1], 0.0)
+    return Work(0.0, "", sum(given) + written, _operations(instruction, operands))
+
+
+def matmul_flops(instruction: Instruction, left: Array) -> float:
+    """``2 x (elements of the result) x (contracted elements)``; ``left`` is the first operand."""
+    contracted = math.prod(left.shape[dim] for dim in instruction.dims("lhs_contracting"))
+    return 2.0 * instruction.results[0].elements * contracted
+
+
+def _arithmetic(schedule: Schedule, computation: Computation) -> tuple[float, str, float]:
+    """FLOPs of the products in a fusion with their dtype, and what its other operations give."""
+    flops, dtype, operations = 0.0, "", 0.0
+    for instruction in computation.instructions:
+        operands = [computation.by_name[name] for name in instruction.operands]
+        if instruction.opcode == "dot" or instruction.target in GEMMS:
+            left = operands[0].results[0]
+            flops, dtype = flops + matmul_flops(instruction, left), left.dtype
+        elif instruction.opcode in ("fusion", "call"):
+            inner = _arithmetic(schedule, schedule.computations[instruction.calls[0]])
+            flops, dtype, operations = flops + inner[0], dtype or inner[1], operations + inner[2]
+        else:
+            operations += _operations(instruction, operands)
+    return flops, dtype, operations
+
+
+def _operations(instruction: Instruction, operands: list[Instruction]) -> float:
+    if instruction.opcode in _MOVES or not instruction.results:
+        return 0.0
+    sized = operands[0] if instruction.opcode in ("reduce", "reduce-window", "sort") else instruction
+    return float(sized.results[0].elements)
+
+
+def _read(schedule: Schedule, computation: Computation, given: list[int]) -> float:
+    """Bytes that a fusion reads, from the bytes of its operands."""
+    shares = _shares(schedule, computation)
+    total = 0.0
+    for instruction in computation.instructions:
+        if instruction.opcode == "parameter":
+            total += given[instruction.number] * shares.get(instruction.name, 0.0)
+    return total
+
+
+def _shares(schedule: Schedule, computation: Computation) -> dict[str, float]:
+    """Which share of each value in a fusion is needed at all, found from the result backwards."""
+    whole = {computation.root.name: 1.0}  # needed by operations that need all of it or element by element
+    parts: dict[str, float] = {}  # needed by slices, which add up
+    for instruction in reversed(computation.instructions):
+        share = min(1.0, whole.get(instruction.name, 0.0) + parts.get(instruction.name, 0.0))
+        whole[instruction.name] = share
+        nested = _nested_shares(schedule, instruction) if instruction.opcode == "fusion" else {}
+        for place, name in enumerate(instruction.operands):
+            operand = computation.by_name[name]
+            if instruction.opcode in _SLICES and place == 0:
+                elements = max(1, operand.results[0].elements)
+                parts[name] = parts.get(name, 0.0) + share * instruction.results[0].elements / elements
+            elif instruction.opcode == "dynamic-update-slice" and place == 0 and _in_place(computation, instruction):
+                continue
+            else:
+                whole[name] = max(whole.get(name, 0.0), share * nested.get(place, 1.0))
+    return whole
+
+
+def _nested_shares(schedule: Schedule, instruction: Instruction) -> dict[int, float]:
+    inner = schedule.computations[instruction.calls[0]]
+    shares = _shares(schedule, inner)
+    return {i.number: shares.get(i.name, 0.0) for i in inner.instructions if i.opcode == "parameter"}
+
+
+def _in_place(computation: Computation, update: Instruction) -> bool:
+    """Whether an update of a slice is what the fusion gives: its operand's buffer is then the result's."""
+    return update.name in {found.name for found in _given(computation, computation.root)}
+
+
+def _given(computation: Computation, instruction: Instruction) -> list[Instruction]:
+    """The instructions that compute what ``instruction`` gives, through tuples and bitcasts."""
+    if instruction.opcode == "tuple":
+        return [i for name in instruction.operands for i in _given(computation, computation.by_name[name])]
+    if instruction.opcode in ("bitcast", "reshape"):
+        return _given(computation, computation.by_name[instruction.operands[0]])
+    return [instruction]
+
+
+def _written(computation: Computation) -> float:
+    """Bytes that a fusion writes."""
+    total = 0.0
+    for found in _given(computation, computation.root):
+        updated = found.opcode == "dynamic-update-slice"
+        results = computation.by_name[found.operands[1]].results if updated else found.results
+        total += sum(array.bytes for array in results)
+    return total

@@ -1,0 +1,62 @@
+"""What runs in the compiled lens's own process: Programs in, schedules and memory out. Started by ``compiled`` alone.
+
+Usage: ``python -m course.program.gpu_worker FOLDER``. ``request.json`` in the folder says what to do, Program ``i`` is
+``i.program``; ``i.hlo`` and ``result.json`` are the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+
+from course.program.audit import audit
+from course.program.program import Program, ProgramError
+
+
+def main(folder: Path) -> None:
+    """Compile every Program of the request."""
+    request = json.loads((folder / "request.json").read_text())
+    results = [_answer(folder, index, request) for index in range(request["programs"])]
+    versions = {"jax": jax.__version__, "plugin": version(request["plugin"])}
+    (folder / "result.json").write_text(json.dumps({"versions": versions, "results": results}))
+
+
+def _answer(folder: Path, index: int, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        program = Program.load((folder / f"{index}.program").read_bytes())
+        compiled = _compile(program, request)
+        (folder / f"{index}.hlo").write_text(compiled.as_text() or "")
+        memory = compiled.memory_analysis()
+    except ProgramError as error:
+        return {"error": str(error)}
+    except Exception as error:  # any part of the compiler may complain, in a type of its own
+        return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+    names = {"temporaries": "temp", "arguments": "argument", "outputs": "output", "aliased": "alias"}
+    names["code"] = "generated_code"
+    return {name: getattr(memory, f"{theirs}_size_in_bytes") for name, theirs in names.items()}
+
+
+def _compile(program: Program, request: dict[str, Any]) -> jax.stages.Compiled:
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=request["target_config"], topology=f"1x1x{program.num_devices}"
+    )
+    mesh = Mesh(np.array(topology.devices).reshape(tuple(program.mesh.values())), tuple(program.mesh))
+    exported = audit(program, mesh)
+    structs = [
+        jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
+        for leaf in program.inputs
+    ]
+    jitted = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True)
+    return jitted.lower(*structs).compile(compiler_options=request["flags"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,29 @@
+"""Keeps an installed CUDA plugin out of processes that compute on emulated devices.
+
+Where the plugin is installed and no GPU is, every ``import jax`` and every start of a backend writes to stderr, which
+nbgrader takes for an error; it also costs a process some 0.35 GiB of address space. Hide it before ``import jax``.
+"""
+
+import os
+import sys
+import types
+
+_PACKAGES = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+
+
+def real_devices() -> bool:
+    """Whether ``MESHCRAFT_MESH=real`` asks for JAX's own choice of devices instead of emulated ones."""
+    return os.environ.get("MESHCRAFT_MESH") == "real"
+
+
+def hide_cuda_plugin() -> None:
+    """Make imports of the CUDA plugin find nothing, unless real devices are asked for; what is loaded stays."""
+    if real_devices():
+        return
+    for name in _PACKAGES:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: the import system's "there is none"
+    for name in _PLUGINS:
+        stub = types.ModuleType(name, "Hidden by course.quiet.")
+        stub.initialize = lambda: None  # type: ignore[attr-defined]  # jax calls it on every plugin that it finds
+        sys.modules.setdefault(name, stub)
