@@ -14,9 +14,6 @@ from course.program import Collective
 
 # float32 results of differently ordered sums agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
-# A forward and a backward pass are 3/4 of a step that recomputes every activation, a little less where the first
-# layer's input needs no gradient.
-LEAST_WORK = 0.7
 
 
 def arrays_match(name: str, evidence: list[Evidence], prefix: str, hint: str = "", *, weight: float = 1) -> Fact:
@@ -70,10 +67,12 @@ def bytes_sent(
         total, form = sum(c.total_bytes for c in sent), expected(e)
         low, high = (form * count for count in times)
         passed = bool(low * 0.9999 <= total <= high * 1.0001)
-        limit = _bytes(low) if low == high else f"{_bytes(low)} to {_bytes(high)}"
+        limit = bytes_text(low) if low == high else f"{bytes_text(low)} to {bytes_text(high)}"
         message = "" if passed else _bytes_message(e, kind, sent, total, low, high)
         line = max(sent, key=lambda c: c.total_bytes).line if sent else e.line
-        found.append(Fact(name, passed, _bytes(total), limit, "bytes", case=e.case.name, line=line, message=message))
+        found.append(
+            Fact(name, passed, bytes_text(total), limit, "bytes", case=e.case.name, line=line, message=message)
+        )
     return worst(found)
 
 
@@ -86,7 +85,7 @@ def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]
         message = ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)
-            said = " and ".join(_plain(kind) for kind in sorted(allowed)) or "none at all"
+            said = " and ".join(plain(kind) for kind in sorted(allowed)) or "none at all"
             message = (
                 f"on mesh {e.case.mesh_text} there is {_describe(first)}; allowed here: {said}. "
                 "What does each device need that it does not have?"
@@ -95,104 +94,6 @@ def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]
         line = others[0].line if others else ""
         found.append(Fact(name, not others, str(count), "0", "", case=e.case.name, line=line, message=message))
     return worst(found)
-
-
-def temporaries_within(
-    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, *, weight: float = 1
-) -> Fact:
-    """Live temporaries of the realistic size are at most ``ratio`` times the reference's."""
-    name = "live temporaries"
-    if evidence is None or (bar := _incomparable(evidence, references, "temporaries")):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    measured, limit = evidence.memory.temporaries, ratio * references["temporaries"]["reference"]
-    passed = measured <= limit
-    message = line = ""
-    if not passed:
-        largest = evidence.memory.alive[0]
-        line = largest.line
-        shape = "x".join(map(str, largest.shape))
-        message = (
-            f"at the peak {_bytes(measured)} bytes of temporaries live at once, {ratio * measured / limit:.2f} times "
-            f"the reference's; the largest is a {largest.dtype}[{shape}] of {_bytes(largest.bytes)} bytes. {hint}"
-        )
-    return Fact(name, passed, _bytes(measured), _bytes(limit), "bytes", *_known(references["temporaries"], _bytes),
-                evidence.case.name, line, message, weight)  # fmt: skip
-
-
-def time_within(
-    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, *, weight: float = 1
-) -> Fact:
-    """The step that the timeline predicts for the realistic size takes at most ``ratio`` times the reference's."""
-    name = "predicted time"
-    if evidence is None or (bar := _incomparable(evidence, references, "seconds")):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    assert evidence.timeline
-    measured, limit = evidence.timeline.seconds, ratio * references["seconds"]["reference"]
-    passed = measured <= limit
-    message = line = ""
-    if not passed:
-        first = evidence.timeline.critical[0]
-        line = first.line
-        message = (
-            f"on {evidence.timeline.machine} a step would take {1e3 * measured:.4g} ms, {ratio * measured / limit:.2f} "
-            f"times the reference's; {1e3 * first.seconds:.4g} ms of the critical path are {_plain(first.kind)}, "
-            f"{first.count} times. {hint}"
-        )
-    return Fact(name, passed, _ms(measured), _ms(limit), "ms", *_known(references["seconds"], _ms),
-                f"{evidence.case.name}, {evidence.timeline.machine}", line, message, weight)  # fmt: skip
-
-
-def exposed_within(
-    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, *, weight: float = 1
-) -> Fact:
-    """Communication that no computation hides is at most ``ratio`` times the reference's, over all axes."""
-    name = "exposed communication"
-    if evidence is None or (bar := _incomparable(evidence, references, "exposed")):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    assert evidence.timeline
-    measured, limit = evidence.timeline.exposed_seconds, ratio * references["exposed"]["reference"]
-    passed = measured <= limit
-    axes = ", ".join(f"{axis} {1e3 * seconds:.4g} ms" for axis, seconds in evidence.timeline.exposed.items())
-    message = "" if passed else (
-        f"on {evidence.timeline.machine} devices compute nothing for {1e3 * measured:.4g} ms while a transfer goes on "
-        f"({axes}). {hint}")  # fmt: skip
-    return Fact(name, passed, _ms(measured), _ms(limit), "ms", *_known(references["exposed"], _ms),
-                f"{evidence.case.name}, {evidence.timeline.machine}", evidence.line, message, weight)  # fmt: skip
-
-
-def _incomparable(evidence: Evidence, references: dict[str, Any], figure: str) -> str | tuple[str, str]:
-    """Why the realistic size cannot be compared with the reference; empty if it can.
-
-    A text alone is a reason for which nothing is measured, two are a failure: what was measured, and the message.
-    """
-    if evidence.difference:
-        return "not comparable", (
-            f"the program changes with its sizes: {evidence.difference}. Decide by the arguments you are given, "
-            "not by how large arrays are.")  # fmt: skip
-    if not references.get(figure) or not references.get("flops"):
-        return "the reference has not been measured with this version of jax"
-    work = references["flops"]["reference"]
-    if evidence.costs.flops < LEAST_WORK * work:
-        return "not comparable", (
-            f"at the realistic size the program computes {evidence.costs.flops:.3g} FLOPs, and the work takes "
-            f"{work:.3g} with its recomputation: is a part of the arrays left out there?")  # fmt: skip
-    return ""
-
-
-def _unjudged(name: str, evidence: Evidence | None, bar: str | tuple[str, str], weight: float) -> Fact:
-    if evidence is None:
-        bar = "this check leaves the realistic size out"
-    if isinstance(bar, str):
-        return Fact(name, None, "not measured", message=bar, weight=weight)
-    assert evidence
-    measured, message = bar
-    return Fact(name, False, measured, case=evidence.case.name, line=evidence.line, message=message, weight=weight)
-
-
-def _known(figures: dict[str, float], show: Callable[[float], str]) -> tuple[str, str | None]:
-    """What the reference measures, and the naive version if it was measured."""
-    naive = figures.get("naive")
-    return show(figures["reference"]), None if naive is None else show(naive)
 
 
 def worst(facts: list[Fact]) -> Fact:
@@ -259,28 +160,26 @@ def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) ->
 
 
 def _bytes_message(e: Evidence, kind: str, sent: list[Collective], total: float, low: float, high: float) -> str:
-    where = f"on mesh {e.case.mesh_text} a device sends {_bytes(total)} bytes by {_plain(kind)}"
+    where = f"on mesh {e.case.mesh_text} a device sends {bytes_text(total)} bytes by {plain(kind)}"
     if total < low:
-        return f"{where} and should send at least {_bytes(low)}: is another way taken, or something never sent?"
+        return f"{where} and should send at least {bytes_text(low)}: is another way taken, or something never sent?"
     largest = max(sent, key=lambda c: c.total_bytes)
-    return f"{where} and should send at most {_bytes(high)}; most of it is {_describe(largest)}."
+    return f"{where} and should send at most {bytes_text(high)}; most of it is {_describe(largest)}."
 
 
 def _describe(c: Collective) -> str:
     times = f", {c.count} times" if c.count > 1 else ""
-    return f"{_plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}] over {' and '.join(c.axes)}{times}"
+    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}] over {' and '.join(c.axes)}{times}"
 
 
-def _plain(kind: str) -> str:
+def plain(kind: str) -> str:
+    """A collective's name as people write it."""
     return kind.replace("_", "-").replace("collective-", "")
 
 
-def _bytes(number: float) -> str:
+def bytes_text(number: float) -> str:
+    """A number of bytes with thousands marked."""
     return f"{number:,.0f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g}"
 
 
 def _short(number: float) -> str:

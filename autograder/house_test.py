@@ -12,6 +12,8 @@ from autograder.notebook import ROOT
 from course.curriculum import CHAPTERS, earlier
 
 OURS = ("course", "solutions", "autograder")
+# What a contract may use, and what is mounted beside it in the sandbox.
+JUDGED_BY = ("contract", "facts", "forms", "limits", "verdict")
 SOURCES = [
     path
     for folder in OURS
@@ -39,8 +41,8 @@ def allowed(path):
             "course",
             *(f"solutions.{entry.name}" for entry in (earlier(parts[1]) if parts[1] != "__init__" else ())),
         }
-    if parts[:2] == ("autograder", "chapters") or parts[1] in ("contract", "facts", "forms", "verdict"):
-        return {"course", "autograder.contract", "autograder.facts", "autograder.forms", "autograder.verdict"}
+    if parts[:2] == ("autograder", "chapters") or parts[1] in JUDGED_BY:
+        return {"course", *(f"autograder.{name}" for name in JUDGED_BY)}
     return set(OURS)
 
 

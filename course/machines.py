@@ -47,9 +47,9 @@ A5000 = Machine(
         "links": f"{_A5000_SHEET}: NVLink joins two, 112.5 GB/s both ways; PCI Express 4.0 x16 between the pairs, "
         "16 GT/s a lane with 128b/130b coding, 31.5 GB/s each way",
         "latency": _ONE_US,
-        "efficiency": "ours: 0.6 of the matrix peak and 0.9 of the memory bandwidth, the same for every program; chosen so "
-        "that timeline and replay together come nearest to the six step times that the UvA Deep Learning Tutorials "
-        "(uvadlc-notebooks.readthedocs.io) publish for one A5000",
+        "efficiency": "ours: 0.6 of the matrix peak and 0.9 of the memory bandwidth, the same for every program; "
+        "chosen so that timeline and replay together come nearest to the six step times that the UvA Deep Learning "
+        "Tutorials (uvadlc-notebooks.readthedocs.io) publish for one A5000",
         "launch": _IDEAL["launch"],
         "compiler": "64 cores of 128 FPUs and 1.695 GHz by the datasheet's 8,192 CUDA cores and 27.8 TFLOP/s; the "
         f"rest as for the RTX A6000, the same chip: {_SPECS.format('a6000')}",

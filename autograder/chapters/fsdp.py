@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
+from autograder import facts, forms, limits
 from autograder.contract import Case, Contract, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
 from course.data import regression_batch, token_batch
@@ -318,9 +318,9 @@ def fsdp_loss_facts(cases: list[Evidence], large: Evidence | None, references: d
         facts.arrays_match("values", cases, "values"),
         facts.arrays_match("gradients", cases, "gradients", weight=2),
         facts.global_norm_matches(cases, "gradients"),
-        facts.temporaries_within(large, references, 1.15, _TOO_MUCH, weight=4),
-        facts.time_within(large, references, 1.15, _TOO_SLOW),
-        facts.exposed_within(large, references, 1.15, _EXPOSED, weight=0),
+        limits.temporaries_within(large, references, 1.15, _TOO_MUCH, weight=4),
+        limits.time_within(large, references, 1.15, _TOO_SLOW),
+        limits.exposed_within(large, references, 1.15, _EXPOSED, weight=0),
         facts.bytes_sent("all-gather bytes", counted, "all_gather", lambda e: _ring_bytes(e, "shards"), times=(1, 2)),
         facts.bytes_sent("reduce-scatter bytes", counted, "reduce_scatter", lambda e: _ring_bytes(e, "shards")),
         facts.only_collectives("other collectives", counted, ("all_gather", "reduce_scatter")),

@@ -18,6 +18,7 @@ SOURCES = (
     "autograder/contract.py",
     "autograder/facts.py",
     "autograder/forms.py",
+    "autograder/limits.py",
     "autograder/verdict.py",
 )
 

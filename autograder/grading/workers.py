@@ -155,7 +155,7 @@ def sandboxed(module: str, chapter: str, level: str, *, greets: bool, seconds: f
     from autograder.grading.sandbox import Mount, Sandbox
 
     files = [
-        *(f"autograder/{name}.py" for name in ("__init__", "contract", "facts", "forms", "verdict")),
+        *(f"autograder/{name}.py" for name in ("__init__", "contract", "facts", "forms", "limits", "verdict")),
         *(f"autograder/chapters/{name}.py" for name in ("__init__", chapter)),
         *(f"autograder/grading/{name}.py" for name in _INSIDE),
         "solutions/__init__.py",

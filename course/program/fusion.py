@@ -1,10 +1,18 @@
-"""Which results are never written to memory, because compilers fuse them into what reads them.
+"""Which results are never written to memory: fused into what reads them, or another value's bytes under a new shape.
 
-An elementwise op, or one that only moves data, writes nothing when everything that reads its result can compute it
-on the fly: other such ops, and reductions.
+The rules, all of them:
+
+- An elementwise op, or one that only moves data, is fused when everything that reads its result can compute it on
+  the fly: other such ops, and reductions.
+- A reshape, an ``optimization_barrier``, and a slice or broadcast that keeps every element are views: no bytes of
+  their own. So are a transpose and a slice of consecutive elements that only matmuls read: those take operands in
+  either order, from wherever they lie.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
 
 from course.program.ir import ELEMENTWISE, MOVES, Block, Op, Value
 
@@ -12,31 +20,93 @@ _FUSED = (ELEMENTWISE | MOVES) - {"dynamic_update_slice", "scatter", "concatenat
 _READS_ON_THE_FLY = _FUSED | {"reduce"}
 
 
+@dataclass(frozen=True)
+class Unwritten:
+    """Results without a buffer of their own.
+
+    Attributes:
+        fused: Computed on the fly by what reads them.
+        views: From each view to the value whose bytes it is.
+    """
+
+    fused: set[Value] = field(default_factory=set)
+    views: dict[Value, Value] = field(default_factory=dict)
+
+    def origin(self, value: Value) -> Value:
+        """The value whose bytes a view is, through views of views; else the value itself."""
+        while value in self.views:
+            value = self.views[value]
+        return value
+
+
 def fused_values(block: Block) -> set[Value]:
     """Results that are never written to memory, in this block and those inside it."""
+    return unwritten(block).fused
+
+
+def unwritten(block: Block) -> Unwritten:
+    """Results of this block, and of those inside it, that need no buffer."""
+    found = Unwritten()
+    _find(block, found)
+    return found
+
+
+def _find(block: Block, found: Unwritten) -> None:
     uses: dict[Value, list[Op]] = {}
-    pinned = set(block.returns)
-    fused: set[Value] = set()
+    pinned, for_matmuls = set(block.returns), set()
     for op in block.ops:
         for operand in op.operands:
             uses.setdefault(operand, []).append(op)
         for region in op.regions:
-            fused |= fused_values(region)
+            _find(region, found)
             pinned |= captured(region)
     for op in reversed(block.ops):
-        if op.kind not in _FUSED and op.kind != "constant" and op.kind != "reshape":
+        if not op.results:
             continue
         result = op.results[0]
         readers = uses.get(result, [])
-        on_the_fly = all(
-            reader.kind in _READS_ON_THE_FLY
-            or (reader.kind == "reshape" and reader.results[0] in fused)
-            or (reader.kind == "dynamic_update_slice" and reader.operands[0] is not result)
-            for reader in readers
-        )
-        if result not in pinned and on_the_fly:
-            fused.add(result)
-    return fused
+        if result not in pinned and all(r.kind == "dot_general" or r.results[0] in for_matmuls for r in readers):
+            for_matmuls.add(result)
+        if _keeps_bytes(op) or (result in for_matmuls and _is_layout(op)):
+            source = op.operands[1:2] if op.kind == "dynamic_update_slice" else op.operands
+            found.views.update(zip(op.results, source, strict=False))
+        else:
+            for_matmuls.discard(result)
+            if op.kind not in _FUSED and op.kind != "constant":
+                continue
+        if op.kind != "optimization_barrier" and result not in pinned and _on_the_fly(result, readers, found):
+            found.fused.add(result)
+
+
+def _on_the_fly(result: Value, readers: list[Op], found: Unwritten) -> bool:
+    """Whether every reader can compute ``result`` itself. Through a view, it is the view's readers that count."""
+    return all(
+        reader.results[0] in found.fused
+        if reader.results and reader.results[0] in found.views and found.views[reader.results[0]] is result
+        else reader.kind in _READS_ON_THE_FLY
+        or (reader.kind == "dynamic_update_slice" and reader.operands[0] is not result)
+        for reader in readers
+    )
+
+
+def _keeps_bytes(op: Op) -> bool:
+    if op.kind in ("reshape", "optimization_barrier"):
+        return True
+    if op.kind in ("slice", "dynamic_slice", "broadcast_in_dim"):
+        return op.results[0].elements == op.operands[0].elements
+    return op.kind == "dynamic_update_slice" and op.operands[1].elements == op.results[0].elements
+
+
+def _is_layout(op: Op) -> bool:
+    """Whether a matmul can read the result in place: an order of dims, or a part without gaps."""
+    if op.kind == "transpose":
+        return True
+    if op.kind not in ("slice", "dynamic_slice"):
+        return False
+    whole, part = op.operands[0].shape, op.results[0].shape
+    first = next((i for i, dim in enumerate(part) if dim > 1), len(part))
+    steps = op.attributes.get("strides", (1,) * len(part))
+    return part[first + 1 :] == whole[first + 1 :] and all(step == 1 for step in steps)
 
 
 def captured(block: Block) -> set[Value]:
@@ -49,3 +119,39 @@ def captured(block: Block) -> set[Value]:
             found |= captured(region) - own
         own.update(op.results)
     return found | {value for value in block.returns if value not in own}
+
+
+def last_uses(block: Block, free: Unwritten) -> dict[Value, float]:
+    """The index of the last op of the block that reads a value's bytes, infinite for bytes that the block returns.
+
+    Reading an alias, or something fused that is computed from a value, reads the value.
+    """
+    origins: dict[Value, frozenset[Value]] = {}
+    last: dict[Value, float] = {}
+
+    def read(value: Value, reader: float) -> None:
+        for origin in origins.get(value, frozenset((value,))):
+            last[origin] = reader
+
+    for i, op in enumerate(block.ops):
+        inner = [value for region in op.regions for value in captured(region)]
+        for value in (*op.operands, *inner):
+            read(value, i)
+        if op.results and op.results[0] in free.views:
+            for result in op.results:
+                source = free.views[result]
+                origins[result] = origins.get(source, frozenset((source,)))
+        elif op.results and op.results[0] in free.fused:
+            every = [origins.get(operand, frozenset((operand,))) for operand in op.operands]
+            origins[op.results[0]] = frozenset().union(*every)
+    for value in block.returns:
+        read(value, math.inf)
+    return {
+        value: last[origin] for value in {*origins, *last} for origin in [_source(value, origins)] if origin in last
+    }
+
+
+def _source(value: Value, origins: dict[Value, frozenset[Value]]) -> Value:
+    """The value whose bytes an alias is; the value itself where it has bytes of its own."""
+    found = origins.get(value, frozenset((value,)))
+    return next(iter(found)) if len(found) == 1 else value

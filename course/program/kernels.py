@@ -65,6 +65,21 @@ def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
     return {block: _of_block(block, fused, machine) for block in blocks}
 
 
+def ready_first(steps: list[Step]) -> list[Step]:
+    """The same steps with each collective right behind the kernel, loop or branch that it needs last.
+
+    A device then issues it before it waits for something else that comes earlier in the program.
+    """
+    made: dict[Value, int] = {}
+    places = []
+    for number, step in enumerate(steps):
+        moves = step.what in (FREE, COLLECTIVE)
+        place = max((made.get(value, -1) for value in step.reads), default=-1) if moves else number
+        made.update(dict.fromkeys(step.op.results, place))
+        places.append((place, moves, number))
+    return [steps[number] for _, _, number in sorted(places)]
+
+
 def _of_block(block: Block, fused: set[Value], machine: Machine) -> list[Step]:
     chains: dict[Value, _Chain] = {}
     readers = Counter(operand for op in block.ops for operand in dict.fromkeys(op.operands))

@@ -1,17 +1,18 @@
-"""Memory: what lives on one device while a Program runs, by liveness over its operations.
+"""Memory: what lives on one device while a Program runs, by liveness over its operations in program order.
 
-The rules, all of them:
+The rules, all of them; which results have no buffer of their own is said in ``fusion``:
 
-- Every buffer lives from the op that writes it to the last op that reads it.
-- An elementwise op, or one that only moves data, writes no buffer of its own when everything that reads its
-  result can compute it on the fly (other such ops and reductions): it is fused, and what it reads lives on until
-  the last of those readers.
-- A reshape and an ``optimization_barrier`` write nothing; an update of a slice writes in place when nobody reads
-  the old value later; so does an elementwise op into an operand of the same size that dies there, and a transpose,
-  which compilers fold into the layout.
+- Every buffer lives from the op that writes it to the last op that reads it, or reads what was fused with it or is a
+  view of it.
+- An update of a slice writes in place when nobody reads the old value later; so do an elementwise op and an
+  all-reduce into an operand of the same size that dies there, and a transpose, which compilers fold into the layout.
 - A loop's carried values live as long as the loop. One that the body passes through unchanged is the buffer that
-  went in; one that the body computes afresh needs a second buffer while the old value is still read.
-- Inputs and outputs are counted apart; **temporaries** are everything else.
+  went in; one that the body computes afresh needs a second buffer while the old one is still in use.
+- An output that gets a donated input's buffer is written there by its op, once the old value is read; a loop may work
+  there from the start if its carry starts from that input. Until then a donated input is not free for anything else:
+  gradients that grow beside it are temporaries. An output made too early is a temporary, moved at the end.
+- Other outputs hold their bytes all the time, and what is updated in place to become one lies there too.
+- Inputs and outputs are counted apart; **temporaries** are everything else. Nothing is added for fragmentation.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from course.program.fusion import captured, fused_values
+from course.program.fusion import Unwritten, captured, last_uses, unwritten
 from course.program.ir import ELEMENTWISE, Block, Module, Op, Value
 from course.program.program import Program
 
-_ALIASES = {"reshape", "optimization_barrier"}
+# Ops that may write over an operand as they read it.
+_UPDATES = {"dynamic_update_slice", "scatter"}
+_REPLACING = ELEMENTWISE | _UPDATES | {"transpose", "all_reduce"}
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,14 @@ class _State:
     buffers: list[_Buffer] = field(default_factory=list)
     # What each value's bytes lie in: one buffer, or, for a fused value, all that it is computed from.
     places: dict[Value, tuple[_Buffer, ...]] = field(default_factory=dict)
+    # Results that are written into a donated input's buffer.
+    homes: dict[Value, Value] = field(default_factory=dict)
 
     def new(self, value: Value, op: Op | None, role: str = "temporary") -> None:
+        if value in self.homes:
+            self.places[value] = self.places[self.homes[value]]
+            self.places[value][0].role = "output"
+            return
         buffer = _Buffer(value.bytes, self.clock, self.clock, value, op, role)
         self.buffers.append(buffer)
         self.places[value] = (buffer,)
@@ -102,61 +111,90 @@ def memory(module: Module, program: Program) -> Memory:
         module: ``parse(program)``.
         program: For the signature: which inputs are donated.
     """
-    state = _State()
-    for value in module.main.arguments:
+    state, main, free = _State(), module.main, unwritten(module.main)
+    for value in main.arguments:
         state.new(value, None, "argument")
-    _schedule(module.main, state, fused_values(module.main))
+    pairs = _donations(program)
+    state.homes = _homes(main, pairs, free)
+    _schedule(main, state, free)
     state.clock += 1
-    for value in module.main.returns:
+    donated = set(pairs)
+    for i, value in enumerate(main.returns):
         state.read(value)
-        if value.elements and len(state.places[value]) == 1 and state.places[value][0].role == "temporary":
-            state.places[value][0].role = "output"
+        place = state.places[value]
+        if i not in donated and value.elements and len(place) == 1 and place[0].role == "temporary":
+            place[0].role = "output"
     temporaries, alive = _peak([b for b in state.buffers if b.role == "temporary" and b.bytes])
-    arguments = sum(value.bytes for value in module.main.arguments)
-    outputs = sum(value.bytes for value in module.main.returns)
-    return Memory(arguments, outputs, _aliased(program), temporaries, alive)
+    arguments = sum(value.bytes for value in main.arguments)
+    outputs = sum(value.bytes for value in main.returns)
+    aliased = sum(program.outputs[i].local_bytes(program.mesh) for i in pairs)
+    return Memory(arguments, outputs, aliased, temporaries, alive)
 
 
-def _aliased(program: Program) -> int:
-    """Bytes of outputs that fit a donated input of the same shape, dtype and sharding."""
-    free = [program.inputs[i] for i in program.donated]
-    total = 0
-    for leaf in program.outputs:
-        match = next((d for d in free if (d.shape, d.dtype, d.spec) == (leaf.shape, leaf.dtype, leaf.spec)), None)
-        if match:
-            free.remove(match)
-            total += leaf.local_bytes(program.mesh)
-    return total
+def _donations(program: Program) -> dict[int, int]:
+    """From outputs to the donated inputs whose buffers they get: the first of the same shape, dtype and sharding."""
+    free = {i: program.inputs[i] for i in sorted(program.donated)}
+    pairs = {}
+    for i, leaf in enumerate(program.outputs):
+        wanted = (leaf.shape, leaf.dtype, leaf.spec)
+        match = next((j for j, given in free.items() if (given.shape, given.dtype, given.spec) == wanted), None)
+        if match is not None:
+            pairs[i] = match
+            del free[match]
+    return pairs
 
 
-def _schedule(block: Block, state: _State, fused: set[Value]) -> None:
-    last = _last_uses(block, fused)
-    for op in block.ops:
+def _homes(main: Block, pairs: dict[int, int], free: Unwritten) -> dict[Value, Value]:
+    """From each result to the donated input whose buffer its op writes it into.
+
+    One that is made while the old value is still to be read is a temporary, moved at the end.
+    """
+    maker = {result: i for i, op in enumerate(main.ops) for result in op.results}
+    last = last_uses(main, free)
+    homes = {}
+    for output, given in pairs.items():
+        value, argument = free.origin(main.returns[output]), main.arguments[given]
+        if value not in maker or value in homes:
+            continue
+        index, end = maker[value], last.get(argument, -1)
+        if end < index or (end == index and _writes_over(main.ops[index], value, argument, free)):
+            homes[value] = argument
+    return homes
+
+
+def _writes_over(op: Op, result: Value, argument: Value, free: Unwritten) -> bool:
+    """Whether the op may write ``result`` where it reads ``argument``; a loop only in the carry that starts there."""
+    if op.kind != "while":
+        return op.kind in _REPLACING
+    starts = [free.origin(operand) for operand in op.operands]
+    inside = any(argument in captured(region) for region in op.regions)
+    return not inside and starts.count(argument) == 1 and starts[op.results.index(result)] is argument
+
+
+def _schedule(block: Block, state: _State, free: Unwritten) -> None:
+    last = last_uses(block, free)
+    for i, op in enumerate(block.ops):
         state.clock += 1
+        dying = {operand for operand in op.operands if last.get(operand) == i}
         if op.kind == "while":
-            _loop(op, state, fused, last)
+            _loop(op, state, free, dying)
         elif op.kind == "case":
-            _branches(op, state, fused)
+            _branches(op, state, free)
         elif op.kind == "constant" and op.results[0].elements <= 1:
             state.places[op.results[0]] = ()
-        elif op.kind in _ALIASES:
-            _alias(op, state)
-        elif op.results and op.results[0] in fused:
+        elif op.results and op.results[0] in free.views:
+            state.places.update({result: state.places.get(free.views[result], ()) for result in op.results})
+        elif op.results and op.results[0] in free.fused:
             places = [buffer for operand in op.operands for buffer in state.places.get(operand, ())]
             state.places[op.results[0]] = tuple(dict.fromkeys(places))
         else:
-            _write(op, state, last)
+            _write(op, state, dying)
 
 
-def _alias(op: Op, state: _State) -> None:
-    for operand, result in zip(op.operands, op.results, strict=True):
-        state.places[result] = state.places.get(operand, ())
-
-
-def _write(op: Op, state: _State, last: dict[Value, Op | None]) -> None:
+def _write(op: Op, state: _State, dying: set[Value]) -> None:
     for operand in op.operands:
         state.read(operand)
-    target = _in_place(op, state, last)
+    target = _in_place(op, state, dying)
     for result in op.results:
         if target is not None and result is op.results[0]:
             state.places[result] = (target,)
@@ -165,58 +203,21 @@ def _write(op: Op, state: _State, last: dict[Value, Op | None]) -> None:
             state.new(result, op)
 
 
-def _in_place(op: Op, state: _State, last: dict[Value, Op | None]) -> _Buffer | None:
+def _in_place(op: Op, state: _State, dying: set[Value]) -> _Buffer | None:
     """The buffer of an operand that dies here and that the result may take over."""
-    if op.kind in ("dynamic_update_slice", "scatter"):
-        candidates = op.operands[:1]
-    elif op.kind in ELEMENTWISE or op.kind == "transpose":
-        candidates = op.operands
-    else:
+    if op.results[0] in state.homes:
         return None
-    for operand in candidates:
+    if op.kind not in _REPLACING:
+        return None
+    for operand in op.operands[:1] if op.kind in _UPDATES else op.operands:
         places = state.places.get(operand, ())
         same = operand.bytes == op.results[0].bytes and len(places) == 1 and places[0].bytes == operand.bytes
-        if same and places[0].role != "argument" and last.get(operand) is op and places[0].end <= state.clock:
+        if same and places[0].role != "argument" and operand in dying and places[0].end <= state.clock:
             return places[0]
     return None
 
 
-def _last_uses(block: Block, fused: set[Value]) -> dict[Value, Op | None]:
-    """The last op of the block that reads a value's bytes, None for bytes that the block returns.
-
-    Reading an alias, or something fused that is computed from a value, reads the value.
-    """
-    origins: dict[Value, frozenset[Value]] = {}
-    last: dict[Value, Op | None] = {}
-
-    def read(value: Value, reader: Op | None) -> None:
-        for origin in origins.get(value, frozenset((value,))):
-            last[origin] = reader
-
-    for op in block.ops:
-        inner = [value for region in op.regions for value in captured(region)]
-        for value in (*op.operands, *inner):
-            read(value, op)
-        if op.kind in _ALIASES:
-            for operand, result in zip(op.operands, op.results, strict=True):
-                origins[result] = origins.get(operand, frozenset((operand,)))
-        elif op.results and op.results[0] in fused:
-            every = [origins.get(operand, frozenset((operand,))) for operand in op.operands]
-            origins[op.results[0]] = frozenset().union(*every)
-    for value in block.returns:
-        read(value, None)
-    return {
-        value: last[origin] for value in {*origins, *last} for origin in [_origin(value, origins)] if origin in last
-    }
-
-
-def _origin(value: Value, origins: dict[Value, frozenset[Value]]) -> Value:
-    """The value whose bytes an alias is; the value itself where it has bytes of its own."""
-    found = origins.get(value, frozenset((value,)))
-    return next(iter(found)) if len(found) == 1 else value
-
-
-def _loop(op: Op, state: _State, fused: set[Value], last: dict[Value, Op | None]) -> None:
+def _loop(op: Op, state: _State, free: Unwritten, dying: set[Value]) -> None:
     condition, body = op.regions
     for operand in op.operands:
         state.read(operand)
@@ -225,7 +226,7 @@ def _loop(op: Op, state: _State, fused: set[Value], last: dict[Value, Op | None]
         places = state.places.get(operand, ())
         unchanged = body.returns[i] is body.arguments[i]
         own = len(places) == 1 and places[0].role != "argument" and places[0].bytes == operand.bytes
-        if unchanged or (own and last.get(operand) is op and op.operands.count(operand) == 1):
+        if unchanged or (own and operand in dying and op.operands.count(operand) == 1):
             carried.append(places)
         else:
             state.new(op.results[i], op)
@@ -233,41 +234,36 @@ def _loop(op: Op, state: _State, fused: set[Value], last: dict[Value, Op | None]
     for region in (condition, body):
         state.places.update(zip(region.arguments, carried, strict=True))
     read_inside = [place for v in captured(body) | captured(condition) for place in state.places.get(v, ())]
-    _schedule(condition, state, fused)
-    _schedule(body, state, fused)
+    _schedule(condition, state, free)
+    _schedule(body, state, free)
     state.clock += 1
     for value in body.returns:
         state.read(value)
+    _merge_carries(body, carried, state)
     for buffer in [*read_inside, *(place for places in carried for place in places)]:
         buffer.end = max(buffer.end, state.clock)
-    _merge_carries(body, carried, state, fused)
     state.places.update(zip(op.results, carried, strict=True))
 
 
-def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _State, fused: set[Value]) -> None:
-    """A value computed afresh is written straight into its carry when the old one was read for the last time."""
-    last = _last_uses(body, fused)
-    position = {id(op): i for i, op in enumerate(body.ops)}
-    maker = {result: op for op in body.ops for result in op.results}
+def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _State) -> None:
+    """A value computed afresh is written straight into its carry when nothing needs what lies there any more."""
+    made_here = {id(op) for op in body.ops}
     for argument, value, places in zip(body.arguments, body.returns, carried, strict=True):
         buffer = state.places.get(value, ())
         if value is argument or len(buffer) != 1 or buffer == places or len(places) != 1:
             continue
-        made, reader = maker.get(value), last.get(argument)
-        fresh = made is not None and buffer[0].op is made
-        returned = argument in last and reader is None
-        if fresh and not returned and (reader is None or position[id(reader)] < position[id(made)]):
+        if id(buffer[0].op) in made_here and places[0].end < buffer[0].start:
             buffer[0].bytes = 0
 
 
-def _branches(op: Op, state: _State, fused: set[Value]) -> None:
+def _branches(op: Op, state: _State, free: Unwritten) -> None:
     for operand in op.operands:
         state.read(operand)
     for result in op.results:
         state.new(result, op)
     read_inside = [place for region in op.regions for v in captured(region) for place in state.places.get(v, ())]
     for region in op.regions:
-        _schedule(region, state, fused)
+        _schedule(region, state, free)
         state.clock += 1
         for value in region.returns:
             state.read(value)

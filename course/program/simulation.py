@@ -10,7 +10,7 @@ from course.program.collectives import DeviceClass, Groups, device_classes, grou
 from course.program.costs import wire_bytes
 from course.program.device import Device
 from course.program.ir import Block, Module, Op
-from course.program.kernels import Step, schedule
+from course.program.kernels import Step, ready_first, schedule
 from course.program.network import Instance, Network
 from course.program.program import ProgramError
 
@@ -44,7 +44,7 @@ class Simulation:
         self._classes = {device: i for i, alike in enumerate(classes) for device in alike.members}
         self._groups: dict[Op, Groups] = {}
         self._made: dict[Any, Instance | None] = {}
-        self._steps_left = MAX_STEPS
+        self.steps_left = MAX_STEPS
         self.devices = [Device(i, alike, self) for i, alike in enumerate(classes)]
 
     def run(self) -> None:
@@ -60,9 +60,14 @@ class Simulation:
         if stuck is not None:
             raise self._deadlock(stuck)
 
+    @property
+    def seconds(self) -> float:
+        """When the last device has ended."""
+        return max(device.end or 0.0 for device in self.devices)
+
     def count_step(self, step: Step) -> None:
-        self._steps_left -= 1
-        if self._steps_left < 0:
+        self.steps_left -= 1
+        if self.steps_left < 0:
             raise ProgramError(
                 f"{step.op.line or 'unknown line'}: a step runs more than {MAX_STEPS:,} operations, too many to "
                 "simulate; analyse fewer layers, microbatches or trips"
@@ -130,16 +135,14 @@ def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> Simu
     """
     machine.require_fits(module.mesh)
     steps = schedule(module, machine)
+    early = {block: ready_first(found) for block, found in steps.items()}
     classes = device_classes(module, lambda op, groups, group: _label(op, groups, group, machine))
-    free = frozenset(free)
-    best = Simulation(module, machine, classes, steps, program_order=False, free=free)
-    best.run()
-    if best.network.overtaken:
-        other = Simulation(module, machine, classes, steps, program_order=True, free=free)
-        other.run()
-        if max(d.end or 0.0 for d in other.devices) < max(d.end or 0.0 for d in best.devices):
-            return other
-    return best
+    tried = [Simulation(module, machine, classes, early, program_order=False, free=frozenset(free))]
+    tried[0].run()
+    if tried[0].network.overtaken or early != steps:
+        tried.append(Simulation(module, machine, classes, steps, program_order=True, free=frozenset(free)))
+        tried[1].run()
+    return min(tried, key=lambda simulation: simulation.seconds)
 
 
 def _label(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> Any:

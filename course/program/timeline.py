@@ -179,12 +179,20 @@ def bubble(useful: float, num_stages: int, seconds: float) -> float:
 def _device_time(device: Device) -> DeviceTime:
     waiting, exposed = 0.0, {}
     for idle in device.idle:
-        instance = idle.instance
-        assert instance.ready is not None
-        alone = max(0.0, min(idle.end, instance.ready) - idle.start)
-        waiting += alone
-        axes = ",".join(instance.axes)
-        exposed[axes] = exposed.get(axes, 0.0) + (idle.end - idle.start - alone)
+        end, instance = idle.end, idle.instance
+        # Backwards along the chain of transfers that the kernel waited for, as far as the device computed nothing.
+        while end > idle.start:
+            arrived, cause = instance.arrived[device.number]
+            assert instance.ready is not None
+            sending = max(idle.start, min(end, instance.ready))
+            axes = ",".join(instance.axes)
+            exposed[axes] = exposed.get(axes, 0.0) + (end - sending)
+            end = max(idle.start, min(sending, arrived))
+            waiting += sending - end
+            if not isinstance(cause, Instance):
+                waiting += end - idle.start
+                break
+            instance = cause
     busy = sum(kernel.end - kernel.start for kernel in device.kernels)
     return DeviceTime(device.alike.device, device.alike.members, device.end or 0.0, busy, waiting, exposed)
 

@@ -10,11 +10,15 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.machine import Link, Machine
+from course.machines import machine
 from course.program import ProgramError, parse, timeline
 from course.program.program_test import F32, program_of, struct
+from course.program.simulation import MAX_STEPS, simulate
+from course.validation.programs import Sizes3D, gather_matmul, pipeline, three_d_step
 
 # One FLOP takes 1 s, one byte on a link 1 s, one step of a ring 100 s; memory is free.
 MACHINE = Machine("plain", "device", 64, {"f32": 1.0, "bf16": 2.0}, 1e30, 1e9, 1e30, (Link("link", 64, 1.0, 100.0),))
+WIDE = Machine("wide", "device", 64, {"f32": 1e12}, 1e12, 1e9, 1e12, (Link("link", 64, 1e9, 1e-6),))
 RING = [(i, (i + 1) % 8) for i in range(8)]
 
 
@@ -125,6 +129,55 @@ def test_the_collective_that_is_ready_first_goes_first():
 
     found = look(local, {"x": struct(32, 4)}, {"x": P("data")})
     assert bars(found, "data") == [(0, 164), (164, 328)]
+
+
+def test_a_collective_is_not_held_up_by_a_kernel_that_waits_for_another():
+    mesh, spec = {"data": 4, "tensor": 2}, P("data", "tensor")
+
+    def local(x):
+        slow = square(lax.ppermute(x, "data", [(0, 1), (1, 2), (2, 3)]))
+        return slow + lax.ppermute(x, "tensor", [(0, 1), (1, 0)])
+
+    found = look(local, {"x": struct(16, 8)}, {"x": spec}, spec, mesh, free=("tensor",))
+    assert [bar.start for bar in found.bars if bar.stream in ("data", "tensor")] == [0, 0]
+
+
+def test_transfers_that_wait_for_each_other_are_all_exposed():
+    def local(x):
+        gathered = lax.all_gather(x, "data", tiled=True)
+        return square(lax.psum_scatter(gathered, "tensor", scatter_dimension=0, tiled=True))
+
+    found = look(local, {"x": struct(8, 8)}, {"x": P("data", "tensor")}, P("data", "tensor"), {"data": 2, "tensor": 2})
+    (device,) = found.devices
+    assert device.waiting == 0
+    assert device.exposed == {axis: end - start for axis in ("data", "tensor") for start, end in bars(found, axis)}
+
+
+PROGRAMS = {
+    "a pipeline with idle stages": lambda: pipeline(4, 6, 2, masked=False, backward=True, data=2),
+    "a pipeline that is masked": lambda: pipeline(2, 4, backward=True),
+    "data, pipe and tensor": lambda: three_d_step(sizes=Sizes3D(num_layers=4, width=256, vocabulary=1024, sequence=64)),
+    "a ring": lambda: gather_matmul(True),
+}
+
+
+@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
+def test_where_time_goes_adds_up_and_so_does_the_critical_path(make):
+    found = timeline(parse(make()), machine("8xA5000"))
+    for device in found.devices:
+        parts = device.busy + device.waiting + sum(device.exposed.values())
+        assert parts == pytest.approx(device.end)
+    assert sum(piece.seconds for piece in found.critical) == pytest.approx(found.seconds)
+
+
+def test_work_of_the_simulation_grows_with_devices_that_differ_and_not_with_those_that_do_not():
+    def steps(stages, data):
+        found = simulate(parse(pipeline(stages, 4, masked=False, data=data)), WIDE)
+        return MAX_STEPS - found.steps_left
+
+    assert steps(2, 1) == steps(2, 8)
+    # A forward pass has stages + 3 ticks.
+    assert steps(16, 1) <= steps(2, 1) * (16 * 19) / (2 * 5)
 
 
 def test_a_collective_starts_when_the_last_of_its_group_is_ready_and_the_others_wait():

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from course.validation import page
+from course.validation.gap import Gap, gaps
 from course.validation.rows import Row, every
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -76,8 +78,40 @@ def _in_order(rows: list[Row]) -> bool | None:
 
 def results(rows: list[Row]) -> dict[str, Any]:
     """What is kept: the rows and what they were computed with."""
-    versions = {name: version(name) for name in ("jax", "jaxlib")}
-    return {"versions": versions, "rows": [row.to_json() for row in rows]}
+    return {"versions": versions(), "rows": [row.to_json() for row in rows]}
+
+
+def versions() -> dict[str, str]:
+    """What rows depend on."""
+    return {name: version(name) for name in ("jax", "jaxlib")}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What ``--write`` kept: the versions, the rows, and where timeline and replay differ."""
+
+    versions: dict[str, str]
+    rows: list[Row]
+    gaps: list[Gap]
+
+
+def recorded() -> Recorded:
+    """The last result that was kept.
+
+    Raises:
+        FileNotFoundError: None was.
+    """
+    data = json.loads(RESULTS.read_text())
+    return Recorded(
+        data["versions"], [Row(**row) for row in data["rows"]], [Gap.from_json(gap) for gap in data["gaps"]]
+    )
+
+
+def write(rows: list[Row]) -> None:
+    """Keep the result and bring the site's page up to date."""
+    kept = {**results(rows), "gaps": [gap.to_json() for gap in gaps()]}
+    RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    page.write(rows)
 
 
 def show(rows: list[Row]) -> None:
@@ -125,6 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--write", action="store_true", help="keep the result and bring the site's page up to date")
     options = parser.parse_args(arguments)
+    if options.write and (options.short or options.no_aot):
+        parser.error("--write keeps every row: leave --short and --no-aot out")
     rows = []
     for row in every(options.short, not options.no_aot):
         rows.append(row)
@@ -132,8 +168,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"\r\x1b[K{len(rows)} rows: {row.group}, {row.name}", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
-    if options.write and not options.short and not options.no_aot:
-        RESULTS.write_text(json.dumps(results(rows), indent=1, ensure_ascii=False) + "\n")
+    if options.write:
+        missing = next((row for row in rows if row.found is None), None)
+        if missing:
+            parser.error(f"--write keeps every row, and {missing.name} by {missing.lens} is missing: {missing.note}")
+        write(rows)
     if options.json:
         print(json.dumps(results(rows), ensure_ascii=False))
     else:

@@ -1,0 +1,236 @@
+"""What a Program would do on a machine: predict for anyone, profile for learners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, spinner
+
+if TYPE_CHECKING:
+    from course.predict import Prediction
+    from course.program import Program
+
+DEFAULT_MACHINE = "8xH100"
+GPU_SUFFIX = ".gpu"
+
+MachineName = Annotated[
+    str | None,
+    typer.Option("--machine", help="A machine, as `meshcraft machines` names it; 8xH100, if nothing says otherwise."),
+]
+Aot = Annotated[bool, typer.Option("--aot", help="Ask the GPU compiler too (needs the extra `aot`; no GPU).")]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", metavar="OUT", help="Write the timeline for ui.perfetto.dev to this file.")
+]
+Picture = Annotated[
+    Path | None, typer.Option("--picture", metavar="OUT", help="Write a picture: OUT.svg, or OUT.html with everything.")
+]
+ModelFlops = Annotated[
+    float | None,
+    typer.Option("--model-flops", help="FLOPs that the model needs for the step on all devices; gives the MFU."),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option("--save", metavar="FILE", help="Keep the Program; with --aot, the one for GPUs too, as FILE.gpu."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+
+
+def predict(
+    what: Annotated[str, typer.Argument(metavar="FILE|CHAPTER", help="A Program file, or a chapter.")],
+    function: Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One of the chapter's.")] = None,
+    machine: MachineName = None,
+    aot: Aot = False,
+    trace: TraceFile = None,
+    picture: Picture = None,
+    model_flops: ModelFlops = None,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """How long a step would take on a machine, and what it would hold: of a Program, or of the course's own solution.
+
+    A Program file is what `--save FILE` writes, here or with `meshcraft profile`, and what
+    `course.program.export(...).serialise()` gives.
+    """
+    _check_targets(trace, picture, save)
+    _check_flops(model_flops)
+    with spinner(f"predicting {function or what}"), _explained():
+        if function is None:
+            found, programs = _of_file(what, machine, aot, model_flops)
+        else:
+            require_chapter(what)
+            from autograder.profile import predict_solution
+
+            found, programs = predict_solution(what, function, machine, aot=aot, model_flops=model_flops)
+    from course.panels import prediction_html
+
+    _write(found, programs, trace, save)
+    if picture is not None:
+        _write_picture(picture, {"": found}, found.name, prediction_html(found))
+    if as_json:
+        print_json(found.to_json())
+        return
+    from course.tables import prediction_tables
+
+    _print(prediction_tables(found), [trace, picture, save])
+
+
+def profile(
+    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")],
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="One of its functions.")],
+    notebook: Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")] = None,
+    machine: MachineName = None,
+    aot: Aot = False,
+    trace: TraceFile = None,
+    picture: Picture = None,
+    model_flops: ModelFlops = None,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where your function's time and memory would go on a machine, beside the reference's and the naive way's.
+
+    --trace and --save are of yours. Exit status 1: yours cannot be looked at, and why.
+    """
+    require_chapter(chapter)
+    _check_targets(trace, picture, save)
+    _check_flops(model_flops)
+    from autograder.commands.learner import require_notebook
+
+    path = require_notebook(chapter, notebook)
+    with spinner(f"profiling {function}") as say, _explained():
+        from autograder.profile import YOURS, profile_notebook
+
+        found = profile_notebook(
+            path, chapter, function, machine=machine, aot=aot, model_flops=model_flops, progress=say
+        )
+    if found.problem is None:
+        _write(found.predictions[YOURS], found.programs, trace, save)
+        if picture is not None:
+            _write_picture(picture, found.predictions, found.title, found.html())
+    if as_json:
+        print_json(found.to_json())
+    elif found.problem is None:
+        _print(found.tables(), [trace, picture, save])
+    else:
+        complain(repr(found))
+    raise typer.Exit(0 if found.problem is None else SHORT)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What the lenses refuse, as a sentence."""
+    from course.program import ProgramError
+
+    try:
+        yield
+    except (LookupError, ProgramError) as error:
+        raise UsageError(str(error)) from None
+    except ValueError as error:
+        if "devices" not in str(error):
+            raise
+        raise UsageError(str(error)) from None
+
+
+def _of_file(
+    what: str, machine: str | None, aot: bool, model_flops: float | None
+) -> tuple[Prediction, dict[str, Program]]:
+    from course.curriculum import CHAPTERS
+
+    path = Path(what)
+    if not path.is_file():
+        if what in {entry.name for entry in CHAPTERS}:
+            from autograder.contract import load
+
+            names = ", ".join(task.name for task in load(what).tasks)
+            raise UsageError(f"which function of {what}? It has: {names}")
+        raise UsageError(
+            f"there is no file {what}. `meshcraft predict CHAPTER FUNCTION --save FILE` writes a Program, and "
+            "`meshcraft list` names the chapters"
+        )
+    programs = {"cpu": _read(path)}
+    beside = path.with_name(path.name + GPU_SUFFIX)
+    if aot and beside.is_file():
+        programs["cuda"] = _read(beside)
+    elif aot:
+        raise UsageError(
+            f"--aot needs the Program for GPUs in {beside.name} beside {path.name}; `--save {path.name} --aot` writes "
+            'both, and course.program.export(..., platform="cuda") makes one'
+        )
+    from course.predict import predict as look
+
+    found = look(
+        programs["cpu"], machine or DEFAULT_MACHINE, aot=aot, gpu_program=programs.get("cuda"),
+        model_flops=model_flops, name=path.name,
+    )  # fmt: skip
+    return found, programs
+
+
+def _read(path: Path) -> Program:
+    from course.program import Program, ProgramError
+
+    try:
+        return Program.load(path.read_bytes())
+    except ProgramError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _check_targets(trace: Path | None, picture: Path | None, save: Path | None) -> None:
+    """Say before any work what cannot be written."""
+    for option, path in (("--trace", trace), ("--picture", picture), ("--save", save)):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+    if picture is not None and picture.suffix not in (".svg", ".html"):
+        raise UsageError(f"--picture {picture}: a picture ends in .svg or .html")
+
+
+def _check_flops(model_flops: float | None) -> None:
+    if model_flops is not None and not 0 < model_flops < float("inf"):
+        raise UsageError(f"--model-flops {model_flops:g}: a step needs a positive number of FLOPs")
+
+
+def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | None, save: Path | None) -> None:
+    if trace is not None:
+        from course.program.trace import trace_text
+
+        _save(trace, trace_text(prediction.timeline).encode())
+    if save is not None:
+        _save(save, programs["cpu"].serialise())
+        if "cuda" in programs:
+            _save(save.with_name(save.name + GPU_SUFFIX), programs["cuda"].serialise())
+
+
+def _write_picture(path: Path, predictions: dict[str, Prediction], title: str, html: str) -> None:
+    from course.panels import page
+    from course.show import side_by_side
+
+    if path.suffix == ".html":
+        _save(path, page(title, html).encode())
+    else:
+        timelines = {name: prediction.timeline for name, prediction in predictions.items()}
+        _save(path, (side_by_side(timelines, file=True) + "\n").encode())
+
+
+def _save(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _print(parts: list[Any], written: list[Path | None]) -> None:
+    console = out()
+    for part in parts:
+        console.print(part)
+    for path in written:
+        if path is not None:
+            console.print(f"wrote {path}", style="dim", markup=False)

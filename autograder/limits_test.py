@@ -1,0 +1,61 @@
+"""Facts against the reference and against the naive version, from evidence made by hand."""
+
+import pytest
+
+from autograder.contract import Case, Evidence
+from autograder.limits import NAIVE, exposed_within, temporaries_within, time_within
+from course.program import Costs, Memory, Timeline
+from course.program.timeline import DeviceTime, Piece
+
+MiB = 2**20
+REFERENCES = {
+    "temporaries": {"reference": 100 * MiB, "naive": 400 * MiB},
+    "seconds": {"reference": 1.0, "naive": 4.0},
+    "exposed": {"reference": 0.1, "naive": 1.0},
+    "flops": {"reference": 1e12},
+}
+
+
+def evidence(temporaries=100 * MiB, seconds=1.0, exposed=0.1, flops=1e12, difference=""):
+    device = DeviceTime(0, (0, 1), seconds, seconds - exposed, 0.0, {"data": exposed})
+    piece = Piece("all_gather", "mine:7", "data", exposed, 3)
+    time = Timeline("8xH100", {"data": 2}, seconds, (device,), (piece,))
+    memory = Memory(0, 0, 0, temporaries, ())
+    case = Case("data=2", {"data": 2}, {})
+    return Evidence(case, (), (), {}, {}, Costs(flops, 0, 0, (), {}), memory, "mine:1", difference, time)
+
+
+FACTS = [
+    (temporaries_within, "temporaries", MiB * 100),
+    (time_within, "seconds", 1.0),
+    (exposed_within, "exposed", 0.1),
+]
+
+
+@pytest.mark.parametrize(("fact", "figure", "unit"), FACTS[1:])
+def test_a_limit_is_a_multiple_of_the_references_figure(fact, figure, unit):
+    assert fact(evidence(**{figure: 1.14 * unit}), REFERENCES, 1.15, "").passed is True
+    failed = fact(evidence(**{figure: 1.16 * unit}), REFERENCES, 1.15, "Look here.")
+    assert (failed.passed, failed.message.endswith("Look here.")) == (False, True)
+
+
+def test_a_limit_may_be_a_share_of_what_the_naive_version_takes():
+    assert exposed_within(evidence(exposed=0.34), REFERENCES, 0.35, "", than=NAIVE).passed is True
+    assert exposed_within(evidence(exposed=0.36), REFERENCES, 0.35, "", than=NAIVE).passed is False
+    slow = time_within(evidence(seconds=3.1), REFERENCES, 0.75, "", than=NAIVE)
+    assert (slow.passed, slow.line) == (False, "mine:7")
+    assert "3100 ms, 0.78 times the naive's" in slow.message
+
+
+@pytest.mark.parametrize(("fact", "figure", "unit"), FACTS)
+def test_without_measured_references_nothing_is_judged(fact, figure, unit):
+    for known in ({}, {"flops": REFERENCES["flops"]}, {figure: {"reference": unit}}):
+        found = fact(evidence(), known, 1.15, "")
+        assert (found.passed, found.measured) == (None, "not measured")
+    assert fact(None, REFERENCES, 1.15, "").passed is None
+
+
+@pytest.mark.parametrize(("fact", "figure", "unit"), FACTS)
+def test_a_program_that_does_less_or_something_else_at_the_realistic_size_fails(fact, figure, unit):
+    assert fact(evidence(flops=0.6e12), REFERENCES, 1.15, "").passed is False
+    assert fact(evidence(difference="add is multiply"), REFERENCES, 1.15, "").measured == "not comparable"

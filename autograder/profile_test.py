@@ -1,0 +1,118 @@
+"""Profiles: the learner's function beside the reference and the naive way, at the size that is analysed."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from autograder.check import _locate_file
+from autograder.contract import load
+from autograder.demo.__main__ import HERE as DEMO
+from autograder.profile import (
+    NAIVE,
+    REFERENCE,
+    YOURS,
+    largest_case,
+    machine_of,
+    predict_solution,
+    profile,
+    profile_function,
+    profile_notebook,
+)
+from solutions import fsdp
+
+TASK = load("fsdp").task("fsdp_loss")
+assert TASK.analysed
+LARGE = TASK.analysed[0]
+RIGHT = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return profile(fsdp.fsdp_loss)
+
+
+def test_a_profile_has_yours_the_reference_and_the_naive_way(found):
+    assert list(found.predictions) == [YOURS, REFERENCE, NAIVE]
+    assert found.problem is None and not found.missing
+    assert found.machine == TASK.machine and found.case == LARGE.name
+
+
+def test_the_reference_profiled_as_yours_measures_what_the_reference_measures(found):
+    yours, reference, naive = found.predictions.values()
+    assert (yours.timeline.seconds, yours.memory.peak) == (reference.timeline.seconds, reference.memory.peak)
+    assert naive.memory.temporaries > 2 * reference.memory.temporaries
+
+
+def test_lines_are_the_learners(found):
+    lines = [line.line for line in found.predictions[YOURS].lines()]
+    assert lines[0].startswith("fsdp.py:")
+    noted = profile_notebook(RIGHT, "fsdp", "fsdp_loss").predictions[YOURS].lines()[0].line
+    assert noted.startswith("fsdp_loss:")
+
+
+def test_in_a_notebook_it_is_a_picture_and_elsewhere_tables(found):
+    bundle = found._repr_mimebundle_()
+    assert bundle["text/html"].count("<svg ") == 1 + 3
+    assert bundle["text/plain"] == repr(found)
+    assert repr(found).startswith("fsdp_loss at data=8, width 4096, predicted for 8xH100\n")
+
+
+def test_another_machine_can_be_named_and_must_exist():
+    assert profile(fsdp.fsdp_loss, machine="8xa5000").machine == "8xA5000"
+    with pytest.raises(LookupError, match=r"there are: .*8xH100"):
+        profile(fsdp.fsdp_loss, machine="no")
+    assert machine_of(TASK, None).name == TASK.machine
+
+
+def test_a_function_of_no_chapter_is_told_which_there_are():
+    def other():
+        pass
+
+    with pytest.raises(LookupError, match=r"no chapter has a function called 'other'.*fsdp_loss"):
+        profile(other)
+
+
+def test_what_cannot_be_traced_is_a_sentence_with_the_line_and_no_traceback():
+    signature = TASK.signature.strip("()")
+    namespace = {}
+    exec(f"def fsdp_loss({signature}):\n    raise NotImplementedError", namespace)
+    found = profile_function("fsdp", TASK, namespace["fsdp_loss"], lambda file: "cell", machine_of(TASK, None))
+    assert found.problem is not None and "not written yet" in found.problem.message
+    assert "cell:2" in repr(found) and "not written yet" in found.html()
+    assert not found.predictions and found.tables() == []
+    assert json.loads(json.dumps(found.to_json()))["problem"]["line"] == "cell:2"
+
+
+def test_where_solutions_are_not_installed_yours_stands_alone(monkeypatch):
+    function, locate = fsdp.fsdp_loss, _locate_file(fsdp.fsdp_loss)
+    for name in ("solutions.fsdp", "autograder.mutants.fsdp"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = profile_function("fsdp", TASK, function, locate, machine_of(TASK, None))
+    assert list(found.predictions) == [YOURS]
+    assert all("not part of this installation" in found.missing[name] for name in (REFERENCE, NAIVE))
+    assert "not part of this installation" in found.html() and "not part of this installation" in repr(found)
+    with pytest.raises(LookupError, match="not part of this installation"):
+        predict_solution("fsdp", "fsdp_loss")
+
+
+def test_the_largest_case_is_the_analysed_one_else_the_one_with_most_devices():
+    assert largest_case(TASK) == LARGE
+    small = load("fsdp").task("gather_params")
+    assert largest_case(small).mesh in [case.mesh for case in small.cases]
+    with pytest.raises(LookupError, match="plain data"):
+        largest_case(replace(TASK, kind="value"))
+
+
+def test_the_solution_can_be_predicted_alone_and_its_program_kept():
+    found, programs = predict_solution("fsdp", "fsdp_loss", "8xA100")
+    assert found.machine.name == "8xA100" and found.name == "fsdp_loss"
+    assert list(programs) == ["cpu"]
+
+
+def test_a_notebook_shows_a_profile_once(found, monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    shown = []
+    monkeypatch.setattr("rich.jupyter.display", lambda *arguments: shown.append(arguments))
+    assert found._repr_mimebundle_()["text/plain"].startswith("fsdp_loss at") and not shown

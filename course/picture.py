@@ -1,0 +1,172 @@
+"""What pictures of timelines are made of: marks on rows, drawn as SVG that needs nothing from elsewhere.
+
+Text and lines take the colour of what surrounds them, so a picture reads on light and on dark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from course.quantities import seconds_text
+
+# After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each at least 3:1 against
+# white and against a dark page; what is written on them is light or dark accordingly.
+MATMUL, KERNEL = "#0072b2", "#8a94a0"
+AXES = ("#d55e00", "#c264b4", "#00966d", "#9b7d00")
+LIGHT, DARK = "#ffffff", "#111111"
+FONT = "system-ui,sans-serif"
+SMALL, TEXT = 11, 12
+LETTER = 6.1  # px that a letter of the small size takes, on average and a little more
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A piece of a row.
+
+    Attributes:
+        start, end: Seconds.
+        fill: A colour, or the name of a hatching: ``exposed`` (in ``colour``) or ``waiting``.
+        colour: Of the hatching.
+        labels: What may be written on it, the longest first.
+        title: What is said when it is pointed at.
+        name: What it counts as when many are drawn as one.
+    """
+
+    start: float
+    end: float
+    fill: str
+    labels: tuple[str, ...]
+    title: str
+    name: str
+    colour: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stream of a device."""
+
+    label: str
+    marks: tuple[Mark, ...]
+
+
+def merged(marks: Sequence[Mark], least: float) -> list[Mark]:
+    """The same marks; those shorter than ``least`` seconds that stand close together are one."""
+    found: list[Mark] = []
+    group: list[Mark] = []
+    for mark in marks:
+        narrow = mark.end - mark.start < least
+        if group and (not narrow or mark.end - group[0].start > 2 * least or mark.start - group[-1].end > least):
+            found.append(_as_one(group))
+            group = []
+        if narrow:
+            group.append(mark)
+        else:
+            found.append(mark)
+    return [*found, _as_one(group)] if group else found
+
+
+def _as_one(group: list[Mark]) -> Mark:
+    if len(group) == 1:
+        return group[0]
+    time: Counter[tuple[str, str]] = Counter()
+    names: Counter[str] = Counter()
+    for mark in group:
+        time[mark.fill, mark.colour] += mark.end - mark.start  # type: ignore[assignment]
+        names[mark.name] += mark.end - mark.start  # type: ignore[assignment]
+    (fill, colour), most = time.most_common(1)[0][0], names.most_common(1)[0][0]
+    covered = seconds_text(sum(names.values()))
+    title = f"{len(group)} operations, {covered} in all; most of it: {most}"
+    return Mark(group[0].start, group[-1].end, fill, (), title, most, colour)
+
+
+def hatchings(prefix: str, colours: Sequence[str]) -> str:
+    """The definitions that ``draw`` refers to."""
+    lines = [
+        _pattern(f"{prefix}-{i}", "M-2,2L2,-2M0,8L8,0M6,10L10,6", colour, 1.8, colour)
+        for i, colour in enumerate(colours)
+    ]
+    waiting = _pattern(f"{prefix}-w", "M-2,6L2,10M0,0L8,8M6,-2L10,2", "currentColor", 0.7, "none")
+    return f"<defs>{''.join(lines)}{waiting}</defs>"
+
+
+def _pattern(name: str, path: str, stroke: str, width: float, ground: str) -> str:
+    rect = f'<rect width="8" height="8" fill="{ground}" fill-opacity="0.22"/>' if ground != "none" else ""
+    line = f'<path d="{path}" stroke="{stroke}" stroke-width="{width}" fill="none"/>'
+    return f'<pattern id="{name}" width="8" height="8" patternUnits="userSpaceOnUse">{rect}{line}</pattern>'
+
+
+def draw(mark: Mark, x: float, y: float, width: float, height: float, fill: str) -> str:
+    """A mark as a rectangle with its tooltip and, where there is room, its label."""
+    shown = max(width - 0.5, 0.6)  # a seam between neighbours of one colour
+    title = f"<title>{_safe(mark.title)}</title>"
+    rect = f'<rect x="{x:.1f}" y="{y:g}" width="{shown:.1f}" height="{height:g}" fill="{fill}">{title}</rect>'
+    label = next((text for text in mark.labels if len(text) * LETTER + 8 <= width), "")
+    if not label:
+        return rect
+    colour = "currentColor" if mark.colour or mark.fill == "waiting" else text_on(mark.fill)
+    return rect + text(label, x + width / 2, y + height / 2 + 4, "middle", fill=colour, passive=True)
+
+
+def text(
+    said: str, x: float, y: float, anchor: str = "start", *, size: int = SMALL, fill: str = "currentColor",
+    weight: str = "", passive: bool = False, faint: bool = False
+) -> str:  # fmt: skip
+    """A line of text."""
+    more = f' font-weight="{weight}"' if weight else ""
+    more += ' pointer-events="none"' if passive else ""
+    more += ' fill-opacity="0.75"' if faint else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{fill}"{more}>{_safe(said)}</text>'
+
+
+def svg(
+    width: float, height: float, title: str, description: str, inside: str, name: str, *, file: bool = False
+) -> str:
+    """The picture.
+
+    Args:
+        width, height: Of its inside, in px.
+        title, description: For those who do not see it.
+        inside: What is drawn.
+        name: Told apart from all other pictures of a page.
+        file: Whether it is to stand alone: then it brings its own colours, for light and for dark.
+    """
+    about = f'<title id="{name}-t">{_safe(title)}</title><desc id="{name}-d">{_safe(description)}</desc>'
+    colours = (
+        "<style>svg{color:#1b1f24;background:#fff}"
+        "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#111}}</style>" if file else ""
+    )  # fmt: skip
+    size = f'width="{width:g}" height="{height:g}"' if file else ""
+    # Wide enough to be read; what surrounds it scrolls.
+    style = (
+        "" if file else f' style="display:block;width:100%;min-width:{0.75 * width:g}px;max-width:{1.25 * width:g}px;"'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="{name}-t {name}-d" '
+        f'viewBox="0 0 {width:g} {height:g}" {size} font-family="{FONT}"{style}>{about}{colours}{inside}</svg>'
+    )
+
+
+def text_on(fill: str) -> str:
+    """Light or dark, whichever is better read on a colour."""
+    return LIGHT if contrast(fill, LIGHT) >= contrast(fill, DARK) else DARK
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours (WCAG 2.2)."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _safe(said: str) -> str:
+    """Text for XML: escaped, and without the control characters that XML has no way to write."""
+    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said), quote=True)

@@ -1,0 +1,142 @@
+"""Predictions: the lenses' own figures, put together and told in words, tables and HTML."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.machines import machine
+from course.predict import NOT_ASKED, predict
+from course.program import costs, memory, parse, timeline
+from course.program.program_test import program_of, struct
+from course.program.timeline_test import MACHINE, RING
+
+
+def step(x, w):
+    """A product, a transfer of its result, another product, and a sum over all devices."""
+    received = lax.ppermute(x @ w, "data", RING)
+    return lax.psum(jnp.sum(received @ w), "data")
+
+
+def exported(platform="cpu"):
+    arrays = {"x": struct(64, 4), "w": struct(4, 4)}
+    return program_of(step, arrays, {"x": P("data"), "w": P()}, P(), platform=platform)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return exported()
+
+
+@pytest.fixture(scope="module")
+def found(program):
+    return predict(program, MACHINE, model_flops=8 * 512.0, name="step")
+
+
+def test_a_prediction_holds_what_the_lenses_say(program, found):
+    module = parse(program)
+    assert (found.costs, found.memory, found.timeline) == (
+        costs(module), memory(module, program), timeline(module, MACHINE),
+    )  # fmt: skip
+
+
+def test_the_same_program_gives_the_same_prediction(program, found):
+    again = predict(program, MACHINE, model_flops=8 * 512.0, name="step")
+    assert json.dumps(again.to_json()) == json.dumps(found.to_json())
+    assert repr(again) == repr(found) and again._repr_html_() == found._repr_html_()
+
+
+def test_mfu_is_model_flops_over_what_all_devices_could_do_meanwhile(program, found):
+    assert found.mfu == pytest.approx(8 * 512 / (found.timeline.seconds * 8 * 1.0))
+    assert predict(program, MACHINE).mfu is None
+    assert "MFU" not in predict(program, MACHINE).figures()
+
+
+def test_time_by_line_adds_up_to_what_the_busiest_device_does(found):
+    lines = found.lines()
+    assert sum(line.compute for line in lines) == pytest.approx(found.timeline.busy)
+    assert sum(line.flops for line in lines) == found.costs.flops
+    sent = sum(c.total_bytes for c in found.costs.collectives)
+    assert sum(line.bytes_sent for line in lines) == pytest.approx(sent)
+    assert [line.compute + line.sending for line in lines] == sorted(
+        (line.compute + line.sending for line in lines), reverse=True
+    )
+
+
+def test_the_compiler_is_asked_only_when_it_is_wanted_and_says_why_it_did_not_answer(program, found):
+    assert (found.compiled, found.compiled_reason, found.remarks) == (None, NOT_ASKED, {})
+    without = predict(program, MACHINE, aot=True)
+    assert without.compiled is None and 'platform="cuda"' in without.remarks["GPU compiler"]
+    assert without.figures()["GPU compiler"] == "not measured"
+    assert 'platform="cuda"' in repr(without) and "platform=&quot;cuda&quot;" in without._repr_html_()
+
+
+def test_a_missing_compiler_is_a_reason_and_no_failure(program, monkeypatch):
+    from course.program import compiled
+
+    def missing(*_, **__):
+        raise compiled.AotMissing("the extra is not installed")
+
+    monkeypatch.setattr(compiled, "compile_for", missing)
+    found = predict(program, "8xH100", aot=True, gpu_program=exported("cuda"))
+    assert found.remarks == {"GPU compiler": "the extra is not installed"}
+
+
+def test_the_compiler_is_not_asked_about_another_program(program):
+    other = program_of(lambda x: x @ x.T, {"x": struct(64, 4)}, {"x": P("data")}, P("data"), platform="cuda")
+    found = predict(program, "8xH100", aot=True, gpu_program=other)
+    assert found.compiled is None and "are not the same program" in found.compiled_reason
+
+
+def test_the_machine_may_be_named_and_must_exist_and_be_large_enough(program):
+    assert predict(program, "8xh100").machine == machine("8xH100")
+    with pytest.raises(LookupError, match=r"there are: .*8xH100"):
+        predict(program, "80xH100")
+    large = program_of(lambda x: x + 1, {"x": struct(128)}, {"x": P("data")}, P("data"), {"data": 64})
+    with pytest.raises(ValueError, match="needs 64 devices and 8xH100 has 8"):
+        predict(large, "8xH100")
+
+
+def test_the_text_names_every_figure_and_the_learners_lines(found):
+    text = repr(found)
+    assert text.startswith("step on plain, data=8\n")
+    assert all(name in text and value in text for name, value in found.figures().items())
+    assert "critical path" in text and "what a device sends" in text
+    assert max(map(len, text.split("\n"))) <= 100
+
+
+class Balanced(HTMLParser):
+    VOID = ("meta", "br", "hr")
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_html_is_whole_and_needs_nothing_from_elsewhere(found):
+    html = found._repr_html_()
+    parser = Balanced()
+    parser.feed(html)
+    assert not parser.open
+    assert html.count("<svg ") == 2
+    assert "<script" not in html and set(re.findall(r"https?://[^\"' <]*", html)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_the_json_has_the_figures_that_people_look_for(found):
+    data = json.loads(json.dumps(found.to_json()))
+    assert data["step_seconds"] == found.timeline.seconds and data["machine"] == "plain"
+    assert data["exposed_seconds"] == found.timeline.exposed
+    assert data["memory_peak_bytes"] == found.memory.peak
+    assert "bars" not in data["timeline"] and data["compiled"] is None

@@ -1,0 +1,121 @@
+"""A timeline as a trace file that Perfetto (ui.perfetto.dev) and ``chrome://tracing`` open.
+
+The Trace Event Format, in JSON: a process for each class of devices that behave alike, a thread for each of its
+streams and one for why it computes nothing, a complete event for each bar, and an arrow from a collective to the
+kernel that waited for it.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import Any
+
+from course.program.gaps import Gap, by_device, gaps
+from course.program.ir import COLLECTIVES
+from course.program.timeline import Bar, DeviceTime, Timeline
+
+IDLE = "not computing"
+
+
+def to_trace(timeline: Timeline) -> dict[str, Any]:
+    """The trace as one JSON object; times are whole nanoseconds, written in microseconds as the format wants it."""
+    events: list[dict[str, Any]] = []
+    arrows = count(1)
+    streams = by_device(timeline)
+    for device in timeline.devices:
+        events += _device(timeline, device, streams[device.device], arrows)
+    about = {"machine": timeline.machine, "mesh": mesh_text(timeline.mesh), "step_seconds": timeline.seconds}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def trace_text(timeline: Timeline) -> str:
+    """What a trace file holds."""
+    return json.dumps(to_trace(timeline), separators=(",", ":")) + "\n"
+
+
+def device_name(device: DeviceTime) -> str:
+    """``device 0 (and 3 more alike)``."""
+    more = len(device.members) - 1
+    return f"device {device.device}" + (f" (and {more} more alike)" if more else "")
+
+
+def mesh_text(mesh: dict[str, int]) -> str:
+    """``data=4 x tensor=2``."""
+    return " x ".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def plain_kind(kind: str) -> str:
+    """What people call an operation: ``matmul``, ``all-gather``, ``permute``."""
+    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")
+
+
+def shape_text(shape: tuple[int, ...], dtype: str) -> str:
+    """``f32[2048,4096]``."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def work_of(kind: str) -> str:
+    """``matmul``, ``collective`` or ``kernel``: what a bar's colour and a trace's category say."""
+    return "matmul" if kind == "dot_general" else "collective" if kind in COLLECTIVES else "kernel"
+
+
+def _device(
+    timeline: Timeline, device: DeviceTime, streams: dict[str, list[Bar]], arrows: count[int]
+) -> list[dict[str, Any]]:
+    pid = device.device
+    threads = {name: tid for tid, name in enumerate(streams, 1)}
+    idle = gaps(timeline, device)
+    titles = {tid: name if name == "compute" else f"send over {name}" for name, tid in threads.items()}
+    titles |= {len(threads) + 1: IDLE} if idle else {}
+    events = [_named("process_name", pid, 0, device_name(device)), _sorted("process_sort_index", pid, 0, pid)]
+    for tid, title in titles.items():
+        events += [_named("thread_name", pid, tid, title), _sorted("thread_sort_index", pid, tid, tid)]
+    events += [_bar(bar, pid, tid) for name, tid in threads.items() for bar in streams[name]]
+    events += [_gap(gap, pid, len(threads) + 1) for gap in idle]
+    return events + _arrows(streams, threads, pid, arrows)
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _sorted(what: str, pid: int, tid: int, index: int) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"sort_index": index}}
+
+
+def _complete(name: str, category: str, start: float, end: float, pid: int, tid: int) -> dict[str, Any]:
+    # Both ends are rounded alike, so that a bar never reaches into the next: Perfetto drops slices that cross.
+    first, last = round(start * 1e9), round(end * 1e9)
+    return {"ph": "X", "name": name, "cat": category, "ts": first / 1000, "dur": (last - first) / 1000,
+            "pid": pid, "tid": tid}  # fmt: skip
+
+
+def _bar(bar: Bar, pid: int, tid: int) -> dict[str, Any]:
+    args = {"line": bar.line or "unknown line", "result": shape_text(bar.shape, bar.dtype), "bytes": round(bar.bytes)}
+    if bar.flops:
+        args["flops"] = round(bar.flops)
+    return {**_complete(plain_kind(bar.kind), work_of(bar.kind), bar.start, bar.end, pid, tid), "args": args}
+
+
+def _gap(gap: Gap, pid: int, tid: int) -> dict[str, Any]:
+    name = f"exposed: {gap.axes}" if gap.axes else "waiting for other devices"
+    args = {"line": gap.line or "unknown line"}
+    return {**_complete(name, "idle", gap.start, gap.end, pid, tid), "args": args}
+
+
+def _arrows(
+    streams: dict[str, list[Bar]], threads: dict[str, int], pid: int, arrows: count[int]
+) -> list[dict[str, Any]]:
+    """From each collective whose end a kernel waited for to that kernel."""
+    ended = {bar.end: (bar, name) for name, bars in streams.items() if name != "compute" for bar in bars}
+    events, free = [], 0.0
+    for kernel in streams.get("compute", ()):
+        if kernel.start > free and kernel.start in ended:
+            bar, name = ended[kernel.start]
+            same = {"name": "waited for", "cat": "wait", "id": next(arrows), "pid": pid}
+            events.append({"ph": "s", "ts": round(bar.start * 1e9) / 1000, "tid": threads[name], **same})
+            events.append({"ph": "f", "bp": "e", "ts": round(kernel.start * 1e9) / 1000,
+                           "tid": threads["compute"], **same})  # fmt: skip
+        free = kernel.end
+    return events

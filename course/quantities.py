@@ -1,0 +1,65 @@
+"""Seconds, bytes and counts as people read them: three digits and the unit that fits."""
+
+from __future__ import annotations
+
+import math
+
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def seconds_text(seconds: float) -> str:
+    """``20.6 ms``; what is shorter than a tenth of a nanosecond says so."""
+    if 0 < seconds < 1e-10:
+        return "< 0.1 ns"
+    return _scaled(seconds, _SECONDS) if seconds else "0 s"
+
+
+def bytes_text(number: float) -> str:
+    """``256 MiB``."""
+    return _scaled(number, _BYTES) if number else "0 B"
+
+
+def count_text(number: float, unit: str) -> str:
+    """``7.15 TFLOP`` for a unit of ``FLOP``."""
+    return _scaled(number, tuple((size, prefix + unit) for size, prefix in _COUNTS)) if number else f"0 {unit}"
+
+
+def share_text(part: float, whole: float) -> str:
+    """``30.5 %``; a tenth of a percent is the least that it tells apart."""
+    percent = 100 * part / whole if whole else 0.0
+    return "< 0.1 %" if 0 < percent < 0.1 else f"{round(percent, 1):.3g} %"
+
+
+def digits(value: float) -> str:
+    """Three digits, never an exponent, no digit of a whole number lost."""
+    if not value:
+        return "0"
+    places = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{min(places, 12)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def ticks(end: float, most: int = 8) -> list[float]:
+    """From 0 to ``end`` in steps of 1, 2 or 5 times a power of ten, at most ``most`` of them."""
+    if end <= 0:
+        return [0.0]
+    power = 10.0 ** math.floor(math.log10(end / most))
+    step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor * (most - 1) >= end * (1 - 1e-9))
+    return [step * i for i in range(math.floor(end / step * (1 + 1e-9)) + 1)]
+
+
+def axis_texts(values: list[float]) -> list[str]:
+    """The ticks' texts, all in the unit of the last one."""
+    size, unit = next((entry for entry in _SECONDS if values[-1] >= entry[0]), _SECONDS[-1])
+    return [f"{digits(value / size)} {unit}" if value else "0" for value in values]
+
+
+def _scaled(number: float, units: tuple[tuple[float, str], ...]) -> str:
+    # The number as it will be read decides on the unit: 999.6 µs reads as 1 ms.
+    for size, unit in units:
+        if round(abs(number) / size, 3) >= 0.9995:
+            return f"{digits(number / size)} {unit}".rstrip()
+    size, unit = units[-1]
+    return f"{digits(number / size)} {unit}".rstrip()

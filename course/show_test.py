@@ -1,0 +1,169 @@
+"""Pictures: sound SVG of bounded size that draws every bar once, says what it shows, and reads for everyone."""
+
+import re
+from dataclasses import replace
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+
+from course.picture import AXES, DARK, KERNEL, LIGHT, MATMUL, Mark, contrast, merged, text_on
+from course.program.memory import Alive, Memory
+from course.program.timeline import Bar, DeviceTime, Timeline
+from course.quantities import axis_texts, bytes_text, count_text, seconds_text, share_text, ticks
+from course.show import MAX_LETTERS, memory_svg, side_by_side, timeline_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def bar(stream, start, end, kind="dot_general", line="cell:1", device=0):
+    return Bar(device, stream, start, end, kind, line, (4, 8), "bf16", 64.0 if kind == "dot_general" else 0.0, 96.0)
+
+
+def made(*bars, members=((0, 1, 2, 3),), seconds=None):
+    """A timeline of given bars; what its devices did follows from them."""
+    end = max(b.end for b in bars)
+    devices = []
+    for alike in members:
+        busy = sum(b.end - b.start for b in bars if b.stream == "compute" and b.device == alike[0])
+        devices.append(DeviceTime(alike[0], alike, end, busy, 0.0, {}))
+    return Timeline("plain", {"data": 4}, seconds or end, tuple(devices), (), bars)
+
+
+# Computes, sends something hidden, then waits for a transfer that the others were late for.
+STEP = made(
+    bar("compute", 0.0, 0.4),
+    bar("data", 0.1, 0.3, "all_gather", "cell:2"),
+    bar("data", 0.6, 0.8, "reduce_scatter", "cell:3"),
+    bar("compute", 0.8, 1.0, "add", "cell:4"),
+)
+MEMORY = Memory(2**20, 2**21, 2**19, 3 * 2**20, (Alive(2**20, (512, 512), "f32", "add", "a:1"),) * 2)
+
+
+def rectangles(picture):
+    """Of bars and gaps: place, width, fill and what is said when they are pointed at."""
+    found = []
+    for rect in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
+        title = rect.find(f"{SVG}title")
+        if title is not None and title.text:
+            found.append((float(rect.get("x", "0")), float(rect.get("width", "0")), rect.get("fill"), title.text))
+    return found
+
+
+def test_a_timeline_shows_bars_what_is_exposed_and_what_waits():
+    found = rectangles(timeline_svg(STEP))
+    assert [said.split("\n")[-1] for *_, said in found] == ["cell:1", "cell:3", "cell:3", "cell:4", "cell:2", "cell:3"]
+    assert found[0][2:] == (MATMUL, "matmul bf16[4,8], 400 ms, 64 FLOP, 96 B moved\ncell:1")
+    assert "others are not ready" in found[1][3] and found[1][2].endswith("-w)")
+    assert "communication over data is exposed" in found[2][3] and found[2][2].endswith("-0)")
+    assert [fill for _, _, fill, _ in found[3:]] == [KERNEL, AXES[0], AXES[0]]
+
+
+def test_a_bar_is_as_long_as_it_lasts():
+    found = rectangles(timeline_svg(STEP))
+    first, wait, exposed = found[0], found[1], found[2]
+    assert wait[0] - first[0] == pytest.approx(0.4 * 800, abs=0.1)
+    assert exposed[0] - wait[0] == pytest.approx(0.2 * 800, abs=0.1)
+    assert first[1] == pytest.approx(0.4 * 800, abs=1)
+
+
+def test_several_timelines_share_one_scale():
+    half = made(bar("compute", 0.0, 0.5))
+    found = rectangles(side_by_side({"yours": half, "naive": made(bar("compute", 0.0, 1.0))}))
+    assert found[0][1] == pytest.approx(400, abs=1) and found[1][1] == pytest.approx(800, abs=1)
+
+
+def test_a_picture_says_what_it_shows_to_those_who_do_not_see_it():
+    root = ElementTree.fromstring(side_by_side({"yours": STEP, "naive": STEP}))
+    title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert root.get("role") == "img" and title is not None and desc is not None
+    assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
+    assert title.text == "Timeline of a step on plain, data=4: yours: 1 s, naive: 1 s"
+    assert desc.text and desc.text.startswith("yours: device 0 (and 3 more alike) computes 600 ms")
+
+
+def test_a_picture_needs_nothing_from_elsewhere_and_two_do_not_mix():
+    pictures = [timeline_svg(STEP), timeline_svg(replace(STEP, seconds=2.0)), memory_svg(MEMORY)]
+    for picture in pictures:
+        assert set(re.findall(r"https?://[^\"]*", picture)) == {"http://www.w3.org/2000/svg"}
+        assert "<script" not in picture and "<style" not in picture
+        ids = re.findall(r'id="([^"]+)"', picture)
+        assert len(set(ids)) == len(ids)
+    names = [set(re.findall(r'id="([^"]+)"', picture)) for picture in pictures]
+    assert not any(one & other for one, other in combinations(names, 2))
+
+
+def test_a_picture_for_a_file_brings_its_colours_for_light_and_dark():
+    assert "prefers-color-scheme:dark" in timeline_svg(STEP, file=True)
+    ElementTree.fromstring(timeline_svg(STEP, file=True))
+
+
+def test_what_came_from_a_file_is_escaped():
+    nasty = made(bar("compute", 0.0, 1.0, line="<script>\x1b[31m&\"'"))
+    picture = timeline_svg(nasty)
+    assert "<script" not in picture and "\x1b" not in picture
+    assert rectangles(picture)[0][3].endswith("<script>\ufffd[31m&\"'")
+
+
+def test_a_hundred_thousand_bars_make_a_small_picture_in_which_no_time_is_lost():
+    bars = [bar("compute", i * 1e-5, (i + 0.9) * 1e-5, ("dot_general", "add")[i % 2]) for i in range(100_000)]
+    bars += [bar("data", i * 1e-5, (i + 0.5) * 1e-5, "all_gather") for i in range(0, 100_000, 10)]
+    picture = timeline_svg(made(*sorted(bars, key=lambda b: b.start)))
+    assert len(picture.encode()) < 300_000
+    counted = [int(said.split()[0]) for *_, said in rectangles(picture) if re.match(r"\d+ operations", said)]
+    assert sum(counted) == 110_000
+
+
+def test_many_streams_and_devices_make_a_small_picture_too():
+    devices = [(i,) for i in range(64)]
+    bars = [bar(s, t * 1e-3, (t + 0.7) * 1e-3, device=d) for t in range(300) for d in range(64)
+            for s in ("compute", "data", "pipe", "tensor")]  # fmt: skip
+    picture = timeline_svg(made(*bars, members=tuple(devices)))
+    assert len(picture) <= MAX_LETTERS
+    assert "and 56 more that behave differently, not drawn" in picture
+
+
+def test_long_bars_are_never_drawn_together():
+    marks = [Mark(i, i + 1, MATMUL, (), "", "matmul") for i in range(5)]
+    assert merged(marks, 1.0) == marks
+    assert [round(m.end - m.start) for m in merged(marks, 1.5)] == [3, 2]
+
+
+def test_pictures_are_the_same_every_time():
+    assert timeline_svg(STEP) == timeline_svg(STEP)
+    assert memory_svg(MEMORY, 1e9) == memory_svg(MEMORY, 1e9)
+
+
+@pytest.mark.parametrize("colour", [MATMUL, KERNEL, *AXES])
+def test_colours_stand_out_on_light_and_dark_and_can_be_written_on(colour):
+    assert min(contrast(colour, LIGHT), contrast(colour, DARK)) >= 3
+    assert contrast(colour, text_on(colour)) >= 4.5
+
+
+def test_memory_shows_what_lives_at_the_peak_with_its_line():
+    found = rectangles(memory_svg(MEMORY, 2.0**23))
+    assert [said for *_, said in found] == [
+        "inputs: 1 MiB", "outputs: 1.5 MiB", "temporaries: 3 MiB", "2 times f32[512,512], add, a:1: 2 MiB",
+    ]  # fmt: skip
+    picture = memory_svg(MEMORY, 2.0**23)
+    assert "peak 5.5 MiB of 8 MiB" in picture and "1 MiB in smaller ones" in picture
+
+
+def test_a_step_without_temporaries_has_a_picture():
+    ElementTree.fromstring(memory_svg(Memory(0, 0, 0, 0, ())))
+    ElementTree.fromstring(
+        timeline_svg(Timeline("plain", {"data": 1}, 0.0, (DeviceTime(0, (0,), 0.0, 0.0, 0.0, {}),), ()))
+    )
+
+
+def test_quantities_read_as_people_write_them():
+    assert [seconds_text(s) for s in (0, 0.02064, 9.996e-4, 7.2e-5, 3.2, 1e-12)] == [
+        "0 s", "20.6 ms", "1 ms", "72 µs", "3.2 s", "< 0.1 ns",
+    ]  # fmt: skip
+    assert [bytes_text(b) for b in (0, 17, 2**20, 1536, 5.4 * 2**30)] == ["0 B", "17 B", "1 MiB", "1.5 KiB", "5.4 GiB"]
+    assert [count_text(c, "FLOP") for c in (0, 12, 7.148e12)] == ["0 FLOP", "12 FLOP", "7.15 TFLOP"]
+    assert [share_text(p, 1) for p in (0, 0.305, 1e-6, 1)] == ["0 %", "30.5 %", "< 0.1 %", "100 %"]
+    assert axis_texts(ticks(0.0206)) == ["0", "5 ms", "10 ms", "15 ms", "20 ms"]
+    assert all(
+        2 <= len(ticks(10.0**power * factor)) <= 8 for power in range(-9, 2) for factor in (1, 1.7, 3, 7.5, 9.99)
+    )

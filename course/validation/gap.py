@@ -1,0 +1,102 @@
+"""Where the timeline's seconds and those of the compiled schedule's replay differ, run by run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from course.machines import machine
+from course.program import Timeline, parse, timeline
+from course.program.compiled import GpuReport, compile_all
+from course.program.gpu_kernels import work_of
+from course.program.schedule import Schedule, walk
+from course.validation.single_device import RUNS, Run, single_device
+
+A5000 = machine("8xA5000")
+# The compiler names an instruction that it computes a second time, to keep fewer results, after the first and this.
+REMAT = ".remat"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One lens on one run.
+
+    Attributes:
+        products: Seconds in matrix products.
+        others: Seconds in all other kernels.
+        flops: Of matrix products.
+        moved: Bytes that the other kernels read and write.
+        copies: Of ``others``, seconds in kernels that only copy; 0 for the timeline, which has none.
+        again: Matrix products whose name says that the compiler computes them again.
+    """
+
+    products: float
+    others: float
+    flops: float
+    moved: float
+    copies: float = 0.0
+    again: int = 0
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One run by both lenses; ``compiled`` is None without the GPU compiler."""
+
+    name: str
+    measured: float
+    timeline: Side
+    compiled: Side | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Gap:
+        compiled = data["compiled"] and Side(**data["compiled"])
+        return cls(data["name"], data["measured"], Side(**data["timeline"]), compiled)
+
+
+def gaps(runs: Iterable[Run] = RUNS, *, aot: bool = True) -> list[Gap]:
+    """Both lenses on the published single-GPU runs.
+
+    Args:
+        runs: Which.
+        aot: Whether the GPU compiler is asked.
+
+    Raises:
+        AotMissing: It is asked and not installed.
+    """
+    runs = list(runs)
+    reports = compile_all([single_device(run, platform="cuda") for run in runs], A5000) if aot else [None] * len(runs)
+    return [
+        Gap(run.name, run.seconds, _predicted(timeline(parse(single_device(run)), A5000)), report and _compiled(report))
+        for run, report in zip(runs, reports, strict=True)
+    ]
+
+
+def _predicted(found: Timeline) -> Side:
+    products = sum(bar.end - bar.start for bar in found.bars if bar.flops)
+    flops = sum(bar.flops for bar in found.bars)
+    return Side(products, found.seconds - products, flops, sum(bar.bytes for bar in found.bars if not bar.flops))
+
+
+def _compiled(report: GpuReport) -> Side:
+    assert report.schedule is not None
+    flops, moved, copies, again = _kernels(report.schedule)
+    return Side(report.replay.matmul, report.replay.seconds - report.replay.matmul, flops, moved, copies, again)
+
+
+def _kernels(schedule: Schedule) -> tuple[float, float, float, int]:
+    """FLOPs, bytes of other kernels, seconds in copies, and products computed again."""
+    flops = moved = copies = 0.0
+    again = 0
+    for computation, instruction, trips, _ in walk(schedule):
+        if instruction.opcode in ("while", "call", "conditional"):
+            continue
+        work = work_of(schedule, computation, instruction)
+        flops += trips * work.flops
+        moved += 0.0 if work.flops else trips * work.bytes
+        copies += trips * work.seconds(A5000) if instruction.opcode == "copy" else 0.0
+        again += trips if work.flops and REMAT in instruction.name else 0
+    return flops, moved, copies, again

@@ -1,0 +1,103 @@
+"""Predicted over published, a row for each figure: SVG without script or address, for light and dark pages."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from course.picture import AXES, MATMUL, svg, text
+
+LEFT, WIDTH, RIGHT = 250.0, 330.0, 20.0
+HEAD, STEP, MARK = 26.0, 24.0, 5.0
+# What a series is drawn in: told apart by shape as well as by colour, and by filled or open.
+STYLES = (("circle", MATMUL), ("diamond", AXES[0]))
+
+
+@dataclass(frozen=True)
+class Series:
+    """One lens's ratios.
+
+    Attributes:
+        name: What the legend calls it.
+        ratios: Predicted over published, one for each row; None where nothing was predicted.
+        style: Index into ``STYLES``.
+        open: Whether only the outline is drawn.
+    """
+
+    name: str
+    ratios: tuple[float | None, ...]
+    style: int = 0
+    open: bool = False
+
+
+def ratio_svg(
+    title: str, rows: Sequence[str], series: Sequence[Series], ticks: Sequence[float], goal: float = 0.0
+) -> str:
+    """A dot plot of ratios on a logarithmic axis.
+
+    Args:
+        title: What it shows.
+        rows: A label for each row.
+        series: At most one dot each in every row.
+        ticks: On the axis, the first and the last being its ends.
+        goal: A band of this relative width on both sides of 1.
+    """
+    bottom = HEAD + STEP * len(rows)
+    described = " ".join(f"{name}: {_said(series, i)}." for i, name in enumerate(rows))
+    name = "v" + hashlib.sha256(f"{title}{described}".encode()).hexdigest()[:10]
+    parts = [_band(ticks, goal, bottom)] if goal else []
+    parts += [_tick(tick, ticks, bottom) for tick in ticks]
+    for i, row in enumerate(rows):
+        y = HEAD + STEP * (i + 0.5)
+        parts.append(text(row, LEFT - 14, y + 4, "end"))
+        parts += [_dot(s, _x(s.ratios[i] or 1.0, ticks), y, f"{row}, {s.name}: {s.ratios[i]:.3f}")
+                  for s in series if s.ratios[i] is not None]  # fmt: skip
+    legend, height = _legend(series, bottom + 34)
+    return svg(LEFT + WIDTH + RIGHT, height, title, described, "".join(parts) + legend, name)
+
+
+def _said(series: Sequence[Series], row: int) -> str:
+    each = ((s.name, s.ratios[row]) for s in series)
+    return ", ".join(f"{name} {'not measured' if ratio is None else f'{ratio:.3f}'}" for name, ratio in each)
+
+
+def _x(ratio: float, ticks: Sequence[float]) -> float:
+    return LEFT + WIDTH * math.log(ratio / ticks[0]) / math.log(ticks[-1] / ticks[0])
+
+
+def _band(ticks: Sequence[float], goal: float, bottom: float) -> str:
+    left, right = (_x(1 + side, ticks) for side in (-goal, goal))
+    return (
+        f'<rect x="{left:.1f}" y="{HEAD:g}" width="{right - left:.1f}" height="{bottom - HEAD:g}" '
+        'fill="currentColor" fill-opacity="0.08"/>'
+    )
+
+
+def _tick(tick: float, ticks: Sequence[float], bottom: float) -> str:
+    x, strong = _x(tick, ticks), tick == 1
+    opacity = 0.75 if strong else 0.18
+    line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{HEAD:g}" y2="{bottom:g}" stroke="currentColor" '
+    return f'{line}stroke-opacity="{opacity}"/>' + text(f"{tick:g}", x, bottom + 15, "middle", faint=not strong)
+
+
+def _dot(series: Series, x: float, y: float, title: str) -> str:
+    shape, colour = STYLES[series.style]
+    paint = f'fill="{"none" if series.open else colour}" stroke="{colour}" stroke-width="1.6"'
+    if shape == "circle":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{MARK:g}" {paint}><title>{title}</title></circle>'
+    r = MARK * 1.25
+    path = f"M{x:.1f},{y - r:.1f}l{r:g},{r:g}l{-r:g},{r:g}l{-r:g},{-r:g}z"
+    return f'<path d="{path}" {paint}><title>{title}</title></path>'
+
+
+def _legend(series: Sequence[Series], y: float) -> tuple[str, float]:
+    parts, x = [], 12.0
+    for one in series:
+        width = 22 + len(one.name) * 6.3 + 14
+        if x + width > LEFT + WIDTH + RIGHT and x > 12:
+            x, y = 12.0, y + 20
+        parts += [_dot(one, x, y, one.name), text(one.name, x + 12, y + 4)]
+        x += width
+    return "".join(parts), y + 14

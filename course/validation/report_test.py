@@ -1,0 +1,127 @@
+"""The report's means meet their goals, and what is recorded and shown is what the lenses give now."""
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+
+from course.program.plugin import AotMissing, find_plugin
+from course.validation import page
+from course.validation.gap import gaps
+from course.validation.report import main, means, recorded, said, versions
+from course.validation.rows import every, rings, single_gpu
+from course.validation.single_device import RUNS
+
+
+def has_compiler():
+    try:
+        find_plugin()
+    except AotMissing:
+        return False
+    return True
+
+
+COMPILER = pytest.mark.skipif(not has_compiler(), reason="the GPU compiler (extra aot) is not installed")
+RECORDED = recorded()
+AGAIN = "run: python -m course.validation.report --write"
+
+
+@pytest.fixture(scope="module")
+def short():
+    return list(every(short=True, aot=False))
+
+
+@pytest.fixture(scope="module")
+def short_compiled():
+    return [*single_gpu(True, True), *rings(True, True)]
+
+
+def assert_as_recorded(rows):
+    if versions() != RECORDED.versions:
+        pytest.skip(f"recorded with {RECORDED.versions}")
+    kept = {(row.group, row.name, row.lens): row for row in RECORDED.rows}
+    for row in rows:
+        if row.found is not None:
+            wanted = kept[row.group, row.name, row.lens]
+            assert (row.published, row.unit, row.counts) == (wanted.published, wanted.unit, wanted.counts), row.name
+            assert row.found == pytest.approx(wanted.found, rel=1e-4, abs=1e-9), f"{row.name}, {row.lens}: {AGAIN}"
+
+
+def assert_goals_are_met(rows):
+    missed = [f"{m.group}, {m.lens}: {said(m)}" for m in means(rows) if m.met is False]
+    assert not missed
+
+
+def test_every_mean_of_the_short_form_meets_its_goal(short):
+    assert_goals_are_met(short)
+
+
+@COMPILER
+def test_every_mean_of_the_compiled_short_form_meets_its_goal(short_compiled):
+    assert_goals_are_met(short_compiled)
+
+
+def test_every_recorded_mean_meets_its_goal():
+    assert_goals_are_met(RECORDED.rows)
+
+
+def test_rows_are_those_recorded(short):
+    assert_as_recorded(short)
+
+
+@COMPILER
+def test_compiled_rows_are_those_recorded(short_compiled):
+    assert_as_recorded(short_compiled)
+
+
+def test_everything_is_recorded_and_nothing_is_missing_from_it():
+    assert all(row.found is not None for row in RECORDED.rows)
+    assert [gap.name for gap in RECORDED.gaps] == [run.name for run in RUNS]
+
+
+def test_a_lens_that_was_not_asked_leaves_its_rows_unmeasured_and_out_of_every_mean(short):
+    rows = [row for row in short if row.lens in ("compiled", "replay")]
+    assert rows and all(row.found is None and row.note for row in rows)
+    assert all(mean.error is None and mean.met is None for mean in means(rows))
+
+
+def test_rows_that_a_lens_has_itself_used_are_in_no_mean(short):
+    rows = [row for row in short if row.group == page.TABLES]
+    assert [mean.rows for mean in means(rows)] == [sum(row.counts for row in rows)]
+    assert all(row.counts is not row.name.endswith("calibrated") for row in rows)
+
+
+def test_timeline_of_a_run_splits_into_products_and_other_kernels_as_recorded():
+    if versions() != RECORDED.versions:
+        pytest.skip(f"recorded with {RECORDED.versions}")
+    (now,) = gaps(RUNS[3:4], aot=False)
+    kept = replace(RECORDED.gaps[3], compiled=None).to_json()
+    assert now.to_json()["timeline"] == pytest.approx(kept["timeline"], rel=1e-4), AGAIN
+
+
+@pytest.mark.parametrize("name", page.BLOCKS)
+def test_table_on_the_page_is_what_is_recorded(name):
+    assert page.parts(page.PAGE.read_text(), name)[1] == page.BLOCKS[name](RECORDED.rows), AGAIN
+
+
+@pytest.mark.parametrize("name", page.PLOTS)
+def test_plot_on_the_page_is_what_is_recorded(name):
+    drawn = page.PLOTS[name](RECORDED.rows)
+    assert (page.FIGURES / name).read_text() == drawn + "\n", AGAIN
+    ElementTree.fromstring(drawn)
+
+
+def test_plot_has_a_dot_for_every_figure_and_says_them_in_words():
+    drawn = ElementTree.fromstring(page.memory_plot(RECORDED.rows))
+    space = "{http://www.w3.org/2000/svg}"
+    dots = [e for tag in ("circle", "path") for e in drawn.iter(f"{space}{tag}")]
+    assert len(dots) == 4 * len(RUNS) + 4
+    assert drawn.get("role") == "img"
+    assert all(run.name in (drawn.findtext(f"{space}desc") or "") for run in RUNS)
+
+
+def test_only_a_whole_report_is_kept(capsys):
+    for option in ("--short", "--no-aot"):
+        with pytest.raises(SystemExit):
+            main(["--write", option])
+        assert "leave --short and --no-aot out" in capsys.readouterr().err
