@@ -17,9 +17,9 @@ from autograder.grading.tracing import Problem, find_function, locate_cell, run_
 from autograder.verdict import Fact, Report
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
-from course.program.agreement import disagreement
 from course.program.compiled import GpuReport, compile_all
-from course.program.plugin import AotMissing
+from course.program.compiled.agreement import disagreement
+from course.program.compiled.plugin import AotMissing
 
 TRACE_SECONDS = 60
 # Times the reference's.

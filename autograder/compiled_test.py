@@ -6,7 +6,7 @@ from autograder.check import check_solution
 from autograder.compiled import NAMES, add_compiled, compiled_facts
 from autograder.contract import load
 from autograder.mutants.fsdp import MUTANTS
-from course.program import plugin
+from course.program.compiled import plugin
 
 TASK = load("fsdp").task("fsdp_loss")
 NAIVE = next(mutant.function for mutant in MUTANTS if mutant.name == TASK.naive)

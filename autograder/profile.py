@@ -77,7 +77,7 @@ class Profile:
 
     def html(self) -> str:
         """Pictures and tables, or what went wrong."""
-        from course.panels import comparison_html, problem_html
+        from course.show.panels import comparison_html, problem_html
 
         if self.problem is not None:
             return problem_html(self.title, self.problem.message, self.problem.line)
@@ -87,7 +87,7 @@ class Profile:
         return {"text/plain": repr(self), "text/html": self.html()}
 
     def __repr__(self) -> str:
-        from course.tables import as_text
+        from course.show.tables import as_text
 
         if self.problem is not None:
             return f"{self.title}: {self.problem.line + ': ' if self.problem.line else ''}{self.problem.message}"
@@ -95,7 +95,7 @@ class Profile:
 
     def tables(self) -> list[Any]:
         """The same for a terminal; print it with rich. Empty where there is a problem."""
-        from course.tables import rich_comparison, rich_sections
+        from course.show.tables import rich_comparison, rich_sections
 
         if self.problem is not None:
             return []

@@ -10,8 +10,8 @@ from course.machine import Machine
 from course.machines import machine as find_machine
 from course.program import Costs, Memory, Module, Program, ProgramError, Timeline, costs, memory, parse, timeline
 from course.program.timeline import Bar
-from course.program.trace import plain_kind
-from course.quantities import bytes_text, count_text, seconds_text, share_text
+from course.program.timeline.trace import plain_kind
+from course.show.quantities import bytes_text, count_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport
@@ -144,12 +144,12 @@ class Prediction:
         }
 
     def __repr__(self) -> str:
-        from course.tables import as_text, prediction_tables
+        from course.show.tables import as_text, prediction_tables
 
         return as_text(prediction_tables(self))
 
     def _repr_html_(self) -> str:
-        from course.panels import prediction_html
+        from course.show.panels import prediction_html
 
         return prediction_html(self)
 
@@ -201,8 +201,8 @@ def _compiled(module: Module, program: Program | None, machine: Machine) -> tupl
     """What the GPU compiler makes of it, or why there is nothing."""
     if program is None:
         return None, 'the GPU compiler needs the same function exported with platform="cuda"'
-    from course.program.agreement import disagreement
     from course.program.compiled import AotMissing, compile_for
+    from course.program.compiled.agreement import disagreement
 
     try:
         different = disagreement(module, parse(program))

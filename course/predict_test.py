@@ -13,7 +13,7 @@ from course.machines import machine
 from course.predict import NOT_ASKED, predict
 from course.program import costs, memory, parse, timeline
 from course.program.program_test import program_of, struct
-from course.program.timeline_test import MACHINE, RING
+from course.program.timeline.timeline_test import MACHINE, RING
 
 
 def step(x, w):

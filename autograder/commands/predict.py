@@ -66,7 +66,7 @@ def predict(
             from autograder.profile import predict_solution
 
             found, programs = predict_solution(what, function, machine, aot=aot, model_flops=model_flops)
-    from course.panels import prediction_html
+    from course.show.panels import prediction_html
 
     _write(found, programs, trace, save)
     if picture is not None:
@@ -74,7 +74,7 @@ def predict(
     if as_json:
         print_json(found.to_json())
         return
-    from course.tables import prediction_tables
+    from course.show.tables import prediction_tables
 
     _print(prediction_tables(found), [trace, picture, save])
 
@@ -200,7 +200,7 @@ def _check_flops(model_flops: float | None) -> None:
 
 def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | None, save: Path | None) -> None:
     if trace is not None:
-        from course.program.trace import trace_text
+        from course.program.timeline.trace import trace_text
 
         _save(trace, trace_text(prediction.timeline).encode())
     if save is not None:
@@ -210,8 +210,8 @@ def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | N
 
 
 def _write_picture(path: Path, predictions: dict[str, Prediction], title: str, html: str) -> None:
-    from course.panels import page
     from course.show import side_by_side
+    from course.show.panels import page
 
     if path.suffix == ".html":
         _save(path, page(title, html).encode())

@@ -9,8 +9,8 @@ from typing import Any
 from course.machines import machine
 from course.program import Timeline, parse, timeline
 from course.program.compiled import GpuReport, compile_all
-from course.program.gpu_kernels import work_of
-from course.program.schedule import Schedule, walk
+from course.program.compiled.kernels import work_of
+from course.program.compiled.schedule import Schedule, walk
 from course.validation.single_device import RUNS, Run, single_device
 
 A5000 = machine("8xA5000")

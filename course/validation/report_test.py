@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from course.program.plugin import AotMissing, find_plugin
+from course.program.compiled.plugin import AotMissing, find_plugin
 from course.validation import page
 from course.validation.gap import gaps
 from course.validation.report import main, means, recorded, said, versions

@@ -18,7 +18,7 @@ from course.machines import machine
 from course.mesh import abstract_mesh
 from course.program import Program, bubble, costs, export, memory, parse, timeline
 from course.program.compiled import GpuReport, compile_all
-from course.program.plugin import AotMissing
+from course.program.compiled.plugin import AotMissing
 from course.validation.pipelines import num_ticks, pipeline, uva_pipeline
 from course.validation.rings import gather_matmul
 from course.validation.single_device import RUNS, Sizes, single_device

@@ -1,16 +1,4 @@
-"""Timeline: how long a step would take on a machine, simulated operation by operation.
-
-The rules, all of them; ``kernels`` has those of a single kernel and ``network`` those of the links:
-
-- A device computes in program order. A kernel starts when the one before it has ended and what it reads is there.
-- A collective starts when its operands are ready on every device of its group and the streams of all of them are
-  free: one stream for each set of mesh axes. It takes the time of a ring on the slowest link that it uses.
-- On a stream the collective that is ready first goes first; program order is tried too, and the better one counts.
-- Transfers that share a device's link share its bandwidth equally.
-- A trip of a loop ends when its kernels and its collectives have ended. Only who reads the loop's results waits for
-  the last trip's collectives, so what stands outside of the loop may run beside it.
-- Devices that behave alike, exactly, are simulated once.
-"""
+"""What the timeline lens gives: bars, where each device's time goes, and the critical path."""
 
 from __future__ import annotations
 
@@ -19,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from course.machine import Machine
-from course.program.device import Device, Kernel
 from course.program.ir import Module
-from course.program.network import Instance
-from course.program.simulation import Simulation, simulate
+from course.program.timeline.device import Device, Kernel
+from course.program.timeline.network import Instance
+from course.program.timeline.simulation import Simulation, simulate
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from course.show import memory_svg, side_by_side, timeline_svg
-from course.tables import Section, comparison, heading, printable, sections
+from course.show.tables import Section, comparison, heading, printable, sections
 
 if TYPE_CHECKING:
     from course.predict import Prediction

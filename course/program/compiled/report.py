@@ -1,8 +1,4 @@
-"""Compiled: what the real GPU compiler makes of a Program, for GPUs that are not there.
-
-XLA:GPU compiles ahead of time, in a process of its own, with fixed flags: the buffers that it assigns, the schedule
-that it runs, which collectives run beside a matrix product, and how long that schedule would take on a machine.
-"""
+"""Compile Programs in a process of its own, and what is kept of the result."""
 
 from __future__ import annotations
 
@@ -17,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from course.machine import Machine
-from course.program.gpu_collectives import GpuCollective, collectives
-from course.program.plugin import PACKAGES, AotMissing, Plugin, find_plugin
+from course.program.compiled.collectives import GpuCollective, collectives
+from course.program.compiled.plugin import PACKAGES, AotMissing, Plugin, find_plugin
+from course.program.compiled.replay import Replay, replay
+from course.program.compiled.schedule import Schedule, parse_schedule
+from course.program.compiled.target import target_config
 from course.program.program import Program, ProgramError
-from course.program.replay import Replay, replay
-from course.program.schedule import Schedule, parse_schedule
-from course.program.target import target_config
 
 # Without it XLA merges the chunks' products of a ring into one and destroys the overlap.
 DEFAULT_FLAGS: Mapping[str, int | bool | str] = {"xla_gpu_dot_merger_threshold_mb": 0}
 TIME_LIMIT = 300.0
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -172,7 +168,7 @@ def _run_worker(folder: Path, plugin: Plugin, time_limit: float) -> None:
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [sys.executable, "-m", "course.program.gpu_worker", str(folder)]
+    command = [sys.executable, "-m", "course.program.compiled.worker", str(folder)]
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=time_limit

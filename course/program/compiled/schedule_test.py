@@ -6,11 +6,11 @@ import pytest
 
 from course.machine import Efficiency, Link, Machine
 from course.program import ProgramError
-from course.program.gpu_collectives import collectives
-from course.program.gpu_groups import replica_groups
-from course.program.gpu_kernels import work_of
-from course.program.replay import replay
-from course.program.schedule import parse_schedule, walk
+from course.program.compiled.collectives import collectives
+from course.program.compiled.groups import replica_groups
+from course.program.compiled.kernels import work_of
+from course.program.compiled.replay import replay
+from course.program.compiled.schedule import parse_schedule, walk
 
 # One second for a MB of memory traffic, for a MFLOP of products, for a MB on a link; nothing else costs.
 PLAIN = Machine(

@@ -11,9 +11,9 @@ import json
 from itertools import count
 from typing import Any
 
-from course.program.gaps import Gap, by_device, gaps
 from course.program.ir import COLLECTIVES
 from course.program.timeline import Bar, DeviceTime, Timeline
+from course.program.timeline.gaps import Gap, by_device, gaps
 
 IDLE = "not computing"
 

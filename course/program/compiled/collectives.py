@@ -9,11 +9,11 @@ import numpy as np
 
 from course.machine import Machine
 from course.program.collectives import Groups, groups_of
+from course.program.compiled.groups import replica_groups, source_target_pairs
+from course.program.compiled.schedule import Computation, Instruction, Schedule, walk
 from course.program.costs import wire_bytes
-from course.program.gpu_groups import replica_groups, source_target_pairs
 from course.program.ir import Op, Value
-from course.program.network import Instance
-from course.program.schedule import Computation, Instruction, Schedule, walk
+from course.program.timeline.network import Instance
 
 
 @dataclass(frozen=True)

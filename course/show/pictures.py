@@ -9,12 +9,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 
-from course.picture import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text
-from course.program.gaps import Gap, by_device, gaps
 from course.program.memory import Memory
 from course.program.timeline import Bar, DeviceTime, Timeline
-from course.program.trace import device_name, mesh_text, plain_kind, shape_text, work_of
-from course.quantities import axis_texts, bytes_text, count_text, seconds_text, ticks
+from course.program.timeline.gaps import Gap, by_device, gaps
+from course.program.timeline.trace import device_name, mesh_text, plain_kind, shape_text, work_of
+from course.show.quantities import axis_texts, bytes_text, count_text, seconds_text, ticks
+from course.show.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text
 
 LEFT, WIDTH, RIGHT = 118.0, 800.0, 26.0
 BAR, STEP, HEAD = 20.0, 25.0, 22.0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from course.quantities import seconds_text
+from course.show.quantities import seconds_text
 
 # After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each at least 3:1 against
 # white and against a dark page; what is written on them is light or dark accordingly.

@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec as P
 from trace_lanefix.core import fix_overlaps
 
 from course.program import parse, timeline
-from course.program.gaps import gaps
 from course.program.program_test import program_of, struct
-from course.program.timeline_test import MACHINE, RING
-from course.program.trace import IDLE, to_trace, trace_text
+from course.program.timeline.gaps import gaps
+from course.program.timeline.timeline_test import MACHINE, RING
+from course.program.timeline.trace import IDLE, to_trace, trace_text
 
 # The documented Trace Event Format, as far as we use it: metadata, complete events, and flows bound to their slice.
 NUMBER, WHOLE, TEXT = {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}, {"type": "string"}

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.program import parse
-from course.program.agreement import disagreement
+from course.program.compiled.agreement import disagreement
 from course.program.program_test import program_of, struct
 
 

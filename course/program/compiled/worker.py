@@ -1,7 +1,7 @@
 """What runs in the compiled lens's own process: Programs in, schedules and memory out. Started by ``compiled`` alone.
 
-Usage: ``python -m course.program.gpu_worker FOLDER``. ``request.json`` in the folder says what to do, Program ``i`` is
-``i.program``; ``i.hlo`` and ``result.json`` are the answer.
+Usage: ``python -m course.program.compiled.worker FOLDER``. ``request.json`` in the folder says what to do, Program
+``i`` is ``i.program``; ``i.hlo`` and ``result.json`` are the answer.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def install_command() -> str:
 def _install() -> list[str]:
     wanted = [f"{package}=={jaxlib.__version__}" if package in VERSIONED else package for package in PACKAGES]
     options = ["--quiet", "--disable-pip-version-check", "--upgrade", "--no-deps", "--target", str(own_folder())]
-    pins = Path(__file__).parents[2] / "constraints.txt"
+    pins = Path(__file__).parents[3] / "constraints.txt"
     return [sys.executable, "-m", "pip", "install", *options, *(["-c", str(pins)] if pins.exists() else []), *wanted]
 
 

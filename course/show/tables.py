@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from course.program.trace import mesh_text, plain_kind, shape_text
-from course.quantities import bytes_text, count_text, seconds_text, share_text
+from course.program.timeline.trace import mesh_text, plain_kind, shape_text
+from course.show.quantities import bytes_text, count_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,11 +8,11 @@ from typing import Any
 from course.machine import Machine
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
 from course.program.costs import wire_bytes
-from course.program.device import Device
 from course.program.ir import Block, Module, Op
-from course.program.kernels import Step, ready_first, schedule
-from course.program.network import Instance, Network
 from course.program.program import ProgramError
+from course.program.timeline.device import Device
+from course.program.timeline.kernels import Step, ready_first, schedule
+from course.program.timeline.network import Instance, Network
 
 MAX_STEPS = 3_000_000
 

@@ -11,11 +11,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.machines import machine
-from course.program import ProgramError, plugin
-from course.program.compiled import GpuReport, compile_all, compile_for
-from course.program.plugin import PACKAGES, AotMissing, find_plugin, install_command
+from course.program import ProgramError
+from course.program.compiled import GpuReport, compile_all, compile_for, plugin
+from course.program.compiled.plugin import PACKAGES, AotMissing, find_plugin, install_command
+from course.program.compiled.target import target_config
 from course.program.program_test import program_of, struct
-from course.program.target import target_config
 
 JAXLIB = jaxlib.__version__
 H100 = machine("8xH100")

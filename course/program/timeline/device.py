@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from course.program.collectives import DeviceClass
 from course.program.evaluate import executed
 from course.program.ir import Block, Op, Value
-from course.program.kernels import BRANCH, COLLECTIVE, FREE, KERNEL, LOOP, Step
-from course.program.network import Instance
+from course.program.timeline.kernels import BRANCH, COLLECTIVE, FREE, KERNEL, LOOP, Step
+from course.program.timeline.network import Instance
 
 if TYPE_CHECKING:
-    from course.program.simulation import Simulation
+    from course.program.timeline.simulation import Simulation
 
 
 @dataclass(eq=False, slots=True)

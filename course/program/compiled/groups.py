@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 
+from course.program.compiled.schedule import Instruction
 from course.program.program import ProgramError
-from course.program.schedule import Instruction
 
 _LISTED = r"\{((?:\{[\d,]*\},?)*)\}"
 _COUNTED = r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"

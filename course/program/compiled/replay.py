@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from course.machine import Machine
-from course.program.gpu_collectives import as_op, done_of, transfer
-from course.program.gpu_kernels import Work, work_of
-from course.program.network import Instance, Network
-from course.program.schedule import Computation, Instruction, Schedule
+from course.program.compiled.collectives import as_op, done_of, transfer
+from course.program.compiled.kernels import Work, work_of
+from course.program.compiled.schedule import Computation, Instruction, Schedule
 from course.program.timeline import Bar
+from course.program.timeline.network import Instance, Network
 
 # Asks for a time to be reached or a transfer to end; is sent the time at which that happened, gives its own end.
 _Process = Generator[float | Instance, float, float]

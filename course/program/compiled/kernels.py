@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from course.machine import Machine
-from course.program.schedule import GEMMS, Array, Computation, Instruction, Schedule
+from course.program.compiled.schedule import GEMMS, Array, Computation, Instruction, Schedule
 
 _FREE = set(
     "parameter constant tuple get-tuple-element bitcast partition-id replica-id after-all opt-barrier domain "

@@ -7,11 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from course.picture import AXES, DARK, KERNEL, LIGHT, MATMUL, Mark, contrast, merged, text_on
 from course.program.memory import Alive, Memory
 from course.program.timeline import Bar, DeviceTime, Timeline
-from course.quantities import axis_texts, bytes_text, count_text, seconds_text, share_text, ticks
-from course.show import MAX_LETTERS, memory_svg, side_by_side, timeline_svg
+from course.show import memory_svg, side_by_side, timeline_svg
+from course.show.pictures import MAX_LETTERS
+from course.show.quantities import axis_texts, bytes_text, count_text, seconds_text, share_text, ticks
+from course.show.svg import AXES, DARK, KERNEL, LIGHT, MATMUL, Mark, contrast, merged, text_on
 
 SVG = "{http://www.w3.org/2000/svg}"
 

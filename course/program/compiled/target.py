@@ -57,7 +57,7 @@ def target_config(machine: Machine) -> str:
         known = ", ".join(f"{a}.{b}" for a, b in _BY_CAPABILITY)
         raise ProgramError(
             f"machine {machine.name} has compute capability {major}.{minor}, and those known are {known}; "
-            "add its threads and lanes to course/program/target.py"
+            "add its threads and lanes to course/program/compiled/target.py"
         )
     threads, lanes = _BY_CAPABILITY[major, minor]
     figures |= _ALL | {"threads_per_core_limit": threads, "fpus_per_core": machine.compiler.get("fpus_per_core", lanes)}
