@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -123,6 +124,16 @@ def test_what_cannot_be_resolved_is_an_error_that_names_the_line(local, message)
         costs(parse(program))
 
 
+def test_random_bits_are_priced():
+    def local(x, key):
+        keep = jax.random.bernoulli(jax.random.wrap_key_data(key), 0.9, x.shape)
+        return jnp.where(keep, x, 0)
+
+    inputs = {"x": struct(32, 4), "key": jax.ShapeDtypeStruct((2,), jnp.uint32)}
+    program = program_of(local, inputs, {"x": P("data"), "key": P()}, P("data"))
+    assert costs(parse(program)).elementwise > 20 * 16
+
+
 def test_work_outside_shard_map_is_refused():
     def function(x):
         return {"out": x + 1}
@@ -184,3 +195,16 @@ def test_same_program_at_another_size_has_the_same_structure():
 
     assert difference(at(16, matmul), at(512, matmul)) == ""
     assert "nothing" in difference(at(16, by_size), at(512, by_size))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradient_of_a_slice_in_a_loop_adds_to_the_slice_alone(dtype):
+    def local(weights, x):
+        def loss(weights):
+            return lax.scan(lambda x, i: (jnp.tanh(x @ weights[i]), None), x, jnp.arange(4) % 3)[0].sum()
+
+        return jax.grad(loss)(lax.pcast(weights, "data", to="varying"))[None]
+
+    inputs = {"weights": struct(64, 16, 16, dtype=dtype), "x": struct(8, 16, dtype=dtype)}
+    found = costs(parse(program_of(local, inputs, {"weights": P(), "x": P("data")}, P("data"))))
+    assert found.elementwise < 4 * 64 * 16 * 16 / 2

@@ -18,9 +18,11 @@ from jax.interpreters.mlir import make_ir_context
 
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
 from course.program.program import Program, ProgramError
+from course.program.simplify import add_in_place
 
 MAX_OPS = 200_000
 MAX_DEPTH = 200
+_ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
 
 
@@ -38,6 +40,7 @@ def parse(program: Program) -> Module:
     with make_ir_context():
         module = ir.Module.parse(text)
         main = _Reader(module, program).read()
+    add_in_place(main)
     remove_dead_code(main)
     return Module(main, dict(program.mesh))
 
@@ -203,7 +206,7 @@ def _attributes(op: Any) -> dict[str, Any]:
             kind = ir.RankedTensorType(op.results[0].type)
             if math.prod(kind.shape) <= 4096 and str(kind.element_type) in _NUMPY:
                 found[name] = np.broadcast_to(np.array(attribute), tuple(kind.shape))
-            found["splat"] = dense.is_splat
+            found["zero"] = dense.is_splat and bool(_ZERO.match(str(attribute)))
         elif name == "source_target_pairs":
             found[name] = np.array(attribute).reshape(-1, 2)
         elif name == "replica_groups" and "sub_axis" in str(attribute):

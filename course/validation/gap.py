@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from course.machine import Machine
 from course.machines import machine
 from course.program import Timeline, parse, timeline
 from course.program.compiled import GpuReport, compile_all
-from course.program.compiled.kernels import work_of
-from course.program.compiled.schedule import Schedule, walk
+from course.program.compiled.kernels import Work, work_of
+from course.program.compiled.schedule import Instruction, Schedule, walk
 from course.validation.single_device import RUNS, Run, single_device
 
 A5000 = machine("8xA5000")
@@ -83,20 +84,24 @@ def _predicted(found: Timeline) -> Side:
 
 def _compiled(report: GpuReport) -> Side:
     assert report.schedule is not None
-    flops, moved, copies, again = _kernels(report.schedule)
-    return Side(report.replay.matmul, report.replay.seconds - report.replay.matmul, flops, moved, copies, again)
+    kernels = list(_kernels(report.schedule))
+    return Side(
+        report.replay.matmul,
+        report.replay.seconds - report.replay.matmul,
+        sum(trips * work.flops for _, work, trips in kernels),
+        sum(trips * work.bytes for _, work, trips in kernels if not work.flops),
+        copying(report.schedule, A5000),
+        sum(trips for instruction, work, trips in kernels if work.flops and REMAT in instruction.name),
+    )
 
 
-def _kernels(schedule: Schedule) -> tuple[float, float, float, int]:
-    """FLOPs, bytes of other kernels, seconds in copies, and products computed again."""
-    flops = moved = copies = 0.0
-    again = 0
+def copying(schedule: Schedule, machine: Machine) -> float:
+    """Seconds of a compiled schedule's kernels that only copy."""
+    return sum(trips * work.seconds(machine) for found, work, trips in _kernels(schedule) if found.opcode == "copy")
+
+
+def _kernels(schedule: Schedule) -> Iterator[tuple[Instruction, Work, int]]:
+    """Every instruction that is no control flow, what it does, and how often."""
     for computation, instruction, trips, _ in walk(schedule):
-        if instruction.opcode in ("while", "call", "conditional"):
-            continue
-        work = work_of(schedule, computation, instruction)
-        flops += trips * work.flops
-        moved += 0.0 if work.flops else trips * work.bytes
-        copies += trips * work.seconds(A5000) if instruction.opcode == "copy" else 0.0
-        again += trips if work.flops and REMAT in instruction.name else 0
-    return flops, moved, copies, again
+        if instruction.opcode not in ("while", "call", "conditional"):
+            yield instruction, work_of(schedule, computation, instruction), trips

@@ -41,7 +41,7 @@ class Mean:
         error: Mean of the absolute relative errors; None where nothing was measured.
         goal: What it must not exceed; None where nothing is promised.
         rows: How many rows it is the mean of.
-        order: Whether the rows come in the published order; None for fewer than three.
+        order: Whether the rows come in the published order; None for fewer than three, or of several units.
     """
 
     group: str
@@ -70,7 +70,7 @@ def means(rows: Iterable[Row]) -> list[Mean]:
 
 
 def _in_order(rows: list[Row]) -> bool | None:
-    if len(rows) < 3 or rows[0].group == "closed forms":
+    if len(rows) < 3 or rows[0].group == "closed forms" or len({row.unit for row in rows}) > 1:
         return None
     by = [sorted(range(len(rows)), key=lambda i: getattr(rows[i], which) or 0.0) for which in ("published", "found")]
     return by[0] == by[1]
