@@ -35,7 +35,7 @@ validate: $(READY) aot
 
 # XLA's GPU compiler, which needs no GPU, in a folder of its own; without it the compiled lens says so.
 aot: $(READY)
-	@$(BIN)/python -m course.program.plugin
+	@$(BIN)/python -m course.program.compiled.plugin
 
 # Exercises and references from the solutions.
 build: $(READY)

@@ -111,7 +111,8 @@ def _scaled(number: float) -> str:
 def _name(fact: Fact) -> tuple[str, str]:
     """What was measured, and its unit where neither the name nor the figures say it."""
     name, unit = plain(fact.name), plain(fact.unit)
-    return name, f"({unit})" if unit and unit not in name.split() and not _size(fact, fact.measured) else ""
+    said = f"({unit})" if unit and unit not in name.split() and not _size(fact, fact.measured) else ""
+    return name, said if fact.weight else f"{said} advice".strip()
 
 
 def _size(fact: Fact, value: float | str | None) -> str:
@@ -130,7 +131,7 @@ def _short(value: float | str | None) -> str:
 
 
 def _mark(fact: Fact) -> str:
-    return "–" if fact.passed is None else "✓" if fact.passed else "✗"
+    return "–" if fact.passed is None else "✓" if fact.passed else "✗" if fact.weight else "!"
 
 
 def _columns(facts: tuple[Fact, ...]) -> list[int]:
@@ -188,7 +189,7 @@ def _facts_html(facts: tuple[Fact, ...]) -> str:
 
 
 def _fact_html(fact: Fact, columns: list[int]) -> str:
-    colour = {True: "#2da44e", False: "#e5534b", None: "inherit"}[fact.passed]
+    colour = {True: "#2da44e", False: "#e5534b" if fact.weight else "#bf8700", None: "inherit"}[fact.passed]
     mark = f'<td style="{_CELL}{_RULE}color:{colour};font-weight:700;">{_mark(fact)}</td>'
     cells = "".join(f'<td style="{_CELL}{_RULE}{_weight(i, fact)}">{_cell_html(i, fact)}</td>' for i in columns)
     row = f'<tr style="background:none;">{mark}{cells}</tr>'
@@ -271,7 +272,7 @@ def _facts_rich(facts: tuple[Fact, ...]) -> Table:
         whole = longest <= 26 if i == 0 else i in NUMBERS and longest <= 13
         table.add_column(COLUMNS[i], overflow="fold", no_wrap=whole)
     for fact, row in zip(facts, rows, strict=True):
-        colour = {True: "green", False: "red", None: "dim"}[fact.passed]
+        colour = {True: "green", False: "red" if fact.weight else "yellow", None: "dim"}[fact.passed]
         table.add_row(Text(_mark(fact), style=colour), *row)
     return table
 

@@ -151,23 +151,36 @@ def doctor(as_json: AsJson = False) -> None:
         from autograder.grading.sandbox import survey
 
         rungs = survey()
-    packages = ("meshcraft", "jax", "flax", "optax", "nbgrader", "jupyterlab", "jax-cuda12-plugin")
+    packages = ("meshcraft", "jax", "flax", "optax", "nbgrader", "jupyterlab")
     installed = {name: _version(metadata, name) for name in packages}
+    compiler = _gpu_compiler()
     usable = next((rung.name for rung in rungs if rung.available), None)
     if as_json:
         found = [{"name": r.name, "available": r.available, "reason": r.reason, "remedy": r.remedy} for r in rungs]
-        print_json({"python": sys.version.split()[0], "packages": installed, "sandbox": usable, "rungs": found})
+        versions = {"python": sys.version.split()[0], "packages": installed, "gpu_compiler": compiler}
+        print_json({**versions, "sandbox": usable, "rungs": found})
         raise typer.Exit(0 if usable else SHORT)
     console = out()
     console.print(f"{'Python':<20}{sys.version.split()[0]}, {os.cpu_count()} cores")
     for name, version in installed.items():
         console.print(f"{name:<20}{version or 'not installed'}", markup=False)
+    console.print(f"{'GPU compiler':<20}{compiler['version'] or compiler['reason']}", markup=False, soft_wrap=True)
     for rung in rungs:
         said = "works" if rung.available else f"does not work: {rung.reason}. {rung.remedy}"
         style = "green" if rung.available else "red"
         console.print(Text(f"{'sandbox ' + rung.name:<20}{said}", style=style), soft_wrap=True)
     console.print(f"\nofficial grading uses {usable or 'nothing: it refuses, unless told --unsafe-local'}")
     raise typer.Exit(0 if usable else SHORT)
+
+
+def _gpu_compiler() -> dict[str, str]:
+    """The version of what the compiled lens needs, or why it cannot be used."""
+    from course.program.compiled.plugin import PACKAGES, AotMissing, find_plugin
+
+    try:
+        return {"version": find_plugin().versions[PACKAGES[0]], "reason": ""}
+    except AotMissing as error:
+        return {"version": "", "reason": str(error)}
 
 
 def assignments(course: Path, given: str | None) -> list[str]:

@@ -44,7 +44,7 @@ def surprises(reports: list[Report]) -> list[str]:
 
 
 def _failed(result) -> list[str]:
-    return sorted(fact.name for fact in result.facts if fact.passed is False)
+    return sorted(fact.name for fact in result.facts if fact.passed is False and fact.weight)
 
 
 def main(folder: Path, workers: int) -> int:

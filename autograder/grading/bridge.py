@@ -229,7 +229,7 @@ def write_verdicts(notebook: NotebookNode, report: Report) -> None:
 
 
 def _summary(result: Result) -> dict[str, Any]:
-    lines = {result.line, *(fact.line for fact in result.facts if fact.passed is False)}
+    lines = {result.line, *(fact.line for fact in result.facts if fact.passed is False and fact.weight)}
     return {"name": result.name, "verdict": result.verdict, "lines": sorted(filter(None, lines))}
 
 
