@@ -1,16 +1,19 @@
 """The report's means meet their goals, and what is recorded and shown is what the lenses give now."""
 
+import math
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
+import jax
 import pytest
 
+from course.machines import machine
 from course.program.compiled.plugin import AotMissing, find_plugin
 from course.validation import page
 from course.validation.gap import gaps
 from course.validation.report import main, means, recorded, said, versions
 from course.validation.rows import every, rings, single_gpu
-from course.validation.single_device import RUNS
+from course.validation.single_device import RUNS, Sizes, parameters
 
 
 def has_compiler():
@@ -118,6 +121,23 @@ def test_plot_has_a_dot_for_every_figure_and_says_them_in_words():
     assert len(dots) == 4 * len(RUNS) + 4
     assert drawn.get("role") == "img"
     assert all(run.name in (drawn.findtext(f"{space}desc") or "") for run in RUNS)
+
+
+def test_numbers_in_the_text_are_those_recorded():
+    text = " ".join(page.PAGE.read_text().split())
+    efficiency = machine("8xA5000").efficiency
+    for words in (
+        f"{sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters(Sizes()))):,} parameters",
+        f"{efficiency.matmul:g} of the matrix peak and {efficiency.memory:g} of the memory bandwidth",
+        f"differ by {100 * (page.GIB / page.GB - 1):.1f} %",
+    ):
+        assert words in text, words
+    compiled = [row for row in RECORDED.rows if row.group == page.MEMORY and row.lens == "compiled" and row.found]
+    assert all((row.found or 0) > row.published > (row.found or 0) * page.GB / page.GIB for row in compiled)
+    assert "above all six published values" in text and len(compiled) == 6
+    worst = [max((r for r in RECORDED.rows if (r.group, r.lens) == (page.TIME, lens)), key=lambda r: abs(r.error or 0))
+             for lens in ("timeline", "replay")]  # fmt: skip
+    assert [(row.name, (row.error or 0) < 0) for row in worst] == [("float32, scan", True), ("float32, scan", False)]
 
 
 def test_only_a_whole_report_is_kept(capsys):
