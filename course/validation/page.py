@@ -40,7 +40,7 @@ def _number(value: float | None) -> str:
 def _error(row: Row) -> str:
     if row.error is None:
         return ""
-    return "exact" if abs(row.error) < 5e-5 else f"{100 * row.error:+.1f} %"
+    return "exact" if abs(row.error) < 5e-5 else f"{100 * row.error:+.1f}\u00a0%"
 
 
 def closed(rows: Sequence[Row]) -> str:
@@ -65,7 +65,7 @@ def memory(rows: Sequence[Row]) -> str:
         for row in pair:
             scale = None if row.found is None else row.found * GB
             cells += [NOT_MEASURED if scale is None else f"{scale / GB:.2f}", _error(row),
-                      "" if scale is None else f"{100 * (scale / GIB / row.published - 1):+.1f} %"]  # fmt: skip
+                      "" if scale is None else f"{100 * (scale / GIB / row.published - 1):+.1f}\u00a0%"]  # fmt: skip
         found.append([*cells, here(pair[0])])
     head = (
         "run",
@@ -110,7 +110,7 @@ def spread(rows: Sequence[Row]) -> str:
             continue
         middle = math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
         left = sum(abs(ratio / middle - 1) for ratio in ratios) / len(ratios)
-        found.append([lens, f"{min(ratios):.2f}", f"{max(ratios):.2f}", f"{middle:.3f}", f"{100 * left:.1f} %"])
+        found.append([lens, f"{min(ratios):.2f}", f"{max(ratios):.2f}", f"{middle:.3f}", f"{100 * left:.1f}\u00a0%"])
     head = ("lens", "lowest ratio", "highest", "geometric mean", "mean error, the mean divided out")
     return _table(head, found, 1)
 
@@ -141,14 +141,14 @@ def averages(rows: Sequence[Row]) -> str:
 
     found = []
     for mean in means(rows):
-        error = NOT_MEASURED if mean.error is None else f"{100 * mean.error:.2f} %"
-        goal = "" if mean.goal is None else f"{100 * mean.goal:.3g} %"
+        error = NOT_MEASURED if mean.error is None else f"{100 * mean.error:.2f}\u00a0%"
+        goal = "" if mean.goal is None else f"{100 * mean.goal:.3g}\u00a0%"
         met = {None: "", True: "met", False: "missed"}[mean.met]
         order = {None: "", True: "kept", False: "not kept"}[mean.order]
         found.append([mean.group, mean.lens, str(mean.rows), error, goal, met, order])
     for lens in ("liveness", "compiled"):
         ratios = [row.found * GB / GIB / row.published for row in _of(rows, MEMORY) if row.lens == lens and row.found]
-        error = f"{100 * sum(abs(r - 1) for r in ratios) / len(ratios):.2f} %" if ratios else NOT_MEASURED
+        error = f"{100 * sum(abs(r - 1) for r in ratios) / len(ratios):.2f}\u00a0%" if ratios else NOT_MEASURED
         found.append([f"{MEMORY}, read as GiB", lens, str(len(ratios)), error, "", "", ""])
     return _table(("group", "lens", "rows", "mean error", "goal", "", "published order"), found, 2)
 
