@@ -169,7 +169,7 @@ def submission(tmp_path, *cells):
         ("class Crash:\n    __import__('ctypes').string_at(0)", STUDENT_ERROR, "crashed with signal 11"),
         ("class Bomb:\n    x = bytearray(1 << 40)", STUDENT_ERROR, "MemoryError"),
         ("class Flood:\n    for _ in range(100000): print('x' * 1000)", STUDENT_ERROR, "no function shard_params"),
-        ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "ended without a result"),
+        ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "SystemExit"),
         ("class Forge:\n    import sys\n    frame = sys._getframe()\n    while frame:\n"
          "        if 'result' in frame.f_locals: frame.f_locals['result'].write(b'\\xff' * 100)\n"
          "        frame = frame.f_back\n    __import__('os')._exit(0)", REFUSED, "is not Programs"),

@@ -88,7 +88,7 @@ def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], lis
         for node in kept:
             try:
                 exec(compile(ast.Module([node], []), PREFIX + cell.id, "exec"), module.__dict__)
-            except (Exception, TooLong) as error:
+            except (Exception, SystemExit, TooLong) as error:
                 problems.append(describe_error(error, locate_cell))
     return module.__dict__, problems
 
@@ -172,7 +172,7 @@ def trace_cases(
         return Problem(
             "student_error", f"{task.name} is not written yet: it raises NotImplementedError", found.line or line
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         found = describe_error(error, locate)
         return found if found.line else Problem(found.verdict, found.message, line)
     return Traced(programs, line)

@@ -86,8 +86,11 @@ class Program:
         return math.prod(self.mesh.values())
 
     def serialise(self) -> bytes:
-        """The Program as bytes: a magic line, the length of the header, a JSON header, the artefact."""
-        header = json.dumps({**asdict(self), "artefact": None, "mesh": list(self.mesh.items())}).encode()
+        """The Program as bytes: a magic line, the length of the header, a JSON header, the artefact.
+
+        The header says how long the artefact is, so that a file that was cut off is noticed.
+        """
+        header = json.dumps({**asdict(self), "artefact": len(self.artefact), "mesh": list(self.mesh.items())}).encode()
         return MAGIC + len(header).to_bytes(4, "big") + header + self.artefact
 
     @classmethod
@@ -105,11 +108,18 @@ class Program:
         length = int.from_bytes(data[len(MAGIC) : start], "big")
         try:
             header = json.loads(data[start : start + length])
+            if header["artefact"] != len(data) - start - length:
+                raise ProgramError(
+                    f"this Program is damaged: its artefact has {len(data) - start - length:,} bytes and its header "
+                    f"says {header['artefact']!s:.20}; was it cut off or added to?"
+                )
             inputs, outputs = (tuple(map(_leaf, header[key])) for key in ("inputs", "outputs"))
             mesh = {str(axis): _whole(size, MAX_DEVICES) for axis, size in header["mesh"]}
             program = cls(
                 mesh, str(header["platform"]), inputs, outputs, tuple(header["donated"]), data[start + length :]
             )
+        except ProgramError:
+            raise
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise ProgramError(f"this Program's header cannot be read: {error}") from None
         program.check_form()

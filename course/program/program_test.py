@@ -90,6 +90,8 @@ def test_cuda_program_is_made_without_cuda():
         (lambda data: b"not a program", "does not begin as one"),
         (lambda data: data[:20], "does not begin as one"),
         (lambda data: data[:60], "header cannot be read"),
+        (lambda data: data[:-5], "its artefact has .* bytes and its header says"),
+        (lambda data: data + b"more", "was it cut off or added to"),
         (lambda data: data.replace(b'"role": "batch"', b'"role": "guest"', 1), "which is none of"),
         (lambda data: data.replace(b'[["data"]', b'[["pipe"]', 1), "does not fit mesh"),
         (lambda data: data + b"x" * 9_000_000, "at most 8,388,608"),

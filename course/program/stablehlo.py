@@ -36,7 +36,10 @@ def parse(program: Program) -> Module:
         exported = jax_export.deserialize(bytearray(program.artefact))
         text = exported.mlir_module()
     except Exception as error:
-        raise ProgramError(f"this Program's artefact cannot be read: {type(error).__name__}") from None
+        raise ProgramError(
+            "this Program's artefact cannot be read: it is damaged, or a jax that is too new wrote it "
+            f"({type(error).__name__}); export it again"
+        ) from None
     with make_ir_context():
         module = ir.Module.parse(text)
         main = _Reader(module, program).read()
