@@ -31,11 +31,11 @@ validate-gpu: $(READY)
 
 # Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
 validate: $(READY) aot
-	@$(BIN)/python -m course.validation.report $(ARGS)
+	@$(BIN)/python -m course.validation $(ARGS)
 
 # XLA's GPU compiler, which needs no GPU, in a folder of its own; without it the compiled lens says so.
 aot: $(READY)
-	@$(BIN)/python -m course.program.compiled.plugin
+	@$(BIN)/python -m course.program.compiled
 
 # Exercises and references from the solutions.
 build: $(READY)

@@ -1,5 +1,5 @@
 """The validation report: every published figure against the lenses, with the error of each row and the mean of each
-group. ``python -m course.validation.report`` prints it; exit status 1 if a mean is above its goal.
+group. ``python -m course.validation`` prints it; exit status 1 if a mean is above its goal.
 """
 
 from __future__ import annotations
@@ -178,7 +178,3 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         show(rows)
     return 1 if any(mean.met is False for mean in means(rows)) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

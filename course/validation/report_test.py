@@ -26,7 +26,7 @@ def has_compiler():
 
 COMPILER = pytest.mark.skipif(not has_compiler(), reason="the GPU compiler (extra aot) is not installed")
 RECORDED = recorded()
-AGAIN = "run: python -m course.validation.report --write"
+AGAIN = "run: python -m course.validation --write"
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,8 @@ def _install() -> list[str]:
 def main() -> int:
     """Install the packages unless they are there; where that cannot be, say why and go on without."""
     try:
-        find_plugin()
+        found = find_plugin()
+        print(f"XLA's GPU compiler {found.versions[PACKAGES[0]]} is in {found.folder or 'this environment'}")
         return 0
     except AotMissing as error:
         if "not installed" not in str(error) and "Install it again" not in str(error):
@@ -88,6 +89,8 @@ def main() -> int:
     print("installing XLA's GPU compiler for the compiled lens (220 MB, once)", flush=True)
     if subprocess.run(_install(), capture_output=True).returncode:
         print("it could not be installed; what the compiled lens gives will read 'not measured'")
+        return 0
+    print(f"installed in {own_folder()}")
     return 0
 
 
@@ -107,7 +110,3 @@ def _check_versions(versions: dict[str, str]) -> None:
                 f"{package} {versions[package]} is installed and jaxlib is {jaxlib.__version__}; they must be "
                 f"the same. Install it again with:\n  {install_command()}"
             )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
