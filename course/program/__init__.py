@@ -11,9 +11,9 @@ from course.program.ir import Module
 from course.program.memory import Memory, memory
 from course.program.program import Leaf, Program, ProgramError
 from course.program.run import Executable, compile_program
+from course.program.simulator import Timeline, bubble, timeline
 from course.program.stablehlo import parse
 from course.program.structure import difference
-from course.program.timeline import Timeline, bubble, timeline
 
 __all__ = [
     "Collective",

@@ -14,6 +14,8 @@ from course.program.evaluate import executed
 from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, walk
 from course.program.program import ProgramError
 
+MAX_COLLECTIVES = 1_000_000
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -48,7 +50,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of the device that does most.
+    """Of the device that does most; collectives of any device.
 
     Attributes:
         flops: Floating-point operations of matrix products, ``2 m n k`` each.
@@ -80,11 +82,23 @@ def costs(module: Module) -> Costs:
         ProgramError: An op, a trip count or a branch cannot be resolved.
     """
     classes = device_classes(module)
+    if len(classes) == 1:
+        return _of_class(module, classes[0], None)
     orders: list[list[Collective]] = [[] for _ in classes]
     every = [_of_class(module, alike, order) for alike, order in zip(classes, orders, strict=True)]
-    if len(classes) > 1:
-        _check_everyone_comes(module, classes, orders)
-    return max(every, key=lambda c: (c.flops + c.elementwise, sum(x.total_bytes for x in c.collectives)))
+    _check_everyone_comes(module, classes, orders)
+    most = max(every, key=lambda c: (c.flops + c.elementwise, sum(x.total_bytes for x in c.collectives)))
+    return replace(most, collectives=_of_any(every))
+
+
+def _of_any(every: list[Costs]) -> tuple[Collective, ...]:
+    """Each collective as the device executes it that sends most by it: none is hidden by another device's work."""
+    found: dict[Collective, Collective] = {}
+    for collective in (c for costs in every for c in costs.collectives):
+        alike = replace(collective, wire_bytes=0.0, count=0)
+        if alike not in found or collective.total_bytes > found[alike].total_bytes:
+            found[alike] = collective
+    return tuple(found.values())
 
 
 def _check_everyone_comes(module: Module, classes: list[DeviceClass], orders: list[list[Collective]]) -> None:
@@ -111,20 +125,30 @@ def _deadlock(device: int, ours: Any, other: int, theirs: Any) -> ProgramError:
     )
 
 
-def _of_class(module: Module, alike: DeviceClass, order: list[Collective]) -> Costs:
+def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None) -> Costs:
+    """What a device of the class does; ``order``, if given, gets its collectives one by one."""
     looked: dict[Block, _BlockCosts] = {}
-    total = _BlockCosts()
-    sent: Counter[Collective] = Counter()
+    times: Counter[Block] = Counter()
     for block in executed(module.main, iter(alike.decisions)):
         if block not in looked:
             looked[block] = _of_block(block, module.mesh, alike.device)
+        times[block] += 1
+        if order is not None:
+            order += looked[block].collectives
+            if len(order) > MAX_COLLECTIVES:
+                line = order[-1].line or "unknown line"
+                raise ProgramError(f"{line}: a step runs more than {MAX_COLLECTIVES:,} collectives, too many to follow")
+    total = _BlockCosts()
+    sent: Counter[Collective] = Counter()
+    for block, count in times.items():
         found = looked[block]
-        total.flops += found.flops
-        total.elementwise += found.elementwise
-        total.touched += found.touched
-        total.products.update(found.products)
-        order += found.collectives
-    sent.update(order)
+        total.flops += count * found.flops
+        total.elementwise += count * found.elementwise
+        total.touched += count * found.touched
+        for kind, products in found.products.items():
+            total.products[kind] += count * products
+        for collective in found.collectives:
+            sent[collective] += count
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
     return Costs(total.flops, total.elementwise, total.touched, collectives, dict(total.products))
 
@@ -148,13 +172,22 @@ def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
         elif op.kind == "dot_general":
             found.flops += dot_flops(op)
             found.products[" x ".join(operand.dtype for operand in op.operands)] += 1
-        elif op.kind in ELEMENTWISE or op.kind in ("sort", "reduce_window", "rng_bit_generator"):
+        elif op.kind in ELEMENTWISE or op.kind in ("sort", "rng_bit_generator"):
             found.elementwise += sum(result.elements for result in op.results)
-        elif op.kind == "reduce":
-            found.elementwise += sum(operand.elements for operand in op.operands)
+        elif op.kind == "reduce" or op.kind == "reduce_window":
+            found.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
             found.touched += _touched(op)
     return found
+
+
+def reduce_operations(op: Op) -> float:
+    """Operations of a reduction: its region's for each element, or for each element of each window."""
+    per = max(1, sum(inner.kind in ELEMENTWISE for inner in walk(op.regions[0])) // max(1, len(op.results)))
+    if op.kind == "reduce":
+        return float(per * sum(operand.elements for operand in op.operands[: len(op.results)]))
+    window = math.prod(op.attributes["window_dimensions"])
+    return float(per * window * sum(result.elements for result in op.results))
 
 
 def dot_flops(op: Op) -> float:

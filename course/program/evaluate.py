@@ -16,6 +16,8 @@ import numpy as np
 from course.program.ir import Block, Module, Op, Value, unsupported, walk
 
 MAX_ELEMENTS = 4096
+# Operations that are evaluated for one device, those on many elements counted more.
+MAX_EVALUATED = 1_000_000
 MAX_DECISIONS = 1_000_000
 Known = dict[Value, np.ndarray]
 
@@ -100,6 +102,7 @@ class _Run:
         self.main, self.device = module.main, device
         self.known: Known = {}
         self.found: list[int] = []
+        self.left: float = MAX_EVALUATED
         deciding = _deciding(module.main)
         blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
         self.relevant = {b: [op for op in b.ops if op in deciding or op.kind in ("while", "case")] for b in blocks}
@@ -110,6 +113,9 @@ class _Run:
 
     def _run(self, block: Block) -> None:
         for op in self.relevant[block]:
+            self.left -= 1 + sum(result.elements for result in op.results if result.elements <= MAX_ELEMENTS) / 64
+            if self.left < 0:
+                raise unsupported(op, op.line, "following the program's counters takes too long; use fewer trips")
             if op.kind == "while":
                 self._loop(op)
             elif op.kind == "case":

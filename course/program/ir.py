@@ -110,7 +110,8 @@ def _sweep(block: Block, live: set[Value]) -> set[Value]:
         kept.append(op)
         live.update(op.operands)
         for region in op.regions:
-            live |= _sweep(region, live | set(region.returns))
+            live.update(region.returns)
+            _sweep(region, live)
     block.ops = kept[::-1]
     return live
 
@@ -146,11 +147,11 @@ def _trim_case(op: Op, live: set[Value]) -> None:
 
 
 def _needed_values(block: Block, live: set[Value]) -> set[Value]:
-    """What computing ``live`` uses, without changing the block."""
-    live = set(live)
+    """``live`` with everything that computing it uses; the block stays as it is."""
     for op in reversed(block.ops):
         if any(result in live for result in op.results):
             live.update(op.operands)
             for region in op.regions:
-                live |= _needed_values(region, live | set(region.returns))
+                live.update(region.returns)
+                _needed_values(region, live)
     return live

@@ -221,19 +221,24 @@ def _loop(op: Op, state: _State, free: Unwritten, dying: set[Value]) -> None:
     condition, body = op.regions
     for operand in op.operands:
         state.read(operand)
+    read_inside = [place for v in captured(body) | captured(condition) for place in state.places.get(v, ())]
+    unchanged = [value is argument for value, argument in zip(body.returns, body.arguments, strict=True)]
+    # Buffers that a carry cannot have for itself: two carries may be views of one.
+    taken = {id(place) for place in read_inside}
+    taken |= {id(place) for v, same in zip(op.operands, unchanged, strict=True) if same
+              for place in state.places.get(v, ())}  # fmt: skip
     carried: list[tuple[_Buffer, ...]] = []
-    for i, operand in enumerate(op.operands):
+    for operand, result, same in zip(op.operands, op.results, unchanged, strict=True):
         places = state.places.get(operand, ())
-        unchanged = body.returns[i] is body.arguments[i]
         own = len(places) == 1 and places[0].role != "argument" and places[0].bytes == operand.bytes
-        if unchanged or (own and operand in dying and op.operands.count(operand) == 1):
+        if same or (own and operand in dying and id(places[0]) not in taken):
             carried.append(places)
+            taken |= {id(place) for place in places}
         else:
-            state.new(op.results[i], op)
-            carried.append(state.places[op.results[i]])
+            state.new(result, op)
+            carried.append(state.places[result])
     for region in (condition, body):
         state.places.update(zip(region.arguments, carried, strict=True))
-    read_inside = [place for v in captured(body) | captured(condition) for place in state.places.get(v, ())]
     _schedule(condition, state, free)
     _schedule(body, state, free)
     state.clock += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from course.program.collectives import groups_of
-from course.program.ir import COLLECTIVES, Block, Module
+from course.program.ir import COLLECTIVES, Block, Module, Op
 
 # What XLA's front end adds or leaves out by size alone, without computing anything.
 _IGNORED = {"constant", "reshape", "broadcast_in_dim", "convert"}
@@ -20,6 +20,11 @@ def difference(small: Module, large: Module) -> str:
     return ""
 
 
+def _changes_precision(op: Op) -> bool:
+    """Whether an op makes one float of another; conversions of integers come and go with sizes."""
+    return op.kind == "convert" and all(v.dtype.startswith(("f", "bf")) for v in (op.operands[0], op.results[0]))
+
+
 def _pad(ours: list[Any], theirs: list[Any]) -> list[tuple[Any, Any]]:
     length = max(len(ours), len(theirs))
     return list(zip(ours + [None] * (length - len(ours)), theirs + [None] * (length - len(theirs)), strict=True))
@@ -28,10 +33,11 @@ def _pad(ours: list[Any], theirs: list[Any]) -> list[tuple[Any, Any]]:
 def _sequence(block: Block, mesh: dict[str, int], depth: int) -> list[Any]:
     found: list[Any] = []
     for op in block.ops:
-        if op.kind in _IGNORED:
+        if op.kind in _IGNORED and not _changes_precision(op):
             continue
         axes = groups_of(op, mesh).axes if op.kind in COLLECTIVES else ()
-        found.append(((depth, op.kind, tuple(result.dtype for result in op.results), axes), op.line))
+        multiplied = tuple(operand.dtype for operand in op.operands) if op.kind == "dot_general" else ()
+        found.append(((depth, op.kind, tuple(result.dtype for result in op.results), axes, multiplied), op.line))
         for region in op.regions:
             found += _sequence(region, mesh, depth + 1)
     return found

@@ -13,7 +13,7 @@ from course.program.compiled.groups import replica_groups, source_target_pairs
 from course.program.compiled.schedule import Computation, Instruction, Schedule, walk
 from course.program.costs import wire_bytes
 from course.program.ir import Op, Value
-from course.program.timeline.network import Instance
+from course.program.simulator.network import Instance
 
 
 @dataclass(frozen=True)

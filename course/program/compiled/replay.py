@@ -19,8 +19,8 @@ from course.machine import Machine
 from course.program.compiled.collectives import as_op, done_of, transfer
 from course.program.compiled.kernels import Work, work_of
 from course.program.compiled.schedule import Computation, Instruction, Schedule
-from course.program.timeline import Bar
-from course.program.timeline.network import Instance, Network
+from course.program.simulator import Bar
+from course.program.simulator.network import Instance, Network
 
 # Asks for a time to be reached or a transfer to end; is sent the time at which that happened, gives its own end.
 _Process = Generator[float | Instance, float, float]

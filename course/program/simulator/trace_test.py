@@ -11,9 +11,9 @@ from trace_lanefix.core import fix_overlaps
 
 from course.program import parse, timeline
 from course.program.program_test import program_of, struct
-from course.program.timeline.gaps import gaps
-from course.program.timeline.timeline_test import MACHINE, RING
-from course.program.timeline.trace import IDLE, to_trace, trace_text
+from course.program.simulator.gaps import gaps
+from course.program.simulator.timeline_test import MACHINE, RING
+from course.program.simulator.trace import IDLE, to_trace, trace_text
 
 # The documented Trace Event Format, as far as we use it: metadata, complete events, and flows bound to their slice.
 NUMBER, WHOLE, TEXT = {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}, {"type": "string"}

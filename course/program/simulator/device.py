@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from course.program.collectives import DeviceClass
 from course.program.evaluate import executed
 from course.program.ir import Block, Op, Value
-from course.program.timeline.kernels import BRANCH, COLLECTIVE, FREE, KERNEL, LOOP, Step
-from course.program.timeline.network import Instance
+from course.program.simulator.kernels import BRANCH, COLLECTIVE, FREE, KERNEL, LOOP, Step
+from course.program.simulator.network import Instance
 
 if TYPE_CHECKING:
-    from course.program.timeline.simulation import Simulation
+    from course.program.simulator.simulation import Simulation
 
 
 @dataclass(eq=False, slots=True)

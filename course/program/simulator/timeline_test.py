@@ -13,7 +13,7 @@ from course.machine import Link, Machine
 from course.machines import machine
 from course.program import ProgramError, parse, timeline
 from course.program.program_test import F32, program_of, struct
-from course.program.timeline.simulation import MAX_STEPS, simulate
+from course.program.simulator.simulation import MAX_STEPS, simulate
 from course.validation.programs import Sizes3D, gather_matmul, pipeline, three_d_step
 
 # One FLOP takes 1 s, one byte on a link 1 s, one step of a ring 100 s; memory is free.

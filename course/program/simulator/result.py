@@ -8,9 +8,9 @@ from typing import Any
 
 from course.machine import Machine
 from course.program.ir import Module
-from course.program.timeline.device import Device, Kernel
-from course.program.timeline.network import Instance
-from course.program.timeline.simulation import Simulation, simulate
+from course.program.simulator.device import Device, Kernel
+from course.program.simulator.network import Instance
+from course.program.simulator.simulation import Simulation, simulate
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ The rules, all of them:
   charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
 - Reshapes, transposes, slices, barriers and constants are free: compilers fold them into layouts and addresses. An
   update of a slice is a kernel that reads its new content and writes it in place.
-- So is arithmetic on single numbers, which loops count with.
+- What a loop hands to its next trip must lie where the loop carries it: a slice or transpose, or the value of another
+  carry, is copied there.
+- Free is also arithmetic on single numbers, which loops count with.
 - Reading a slice touches the slice, not what it is cut from; so do a gather and a scatter.
 """
 
@@ -19,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from course.machine import Machine
-from course.program.costs import dot_flops
+from course.program.costs import dot_flops, reduce_operations
 from course.program.fusion import fused_values
 from course.program.ir import COLLECTIVES, ELEMENTWISE, Block, Module, Op, Value, walk
 
@@ -52,17 +54,21 @@ class Step:
 
 @dataclass(slots=True)
 class _Chain:
-    """What computing a fused value takes: bytes by the value in memory that they are read from, and operations."""
+    """What computing a fused value takes: the op, and bytes by the value in memory that they are read from."""
 
+    op: Op
     reads: dict[Value, float]
-    operations: float
 
 
 def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
     """The steps of every block, in program order."""
     fused = fused_values(module.main)
-    blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
-    return {block: _of_block(block, fused, machine) for block in blocks}
+    found = {module.main: _of_block(module.main, fused, machine, None)}
+    for op in walk(module.main):
+        for number, region in enumerate(op.regions):
+            loop = op if op.kind == "while" and number == 1 else None
+            found[region] = _of_block(region, fused, machine, loop)
+    return found
 
 
 def ready_first(steps: list[Step]) -> list[Step]:
@@ -80,10 +86,12 @@ def ready_first(steps: list[Step]) -> list[Step]:
     return [steps[number] for _, _, number in sorted(places)]
 
 
-def _of_block(block: Block, fused: set[Value], machine: Machine) -> list[Step]:
+def _of_block(block: Block, fused: set[Value], machine: Machine, loop: Op | None) -> list[Step]:
+    """The steps of a block; ``loop`` is the loop whose body it is, if it is one."""
     chains: dict[Value, _Chain] = {}
     readers = Counter(operand for op in block.ops for operand in dict.fromkeys(op.operands))
     steps = []
+    carried = set(block.returns) if loop else set()
     for op in block.ops:
         if op.kind in ("while", "case"):
             reads = tuple(op.operands if op.kind == "while" else op.operands[:1])
@@ -95,10 +103,23 @@ def _of_block(block: Block, fused: set[Value], machine: Machine) -> list[Step]:
                 chains[op.results[0]] = chain
                 continue
         step = _step(op, chains, machine)
+        if step.what == FREE and op.results and op.results[0] in carried and op.kind not in ("reshape", "constant"):
+            step = _copy(op, step.reads, op.results[0], machine)
         # A free step without anything to wait for is ready at once: nothing to do.
         if step.what != FREE or step.reads:
             steps.append(step)
+    if loop:
+        arguments = set(block.arguments)
+        for value, argument in zip(block.returns, block.arguments, strict=True):
+            if value in arguments and value is not argument:
+                steps.append(_copy(loop, (value,), value, machine))
     return steps
+
+
+def _copy(op: Op, reads: tuple[Value, ...], value: Value, machine: Machine) -> Step:
+    """A kernel that moves a value to where the loop carries it."""
+    moved = 2.0 * value.bytes
+    return Step(op, KERNEL, reads, machine.kernel_seconds(moved), 0.0, moved)
 
 
 def _better_written(value: Value, chain: _Chain, readers: int) -> bool:
@@ -108,29 +129,40 @@ def _better_written(value: Value, chain: _Chain, readers: int) -> bool:
 
 
 def _chain(op: Op, chains: dict[Value, _Chain]) -> _Chain:
-    reads, operations = _inputs(op, chains)
-    result = op.results[0]
+    reads = _inputs(op.operands, chains)
     if op.kind in _ADDRESSES:
-        reads = {value: min(size, float(result.bytes)) for value, size in reads.items()}
-    if op.kind in ELEMENTWISE:
-        operations += result.elements
-    return _Chain(reads, operations)
+        reads = {value: min(size, float(op.results[0].bytes)) for value, size in reads.items()}
+    return _Chain(op, reads)
 
 
-def _inputs(op: Op, chains: dict[Value, _Chain]) -> tuple[dict[Value, float], float]:
-    """What an op reads from memory, through what is fused into it, and the fused operations."""
+def _inputs(operands: list[Value], chains: dict[Value, _Chain]) -> dict[Value, float]:
+    """What is read from memory for some operands, through what is fused."""
     reads: dict[Value, float] = {}
-    operations = 0.0
-    for operand in dict.fromkeys(op.operands):
+    for operand in dict.fromkeys(operands):
         chain = chains.get(operand)
-        operations += chain.operations if chain else 0.0
         for value, size in (chain.reads if chain else {operand: float(operand.bytes)}).items():
             reads[value] = max(size, reads.get(value, 0.0))
-    return reads, operations
+    return reads
+
+
+def _fused_operations(operands: list[Value], chains: dict[Value, _Chain]) -> float:
+    """Operations of everything that is fused into some operands; each op counts once, however many paths lead to it."""
+    seen: set[Value] = set()
+    queue = list(operands)
+    total = 0.0
+    while queue:
+        value = queue.pop()
+        chain = chains.get(value)
+        if chain is None or value in seen:
+            continue
+        seen.add(value)
+        total += value.elements if chain.op.kind in ELEMENTWISE else 0.0
+        queue += chain.op.operands
+    return total
 
 
 def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
-    reads, operations = _inputs(op, chains)
+    reads = _inputs(op.operands, chains)
     values = tuple(reads)
     if op.kind in COLLECTIVES:
         return Step(op, COLLECTIVE, values)
@@ -144,17 +176,17 @@ def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
         flops, moved = dot_flops(op), sum(reads.values()) + op.results[0].bytes
         seconds = max(machine.matmul_seconds(flops, moved, operand.dtype) for operand in op.operands)
         return Step(op, KERNEL, values, seconds, flops, moved)
-    moved, operations = _traffic(op, reads, operations, chains)
+    moved, operations = _traffic(op, reads, chains)
     return Step(op, KERNEL, values, machine.kernel_seconds(moved, operations), 0.0, moved)
 
 
-def _traffic(op: Op, reads: dict[Value, float], operations: float, chains: dict[Value, _Chain]) -> tuple[float, float]:
+def _traffic(op: Op, reads: dict[Value, float], chains: dict[Value, _Chain]) -> tuple[float, float]:
     """Bytes and operations of a kernel that is no matrix product."""
     written = float(sum(result.bytes for result in op.results))
     if op.kind == "dynamic_update_slice":
-        update = op.operands[1]
-        chain = chains.get(update) or _Chain({update: float(update.bytes)}, 0.0)
-        return sum(chain.reads.values()) + update.bytes, chain.operations
+        update = op.operands[1:2]
+        return sum(_inputs(update, chains).values()) + update[0].bytes, _fused_operations(update, chains)
+    operations = _fused_operations(op.operands, chains)
     if op.kind == "scatter":
         updates = sum(operand.bytes for operand in op.operands[1:])
         return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations
@@ -163,7 +195,7 @@ def _traffic(op: Op, reads: dict[Value, float], operations: float, chains: dict[
     if op.kind in ELEMENTWISE or op.kind == "rng_bit_generator":
         operations += op.results[0].elements
     elif op.kind in ("reduce", "reduce_window"):
-        operations += op.operands[0].elements
+        operations += reduce_operations(op)
     elif op.kind == "sort":
         operations += op.operands[0].elements * max(1.0, math.log2(max(2, op.operands[0].elements)))
     return sum(reads.values()) + written, operations

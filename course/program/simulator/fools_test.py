@@ -1,5 +1,7 @@
 """What would fool a naive simulator, one test each: it is refused, or it is priced."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,3 +116,98 @@ def test_a_branch_on_the_platform_holds_what_the_platform_gets():
 
     assert costs(parse(program(local))).flops == 0
     assert costs(parse(program(local, platform="cuda"))).flops == PRODUCT
+
+
+def test_a_collective_that_only_the_less_busy_devices_run_is_counted():
+    def local(x):
+        sent = lax.ppermute(x, "data", [(i, i + 1) for i in range(1, 7)])
+        return lax.cond(lax.axis_index("data") == 0, jnp.tanh, lambda x: x, x) + sent
+
+    (found,) = costs(parse(program(local))).collectives
+    assert (found.kind, found.wire_bytes) == ("collective_permute", 2 * WIDTH**2)
+
+
+def test_loop_carries_that_start_as_views_of_one_buffer_are_buffers_of_their_own():
+    def local(x):
+        start = x * 2
+        views = tuple(start.reshape(WIDTH * 2**k, WIDTH // 2**k) for k in range(4))
+        end = lax.scan(
+            lambda c, i: (tuple(v + (i + k).astype(v.dtype) for k, v in enumerate(c)), None), views, jnp.arange(4)
+        )[0]
+        return sum(v.reshape(x.shape) @ x for v in end)
+
+    found = memory(parse(program(local)), program(local))
+    assert found.temporaries >= 4 * 2 * WIDTH**2
+
+
+def test_lower_precision_at_the_realistic_size_alone_is_a_difference():
+    def local(x):
+        low = x.astype(jnp.float8_e4m3fn) if x.shape[0] > 1024 else x
+        return lax.dot(low, low, preferred_element_type=jnp.bfloat16)
+
+    small = program(local, inputs={"x": struct(64, 8, dtype=jnp.bfloat16)})
+    assert "at here:" in difference(parse(small), parse(program(local)))
+
+
+def test_what_a_fused_chain_computes_is_charged_once_however_many_paths_lead_to_it():
+    def chain(levels):
+        def local(x):
+            for _ in range(levels):
+                x = x * x + x
+            return x
+
+        return local
+
+    machine_of_arithmetic = replace(H100, vector_flops=1.0)
+    times = [timeline(parse(program(chain(n))), machine_of_arithmetic).seconds for n in (5, 10)]
+    assert times[1] == pytest.approx(2 * times[0])
+
+
+def test_arithmetic_inside_a_reduction_is_charged():
+    def reduction(work):
+        def body(a, b):
+            for _ in range(work):
+                b = b * 1.5
+            return a + b
+
+        return lambda x: x + lax.reduce(x, np.array(0, x.dtype), body, (0,))
+
+    def window(size):
+        return lambda x: lax.reduce_window(x, np.array(0, x.dtype), lax.add, (size, size), (1, 1), "SAME")
+
+    machine_of_arithmetic = replace(H100, vector_flops=1.0)
+    for cheap, dear, ratio in ((reduction(2), reduction(200), 50), (window(2), window(20), 100)):
+        few, many = (timeline(parse(program(f)), machine_of_arithmetic).seconds for f in (cheap, dear))
+        assert many > 0.9 * ratio * few
+
+
+def test_what_a_loop_hands_on_in_another_place_is_copied():
+    def rotated(x):
+        return lax.fori_loop(0, 8, lambda _, c: (c[1], c[0]), (x, x + 1))[0]
+
+    def kept(x):
+        return lax.fori_loop(0, 8, lambda _, c: (c[0], c[1]), (x, x + 1))[0]
+
+    copied = 8 * 2 * 2 * 2 * WIDTH**2 / H100.memory_bandwidth
+    assert seconds(rotated) - seconds(kept) > 0.9 * copied
+
+
+def test_counters_that_take_forever_to_follow_are_refused():
+    def local(x):
+        return lax.while_loop(lambda c: c[0] < 10**7, lambda c: (c[0] + 1, c[1] + 1), (0, x))[1]
+
+    with pytest.raises(ProgramError, match=r"here:\d+: .*(too long|times)"):
+        costs(parse(program(local)))
+
+
+def test_values_that_no_machine_holds_are_refused():
+    with pytest.raises(ProgramError, match=r"more than 2\^60 bytes"):
+        parse(program(lambda x: jnp.broadcast_to(x[0, 0], (2**31 - 1,) * 3).sum() + x))
+
+
+def test_constants_of_complex_numbers_are_no_stumbling_block():
+    def local(x):
+        turned = lax.complex(x.astype(jnp.float32), x.astype(jnp.float32)) * jnp.complex64(1j)
+        return jnp.real(turned).astype(x.dtype)
+
+    assert costs(parse(program(local))).elementwise > 0

@@ -10,11 +10,11 @@ from course.program.collectives import DeviceClass, Groups, device_classes, grou
 from course.program.costs import wire_bytes
 from course.program.ir import Block, Module, Op
 from course.program.program import ProgramError
-from course.program.timeline.device import Device
-from course.program.timeline.kernels import Step, ready_first, schedule
-from course.program.timeline.network import Instance, Network
+from course.program.simulator.device import Device
+from course.program.simulator.kernels import Step, ready_first, schedule
+from course.program.simulator.network import Instance, Network
 
-MAX_STEPS = 3_000_000
+MAX_STEPS = 1_000_000
 
 
 class Simulation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from course.program.timeline import Bar, DeviceTime, Timeline
+from course.program.simulator import Bar, DeviceTime, Timeline
 
 
 @dataclass(frozen=True)

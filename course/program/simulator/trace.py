@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any
 
 from course.program.ir import COLLECTIVES
-from course.program.timeline import Bar, DeviceTime, Timeline
-from course.program.timeline.gaps import Gap, by_device, gaps
+from course.program.simulator import Bar, DeviceTime, Timeline
+from course.program.simulator.gaps import Gap, by_device, gaps
 
 IDLE = "not computing"
 

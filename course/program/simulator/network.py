@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -10,6 +11,7 @@ from typing import Any
 
 # A class of devices that behave alike, by its number; it stands for each of its members.
 ClassIndex = int
+Stream = tuple[ClassIndex, tuple[str, ...]]
 
 
 @dataclass(eq=False, slots=True)
@@ -64,9 +66,10 @@ class Network:
         self.overtaken = False  # whether a collective ever began before one that stands earlier in the program
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
-        self._queues: dict[tuple[ClassIndex, tuple[str, ...]], list[Instance]] = {}
-        self._busy: dict[tuple[ClassIndex, tuple[str, ...]], Instance | None] = {}
-        self._waiting: list[Instance] = []
+        # What each stream has been given and not begun, in program order, and of that what is ready, in that order.
+        self._queues: dict[Stream, OrderedDict[Instance, None]] = {}
+        self._waiting: dict[Stream, OrderedDict[Instance, None]] = {}
+        self._busy: dict[Stream, Instance | None] = {}
         self._flowing: list[Instance] = []
 
     def at(self, time: float, action: Callable[[float], None]) -> None:
@@ -81,7 +84,7 @@ class Network:
 
     def issue(self, instance: Instance, member: ClassIndex) -> None:
         """A member reaches the collective in its program; its operands need not be ready yet."""
-        self._queues.setdefault((member, instance.axes), []).append(instance)
+        self._queues.setdefault((member, instance.axes), OrderedDict())[instance] = None
 
     def arrive(self, instance: Instance, member: ClassIndex, time: float, cause: Any) -> None:
         """A member's operands are ready from ``time`` on."""
@@ -90,28 +93,36 @@ class Network:
             instance.arrived[member] = (now, cause)
             if len(instance.arrived) == len(instance.members):
                 instance.ready, instance.cause = now, (member, cause)
-                self._waiting.append(instance)
-                self._start_what_can(now)
+                for stream in self._streams(instance):
+                    self._waiting.setdefault(stream, OrderedDict())[instance] = None
+                self._begin_first(self._streams(instance), now, None)
 
         self.at(time, arrived)
 
-    def _start_what_can(self, now: float) -> None:
-        for instance in list(self._waiting):
-            if all(self._free(instance, member) for member in instance.members):
-                self._waiting.remove(instance)
-                self._begin(instance, now)
+    def _begin_first(self, streams: list[Stream], now: float, ended: Instance | None) -> None:
+        """Begin what can begin on streams of which something has changed: ``ended`` has left them."""
+        for stream in streams:
+            ready = self._waiting.get(stream)
+            if not ready or self._busy.get(stream) is not None:
+                continue
+            first = next(iter(self._queues[stream]))
+            for instance in ([first] if first in ready else []) if self.program_order else ready:
+                if all(self._free(instance, other) for other in self._streams(instance)):
+                    self._begin(instance, now, ended)
+                    break
 
-    def _free(self, instance: Instance, member: ClassIndex) -> bool:
-        stream = (member, instance.axes)
+    def _free(self, instance: Instance, stream: Stream) -> bool:
         if self._busy.get(stream) is not None:
             return False
-        return not self.program_order or self._queues[stream][0] is instance
+        return not self.program_order or next(iter(self._queues[stream])) is instance
 
-    def _begin(self, instance: Instance, now: float) -> None:
+    def _begin(self, instance: Instance, now: float, ended: Instance | None) -> None:
+        if ended is not None:
+            instance.cause = ended
         for stream in self._streams(instance):
             queue = self._queues[stream]
-            self.overtaken |= queue[0] is not instance
-            queue.remove(instance)
+            self.overtaken |= next(iter(queue)) is not instance
+            del queue[instance], self._waiting[stream][instance]
             self._busy[stream] = instance
         instance.start = now
         instance.left = instance.wire_bytes
@@ -146,18 +157,15 @@ class Network:
             self._flowing.remove(instance)
             for stream in self._streams(instance):
                 self._busy[stream] = None
-            for waiting in self._waiting:
-                if any(stream in self._streams(waiting) for stream in self._streams(instance)):
-                    waiting.cause = instance
             self._share(now)
             for action in instance.after:
                 action(now)
-            self._start_what_can(now)
+            self._begin_first(self._streams(instance), now, instance)
 
         return finish
 
     @staticmethod
-    def _streams(instance: Instance) -> list[tuple[ClassIndex, tuple[str, ...]]]:
+    def _streams(instance: Instance) -> list[Stream]:
         return [(member, instance.axes) for member in instance.members]
 
 

@@ -12,6 +12,6 @@ The rules, all of them; ``kernels`` has those of a single kernel:
 - Devices that behave alike, exactly, are simulated once.
 """
 
-from course.program.timeline.result import Bar, DeviceTime, Piece, Timeline, bubble, timeline
+from course.program.simulator.result import Bar, DeviceTime, Piece, Timeline, bubble, timeline
 
 __all__ = ["Bar", "DeviceTime", "Piece", "Timeline", "bubble", "timeline"]
