@@ -5,7 +5,7 @@ import pytest
 from autograder.contract import Case, Evidence
 from autograder.limits import NAIVE, exposed_within, temporaries_within, time_within
 from course.program import Costs, Memory, Timeline
-from course.program.timeline import DeviceTime, Piece
+from course.program.simulator import DeviceTime, Piece
 
 MiB = 2**20
 REFERENCES = {

@@ -1,14 +1,14 @@
-"""``profile``: a function's timeline and memory on a machine, beside the reference's and the naive way's."""
+"""``profile``: a function's timeline and memory on a machine, beside the reference's and the naive ways'."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autograder.beside import REFERENCE, solution, versions
 from autograder.check import TRACE_SECONDS, _find, _locate_file, _locate_live
 from autograder.contract import Case, Task, load, trace
 from autograder.grading.intake import read_notebook
@@ -23,12 +23,11 @@ from autograder.grading.tracing import (
     trace_cases,
 )
 from course.machine import Machine
-from course.machines import machine as find_machine
-from course.predict import Prediction, predict
+from course.predict import Prediction, described, predict, resolved
 from course.program import Locate, Program, ProgramError
 
 Progress = Callable[[str], None]
-YOURS, REFERENCE, NAIVE = "yours", "reference", "naive"
+YOURS = "yours"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Profile:
         chapter, function: Whose.
         case: The mesh and the sizes that it was traced at.
         machine: The machine's name.
-        predictions: Of ``yours``, ``reference`` and ``naive``, as far as there are.
+        predictions: Of ``yours``, of ``reference`` and of each naive way, by what it does, as far as there are.
         missing: Why there is none of the others, by name.
         problem: Why there is none of yours.
         programs: Yours as exported: ``cpu``, and ``cuda`` where the GPU compiler was asked.
@@ -81,7 +80,7 @@ class Profile:
 
         if self.problem is not None:
             return problem_html(self.title, self.problem.message, self.problem.line)
-        return comparison_html(self.title, self.predictions, self.remarks)
+        return comparison_html(self.title, self.predictions, self.remarks, reference=REFERENCE)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self.html()}
@@ -119,9 +118,12 @@ def profile(
         model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
 
     Raises:
+        TypeError: It is no function, or the machine is neither a machine nor its name.
         LookupError: No chapter has such a function, or no machine that name.
-        ValueError: The machine has too few devices.
+        ValueError: The machine has too few devices, or ``model_flops`` is no positive number.
     """
+    if not callable(function):
+        raise TypeError(f"profile takes one of your functions, as in profile(fsdp_loss), not {described(function)}")
     chapter, task = _find(getattr(function, "__name__", ""))
     where = machine_of(task, machine)
     return profile_function(chapter, task, function, _locate_live(function), where, aot=aot, model_flops=model_flops)
@@ -175,13 +177,16 @@ def profile_function(
         return _without(chapter, task, machine, found)
     own, programs = found
     predictions, missing = {YOURS: own}, {}
-    for which in (REFERENCE, NAIVE):
+    for which, other in versions(chapter, task).items():
         say(which)
-        other = _course(chapter, task, which, machine, aot, model_flops)
-        if isinstance(other, Prediction):
-            predictions[which] = other
-        else:
+        if isinstance(other, str):
             missing[which] = other
+            continue
+        found = look(task, other, _locate_file(other), machine, aot=aot, model_flops=model_flops)
+        if isinstance(found, Problem):
+            missing[which] = found.message
+        else:
+            predictions[which] = found[0]
     return Profile(chapter, task.name, case.name, machine.name, predictions, missing, None, programs)
 
 
@@ -197,7 +202,7 @@ def predict_solution(
     """
     task = load(chapter).task(name)
     where = machine_of(task, machine)
-    function = _solution(chapter, name)
+    function = solution(chapter, name)
     if isinstance(function, str):
         raise LookupError(function)
     found = look(task, function, _locate_file(function), where, aot=aot, model_flops=model_flops)
@@ -252,40 +257,8 @@ def largest_case(task: Task) -> Case:
 
 def machine_of(task: Task, given: str | Machine | None) -> Machine:
     """The machine that was named, else the one that the task's time is judged on; ``LookupError`` if there is none."""
-    return given if isinstance(given, Machine) else find_machine(given or task.machine)
+    return resolved(task.machine if given is None else given)
 
 
 def _without(chapter: str, task: Task, machine: Machine, problem: Problem) -> Profile:
     return Profile(chapter, task.name, largest_case(task).name, machine.name, {}, {}, problem)
-
-
-def _course(
-    chapter: str, task: Task, which: str, machine: Machine, aot: bool, model_flops: float | None
-) -> Prediction | str:
-    """The reference's or the naive way's prediction, or why there is none."""
-    function = _solution(chapter, task.name) if which == REFERENCE else _naive(chapter, task)
-    if isinstance(function, str):
-        return function
-    found = look(task, function, _locate_file(function), machine, aot=aot, model_flops=model_flops)
-    return found.message if isinstance(found, Problem) else found[0]
-
-
-def _solution(chapter: str, name: str) -> Callable[..., Any] | str:
-    return _of_module(f"solutions.{chapter}", lambda module: getattr(module, name))
-
-
-def _naive(chapter: str, task: Task) -> Callable[..., Any] | str:
-    if not task.naive:
-        return "this function has no naive version to compare with"
-    found = _of_module(f"autograder.mutants.{chapter}", lambda module: {m.name: m for m in module.MUTANTS})
-    return found if isinstance(found, str) else found[task.naive].function
-
-
-def _of_module(name: str, what: Callable[[Any], Any]) -> Any:
-    """Something of a module that an installation for students may lack; then a sentence that says so."""
-    try:
-        return what(importlib.import_module(name))
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        return "not part of this installation: it comes when the chapter is released"

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from autograder.beside import versions
 from autograder.check import _locate_file
 from autograder.contract import load
 from autograder.demo.__main__ import HERE as DEMO
 from autograder.profile import (
-    NAIVE,
     REFERENCE,
     YOURS,
     largest_case,
@@ -20,8 +20,10 @@ from autograder.profile import (
     profile_function,
     profile_notebook,
 )
+from course.show.quantities import seconds_text
 from solutions import fsdp
 
+KEEPS, FEW_ROWS = "keeps gathered weights", "computes a few rows at a time"
 TASK = load("fsdp").task("fsdp_loss")
 assert TASK.analysed
 LARGE = TASK.analysed[0]
@@ -33,16 +35,49 @@ def found():
     return profile(fsdp.fsdp_loss)
 
 
-def test_a_profile_has_yours_the_reference_and_the_naive_way(found):
-    assert list(found.predictions) == [YOURS, REFERENCE, NAIVE]
+def test_a_profile_has_yours_the_reference_and_both_naive_ways_named_by_what_they_do(found):
+    assert list(found.predictions) == [YOURS, REFERENCE, KEEPS, FEW_ROWS]
     assert found.problem is None and not found.missing
     assert found.machine == TASK.machine and found.case == LARGE.name
 
 
 def test_the_reference_profiled_as_yours_measures_what_the_reference_measures(found):
-    yours, reference, naive = found.predictions.values()
+    yours, reference, keeps, few = found.predictions.values()
     assert (yours.timeline.seconds, yours.memory.peak) == (reference.timeline.seconds, reference.memory.peak)
-    assert naive.memory.temporaries > 2 * reference.memory.temporaries
+    assert keeps.memory.temporaries > 2 * reference.memory.temporaries
+    assert few.timeline.seconds > 3 * reference.timeline.seconds
+
+
+def test_a_way_that_is_three_times_slower_leaves_room_for_the_others(found):
+    longest = max(p.timeline.seconds for name, p in found.predictions.items() if name != FEW_ROWS)
+    slow = seconds_text(found.predictions[FEW_ROWS].timeline.seconds)
+    assert f"{FEW_ROWS}: {slow}, cut off at {seconds_text(2 * longest)}" in found.html()
+
+
+def test_tasks_with_one_naive_way_or_none_have_as_many():
+    one = load("fsdp").task("gather_params")
+    assert list(versions("fsdp", one)) == [REFERENCE, "sums padded parts"]
+    assert list(versions("fsdp", replace(one, naive=""))) == [REFERENCE]
+    assert list(versions("fsdp", replace(one, slow=one.naive))) == [REFERENCE, "sums padded parts"]
+
+
+def test_a_function_that_computes_and_sends_nothing_gets_a_sentence_and_its_memory():
+    found = profile(fsdp.shard_params)
+    assert "computes and sends nothing" in repr(found) and "memory at the peak" in repr(found)
+    assert "computes and sends nothing" in found.html() and "exposed" not in repr(found)
+    assert found.html().count("<svg ") == len(found.predictions)
+
+
+@pytest.mark.parametrize("given", [3, "file", None])
+def test_what_is_no_function_is_told_so(given):
+    with pytest.raises(TypeError, match=r"profile takes one of your functions, as in profile\(fsdp_loss\), not"):
+        profile(given)
+
+
+def test_flops_that_are_no_positive_number_are_refused():
+    for flops in (-1.0, float("nan"), float("inf"), 0):
+        with pytest.raises(ValueError, match="positive, finite"):
+            profile(fsdp.fsdp_loss, model_flops=flops)
 
 
 def test_lines_are_the_learners(found):
@@ -54,7 +89,7 @@ def test_lines_are_the_learners(found):
 
 def test_in_a_notebook_it_is_a_picture_and_elsewhere_tables(found):
     bundle = found._repr_mimebundle_()
-    assert bundle["text/html"].count("<svg ") == 1 + 3
+    assert bundle["text/html"].count("<svg ") == 1 + 4
     assert bundle["text/plain"] == repr(found)
     assert repr(found).startswith("fsdp_loss at data=8, width 4096, predicted for 8xH100\n")
 
@@ -91,7 +126,7 @@ def test_where_solutions_are_not_installed_yours_stands_alone(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     found = profile_function("fsdp", TASK, function, locate, machine_of(TASK, None))
     assert list(found.predictions) == [YOURS]
-    assert all("not part of this installation" in found.missing[name] for name in (REFERENCE, NAIVE))
+    assert all("not part of this installation" in found.missing[name] for name in (REFERENCE, KEEPS, FEW_ROWS))
     assert "not part of this installation" in found.html() and "not part of this installation" in repr(found)
     with pytest.raises(LookupError, match="not part of this installation"):
         predict_solution("fsdp", "fsdp_loss")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 AXES = ("data", "pipe", "tensor")
+MAY_BE_ZERO = {"hidden": "four times the width", "parameters": "as many as the sizes make", "min_size": "splitting all"}
 REMAT = ("none", "attention", "block")
 
 
@@ -202,7 +203,8 @@ def budget(
     Raises:
         ValueError: A name or an axis is unknown, or something does not divide; the message says what.
     """
-    axes = _checked(sizes, dict(mesh or {}), batch, microbatches, plan, optimizer, remat)
+    counts = {"batch": batch, "microbatches": microbatches, "min_size": min_size}
+    axes = _checked(sizes, dict(mesh or {}), counts, plan, optimizer, remat)
     dtypes = PLANS[plan]
     state = _state_rows(sizes, axes, dtypes, optimizer, fsdp, min_size)
     activations, left_out = _activation_rows(sizes, axes, dtypes, batch, microbatches, remat, dropout)
@@ -210,7 +212,7 @@ def budget(
 
 
 def _checked(
-    sizes: Sizes, mesh: dict[str, int], batch: int, microbatches: int, plan: str, optimizer: str, remat: str
+    sizes: Sizes, mesh: dict[str, int], counts: dict[str, int], plan: str, optimizer: str, remat: str
 ) -> dict[str, int]:
     for what, given, known in (("plan", plan, PLANS), ("optimizer", optimizer, OPTIMIZERS), ("remat", remat, REMAT)):
         if given not in known:
@@ -218,16 +220,18 @@ def _checked(
     unknown = [axis for axis in mesh if axis not in AXES]
     if unknown:
         raise ValueError(f"mesh axis {unknown[0]!r} is not known here; the axes are: {', '.join(AXES)}")
-    whole = [*asdict(sizes).items(), ("batch", batch), ("microbatches", microbatches), *mesh.items()]
+    whole = [*asdict(sizes).items(), *counts.items(), *mesh.items()]
     for what, number in whole:
-        if number < (0 if what in ("hidden", "parameters") else 1):
+        if what in MAY_BE_ZERO and number < 0:
+            raise ValueError(f"{what} is {number}, and it must be at least 0, which stands for {MAY_BE_ZERO[what]}")
+        if what not in MAY_BE_ZERO and number < 1:
             raise ValueError(f"{what} is {number}, and it must be at least 1")
     axes = {axis: mesh.get(axis, 1) for axis in AXES}
     for what, number, parts, by in (
         ("width", sizes.width, sizes.heads, "heads"),
         ("heads", sizes.heads, axes["tensor"], "tensor"),
         ("layers", sizes.layers, axes["pipe"], "pipe"),
-        ("batch", batch, axes["data"] * microbatches, "data x microbatches"),
+        ("batch", counts["batch"], axes["data"] * counts["microbatches"], "data x microbatches"),
     ):
         if number % parts:
             raise ValueError(f"{what} {number} is not divisible by {by} = {parts}")
@@ -253,7 +257,9 @@ def _state_rows(
     each = plan.master + moments * plan.moment + extra
     note = ""
     if plan.master and moments == 2:
-        note = f"counted as {16 if not extra else 12} bytes: {(16 if not extra else 12) * held / 1e6:,.0f} MB"
+        # The other of the two ways in which people count Adam's state.
+        other, name = (12, "adam") if extra else (16, "adam16")
+        note = f"{other} x with {name}: {other * held / 1e6:,.0f} MB"
     rows = [
         Row("parameters", plan.parameter * held, f"{plan.parameter} x {held:,}", "bytes x parameters held"),
         Row("gradients", plan.gradient * held, f"{plan.gradient} x {held:,}"),

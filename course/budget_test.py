@@ -42,9 +42,9 @@ def test_worked_example_is_reproduced_with_its_own_16_bytes_and_shows_12_beside(
     sizes = replace(GPT, parameters=147_000_000)
     found = budget(sizes, batch=1, plan="mixed", optimizer="adam16")
     assert [row.bytes for row in found.rows] == [294_000_000, 294_000_000, 2_352_000_000, 349_175_808]
-    assert found.row("optimizer").note == "counted as 12 bytes: 1,764 MB"
+    assert found.row("optimizer").note == "12 x with adam: 1,764 MB"
     twelve = budget(sizes, batch=1, plan="mixed").row("optimizer")
-    assert (twelve.bytes, twelve.note) == (1_764_000_000, "counted as 16 bytes: 2,352 MB")
+    assert (twelve.bytes, twelve.note) == (1_764_000_000, "16 x with adam16: 2,352 MB")
     for batch in (1, 8, 64):
         assert budget(sizes, batch=batch, optimizer="adam16").total == 2_940_000_000 + batch * 349_175_808
     total = budget(sizes, batch=64, optimizer="adam16").total

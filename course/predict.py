@@ -6,17 +6,24 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from course.machine import Machine
 from course.machines import machine as find_machine
 from course.program import Costs, Memory, Module, Program, ProgramError, Timeline, costs, memory, parse, timeline
-from course.program.timeline import Bar
-from course.program.timeline.trace import plain_kind
-from course.show.quantities import bytes_text, count_text, seconds_text, share_text
+from course.program.simulator import Bar
+from course.program.simulator.trace import plain_kind
+from course.show.quantities import bytes_text, count_text, dtype_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport
 
 NOT_ASKED = "not asked for"
+REPLAYED = "GPU compiler's schedule, replayed"
+TWO_STEPS = (
+    "the step is your program as written, the replayed one what XLA's compiler for GPUs made of it; why they differ: "
+    "'Timeline and compiled disagree' on the page `lenses`"
+)
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,25 @@ class Prediction:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """What was asked for and is missing, and why."""
-        asked = self.compiled is None and self.compiled_reason != NOT_ASKED
-        return {"GPU compiler": self.compiled_reason} if asked else {}
+        """What was asked for and is missing, and what a figure needs to be understood, by its name."""
+        found = {}
+        if self.compiled is not None:
+            found["two step times"] = TWO_STEPS
+        elif self.compiled_reason != NOT_ASKED:
+            found["GPU compiler"] = self.compiled_reason
+        if self.mfu is not None and self.mfu > 1:
+            done = self.costs.flops * sum(len(device.members) for device in self.timeline.devices)
+            found["MFU above 100 %"] = (
+                f"no machine does that. The step's matrix products are {count_text(done, 'FLOP')} on all devices, and "
+                f"model_flops says {count_text(self.model_flops or 0.0, 'FLOP')}: is it that of one step, and does the "
+                "program do all of the model's work?"
+            )
+        return found
+
+    @property
+    def idle(self) -> bool:
+        """Whether it computes and sends nothing that takes time."""
+        return not self.timeline.seconds
 
     @property
     def mfu(self) -> float | None:
@@ -94,7 +117,9 @@ class Prediction:
 
     def figures(self) -> dict[str, str]:
         """The figures that matter, in words, by name."""
-        time, held = self.timeline, self.memory
+        if self.idle:
+            return self._memory_figures() | self._compiled_figures()
+        time = self.timeline
         whole = time.seconds
         rows = {"step": seconds_text(whole), "busy": f"{seconds_text(time.busy)} ({share_text(time.busy, whole)})"}
         for axes, seconds in time.exposed.items():
@@ -103,19 +128,24 @@ class Prediction:
         rows["waiting for others"] = f"{seconds_text(waiting)} ({share_text(waiting, whole)})"
         if self.mfu is not None:
             peak = count_text(self.machine.peak(self.mfu_dtype), "FLOP/s")
-            rows["MFU"] = f"{share_text(self.mfu, 1.0)} of {peak} ({self.mfu_dtype})"
+            rows["MFU"] = f"{share_text(self.mfu, 1.0)} of {peak} ({dtype_text(self.machine, self.mfu_dtype)})"
         rows["FLOPs of a device"] = count_text(self.costs.flops, "FLOP")
         sent = sum(collective.total_bytes for collective in self.costs.collectives)
         rows["sent by a device"] = bytes_text(sent)
-        rows["memory at the peak"] = f"{bytes_text(held.peak)} ({share_text(held.peak, self.machine.memory_bytes)})"
-        rows["of it temporaries"] = bytes_text(held.temporaries)
-        return rows | self._compiled_figures()
+        return rows | self._memory_figures() | self._compiled_figures()
+
+    def _memory_figures(self) -> dict[str, str]:
+        held = self.memory
+        return {
+            "memory at the peak": f"{bytes_text(held.peak)} ({share_text(held.peak, self.machine.memory_bytes)})",
+            "of it temporaries": bytes_text(held.temporaries),
+        }
 
     def _compiled_figures(self) -> dict[str, str]:
         if self.compiled is None:
             return {} if self.compiled_reason == NOT_ASKED else {"GPU compiler": "not measured"}
         found = self.compiled
-        rows = {"GPU compiler: step": seconds_text(found.replay.seconds)}
+        rows = {REPLAYED: seconds_text(found.replay.seconds)}
         rows["GPU compiler: temporaries"] = bytes_text(found.memory.temporaries)
         if found.coverage is not None:
             rows["GPU compiler: sent beside matmuls"] = share_text(found.coverage, 1.0)
@@ -141,6 +171,7 @@ class Prediction:
             "lines": [asdict(line) for line in self.lines()],
             "compiled": compiled,
             "compiled_reason": self.compiled_reason,
+            "remarks": self.remarks,
         }
 
     def __repr__(self) -> str:
@@ -185,16 +216,53 @@ def predict(
         name: What to call it.
 
     Raises:
+        TypeError: One of these is something else; the message says what was given.
         LookupError: No machine has that name.
-        ValueError: The mesh has more devices than the machine.
+        ValueError: The mesh has more devices than the machine, or ``model_flops`` is no positive number.
         ProgramError: An operation, a trip count or a branch cannot be resolved.
     """
-    where = find_machine(machine) if isinstance(machine, str) else machine
+    for what, given in (("program", program), ("gpu_program", gpu_program)):
+        if not isinstance(given, Program) and not (what == "gpu_program" and given is None):
+            raise TypeError(
+                f"predict takes a Program as its {what}, not {described(given)}: course.program.export gives one, and "
+                "Program.load(bytes) reads one that was saved"
+            )
+    _check_flops(model_flops)
+    where = resolved(machine)
     where.require_fits(program.mesh)
     module = parse(program)
     found = (costs(module), memory(module, program), timeline(module, where))
     compiled, reason = _compiled(module, gpu_program, where) if aot else (None, NOT_ASKED)
     return Prediction(where, *found, compiled, reason, model_flops, name)
+
+
+def described(given: object) -> str:
+    """What somebody gave, for a message: its type and how it begins."""
+    shown = repr(given) if isinstance(given, str | bytes | int | float) else ""
+    return f"{type(given).__name__} {shown[:40]}".rstrip() if given is not None else "None"
+
+
+def resolved(machine: str | Machine) -> Machine:
+    """A machine or the one of that name.
+
+    Raises:
+        TypeError: It is neither a machine nor a name.
+        LookupError: No machine has that name.
+    """
+    if isinstance(machine, Machine):
+        return machine
+    if not isinstance(machine, str):
+        raise TypeError(f"machine is a name such as '8xH100' or a course.machine.Machine, not {described(machine)}")
+    return find_machine(machine)
+
+
+def _check_flops(model_flops: float | None) -> None:
+    if model_flops is None:
+        return
+    if isinstance(model_flops, bool) or not isinstance(model_flops, int | float | np.number):
+        raise TypeError(f"model_flops is a number of FLOPs, not {described(model_flops)}")
+    if not 0 < model_flops < float("inf"):
+        raise ValueError(f"model_flops is {model_flops:g}: a step needs a positive, finite number of FLOPs")
 
 
 def _compiled(module: Module, program: Program | None, machine: Machine) -> tuple[GpuReport | None, str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from course.machines import machine
 from course.predict import NOT_ASKED, predict
 from course.program import costs, memory, parse, timeline
 from course.program.program_test import program_of, struct
-from course.program.timeline.timeline_test import MACHINE, RING
+from course.program.simulator.timeline_test import MACHINE, RING
 
 
 def step(x, w):
@@ -107,6 +108,44 @@ def test_the_text_names_every_figure_and_the_learners_lines(found):
     assert all(name in text and value in text for name, value in found.figures().items())
     assert "critical path" in text and "what a device sends" in text
     assert max(map(len, text.split("\n"))) <= 100
+
+
+@pytest.mark.parametrize("wrong", [b"abc", "file", None, 3])
+def test_what_is_no_program_is_refused_with_a_sentence(wrong, program):
+    with pytest.raises(TypeError, match=r"predict takes a Program as its program, not .*course\.program\.export"):
+        predict(wrong)
+    with pytest.raises(TypeError, match=r"machine is a name such as '8xH100' or a course\.machine\.Machine, not"):
+        predict(program, machine=wrong if isinstance(wrong, bytes | int) else None)  # type: ignore[arg-type]
+
+
+def test_model_flops_are_a_positive_number(program):
+    for flops in (-1.0, 0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="positive, finite"):
+            predict(program, MACHINE, model_flops=flops)
+    with pytest.raises(TypeError, match="a number of FLOPs, not str '1e3'"):
+        predict(program, MACHINE, model_flops="1e3")  # type: ignore[arg-type]
+
+
+def test_more_flops_than_all_devices_could_do_are_warned_about(program, found):
+    assert "MFU above 100 %" not in found.remarks
+    too_many = predict(program, MACHINE, model_flops=1e9)
+    assert "no machine does that" in too_many.remarks["MFU above 100 %"]
+    assert "no machine does that" in repr(too_many) and "no machine does that" in too_many._repr_html_()
+
+
+def test_two_step_times_are_told_apart(found):
+    from types import SimpleNamespace
+
+    report = SimpleNamespace(replay=SimpleNamespace(seconds=1.0), memory=SimpleNamespace(temporaries=1), coverage=None)
+    both = replace(found, compiled=report, compiled_reason="")
+    assert both.figures()["GPU compiler's schedule, replayed"] == "1 s"
+    assert "Timeline and compiled disagree" in both.remarks["two step times"] and found.remarks == {}
+
+
+def test_a_picture_says_what_it_comes_to_and_how_it_is_read(found):
+    html = found._repr_html_()
+    assert "of the step" in html and "How to read this" in html
+    assert all(term in html for term in ("exposed: data", "waiting for others", "critical path", "your line"))
 
 
 class Balanced(HTMLParser):

@@ -169,6 +169,8 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
         UsageError: there is none.
     """
     if given is not None:
+        if given.is_dir():
+            raise UsageError(f"{given} is a folder; name the notebook in it")
         if not given.is_file():
             raise UsageError(f"there is no notebook {given}")
         return given

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autograder.commands.terminal import SHORT, UsageError, out, print_json
+from autograder.commands.terminal import SHORT, UsageError, print_json, show
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 MachineName = Annotated[str | None, typer.Option(help="A machine, as `meshcraft machines` names it.")]
@@ -26,19 +26,19 @@ def machines(
 
         print_json({"machines": [{**asdict(m), "calibrated": m.calibrated} for m in shown]})
         return
-    console = out()
-    console.print(_machines_table(shown))
+    from rich.text import Text
+
     if name is None:
-        console.print(
-            "\nlinks: devices that one joins, and what each of them sends, one way\n"
+        said = (
+            "\nmemory: of one device, 1 GiB is 2^30 bytes and 1 GB 10^9\n"
+            "links: devices that one joins, and what each of them sends, one way\n"
             "reached: shares of the peaks of matrix products, memory and links\n"
-            "`meshcraft machines NAME` says where each figure is from",
-            style="dim",
+            "`meshcraft machines NAME` says where each figure is from"
         )
+        show(_machines_table(shown), Text(said, style="dim"))
         return
-    for figure, source in shown[0].sources.items():
-        console.print(f"\n[bold]{figure}[/]\n", end="")
-        console.print(source, markup=False)
+    sources = [(Text(f"\n{figure}", style="bold"), Text(source)) for figure, source in shown[0].sources.items()]
+    show(_machines_table(shown), *(part for pair in sources for part in pair))
 
 
 def memory(
@@ -68,6 +68,12 @@ def memory(
     """
     from course.budget import Sizes, budget
 
+    if not 0 <= margin < float("inf"):
+        raise UsageError(f"--margin {margin:g}: it is a share of the sum, 0 or more; 0.2 adds a fifth")
+    if min_size and not fsdp:
+        raise UsageError("--min-size says which leaves --fsdp leaves whole; give --fsdp too, or leave --min-size out")
+    if fsdp and "data" not in parse_mesh(mesh):
+        raise UsageError("--fsdp splits state over the axis data, and --mesh has none; write it as --mesh data=8")
     sizes = Sizes(layers, width, heads, vocab, seq, hidden, parameters)
     axes = parse_mesh(mesh)
     found = None if machine is None else find_machine(machine)
@@ -122,15 +128,18 @@ def parse_mesh(text: str) -> dict[str, int]:
 def _machines_table(shown: tuple[Any, ...]) -> Any:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    from course.show.quantities import digits, dtype_text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for column in ("machine", "bf16", "f32", "vector", "memory", "", "links", "reached"):
         left = column in ("machine", "links", "reached")
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
-    table.add_row("", *["TFLOP/s"] * 3, "GB", "GB/s", "GB/s", "", style="dim")
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
+    table.add_row("", *["TFLOP/s"] * 3, "GiB (GB)", "GB/s", "GB/s", "", style="dim")
     for m in shown:
         peaks = [f"{peak / 1e12:g}" for peak in (m.matmul_flops["bf16"], m.matmul_flops["f32"], m.vector_flops)]
+        peaks[1] = f"TF32 {peaks[1]}" if dtype_text(m, "f32") == "TF32" else peaks[1]
         links = "\n".join(f"{link.group}: {link.bandwidth / 1e9:g}" for link in m.links)
-        memory = [f"{m.memory_bytes / 1e9:g}", f"{m.memory_bandwidth / 1e9:,.0f}"]
+        memory = [f"{digits(m.memory_bytes / 2**30)} ({m.memory_bytes / 1e9:g})", f"{m.memory_bandwidth / 1e9:,.0f}"]
         e = m.efficiency
         reached = "tables" if m.calibrated else " ".join(f"{x:g}" for x in (e.matmul, e.memory, e.link))
         table.add_row(f"[bold]{m.name}[/]", *peaks, *memory, links, reached)
@@ -139,12 +148,13 @@ def _machines_table(shown: tuple[Any, ...]) -> Any:
 
 def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: bool | None) -> None:
     from rich.table import Table
+    from rich.text import Text
+
+    from course.show.quantities import capacity_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("on one device")
-    table.add_column("MB", justify="right")
-    table.add_column("bytes")
-    table.add_column("")
+    for column in ("on one device", "MB", "bytes", ""):
+        table.add_column(column, justify="right" if column == "MB" else "left", overflow="fold")
     for row in result.rows:
         table.add_row(row.name, f"{row.bytes / 1e6:,.0f}", row.formula, row.note)
     table.add_row("[bold]together[/]", f"[bold]{result.total / 1e6:,.0f}[/]", "", "")
@@ -152,13 +162,11 @@ def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: boo
     for row in result.left_out:
         table.add_row(f"[dim]{row.name}[/]", f"[dim]{row.bytes / 1e6:,.0f}[/]", f"[dim]{row.formula}[/]",
                       "[dim]not in the sum[/]")  # fmt: skip
-    console = out()
-    console.print(
+    head = (
         f"{result.parameters:,} parameters; {result.flops_per_token / 1e9:,.2f} GFLOP a token, forward and backward\n"
     )
-    console.print(table)
+    show(head, table)
     if found is not None:
         word, style = ("fits", "green") if fits else ("does not fit", "red")
-        console.print(
-            f"\n{word}: {found.name} has {found.memory_bytes / 1e9:g} GB on each device", style=style, markup=False
-        )
+        said = f"{capacity_text(needed)} with the margin; {found.name} has {capacity_text(found.memory_bytes)}"
+        show(Text(f"\n{word}: {said}", style=style))

@@ -30,6 +30,7 @@ def test_machines_lists_them_all_and_one_with_its_sources(meshcraft):
     shown = meshcraft("machines").out
     assert all(machine.name in shown for machine in MACHINES)
     assert max(map(len, shown.splitlines())) <= 80
+    assert "TF32 494.7" in shown and "74.5 (80)" in shown and "TF32 197" not in shown
     one = meshcraft("machines", "8xa5000")
     assert "NVIDIA RTX A5000 datasheet" in one.out and "8xH100" not in one.out
 
@@ -42,7 +43,7 @@ def test_machines_as_json_has_every_figure_and_source(meshcraft):
 
 def test_memory_shows_the_worked_example(meshcraft):
     shown = meshcraft(*EXAMPLE).out
-    for part in ("294", "2,352", "22,347", "25,287", "30,345", "counted as 12 bytes: 1,764 MB"):
+    for part in ("294", "2,352", "22,347", "25,287", "30,345", "12 x with adam: 1,764 MB"):
         assert part in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -50,7 +51,12 @@ def test_memory_shows_the_worked_example(meshcraft):
 def test_memory_exits_1_if_the_machine_is_too_small(meshcraft):
     fits, short = (meshcraft(*EXAMPLE, "--machine", name) for name in ("8xA100", "8xA5000"))
     assert (fits.status, short.status) == (0, 1)
-    assert "\nfits: 8xA100" in fits.out and "does not fit: 8xA5000 has 24 GB" in short.out
+    assert (
+        "\nfits: " in fits.out
+        and "8xA100 has 74.5 GiB (80 GB)" in fits.out
+        and "does not fit: 28.3 GiB (30.3 GB) with the margin" in short.out
+    )
+    assert "8xA5000 has 22.4 GiB (24 GB)" in short.out
 
 
 def test_memory_as_json_says_what_it_counted(meshcraft):
@@ -69,6 +75,13 @@ def test_memory_as_json_says_what_it_counted(meshcraft):
         (["memory", "--machine", "dgx"], "no machine is called 'dgx'"),
         (["memory", "--mesh", "data:4"], "write it as data=4,tensor=2"),
         (["memory", "--mesh", "data=2,data=2"], "write it as data=4,tensor=2"),
+        (["memory", "--margin", "nan"], "--margin nan: it is a share of the sum, 0 or more"),
+        (["memory", "--margin", "inf"], "--margin inf: it is a share of the sum, 0 or more"),
+        (["memory", "--margin=-0.1"], "--margin -0.1: it is a share of the sum, 0 or more"),
+        (["memory", "--fsdp"], "--mesh has none; write it as --mesh data=8"),
+        (["memory", "--min-size", "5"], "give --fsdp too"),
+        (["memory", "--fsdp", "--mesh", "data=1", "--min-size=-4"], "min_size is -4, and it must be at least 0"),
+        (["memory", "--hidden=-1"], "hidden is -1, and it must be at least 0, which stands for four times the width"),
         (["memory", "--plan", "float8"], "there are: float32, cast, mixed, bfloat16"),
         (["memory", "--batch", "16", "--mesh", "data=16", "--machine", "8xH100"], "needs 16 devices and 8xH100 has 8"),
     ],

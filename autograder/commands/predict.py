@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, spinner
+from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, show, spinner
 
 if TYPE_CHECKING:
     from course.predict import Prediction
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MACHINE = "8xH100"
 GPU_SUFFIX = ".gpu"
+SOURCES = (".ipynb", ".py")
 
 MachineName = Annotated[
     str | None,
@@ -56,8 +57,11 @@ def predict(
     A Program file is what `--save FILE` writes, here or with `meshcraft profile`, and what
     `course.program.export(...).serialise()` gives.
     """
-    _check_targets(trace, picture, save)
+    _check_what(what, function)
+    file = [] if function else [Path(what), Path(what + GPU_SUFFIX)]
+    _check_targets(trace, picture, save, aot=aot, inputs=file)
     _check_flops(model_flops)
+    _check_machine(machine)
     with spinner(f"predicting {function or what}"), _explained():
         if function is None:
             found, programs = _of_file(what, machine, aot, model_flops)
@@ -91,18 +95,19 @@ def profile(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where your function's time and memory would go on a machine, beside the reference's and the naive way's.
+    """Where your function's time and memory would go on a machine, beside the reference's and the naive ways'.
 
     --trace and --save are of yours. Exit status 1: yours cannot be looked at, and why.
     """
     require_chapter(chapter)
-    _check_targets(trace, picture, save)
-    _check_flops(model_flops)
     from autograder.commands.learner import require_notebook
 
     path = require_notebook(chapter, notebook)
+    _check_targets(trace, picture, save, aot=aot, inputs=[path])
+    _check_flops(model_flops)
+    _check_machine(machine)
     with spinner(f"profiling {function}") as say, _explained():
-        from autograder.profile import YOURS, profile_notebook
+        from autograder.profile import REFERENCE, YOURS, profile_notebook
 
         found = profile_notebook(
             path, chapter, function, machine=machine, aot=aot, model_flops=model_flops, progress=say
@@ -110,7 +115,7 @@ def profile(
     if found.problem is None:
         _write(found.predictions[YOURS], found.programs, trace, save)
         if picture is not None:
-            _write_picture(picture, found.predictions, found.title, found.html())
+            _write_picture(picture, found.predictions, found.title, found.html(), REFERENCE)
     if as_json:
         print_json(found.to_json())
     elif found.problem is None:
@@ -138,11 +143,9 @@ def _explained() -> Iterator[None]:
 def _of_file(
     what: str, machine: str | None, aot: bool, model_flops: float | None
 ) -> tuple[Prediction, dict[str, Program]]:
-    from course.curriculum import CHAPTERS
-
     path = Path(what)
     if not path.is_file():
-        if what in {entry.name for entry in CHAPTERS}:
+        if _is_chapter(what):
             from autograder.contract import load
 
             names = ", ".join(task.name for task in load(what).tasks)
@@ -180,17 +183,64 @@ def _read(path: Path) -> Program:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _check_targets(trace: Path | None, picture: Path | None, save: Path | None) -> None:
-    """Say before any work what cannot be written."""
-    for option, path in (("--trace", trace), ("--picture", picture), ("--save", save)):
-        if path is None:
-            continue
+def _check_what(what: str, function: str | None) -> None:
+    """A chapter takes a function and a file takes none."""
+    path = Path(what)
+    if not what:
+        raise UsageError("the name is empty; name a Program file or a chapter")
+    if path.is_dir() and not _is_chapter(what):
+        raise UsageError(f"{what} is a folder; name a Program file in it, or a chapter")
+    if function is not None and path.is_file() and not _is_chapter(what):
+        raise UsageError(
+            f"{what} is a file, and a file takes no FUNCTION: leave {function!r} out, or name a chapter in its place"
+        )
+
+
+def _is_chapter(name: str) -> bool:
+    from course.curriculum import CHAPTERS
+
+    return name in {entry.name for entry in CHAPTERS}
+
+
+def _check_targets(
+    trace: Path | None, picture: Path | None, save: Path | None, *, aot: bool, inputs: list[Path]
+) -> None:
+    """Say before any work what cannot be written, or would be written over."""
+    given = {"--trace": trace, "--picture": picture, "--save": save}
+    targets = {option: path for option, path in given.items() if path is not None}
+    for option, path in targets.items():
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; name a file in it")
         if not path.parent.is_dir():
             raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+        if path.suffix.lower() in SOURCES:
+            raise UsageError(f"{option} {path} would write over what looks like source code; choose another ending")
     if picture is not None and picture.suffix not in (".svg", ".html"):
         raise UsageError(f"--picture {picture}: a picture ends in .svg or .html")
+    if save is not None and aot:
+        targets["--save with --aot"] = save.with_name(save.name + GPU_SUFFIX)
+    seen: dict[str, Path] = {}
+    for option, path in targets.items():
+        if any(_same(path, source) for source in inputs):
+            raise UsageError(f"{option} {path} would write over what is read; choose another file")
+        other = next((name for name, earlier in seen.items() if _same(path, earlier)), None)
+        if other:
+            raise UsageError(f"{other} and {option} would both write {path}; choose two files")
+        seen[option] = path
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths are one file, by whatever names."""
+    if one.resolve() == other.resolve():
+        return True
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _check_machine(name: str | None) -> None:
+    if name is not None:
+        from autograder.commands.lenses import find_machine
+
+        find_machine(name)
 
 
 def _check_flops(model_flops: float | None) -> None:
@@ -200,7 +250,7 @@ def _check_flops(model_flops: float | None) -> None:
 
 def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | None, save: Path | None) -> None:
     if trace is not None:
-        from course.program.timeline.trace import trace_text
+        from course.program.simulator.trace import trace_text
 
         _save(trace, trace_text(prediction.timeline).encode())
     if save is not None:
@@ -209,7 +259,7 @@ def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | N
             _save(save.with_name(save.name + GPU_SUFFIX), programs["cuda"].serialise())
 
 
-def _write_picture(path: Path, predictions: dict[str, Prediction], title: str, html: str) -> None:
+def _write_picture(path: Path, predictions: dict[str, Prediction], title: str, html: str, reference: str = "") -> None:
     from course.show import side_by_side
     from course.show.panels import page
 
@@ -217,7 +267,8 @@ def _write_picture(path: Path, predictions: dict[str, Prediction], title: str, h
         _save(path, page(title, html).encode())
     else:
         timelines = {name: prediction.timeline for name, prediction in predictions.items()}
-        _save(path, (side_by_side(timelines, file=True) + "\n").encode())
+        reference = reference if reference in timelines else next(iter(timelines))
+        _save(path, (side_by_side(timelines, reference=reference, file=True) + "\n").encode())
 
 
 def _save(path: Path, data: bytes) -> None:
@@ -228,9 +279,7 @@ def _save(path: Path, data: bytes) -> None:
 
 
 def _print(parts: list[Any], written: list[Path | None]) -> None:
-    console = out()
-    for part in parts:
-        console.print(part)
+    show(*parts)
     for path in written:
         if path is not None:
-            console.print(f"wrote {path}", style="dim", markup=False)
+            out().print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)

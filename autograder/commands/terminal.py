@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from course.curriculum import chapter as find_chapter
 
-SHORT, USAGE, FAULT = 1, 2, 3
+SHORT, USAGE, FAULT, INTERRUPTED = 1, 2, 3, 130
 
 
 class UsageError(Exception):
@@ -26,6 +26,19 @@ class UsageError(Exception):
 def out() -> Console:
     """Where results go."""
     return Console(highlight=False)
+
+
+def show(*parts: Any) -> None:
+    """Print results; where no terminal shows them, without the blanks that fill up lines."""
+    console = out()
+    if console.is_terminal:
+        for part in parts:
+            console.print(part)
+        return
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().removesuffix("\n").split("\n")))
 
 
 def err() -> Console:
@@ -61,13 +74,30 @@ def require_chapter(name: str) -> str:
 
 @contextmanager
 def spinner(text: str) -> Iterator[Callable[[str], None]]:
-    """Show that something is going on, where somebody may be watching; call it to say what."""
+    """Show that something is going on, where somebody may be watching; call it to say what.
+
+    What a learner's code prints meanwhile goes to standard error: standard output is for results. Ctrl-C ends the
+    command with one word.
+    """
     console = err()
-    if not console.is_terminal:
-        yield lambda said: None
-        return
-    with console.status(escape(text)) as status:
-        yield lambda said: status.update(escape(f"{text}: {said}"))
+    with interruptible():
+        if not console.is_terminal:
+            with redirect_stdout(sys.stderr):
+                yield lambda said: None
+            return
+        # Inside of the status, where rich has made standard error one that does not mix with it.
+        with console.status(escape(text)) as status, redirect_stdout(sys.stderr):
+            yield lambda said: status.update(escape(f"{text}: {said}"))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """End the command with one word and status 130 where somebody presses Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain("interrupted")
+        raise SystemExit(INTERRUPTED) from None
 
 
 @contextmanager
@@ -81,7 +111,7 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as progress:
+    with interruptible(), Progress(*columns, console=console) as progress:
         stages: dict[str, Any] = {}
 
         def update(stage: str, done: int, total: int) -> None:

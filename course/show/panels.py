@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-from course.show import memory_svg, side_by_side, timeline_svg
+from course.show import memory_svg, side_by_side
 from course.show.tables import Section, comparison, heading, printable, sections
+from course.show.words import HOW_TO_READ, conclusion
 
 if TYPE_CHECKING:
     from course.predict import Prediction
 
 _OUTER = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;color:inherit;text-align:left;"
-_CELL = "padding:2px 18px 2px 0;vertical-align:top;border:none;white-space:nowrap;"
+_CELL = "padding:2px 14px 2px 0;vertical-align:top;border:none;white-space:nowrap;"
+_HEAD = "white-space:normal;vertical-align:bottom;"
 _RULE = "border-top:1px solid rgba(128,128,128,0.35);"
 _FAINT = "opacity:0.75;"
 _SCROLL = "overflow-x:auto;margin:8px 0 12px 0;"
@@ -24,7 +26,7 @@ def prediction_html(prediction: Prediction) -> str:
     """One prediction: its timeline, its figures, its memory, and behind a click where time goes."""
     parts = [
         f"<div><b>{_safe(heading(prediction))}</b></div>",
-        _scrolling(timeline_svg(prediction.timeline)),
+        *_timelines({"": prediction}, ""),
         _table(comparison({"": prediction})),
         *_remarks(prediction.remarks),
         _scrolling(memory_svg(prediction.memory, prediction.machine.memory_bytes)),
@@ -33,25 +35,51 @@ def prediction_html(prediction: Prediction) -> str:
     return _whole(parts)
 
 
-def comparison_html(title: str, predictions: Mapping[str, Prediction], remarks: Mapping[str, str] | None = None) -> str:
+def comparison_html(
+    title: str,
+    predictions: Mapping[str, Prediction],
+    remarks: Mapping[str, str] | None = None,
+    *,
+    reference: str = "",
+) -> str:
     """Several predictions on one time scale, their figures side by side, and the first one's memory and lines.
 
     Args:
         title: What they are predictions of.
         predictions: By the name that people know each by; the first is the reader's own.
         remarks: Why others are missing, by name.
+        reference: The one that the others' lengths are measured by, as for ``side_by_side``; the first, if it is not
+            among them.
     """
     first = next(iter(predictions))
     own = predictions[first]
     parts = [
         f"<div><b>{_safe(title)}</b></div>",
-        _scrolling(side_by_side({name: prediction.timeline for name, prediction in predictions.items()})),
+        *_timelines(predictions, reference if reference in predictions else first),
         _table(comparison(predictions)),
         *_remarks(remarks or {}),
         *(_folded(Section(f"memory: {name}", (), ()), _memory(p)) for name, p in predictions.items()),
         *(_folded(section) for section in sections(own)),
     ]
     return _whole(parts)
+
+
+def _timelines(predictions: Mapping[str, Prediction], reference: str) -> list[str]:
+    """The picture, what it comes to for the first of them, and how to read it; a sentence where nothing takes time."""
+    first = next(iter(predictions.values()))
+    said = f'<div style="margin:4px 0 8px 0;">{_safe(conclusion(first.timeline))}</div>'
+    if all(prediction.idle for prediction in predictions.values()):
+        return [said]
+    picture = side_by_side({name: p.timeline for name, p in predictions.items()}, reference=reference)
+    return [_scrolling(picture), said, _folded(Section("How to read this", (), ()), _how_to_read())]
+
+
+def _how_to_read() -> str:
+    terms = "".join(
+        f'<dt style="font-weight:600;">{_safe(term)}</dt><dd style="margin:0 0 4px 16px;">{_safe(said)}</dd>'
+        for term, said in HOW_TO_READ
+    )
+    return f'<dl style="margin:4px 0 8px 0;max-width:44rem;">{terms}</dl>'
 
 
 def _remarks(remarks: Mapping[str, str]) -> list[str]:
@@ -99,7 +127,7 @@ def _table(section: Section) -> str:
     head = ""
     if any(section.columns):
         cells = zip(section.columns, numbers, strict=True)
-        heads = "".join(f'<th style="{_CELL}{_side(n)}{_FAINT}">{_safe(c.rstrip(">"))}</th>' for c, n in cells)
+        heads = "".join(f'<th style="{_CELL}{_HEAD}{_side(n)}{_FAINT}">{_safe(c.rstrip(">"))}</th>' for c, n in cells)
         head = f'<thead style="border:none;"><tr style="background:none;">{heads}</tr></thead>'
     rows = "".join(_row(row, numbers) for row in section.rows)
     return f'<div style="{_SCROLL}"><table style="{_TABLE}">{head}<tbody>{rows}</tbody></table></div>'

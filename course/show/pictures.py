@@ -8,17 +8,23 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from course.program.memory import Memory
-from course.program.timeline import Bar, DeviceTime, Timeline
-from course.program.timeline.gaps import Gap, by_device, gaps
-from course.program.timeline.trace import device_name, mesh_text, plain_kind, shape_text, work_of
-from course.show.quantities import axis_texts, bytes_text, count_text, seconds_text, ticks
-from course.show.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text
+from course.program.simulator import Bar, DeviceTime, Timeline
+from course.program.simulator.gaps import Gap, by_device, gaps
+from course.program.simulator.trace import device_name, mesh_text, plain_kind, shape_text, work_of
+from course.show.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
+from course.show.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
+from course.show.words import NOTHING, WAITING, exposed_text, line_text
 
-LEFT, WIDTH, RIGHT = 118.0, 800.0, 26.0
+# In all narrow enough to be read unscrolled in a window of 700 px.
+LEFT, WIDTH, RIGHT = 112.0, 572.0, 22.0
+LEAST = 0.9
 BAR, STEP, HEAD = 20.0, 25.0, 22.0
-COLUMNS = (342.0, 560.0, 700.0)  # shape, operation and line of what is alive
+COLUMNS = (212.0, 376.0, 508.0)  # shape, operation and line of what is alive
+LONGEST_ALIVE = 120.0
+SLOW, KEPT = 3, 2  # times the reference from where on a timeline is cut, and times the longest other that stays
 MAX_DEVICES, MAX_ALIVE, MAX_LETTERS = 8, 12, 290_000
 
 
@@ -28,28 +34,59 @@ def timeline_svg(timeline: Timeline, *, file: bool = False) -> str:
     Args:
         timeline: With its bars.
         file: Whether the picture is to stand alone, with colours of its own.
+
+    Raises:
+        TypeError: It is no timeline.
     """
     return side_by_side({"": timeline}, file=file)
 
 
-def side_by_side(timelines: Mapping[str, Timeline], *, file: bool = False) -> str:
+def _require(given: object, kind: type, attribute: str) -> None:
+    if not isinstance(given, kind):
+        raise TypeError(
+            f"this draws a {kind.__name__}, not a value of type {type(given).__name__}; a prediction has one as "
+            f".{attribute}"
+        )
+
+
+def _shown_end(timelines: Mapping[str, Timeline], reference: str) -> float:
+    """Seconds that the scale covers."""
+    every = [timeline.seconds for timeline in timelines.values()]
+    known = timelines.get(reference)
+    if known is None or not known.seconds:
+        return max(every)
+    others = [seconds for seconds in every if seconds <= SLOW * known.seconds]
+    return min(max(every), KEPT * max(others))
+
+
+def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file: bool = False) -> str:
     """Several steps, one below the other on one time scale.
 
     Args:
         timelines: By the name that stands above each.
+        reference: The name of one: another that takes more than three times as long is cut off, at twice the longest
+            of the rest, so that it leaves these room. Without it nothing is cut.
         file: As for ``timeline_svg``.
+
+    Raises:
+        TypeError: Something is no timeline.
+        ValueError: There is none.
     """
-    end = max(timeline.seconds for timeline in timelines.values())
+    for timeline in timelines.values():
+        _require(timeline, Timeline, "timeline")
+    if not timelines:
+        raise ValueError("side_by_side needs at least one timeline by name, as in {'mine': prediction.timeline}")
+    end = _shown_end(timelines, reference)
     streams = sorted({bar.stream for timeline in timelines.values() for bar in timeline.bars} - {"compute"})
     colours = {name: AXES[i % len(AXES)] for i, name in enumerate(streams)}
     most = MAX_DEVICES if len(timelines) == 1 else MAX_DEVICES // 2
-    blocks = {name: _rows(timeline, colours, most) for name, timeline in timelines.items()}
+    blocks = {name: _rows(timeline, colours, most, end) for name, timeline in timelines.items()}
     described = " ".join(_described(name, timeline) for name, timeline in timelines.items())
     name = _unique(repr([(n, t.seconds, len(t.bars), t.devices) for n, t in timelines.items()]))
     least = end / WIDTH
     while True:
         drawn, height = _drawn(blocks, timelines, colours, end, least, name)
-        picture = svg(LEFT + WIDTH + RIGHT, height, _title(timelines), described, drawn, name, file=file)
+        picture = svg(LEFT + WIDTH + RIGHT, height, _title(timelines), described, drawn, name, file=file, least=LEAST)
         if len(picture) <= MAX_LETTERS or least > end:
             return picture
         least *= 2
@@ -65,14 +102,16 @@ def _described(name: str, timeline: Timeline) -> str:
     """The picture in words."""
     said = [f"{name}:"] if name else []
     for device in timeline.devices[:MAX_DEVICES]:
-        exposed = [f"{seconds_text(s)} of exposed communication over {axes}" for axes, s in device.exposed.items() if s]
-        parts = [f"computes {seconds_text(device.busy)}", *exposed, f"waits {seconds_text(device.waiting)} for others"]
+        exposed = [f"{exposed_text(axes)} {seconds_text(s)}" for axes, s in device.exposed.items() if s]
+        parts = [f"computes {seconds_text(device.busy)}", *exposed, f"{WAITING} {seconds_text(device.waiting)}"]
         said.append(f"{device_name(device)} {', '.join(parts)}.")
     return " ".join(said)
 
 
-def _rows(timeline: Timeline, colours: Mapping[str, str], most: int) -> list[tuple[str, list[Row]]]:
-    """The first ``most`` classes of devices by name, with their streams."""
+def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float) -> list[tuple[str, list[Row]]]:
+    """The first ``most`` classes of devices by name, with their streams up to ``end``."""
+    if not timeline.seconds:
+        return [(NOTHING, [])]
     streams = by_device(timeline)
     found = []
     for device in timeline.devices[:most]:
@@ -81,7 +120,8 @@ def _rows(timeline: Timeline, colours: Mapping[str, str], most: int) -> list[tup
             marks = [_bar_mark(bar, colours) for bar in bars]
             if stream == "compute":
                 marks = sorted([*marks, *_idle(timeline, device, colours)], key=lambda mark: mark.start)
-            rows.append(Row("compute" if stream == "compute" else f"over {stream}", tuple(marks)))
+            kept = tuple(replace(mark, end=min(mark.end, end)) for mark in marks if mark.start < end or not end)
+            rows.append(Row("compute" if stream == "compute" else f"over {stream}", kept))
         found.append((device_name(device), rows))
     return found
 
@@ -91,7 +131,7 @@ def _bar_mark(bar: Bar, colours: Mapping[str, str]) -> Mark:
     fill = {"matmul": MATMUL, "kernel": KERNEL}.get(work_of(bar.kind)) or colours.get(bar.stream, AXES[0])
     work = [count_text(bar.flops, "FLOP")] if bar.flops else []
     moved = f"{bytes_text(bar.bytes)} {'moved' if bar.stream == 'compute' else 'sent'}"
-    line = bar.line or "unknown line"
+    line = line_text(bar.line)
     title = f"{kind} {shape}, {seconds_text(bar.end - bar.start)}, {', '.join([*work, moved])}\n{line}"
     return Mark(bar.start, bar.end, fill, (f"{kind} {shape}", kind), title, f"{kind}, {line}")
 
@@ -102,12 +142,12 @@ def _idle(timeline: Timeline, device: DeviceTime, colours: Mapping[str, str]) ->
 
 def _gap_mark(gap: Gap, colours: Mapping[str, str]) -> Mark:
     took = seconds_text(gap.end - gap.start)
-    line = gap.line or "unknown line"
+    line = line_text(gap.line)
     if gap.axes:
-        title = f"nothing is computed for {took}: communication over {gap.axes} is exposed\n{line}"
-        return Mark(gap.start, gap.end, "exposed", (), title, f"exposed: {line}", colours[gap.axes])
-    title = f"nothing is computed for {took}: others are not ready to communicate\n{line}"
-    return Mark(gap.start, gap.end, "waiting", (), title, f"waiting: {line}")
+        title = f"{exposed_text(gap.axes)}, {took} in which nothing is computed while this is sent\n{line}"
+        return Mark(gap.start, gap.end, "exposed", (), title, f"{exposed_text(gap.axes)}, {line}", colours[gap.axes])
+    title = f"{WAITING}, {took} in which nothing is computed and they are not ready to communicate\n{line}"
+    return Mark(gap.start, gap.end, "waiting", (), title, f"{WAITING}, {line}")
 
 
 def _drawn(
@@ -116,19 +156,23 @@ def _drawn(
 ) -> tuple[str, float]:  # fmt: skip
     """Everything inside, and how high it is; marks shorter than ``least`` seconds are drawn together."""
     hatches = {colour: f"url(#{name}-{i})" for i, colour in enumerate(colours.values())}
-    parts, y = [], 4.0
+    parts, spans, y = [], [], 4.0
     for block, devices in blocks.items():
         timeline = timelines[block]
-        if block:
-            said = f"{block}: {seconds_text(timeline.seconds)}"
+        cut = timeline.seconds > end
+        if block or cut:
+            said = f"{block}: {seconds_text(timeline.seconds)}" if block else seconds_text(timeline.seconds)
+            said += f", cut off at {seconds_text(end)}" if cut else ""
             parts.append(text(said, 0, y + 14, size=TEXT + 1, weight="600"))
             y += HEAD
         for device, rows in devices:
             parts.append(text(device, LEFT + 4, y + 13, faint=True))
             y += HEAD - 4
+            spans.append((y, y + len(rows) * STEP))
             for row in rows:
                 parts.append(text(row.label, LEFT - 8, y + BAR / 2 + 4, "end"))
                 parts += [_placed(mark, y, end, hatches, name) for mark in merged(row.marks, least)]
+                parts += [torn(LEFT + WIDTH + 3, y, BAR)] if cut else []
                 y += STEP
         hidden = len(timeline.devices) - len(devices)
         if hidden > 0:
@@ -137,7 +181,7 @@ def _drawn(
         y += 6
     used = {(m.fill, m.colour) for devices in blocks.values() for _, rows in devices for row in rows for m in row.marks}
     legend, below = _legend(colours, hatches, used, name, y + 24)
-    return hatchings(name, list(colours.values())) + _axis(end, y) + "".join(parts) + legend, below
+    return hatchings(name, list(colours.values())) + _axis(end, y, spans) + "".join(parts) + legend, below
 
 
 def _placed(mark: Mark, y: float, end: float, hatches: Mapping[str, str], name: str) -> str:
@@ -148,13 +192,17 @@ def _placed(mark: Mark, y: float, end: float, hatches: Mapping[str, str], name: 
     return draw(mark, LEFT + mark.start * scale, y, (mark.end - mark.start) * scale, BAR, fill)
 
 
-def _axis(end: float, y: float) -> str:
-    """Ticks and the lines above them, behind everything else."""
-    values = ticks(end)
+def _axis(end: float, y: float, spans: list[tuple[float, float]]) -> str:
+    """Ticks, and lines across the ``spans`` that have rows, behind everything else: no line runs through a heading."""
+    if not end:
+        return ""
+    values = ticks(end, 6)
+    path = "".join(f"M{{x}},{low:g}V{high:g}" for low, high in [*spans, (y - 4, y)] if high > low)
     parts = []
     for value, said in zip(values, axis_texts(values), strict=True):
-        x = LEFT + (value / end * WIDTH if end else 0)
-        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{y:g}" stroke="currentColor" stroke-opacity="0.18"/>'
+        x = LEFT + value / end * WIDTH
+        lines = path.replace("{x}", f"{x:.1f}")
+        line = f'<path d="{lines}" stroke="currentColor" stroke-opacity="0.18"/>'
         parts.append(line + text(said, x, y + 13, "middle", faint=True))
     return "".join(parts)
 
@@ -165,8 +213,8 @@ def _legend(
     """What the colours that were ``used`` mean, and where it ends."""
     entries = [(MATMUL, "matmul", (MATMUL, "")), (KERNEL, "other kernels", (KERNEL, ""))]
     entries += [(colour, f"sending over {axes}", (colour, "")) for axes, colour in colours.items()]
-    entries += [(hatches[c], f"nothing computed: sending over {a}", ("exposed", c)) for a, c in colours.items()]
-    entries.append((f"url(#{name}-w)", "nothing computed: waiting for others", ("waiting", "")))
+    entries += [(hatches[c], exposed_text(axes), ("exposed", c)) for axes, c in colours.items()]
+    entries.append((f"url(#{name}-w)", WAITING, ("waiting", "")))
     parts, x = [], LEFT
     for fill, said in [(fill, said) for fill, said, key in entries if key in used]:
         width = 18 + len(said) * 6.3 + 16
@@ -185,11 +233,15 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
         memory: Of the Program.
         capacity: Bytes of one device, to see how much of it is used.
         file: Whether the picture is to stand alone, with colours of its own.
+
+    Raises:
+        TypeError: It is no ``Memory``.
     """
+    _require(memory, Memory, "memory")
     parts = [("inputs", memory.arguments, MATMUL), ("outputs", memory.outputs - memory.aliased, AXES[2]),
              ("temporaries", memory.temporaries, AXES[0])]  # fmt: skip
     whole = max(capacity or 0.0, memory.peak, 1.0)
-    said = f"peak {bytes_text(memory.peak)}" + (f" of {bytes_text(capacity)}" if capacity else "")
+    said = f"peak {bytes_text(memory.peak)}" + (f" of {capacity_text(capacity)}" if capacity else "")
     drawn = [text(said, 0, 17, size=TEXT + 1, weight="600")]
     drawn += _stack(parts, whole, 28.0)
     if capacity and capacity < whole:
@@ -200,7 +252,7 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
     each = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
     title = f"Memory of one device: {said}"
     return svg(LEFT + WIDTH + RIGHT, y, title, f"At the peak: {each}.", "".join([*drawn, *listed]),
-               _unique(repr(memory)), file=file)  # fmt: skip
+               _unique(repr(memory)), file=file, least=LEAST)  # fmt: skip
 
 
 def _stack(parts: list[tuple[str, int, str]], whole: float, y: float) -> list[str]:
@@ -228,10 +280,10 @@ def _alive(memory: Memory, y: float) -> tuple[list[str], float]:
     for alive, count in ranked[:MAX_ALIVE]:
         size = alive.bytes * count
         times = f"{count} times " if count > 1 else ""
-        columns = (times + shape_text(alive.shape, alive.dtype), plain_kind(alive.kind), alive.line or "unknown line")
+        columns = (times + shape_text(alive.shape, alive.dtype), plain_kind(alive.kind), line_text(alive.line))
         drawn.append(text(bytes_text(size), LEFT - 40, y + 13, "end"))
         mark = Mark(0, 0, AXES[0], (), f"{', '.join(columns)}: {bytes_text(size)}", "")
-        drawn.append(draw(mark, LEFT - 32, y + 1, size / largest * 240, 16, AXES[0]))
+        drawn.append(draw(mark, LEFT - 32, y + 1, size / largest * LONGEST_ALIVE, 16, AXES[0]))
         drawn += [text(said, x, y + 13) for said, x in zip(columns, COLUMNS, strict=True)]
         y += 20
     rest = memory.temporaries - sum(alive.bytes * count for alive, count in ranked[:MAX_ALIVE])

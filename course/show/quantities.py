@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from course.machine import Machine
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
@@ -21,6 +25,17 @@ def bytes_text(number: float) -> str:
     return _scaled(number, _BYTES) if number else "0 B"
 
 
+def capacity_text(number: float) -> str:
+    """``74.5 GiB (80 GB)``: memory of a device in the unit of everything else here, and in the maker's."""
+    return f"{bytes_text(number)} ({digits(number / 1e9)} GB)"
+
+
+def dtype_text(machine: Machine, dtype: str) -> str:
+    """What a machine's matrix products of a dtype run as: ``TF32`` for ``f32`` where its peak is TensorFloat-32's."""
+    tf32 = dtype == "f32" and "TensorFloat-32" in machine.sources.get("matmul_flops", "")
+    return "TF32" if tf32 else dtype
+
+
 def count_text(number: float, unit: str) -> str:
     """``7.15 TFLOP`` for a unit of ``FLOP``."""
     return _scaled(number, tuple((size, prefix + unit) for size, prefix in _COUNTS)) if number else f"0 {unit}"
@@ -29,7 +44,7 @@ def count_text(number: float, unit: str) -> str:
 def share_text(part: float, whole: float) -> str:
     """``30.5 %``; a tenth of a percent is the least that it tells apart."""
     percent = 100 * part / whole if whole else 0.0
-    return "< 0.1 %" if 0 < percent < 0.1 else f"{round(percent, 1):.3g} %"
+    return "< 0.1 %" if 0 < percent < 0.1 else f"{digits(round(percent, 1))} %"
 
 
 def digits(value: float) -> str:

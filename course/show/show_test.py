@@ -7,12 +7,23 @@ from xml.etree import ElementTree
 
 import pytest
 
+from course.machines import machine
 from course.program.memory import Alive, Memory
-from course.program.timeline import Bar, DeviceTime, Timeline
+from course.program.simulator import Bar, DeviceTime, Timeline
 from course.show import memory_svg, side_by_side, timeline_svg
-from course.show.pictures import MAX_LETTERS
-from course.show.quantities import axis_texts, bytes_text, count_text, seconds_text, share_text, ticks
+from course.show.pictures import LEFT, MAX_LETTERS, RIGHT, WIDTH
+from course.show.quantities import (
+    axis_texts,
+    bytes_text,
+    capacity_text,
+    count_text,
+    dtype_text,
+    seconds_text,
+    share_text,
+    ticks,
+)
 from course.show.svg import AXES, DARK, KERNEL, LIGHT, MATMUL, Mark, contrast, merged, text_on
+from course.show.words import conclusion
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -55,23 +66,85 @@ def test_a_timeline_shows_bars_what_is_exposed_and_what_waits():
     found = rectangles(timeline_svg(STEP))
     assert [said.split("\n")[-1] for *_, said in found] == ["cell:1", "cell:3", "cell:3", "cell:4", "cell:2", "cell:3"]
     assert found[0][2:] == (MATMUL, "matmul bf16[4,8], 400 ms, 64 FLOP, 96 B moved\ncell:1")
-    assert "others are not ready" in found[1][3] and found[1][2].endswith("-w)")
-    assert "communication over data is exposed" in found[2][3] and found[2][2].endswith("-0)")
+    assert found[1][3].startswith("waiting for others, ") and found[1][2].endswith("-w)")
+    assert found[2][3].startswith("exposed: data, ") and found[2][2].endswith("-0)")
     assert [fill for _, _, fill, _ in found[3:]] == [KERNEL, AXES[0], AXES[0]]
 
 
 def test_a_bar_is_as_long_as_it_lasts():
     found = rectangles(timeline_svg(STEP))
     first, wait, exposed = found[0], found[1], found[2]
-    assert wait[0] - first[0] == pytest.approx(0.4 * 800, abs=0.1)
-    assert exposed[0] - wait[0] == pytest.approx(0.2 * 800, abs=0.1)
-    assert first[1] == pytest.approx(0.4 * 800, abs=1)
+    assert wait[0] - first[0] == pytest.approx(0.4 * WIDTH, abs=0.1)
+    assert exposed[0] - wait[0] == pytest.approx(0.2 * WIDTH, abs=0.1)
+    assert first[1] == pytest.approx(0.4 * WIDTH, abs=1)
 
 
 def test_several_timelines_share_one_scale():
     half = made(bar("compute", 0.0, 0.5))
     found = rectangles(side_by_side({"yours": half, "naive": made(bar("compute", 0.0, 1.0))}))
-    assert found[0][1] == pytest.approx(400, abs=1) and found[1][1] == pytest.approx(800, abs=1)
+    assert found[0][1] == pytest.approx(WIDTH / 2, abs=1) and found[1][1] == pytest.approx(WIDTH, abs=1)
+
+
+def test_what_takes_more_than_three_times_the_reference_is_cut_off_at_twice_the_longest_of_the_rest():
+    steps = {"yours": made(bar("compute", 0.0, 1.2)), "reference": made(bar("compute", 0.0, 1.0)),
+             "slow": made(bar("compute", 0.0, 2.0), bar("compute", 2.0, 2.3), bar("compute", 2.5, 9.0))}  # fmt: skip
+    picture = side_by_side(steps, reference="reference")
+    assert "slow: 9 s, cut off at 2.4 s" in picture
+    found = rectangles(picture)
+    assert found[0][1] == pytest.approx(WIDTH / 2, abs=1)
+    assert [x + width <= LEFT + WIDTH for x, width, *_ in found] == [True] * 4
+    assert "cut off" not in side_by_side(steps) and "cut off" not in side_by_side(steps, reference="slow")
+    assert "cut off" not in side_by_side({"reference": steps["reference"], "b": made(bar("compute", 0.0, 3.0))},
+                                         reference="reference")  # fmt: skip
+
+
+def test_no_grid_line_runs_through_a_heading():
+    root = ElementTree.fromstring(side_by_side({"yours": STEP, "a name that is long": STEP}))
+    headings = [float(e.get("y", "")) for e in root.iter(f"{SVG}text") if e.get("font-weight") == "600"]
+    lines = [e.get("d", "") for e in root.iter(f"{SVG}path") if e.get("stroke-opacity") == "0.18"]
+    spans = [(float(a), float(b)) for d in lines for a, b in re.findall(r",([\d.]+)V([\d.]+)", d)]
+    assert len(headings) == 2 and spans
+    assert not any(low < y - 3 < high for y in headings for low, high in spans)
+
+
+def test_a_picture_can_be_read_without_scrolling_at_700_px():
+    least = float(re.findall(r"min-width:([\d.]+)px", timeline_svg(STEP))[0])
+    assert least <= 700 - 2 * 24
+    assert 11 * least / (LEFT + WIDTH + RIGHT) >= 9
+
+
+def test_legend_and_table_call_the_same_thing_the_same():
+    picture = timeline_svg(STEP)
+    assert ">exposed: data<" in picture and ">waiting for others<" in picture
+
+
+def test_the_conclusion_names_the_collectives_that_the_step_waits_for():
+    one = DeviceTime(0, (0, 1, 2, 3), 1.0, 0.6, 0.2, {"data": 0.2})
+    waits = replace(STEP, devices=(one,))
+    assert conclusion(waits).startswith("20 % of the step waits")
+    exposed = replace(waits, bars=tuple(replace(b, start=0.45) if b.line == "cell:3" else b for b in waits.bars))
+    assert conclusion(exposed) == "35 % of the step waits for reduce-scatters of cell:3; 40 % in all computes nothing."
+    busy = made(bar("compute", 0.0, 0.9), bar("compute", 0.9, 1.0, "add", ""))
+    assert conclusion(busy) == "100 % of the step computes, 90 % of it cell:1; almost nothing waits."
+
+
+def test_what_has_no_line_of_the_learners_was_made_by_jax():
+    assert rectangles(timeline_svg(made(bar("compute", 0.0, 1.0, line=""))))[0][3].endswith("\nmade by JAX")
+
+
+def test_what_is_no_timeline_is_refused_with_a_sentence():
+    for wrong in (MEMORY, "file", None):
+        with pytest.raises(TypeError, match=r"draws a Timeline, .* as \.timeline"):
+            timeline_svg(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"draws a Memory, .* as \.memory"):
+        memory_svg(STEP)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one timeline"):
+        side_by_side({})
+
+
+def test_float32_is_called_tf32_where_its_peak_is_that():
+    assert dtype_text(machine("8xH100"), "f32") == "TF32"
+    assert [dtype_text(machine("8xTPUv5e"), "f32"), dtype_text(machine("8xH100"), "bf16")] == ["f32", "bf16"]
 
 
 def test_a_picture_says_what_it_shows_to_those_who_do_not_see_it():
@@ -147,7 +220,7 @@ def test_memory_shows_what_lives_at_the_peak_with_its_line():
         "inputs: 1 MiB", "outputs: 1.5 MiB", "temporaries: 3 MiB", "2 times f32[512,512], add, a:1: 2 MiB",
     ]  # fmt: skip
     picture = memory_svg(MEMORY, 2.0**23)
-    assert "peak 5.5 MiB of 8 MiB" in picture and "1 MiB in smaller ones" in picture
+    assert "peak 5.5 MiB of 8 MiB (0.00839 GB)" in picture and "1 MiB in smaller ones" in picture
 
 
 def test_a_step_without_temporaries_has_a_picture():
@@ -163,7 +236,12 @@ def test_quantities_read_as_people_write_them():
     ]  # fmt: skip
     assert [bytes_text(b) for b in (0, 17, 2**20, 1536, 5.4 * 2**30)] == ["0 B", "17 B", "1 MiB", "1.5 KiB", "5.4 GiB"]
     assert [count_text(c, "FLOP") for c in (0, 12, 7.148e12)] == ["0 FLOP", "12 FLOP", "7.15 TFLOP"]
-    assert [share_text(p, 1) for p in (0, 0.305, 1e-6, 1)] == ["0 %", "30.5 %", "< 0.1 %", "100 %"]
+    assert [share_text(p, 1) for p in (0, 0.305, 1e-6, 1, 5e3)] == ["0 %", "30.5 %", "< 0.1 %", "100 %", "500,000 %"]
+    assert [capacity_text(b) for b in (80e9, 24e9, 141e9)] == [
+        "74.5 GiB (80 GB)",
+        "22.4 GiB (24 GB)",
+        "131 GiB (141 GB)",
+    ]
     assert axis_texts(ticks(0.0206)) == ["0", "5 ms", "10 ms", "15 ms", "20 ms"]
     assert all(
         2 <= len(ticks(10.0**power * factor)) <= 8 for power in range(-9, 2) for factor in (1, 1.7, 3, 7.5, 9.99)

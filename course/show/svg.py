@@ -110,6 +110,12 @@ def draw(mark: Mark, x: float, y: float, width: float, height: float, fill: str)
     return rect + text(label, x + width / 2, y + height / 2 + 4, "middle", fill=colour, passive=True)
 
 
+def torn(x: float, y: float, height: float) -> str:
+    """A mark at the end of a row that goes on beyond the picture."""
+    path = f"M{x:g},{y:g}l4,{height / 4:g}l-8,{height / 4:g}l8,{height / 4:g}l-4,{height / 4:g}"
+    return f'<path d="{path}" stroke="currentColor" stroke-width="1.5" fill="none"/>'
+
+
 def text(
     said: str, x: float, y: float, anchor: str = "start", *, size: int = SMALL, fill: str = "currentColor",
     weight: str = "", passive: bool = False, faint: bool = False
@@ -123,8 +129,9 @@ def text(
 
 
 def svg(
-    width: float, height: float, title: str, description: str, inside: str, name: str, *, file: bool = False
-) -> str:
+    width: float, height: float, title: str, description: str, inside: str, name: str, *, file: bool = False,
+    least: float = 0.75
+) -> str:  # fmt: skip
     """The picture.
 
     Args:
@@ -133,6 +140,7 @@ def svg(
         inside: What is drawn.
         name: Told apart from all other pictures of a page.
         file: Whether it is to stand alone: then it brings its own colours, for light and for dark.
+        least: Share of its width below which it is not shrunk.
     """
     about = f'<title id="{name}-t">{_safe(title)}</title><desc id="{name}-d">{_safe(description)}</desc>'
     colours = (
@@ -142,7 +150,7 @@ def svg(
     size = f'width="{width:g}" height="{height:g}"' if file else ""
     # Wide enough to be read; what surrounds it scrolls.
     style = (
-        "" if file else f' style="display:block;width:100%;min-width:{0.75 * width:g}px;max-width:{1.25 * width:g}px;"'
+        "" if file else f' style="display:block;width:100%;min-width:{least * width:g}px;max-width:{1.25 * width:g}px;"'
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="{name}-t {name}-d" '

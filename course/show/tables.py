@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from course.program.timeline.trace import mesh_text, plain_kind, shape_text
+from course.program.simulator.trace import mesh_text, plain_kind, shape_text
 from course.show.quantities import bytes_text, count_text, seconds_text, share_text
+from course.show.words import conclusion, line_text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
 
     from course.predict import Prediction
 
@@ -57,34 +59,34 @@ def sections(prediction: Prediction) -> list[Section]:
 def _lines(prediction: Prediction) -> Section:
     whole = prediction.timeline.seconds
     rows = [
-        (entry.line or "unknown line", seconds_text(entry.compute), share_text(entry.compute, whole),
+        (line_text(entry.line), seconds_text(entry.compute), share_text(entry.compute, whole),
          seconds_text(entry.sending), count_text(entry.flops, "FLOP") if entry.flops else "",
          ", ".join(entry.kinds[:2]))
         for entry in prediction.lines()
     ]  # fmt: skip
-    columns = ("line", "computing>", "of the step>", "sending>", "FLOPs>", "operations")
-    return _section("where time goes, by line of the program", columns, rows)
+    columns = ("your line", "computing>", "of step>", "sending>", "FLOPs>", "operations")
+    return _section("where time goes, by your lines (cell:line)", columns, rows)
 
 
 def _critical(prediction: Prediction) -> Section:
     whole = prediction.timeline.seconds
     rows = [
-        (piece.line or "unknown line", plain_kind(piece.kind), piece.stream, str(piece.count),
+        (line_text(piece.line), plain_kind(piece.kind), piece.stream, str(piece.count),
          seconds_text(piece.seconds), share_text(piece.seconds, whole))
         for piece in prediction.timeline.critical
     ]  # fmt: skip
-    columns = ("line", "operation", "stream", "times>", "in all>", "of the step>")
+    columns = ("your line", "operation", "stream", "times>", "in all>", "of step>")
     return _section("critical path: what would have to be faster for the step to be", columns, rows)
 
 
 def _sent(prediction: Prediction) -> Section:
     found = sorted(prediction.costs.collectives, key=lambda c: (-c.total_bytes, c.line, c.kind))
     rows = [
-        (c.line or "unknown line", plain_kind(c.kind), ",".join(c.axes), shape_text(c.shape, c.dtype), str(c.count),
+        (line_text(c.line), plain_kind(c.kind), ",".join(c.axes), shape_text(c.shape, c.dtype), str(c.count),
          bytes_text(c.total_bytes))
         for c in found
     ]  # fmt: skip
-    columns = ("line", "collective", "over", "operand of a device", "times>", "sent in all>")
+    columns = ("your line", "collective", "over", "operand of a device", "times>", "sent in all>")
     return _section("what a device sends", columns, rows)
 
 
@@ -105,7 +107,9 @@ def rich_comparison(
     from rich.text import Text
 
     said = [Text(printable(f"{name}: {why}"), style="dim") for name, why in remarks.items()]
-    return [Text(printable(title), style="bold"), rich_table(comparison(predictions)), *said]
+    table = Fitting(comparison(predictions))
+    first = next(iter(predictions.values()))
+    return [Text(printable(title), style="bold"), table, Text(printable(conclusion(first.timeline))), *said]
 
 
 def rich_sections(prediction: Prediction) -> list[RenderableType]:
@@ -120,20 +124,33 @@ def rich_sections(prediction: Prediction) -> list[RenderableType]:
     return parts
 
 
-def rich_table(section: Section) -> RenderableType:
+@dataclass(frozen=True)
+class Fitting:
+    """A table of figures for a terminal; where that is too narrow, shares stand below what they are shares of."""
+
+    section: Section
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = rich_table(self.section)
+        if console.measure(whole, options=options.update(max_width=10_000)).maximum > options.max_width:
+            rows = tuple(tuple(cell.replace(" (", "\n(") for cell in row) for row in self.section.rows)
+            whole = rich_table(replace(self.section, rows=rows))
+            longest = max(len(row[0]) for row in rows)
+            whole.columns[0].no_wrap = 3 * longest <= options.max_width
+        yield whole
+
+
+def rich_table(section: Section) -> Table:
     """The table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    named = any(section.columns)  # else it has no heads, and its texts may be long
+    named = any(section.columns)  # else it has no heads
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=named)
-    for index, column in enumerate(section.columns):
-        head, number = column.rstrip(">"), column.endswith(">")
-        last = named and index == len(section.columns) - 1
-        # Where it gets narrow the last column gives way, and a line's name that is very long.
-        width = None if last or not named else 30
-        side = "right" if number else "left"
-        table.add_column(head, justify=side, no_wrap=named and not last, overflow="ellipsis", max_width=width)
+    for column in section.columns:
+        # Where it gets narrow the widest column gives way first; nothing is ever cut off.
+        side = "right" if column.endswith(">") else "left"
+        table.add_column(printable(column.rstrip(">")), justify=side, overflow="fold")
     for row in section.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table

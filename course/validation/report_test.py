@@ -1,6 +1,7 @@
 """The report's means meet their goals, and what is recorded and shown is what the lenses give now."""
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from course.machines import machine
 from course.program.compiled.plugin import AotMissing, find_plugin
 from course.validation import page
 from course.validation.gap import gaps
-from course.validation.report import main, means, recorded, said, versions
+from course.validation.report import main, means, recorded, said, show, versions
 from course.validation.rows import every, rings, single_gpu
 from course.validation.single_device import RUNS, Sizes, parameters
 
@@ -145,3 +146,13 @@ def test_only_a_whole_report_is_kept(capsys):
         with pytest.raises(SystemExit):
             main(["--write", option])
         assert "leave --short and --no-aot out" in capsys.readouterr().err
+
+
+def test_figures_are_printed_without_exponents_negative_zeros_or_cut_names(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    show(RECORDED.rows)
+    said = capsys.readouterr().out
+    assert "131,072 bytes" in said and "e+" not in said and "…" not in said
+    assert "-0.0%" not in said and "+0.0%" not in said
+    assert "8xH100-calibrated" in said and "meant to miss" in said
+    assert all(goal.endswith("%)") for goal in re.findall(r"\(goal: [^)]*\)", said))

@@ -74,6 +74,7 @@ class Device:
         self.last: Any = None
         self.blocked: Instance | None = None
         self._free = 0.0
+        self._held: Instance | None = None  # what a loop or branch waited for, and no kernel has run since
         self._ready: dict[Value, _Ready] = {}
         self._met: dict[Op, int] = {}
         self._decisions = iter(alike.decisions)
@@ -96,7 +97,7 @@ class Device:
             ready = self._ready.get(value)
             if ready is not None and ready.time > end:
                 end, cause = ready.time, ready.cause
-        self.last = self._note_idle(end, cause) or (self.kernels[-1] if self.kernels else cause)
+        self.last = self._note_idle(end, cause) or self._held or (self.kernels[-1] if self.kernels else cause)
         self.end = end
 
     def _run(self, block: Block, scope: _Scope) -> Generator[Instance, None, None]:
@@ -139,12 +140,18 @@ class Device:
     def _kernel(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
         time, cause = yield from self._wait(step.reads, scope)
         start = max(self._free, time)
-        waited = self._note_idle(start, cause)
+        waited = self._note_idle(start, cause) or (self._held if start == self._free else None)
+        self._held = None
         kernel = Kernel(step, start, start + step.seconds, waited)
         self._free = kernel.end
         self.kernels.append(kernel)
         for result in step.op.results:
             self._ready[result] = _Ready(kernel.end, kernel)
+
+    def _enter(self, time: float, cause: Any) -> None:
+        """A trip or a branch begins: what follows in the program does not compute before it."""
+        self._held = self._note_idle(time, cause) or self._held
+        self._free = max(self._free, time)
 
     def _note_idle(self, start: float, cause: Any) -> Instance | None:
         if start > self._free and isinstance(cause, Instance):
@@ -203,14 +210,15 @@ class Device:
 
     def _loop(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
         condition, body = step.op.regions
-        floor, cause = yield from self._wait(step.reads, scope)
-        trip = _Scope(floor, cause)
+        trip = _Scope(*(yield from self._wait(step.reads, scope)))
+        self._enter(trip.floor, trip.cause)
         for region in (condition, body):
             for argument in region.arguments:
                 self._ready.pop(argument, None)
         self._skip(condition)
         while next(self._decisions):
             trip = _Scope(*(yield from self._until(trip.issued, *self._compute_done(trip))))
+            self._enter(trip.floor, trip.cause)
             yield from self._run(body, trip)
             scope.issued += trip.issued
             self._skip(condition)
@@ -225,11 +233,13 @@ class Device:
 
     def _compute_done(self, trip: _Scope) -> tuple[float, Any]:
         """When the kernels so far have ended, and the last of them or what the trip itself waited for."""
-        return (self._free, self.kernels[-1]) if self._free > trip.floor and self.kernels else (trip.floor, trip.cause)
+        last = self._held or (self.kernels[-1] if self.kernels else None)
+        return (self._free, last) if self._free > trip.floor and last else (trip.floor, trip.cause)
 
     def _branch(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
         region = step.op.regions[next(self._decisions)]
         inner = _Scope(*(yield from self._wait(step.reads, scope)), scope.issued)
+        self._enter(inner.floor, inner.cause)
         yield from self._run(region, inner)
         for result, value in zip(step.op.results, region.returns, strict=True):
             self._ready[result] = self._combined([value], inner)

@@ -1,0 +1,94 @@
+"""What pictures and tables say in sentences: what a timeline comes to, and how to read it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from course.program.simulator import DeviceTime, Timeline
+from course.program.simulator.gaps import Gap, gaps
+from course.program.simulator.trace import plain_kind
+from course.show.quantities import share_text
+
+NOTHING = "computes and sends nothing that takes time"
+WAITING = "waiting for others"
+HIDDEN = 0.01  # share of the step below which waiting is not worth a sentence
+
+# Terms of pictures and tables, in the order in which a reader meets them.
+HOW_TO_READ = (
+    ("compute", "a bar for each operation that a device computes, in the order of the program"),
+    ("over data", "what the device sends over the mesh axis data meanwhile; each set of axes has a row of its own"),
+    ("exposed: data", "hatched in the colour of the transfer: nothing is computed while it is sent, so the step is "
+     "longer by that. A transfer under bars of the compute row costs no time"),
+    (WAITING, "hatched without a colour: nothing is computed because other devices are not ready to send or receive; "
+     "in a pipeline this is the bubble"),
+    ("busy", "the time in which the busiest device computes"),
+    ("a bar", "pointed at, it says the operation, its shape, how long it takes and your line"),
+    ("your line", "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; made by JAX: no line of "
+     "yours asked for it"),
+    ("device 0 (and 7 more alike)", "devices that behave alike are drawn once"),
+    ("critical path", "operations that wait for each other from the start to the end of the step: only a faster one of "
+     "these makes the step shorter"),
+    ("cut off", "what takes more than three times as long as the reference is not drawn to its end"),
+)  # fmt: skip
+
+
+def line_text(line: str) -> str:
+    """The learner's line, or who made what has none."""
+    return line or "made by JAX"
+
+
+def exposed_text(axes: str) -> str:
+    """What tables and pictures call transfers under which nothing is computed."""
+    return f"exposed: {axes}"
+
+
+def conclusion(timeline: Timeline) -> str:
+    """What to look at first, in one sentence: the transfers that the worst-off device waits for, or what it computes.
+
+    >>> from course.program import Timeline
+    >>> conclusion(Timeline("plain", {"data": 1}, 0.0, ()))
+    'It computes and sends nothing that takes time.'
+    """
+    whole = timeline.seconds
+    if not whole:
+        return f"It {NOTHING}."
+    worst = max(timeline.devices, key=_lost)
+    lost = _lost(worst)
+    if lost < HIDDEN * whole:
+        return f"{share_text(timeline.busy, whole)} of the step computes{_dearest(timeline)}; almost nothing waits."
+    causes: dict[tuple[str, str], float] = defaultdict(float)
+    for gap in gaps(timeline, worst):
+        causes[_cause(timeline, worst, gap)] += gap.end - gap.start
+    where = f"On device {worst.device}, " if len(timeline.devices) > 1 else ""
+    if not causes:
+        return f"{where}{share_text(lost, whole)} of the step computes nothing."
+    (verb, what), seconds = max(causes.items(), key=lambda entry: (entry[1], entry[0]))
+    share, every = share_text(seconds, whole), share_text(lost, whole)
+    more = "" if share == every else f"; {every} in all computes nothing"
+    return f"{where}{share} of the step {verb} {what}{more}."
+
+
+def _lost(device: DeviceTime) -> float:
+    return device.waiting + sum(device.exposed.values())
+
+
+def _cause(timeline: Timeline, device: DeviceTime, gap: Gap) -> tuple[str, str]:
+    """What a gap is spent on: a verb, and the collectives of a line."""
+    sent = [b for b in timeline.bars if b.device == device.device and b.stream != "compute" and b.line == gap.line]
+    ended = [b for b in sent if b.stream == gap.axes and b.end == gap.end] or sent
+    kind = plain_kind(ended[0].kind) if ended else "transfer"
+    what = f"{kind}s of {gap.line}" if gap.line else f"{kind}s {line_text('')}"
+    return ("waits for", what) if gap.axes else ("waits until other devices are ready for", what)
+
+
+def _dearest(timeline: Timeline) -> str:
+    """The line that computes longest, as an aside."""
+    spent: dict[str, float] = defaultdict(float)
+    busiest = max(timeline.devices, key=lambda device: device.busy).device
+    for bar in timeline.bars:
+        if bar.device == busiest and bar.stream == "compute":
+            spent[bar.line] += bar.end - bar.start
+    if not spent:
+        return ""
+    line = max(spent, key=lambda name: (spent[name], name))
+    return f", {share_text(spent[line], timeline.seconds)} of it {line_text(line)}" if line else ""
