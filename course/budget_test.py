@@ -247,22 +247,26 @@ def gradient_memory(sizes, batch, remat=False):
     return memory(parse(program), program)
 
 
-def test_autodiff_saves_eight_arrays_a_layer_more_than_the_formula_counts():
+# What autodiff saves of gelu: newer versions of jax save one array less.
+GELU_STEPS = 4 if jax.__version__.startswith("0.10.") else 3
+
+
+def test_autodiff_saves_the_steps_of_norms_and_gelu_beside_what_the_formula_counts():
     # The formula has 8 arrays of the width, 2 of the inner width and 2 of scores. Nothing of ours is fused, so autodiff
-    # also saves what the two norms compute on the way (4 of the width) and the steps of gelu (4 of the inner width).
+    # also saves what the two norms compute on the way (4 of the width) and the steps of gelu (of the inner width).
     sizes, batch = Sizes(layers=8, width=128, heads=4, vocab=64, seq=64), 2
     found = gradient_memory(sizes, batch)
     elements = [math.prod(alive.shape) for alive in found.alive if len(alive.shape) > 3 and alive.shape[0] == 8]
     array = sizes.layers * batch * sizes.seq
     each = [elements.count(array * n) for n in (sizes.width, sizes.inner, sizes.heads * sizes.seq)]
-    assert each == [8 + 4, 2 + 4, 2]
+    assert each == [8 + 4, 2 + GELU_STEPS, 2]
 
 
 @pytest.mark.parametrize(("width", "seq"), [(64, 64), (128, 64), (64, 256)])
 def test_activations_with_those_arrays_are_a_programs_within_15_percent(width, seq):
     sizes, batch = Sizes(layers=8, width=width, heads=4, vocab=64, seq=seq), 2
     counted = activation_bytes(sizes, batch, element=4, dropout=False)
-    counted += 4 * (4 * width + 4 * sizes.inner) * sizes.layers * batch * seq
+    counted += 4 * (4 * width + GELU_STEPS * sizes.inner) * sizes.layers * batch * seq
     # What is left is the layer at work: its own arrays, and slices of its weights.
     assert counted <= gradient_memory(sizes, batch).temporaries <= 1.15 * counted
 

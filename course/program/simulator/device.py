@@ -73,6 +73,7 @@ class Device:
         self.end: float | None = None
         self.last: Any = None
         self.blocked: Instance | None = None
+        self._resumed_by: Instance | None = None
         self._free = 0.0
         self._held: Instance | None = None  # what a loop or branch waited for, and no kernel has run since
         self._ready: dict[Value, _Ready] = {}
@@ -82,7 +83,7 @@ class Device:
 
     def resume(self, now: float) -> None:
         """Go on until a collective that has not ended is in the way."""
-        self.blocked = None
+        self._resumed_by, self.blocked = self.blocked, None
         instance = next(self._process, None)
         if instance is not None:
             self.blocked = instance
@@ -200,6 +201,8 @@ class Device:
             assert pending.end is not None
             if pending.end > time:
                 time, cause = pending.end, pending
+        if self.simulation.network.now > time:  # in program order: something before it was in the way
+            time, cause = self.simulation.network.now, self._resumed_by
         self.simulation.network.arrive(instance, self.number, time, cause)
 
     def _instance(self, op: Op) -> Instance | None:
