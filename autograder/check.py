@@ -145,6 +145,18 @@ def check_solution(
     return Report(chapter, tuple(results))
 
 
+def functions_of(path: Path | None, chapter: str) -> Callable[[Task], tuple[Any, Locate]]:
+    """Finds a task's function, or the problem with it, in a notebook or in the course's own solution, and its lines."""
+    import importlib
+
+    if path is None:
+        module = importlib.import_module(f"solutions.{chapter}")
+        return lambda task: (getattr(module, task.name), _locate_file(getattr(module, task.name)))
+    with time_limit(TRACE_SECONDS):
+        namespace, problems = run_cells(read_notebook(path).cells)
+    return lambda task: (find_function(task, namespace, problems), locate_cell)
+
+
 @cache
 def executor() -> Worker:
     """The one executor process of this kernel or command; it ends with it."""

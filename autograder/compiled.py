@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autograder.check import functions_of
 from autograder.contract import Task, load, trace
-from autograder.grading.intake import read_notebook
-from autograder.grading.tracing import Problem, find_function, locate_cell, run_cells, time_limit
+from autograder.grading.tracing import Problem, time_limit
 from autograder.verdict import Fact, Report
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
@@ -38,7 +38,7 @@ def add_compiled(
         path: The notebook that was judged; None for the course's own solution.
         progress: Told what is being compiled.
     """
-    find = _functions(path, chapter)
+    find = functions_of(path, chapter)
     results = []
     for result in report.functions:
         task = load(chapter).task(result.name)
@@ -48,16 +48,6 @@ def add_compiled(
             result = replace(result, facts=(*result.facts, *compiled_facts(chapter, task, *find(task))))
         results.append(result)
     return replace(report, functions=tuple(results))
-
-
-def _functions(path: Path | None, chapter: str) -> Callable[[Task], tuple[Any, Locate]]:
-    if path is None:
-        module = importlib.import_module(f"solutions.{chapter}")
-        own = str(module.__file__)
-        return lambda task: (getattr(module, task.name), lambda file: Path(file).name if file == own else None)
-    with time_limit(TRACE_SECONDS):
-        namespace, problems = run_cells(read_notebook(path).cells)
-    return lambda task: (find_function(task, namespace, problems), locate_cell)
 
 
 def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> list[Fact]:

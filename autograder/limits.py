@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from autograder.contract import Evidence
@@ -15,91 +16,99 @@ LEAST_WORK = 0.7
 REFERENCE, NAIVE = "reference", "naive"
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What a fact reads off the evidence: a figure, and where and what to say if it is too large."""
+
+    measured: float
+    unit: str
+    show: Callable[[float], str]
+    line: str
+    message: str
+
+
 def temporaries_within(
-    evidence: Evidence | None,
-    references: dict[str, Any],
-    ratio: float,
-    hint: str,
-    *,
-    weight: float = 1,
-    than: str = REFERENCE,
+    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any
 ) -> Fact:
-    """Live temporaries of the realistic size are at most ``ratio`` times the reference's, or ``than`` the naive's."""
-    name = "live temporaries"
-    if evidence is None or (bar := _incomparable(evidence, references, "temporaries", than)):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    measured, limit = evidence.memory.temporaries, ratio * references["temporaries"][than]
-    passed = measured <= limit
-    message = line = ""
-    if not passed:
-        largest = evidence.memory.alive[0]
-        line = largest.line
-        shape = "x".join(map(str, largest.shape))
-        message = (
-            f"at the peak {bytes_text(measured)} bytes of temporaries live at once, {ratio * measured / limit:.2f} "
-            f"times the {than}'s; the largest is a {largest.dtype}[{shape}] of {bytes_text(largest.bytes)} bytes. "
-            f"{hint}"
+    """Live temporaries are at most ``ratio`` times the reference's; ``how`` as for ``within``."""
+
+    def look(e: Evidence) -> _Look:
+        largest = next(iter(e.memory.alive), None)
+        said = f"at the peak {bytes_text(e.memory.temporaries)} bytes of temporaries live at once, {{times}}"
+        if largest:
+            shape = "x".join(map(str, largest.shape))
+            said += f"; the largest is a {largest.dtype}[{shape}] of {bytes_text(largest.bytes)} bytes"
+        return _Look(e.memory.temporaries, "bytes", bytes_text, largest.line if largest else "", f"{said}. {hint}")
+
+    return within("live temporaries", "temporaries", look, evidence, references, ratio, **how)
+
+
+def time_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
+    """The step that the timeline predicts is at most ``ratio`` times the reference's; ``how`` as for ``within``."""
+
+    def look(e: Evidence) -> _Look:
+        assert e.timeline
+        first = e.timeline.critical[0]
+        said = (
+            f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {{times}}; "
+            f"{_ms(first.seconds)} ms of the critical path are {plain(first.kind)}, {first.count} times. {hint}"
         )
-    known = _known(references["temporaries"], bytes_text)
-    figures = bytes_text(measured), bytes_text(limit), "bytes", *known
-    return Fact(name, passed, *figures, evidence.case.name, line, message, weight)
+        return _Look(e.timeline.seconds, f"ms on {e.timeline.machine}", _ms, first.line, said)
+
+    return within("predicted time", "seconds", look, evidence, references, ratio, **how)
 
 
-def time_within(
-    evidence: Evidence | None,
-    references: dict[str, Any],
-    ratio: float,
-    hint: str,
-    *,
-    weight: float = 1,
-    than: str = REFERENCE,
-) -> Fact:
-    """The step that the timeline predicts takes at most ``ratio`` times the reference's, or ``than`` the naive's."""
-    name = "predicted time"
-    if evidence is None or (bar := _incomparable(evidence, references, "seconds", than)):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    assert evidence.timeline
-    measured, limit = evidence.timeline.seconds, ratio * references["seconds"][than]
-    passed = measured <= limit
-    message = line = ""
-    if not passed:
-        first = evidence.timeline.critical[0]
-        line = first.line
-        message = (
-            f"on {evidence.timeline.machine} a step would take {1e3 * measured:.4g} ms, {ratio * measured / limit:.2f} "
-            f"times the {than}'s; {1e3 * first.seconds:.4g} ms of the critical path are {plain(first.kind)}, "
-            f"{first.count} times. {hint}"
+def exposed_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
+    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``within``."""
+
+    def look(e: Evidence) -> _Look:
+        assert e.timeline
+        axes = ", ".join(f"{axis} {_ms(seconds)} ms" for axis, seconds in e.timeline.exposed.items())
+        said = (
+            f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
+            f"transfer goes on ({axes}), {{times}}. {hint}"
         )
-    unit = f"ms on {evidence.timeline.machine}"
-    known = _known(references["seconds"], _ms)
-    return Fact(name, passed, _ms(measured), _ms(limit), unit, *known, evidence.case.name, line, message, weight)
+        return _Look(e.timeline.exposed_seconds, f"ms on {e.timeline.machine}", _ms, e.line, said)
+
+    return within("exposed communication", "exposed", look, evidence, references, ratio, **how)
 
 
-def exposed_within(
+def within(
+    name: str,
+    figure: str,
+    look: Callable[[Evidence], _Look],
     evidence: Evidence | None,
     references: dict[str, Any],
     ratio: float,
-    hint: str,
     *,
     weight: float = 1,
     than: str = REFERENCE,
 ) -> Fact:
-    """Communication that nothing hides is at most ``ratio`` times the reference's, or ``than`` the naive's."""
-    name = "exposed communication"
-    if evidence is None or (bar := _incomparable(evidence, references, "exposed", than)):
+    """A figure of the realistic size is at most ``ratio`` times what the reference, or the naive version, has.
+
+    Args:
+        name: Of the fact.
+        figure: Its name among the references.
+        look: Reads it off the evidence.
+        evidence: Of the realistic size; None if this check leaves it out.
+        references: What was measured of the task's reference and naive versions.
+        ratio: The limit.
+        weight: How much the fact counts, 0 for advice.
+        than: ``reference`` or ``naive``.
+    """
+    if evidence is None or (bar := _incomparable(evidence, references, figure, than)):
         return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    assert evidence.timeline
-    measured, limit = evidence.timeline.exposed_seconds, ratio * references["exposed"][than]
-    passed = measured <= limit
-    axes = ", ".join(f"{axis} {1e3 * seconds:.4g} ms" for axis, seconds in evidence.timeline.exposed.items())
-    message = "" if passed else (
-        f"on {evidence.timeline.machine} devices compute nothing for {1e3 * measured:.4g} ms while a transfer goes on "
-        f"({axes}). {hint}")  # fmt: skip
-    unit = f"ms on {evidence.timeline.machine}"
-    known = _known(references["exposed"], _ms)
-    return Fact(
-        name, passed, _ms(measured), _ms(limit), unit, *known, evidence.case.name, evidence.line, message, weight
+    found, against = look(evidence), references[figure][than]
+    passed = found.measured <= ratio * against
+    times = f"{found.measured / against:.2f} times the {than}'s" if against else f"and the {than}'s is 0"
+    message, line = ("", "") if passed else (found.message.replace("{times}", times), found.line)
+    figures = (
+        found.show(found.measured),
+        found.show(ratio * against),
+        found.unit,
+        *_known(references[figure], found.show),
     )
+    return Fact(name, passed, *figures, evidence.case.name, line, message, weight)
 
 
 def _incomparable(evidence: Evidence, references: dict[str, Any], figure: str, than: str) -> str | tuple[str, str]:

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from autograder.check import functions_of
 from autograder.contract import Case, Task, load, named, trace
-from autograder.grading.intake import read_notebook
-from autograder.grading.tracing import Problem, TooLong, find_function, locate_cell, run_cells, time_limit
+from autograder.grading.tracing import Problem, TooLong, time_limit
 from autograder.verdict import Fact, Report, Result, conclude
 from course.measured import fresh
 from course.measured.fresh import MeasurementFailed
@@ -92,7 +92,7 @@ def add_measured(
         bench = survey(platform)
     except MeasurementFailed as error:
         return replace(report, notes=(*report.notes, f"nothing was measured: {error}"))
-    found = _functions(path, chapter)
+    found = functions_of(path, chapter)
     results = []
     for result in report.functions:
         task = load(chapter).task(result.name)
@@ -115,17 +115,6 @@ def _wrong(result: Result) -> str:
     """Why a function is not worth measuring: empty if it is."""
     wrong = any(fact.name == "values" and fact.passed is False for fact in result.facts)
     return "its values are wrong; how fast they come says nothing" if wrong else ""
-
-
-def _functions(path: Path | None, chapter: str) -> Callable[[Task], tuple[Any, Locate]]:
-    if path is None:
-        module = importlib.import_module(f"solutions.{chapter}")
-        own = str(module.__file__)
-        return lambda task: (getattr(module, task.name), lambda file: Path(file).name if file == own else None)
-    cells = read_notebook(path).cells
-    with time_limit(TRACE_SECONDS):
-        namespace, problems = run_cells(cells)
-    return lambda task: (find_function(task, namespace, problems), locate_cell)
 
 
 def measured_facts(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from course.machine import Machine
-from course.program.collectives import Groups, groups_of
+from course.program.collectives import groups_of
 from course.program.compiled.groups import replica_groups, source_target_pairs
 from course.program.compiled.schedule import Computation, Instruction, Schedule, walk
-from course.program.costs import wire_bytes
 from course.program.ir import Op, Value
 from course.program.simulator.network import Instance
+from course.program.simulator.transfer import transfer as collective_transfer
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,5 @@ def as_op(schedule: Schedule, computation: Computation, instruction: Instruction
 def transfer(op: Op, mesh: dict[str, int], machine: Machine) -> Instance | None:
     """The collective as the network takes it, for the group that needs longest; none if nobody sends anything."""
     groups = groups_of(op, mesh)
-    each = [_transfer(op, groups, group, machine) for group in groups.groups]
+    each = [collective_transfer(op, groups, group, (0,), machine) for group in groups.groups]
     return max(each, key=lambda one: one.latency + one.wire_bytes / one.rate, default=None)
-
-
-def _transfer(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> Instance:
-    link, direction = machine.link_of(group), 0
-    if op.kind == "collective_permute":
-        pairs = [pair for pair in groups.pairs if pair[0] in group]
-        wire = size = float(sum(operand.bytes for operand in op.operands))
-        each = [machine.transfer(op.kind, group, wire, size, pair=pair) for pair in pairs]
-        latency, rate = max(e[0] for e in each), min(e[1] for e in each)
-        if machine.links[link].two_way:
-            source, target = pairs[0]
-            direction = 1 if (target - source) % len(group) <= len(group) // 2 else 2
-    else:
-        wire = sum(wire_bytes(op, operand.bytes, len(group), group[0]) for operand in op.operands)
-        size = float(sum(max(a.bytes, b.bytes) for a, b in zip(op.operands, op.results, strict=True)))
-        latency, rate = machine.transfer(op.kind, group, wire, size)
-    links = ((link, direction),) if direction or not machine.links[link].two_way else ((link, 1), (link, 2))
-    return Instance(op, groups.axes, (0,), latency, wire, rate, links)

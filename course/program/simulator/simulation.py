@@ -7,12 +7,12 @@ from typing import Any
 
 from course.machine import Machine
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
-from course.program.costs import wire_bytes
 from course.program.ir import Block, Module, Op
 from course.program.program import ProgramError
 from course.program.simulator.device import Device
 from course.program.simulator.kernels import Step, ready_first, schedule
 from course.program.simulator.network import Instance, Network
+from course.program.simulator.transfer import transfer
 
 MAX_STEPS = 1_000_000
 
@@ -84,7 +84,7 @@ class Simulation:
         members = tuple(dict.fromkeys(self._classes[member] for member in group))
         key = (op, occurrence, frozenset(members))
         if key not in self._made:
-            self._made[key] = _transfer(op, groups, group, members, self)
+            self._made[key] = transfer(op, groups, group, members, self.machine, self.free)
         return self._made[key]
 
     def _deadlock(self, stuck: Device) -> ProgramError:
@@ -99,31 +99,6 @@ class Simulation:
             f"{stuck.alike.device} waits in {instance.op.kind} for device {other.alike.device}, which {does}. "
             "Every device of a group must reach the same collectives in the same order."
         )
-
-
-def _transfer(
-    op: Op, groups: Groups, group: tuple[int, ...], members: tuple[int, ...], simulation: Simulation
-) -> Instance:
-    """An execution of a collective with what the machine says about its time."""
-    machine = simulation.machine
-    link = machine.link_of(group)
-    direction = 0
-    if op.kind == "collective_permute":
-        pairs = [pair for pair in groups.pairs if pair[0] in group]
-        wire = size = float(sum(operand.bytes for operand in op.operands))
-        each = [machine.transfer(op.kind, group, wire, size, pair=pair) for pair in pairs]
-        latency, rate = max(e[0] for e in each), min(e[1] for e in each)
-        if machine.links[link].two_way:
-            source, target = pairs[0]
-            direction = 1 if (target - source) % len(group) <= len(group) // 2 else 2
-    else:
-        wire = sum(wire_bytes(op, operand.bytes, len(group), group[0]) for operand in op.operands)
-        size = float(sum(max(a.bytes, b.bytes) for a, b in zip(op.operands, op.results, strict=True)))
-        latency, rate = machine.transfer(op.kind, group, wire, size)
-    links = ((link, direction),) if direction or not machine.links[link].two_way else ((link, 1), (link, 2))
-    if simulation.free.issuperset(groups.axes):
-        latency, wire = 0.0, 0.0
-    return Instance(op, groups.axes, members, latency, wire, rate, links)
 
 
 def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> Simulation:
