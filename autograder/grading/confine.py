@@ -38,8 +38,8 @@ class ChildReport:
         output_dropped: bytes of output that were not kept.
         exit_status: its exit status, None when a signal ended it.
         signal: the signal that ended it, None when it exited.
-        timed_out: the wall limit was reached (a CPU limit shows as `signal` SIGXCPU or SIGKILL).
-        result_overflow: it wrote more than `result_bytes` and was ended.
+        exceeded: the limit at which the parent ended it: "wall time", "output" or "result size"; else empty (at the
+            processor's limit the kernel ends it: `signal` is SIGXCPU or SIGKILL).
         denied: system calls that the kernel refused and reported; no more than a report.
         denials_reported: False where the kernel cannot report, so that `denied` says nothing.
         clean: nothing was left in the scratch folder; else replace the zygote.
@@ -50,8 +50,7 @@ class ChildReport:
     output_dropped: int
     exit_status: int | None
     signal: int | None
-    timed_out: bool
-    result_overflow: bool
+    exceeded: str
     denied: tuple[str, ...]
     denials_reported: bool
     clean: bool
@@ -100,7 +99,7 @@ def fork_confined(
         _child(function, limits, parent, result_end, output_end, control_end, problem is None)
     for end in (result_end, output_end, control_end):
         os.close(end)
-    watch = _Watch(pid, result, output, control, result_bytes, output_bytes)
+    watch = _Watch(pid, result, output, control, result_bytes, output_bytes, limits.output)
     wall = limits.wall_s if limits.wall_s is not None else float("inf")
     try:
         status, usage = watch.until_exit(begin + wall)
@@ -114,8 +113,7 @@ def fork_confined(
         output_dropped=watch.dropped,
         exit_status=code if code >= 0 else None,
         signal=-code if code < 0 else None,
-        timed_out=watch.timed_out,
-        result_overflow=watch.overflow,
+        exceeded=watch.exceeded,
         denied=tuple(watch.denied),
         denials_reported=watch.reported,
         clean=clean,
@@ -130,11 +128,11 @@ class _Watch:
     One loop does all of it, so that neither a full pipe nor a waiting system call can block it.
     """
 
-    def __init__(self, pid: int, result: int, output: int, control: int, room: int, keep: int):
-        self.pid, self.room, self.keep = pid, room, keep
+    def __init__(self, pid: int, result: int, output: int, control: int, room: int, keep: int, most: int):
+        self.pid, self.room, self.keep, self.most = pid, room, keep, most
         self.result, self.output, self.dropped = bytearray(), bytearray(), 0
         self.denied: dict[str, None] = {}
-        self.timed_out = self.overflow = self.reported = False
+        self.exceeded, self.reported = "", False
         self.poll = select.poll()
         self.open: dict[int, Callable[[int, int], None]] = {}
         self._add(result, self._on_result)
@@ -145,9 +143,8 @@ class _Watch:
         """Serve the child until it has ended; returns its wait status and what it used."""
         while True:
             left = deadline - time.monotonic()
-            if left <= 0 and not self.timed_out:
-                self.timed_out = True
-                os.kill(self.pid, signal.SIGKILL)
+            if left <= 0:
+                self._end("wall time")
             # Short waits: the exit itself wakes nobody when the child has closed its pipes.
             pause = 20 if len(self.open) > 1 else 2
             for file, event in self.poll.poll(min(pause, max(left, 0.001) * 1000)):
@@ -155,6 +152,7 @@ class _Watch:
                     self.open[file](file, event)
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
+                self.pid = 0  # the number may be another's by now
                 break
         for file in [*self.open]:
             if self.open[file] in (self._on_result, self._on_output):
@@ -183,10 +181,8 @@ class _Watch:
             return self._drop(file)
         if len(self.result) <= self.room:
             self.result += data
-        if len(self.result) > self.room and not self.overflow:
-            self.overflow = True
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        if len(self.result) > self.room:
+            self._end("result size")
 
     def _on_output(self, file: int, event: int) -> None:
         data = os.read(file, 1 << 16)
@@ -196,6 +192,14 @@ class _Watch:
         extra = max(0, len(self.output) - self.keep)
         del self.output[:extra]
         self.dropped += extra
+        if self.dropped + len(self.output) > self.most:
+            self._end("output")
+
+    def _end(self, limit: str) -> None:
+        if not self.exceeded:
+            self.exceeded = limit
+            if self.pid:
+                os.kill(self.pid, signal.SIGKILL)
 
     def _on_control(self, file: int, event: int) -> None:
         with socket.socket(fileno=os.dup(file)) as channel:

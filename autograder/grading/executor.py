@@ -6,8 +6,11 @@ The same code serves the notebook's ``check``, in a process of the learner's own
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
+import threading
+import time
 from typing import Any
 
 import jax
@@ -61,6 +64,18 @@ class Executor:
         return self.compiled[key]
 
 
+def watch_cpu(limit: list[float]) -> None:
+    """End this process when its processor time reaches ``limit[0]``.
+
+    A thread and no resource limit: those cannot be raised again for the next request, and the first process of a
+    namespace ignores their signal.
+    """
+    while True:
+        if time.process_time() > limit[0]:
+            os._exit(wire.CPU_USED_UP)
+        time.sleep(0.1)
+
+
 def main() -> None:
     """Serve requests from standard input until it ends; a Program that is refused is an answer, not a crash."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -70,13 +85,15 @@ def main() -> None:
         from autograder.grading.confine import deny_syscalls
 
         deny_syscalls(allow_fork=False)
-    executor = Executor()
+    executor, limit = Executor(), [math.inf]
+    threading.Thread(target=watch_cpu, args=(limit,), daemon=True).start()
     wire.write(answers, {"ready": True})
     while True:
         try:
             header, blobs = wire.read(requests)
         except wire.WireError:
             return
+        limit[0] = time.process_time() + (header.get("cpu_s") or math.inf)
         try:
             answer, arrays = executor.serve(header, blobs)
         except ProgramError as error:

@@ -22,7 +22,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 2
 class Limits:
     """What one sandbox, or one forked child, may use.
 
-    `None` for a time means no limit: a process that serves many requests has none of its own.
+    `None` for a time means no limit: a process that serves many requests has none of its own. `output` is what a
+    forked child may print before it is ended.
     """
 
     wall_s: float | None = 60.0
@@ -34,6 +35,7 @@ class Limits:
     core: int = 0
     scratch_bytes: int = 64 * MIB
     scratch_inodes: int = 1024
+    output: int = 16 * MIB
 
 
 def apply_limits(limits: Limits, *, processes: int | None = None) -> None:

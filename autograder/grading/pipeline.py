@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +26,12 @@ from autograder.verdict import (
     with_denied,
 )
 
-# Processor time is what a submission may use up; the wall limits are wider, for a machine that is busy otherwise.
-TRACE_LIMITS = Limits(wall_s=180.0, cpu_s=60)
-RUN_SECONDS = 180.0
+# For tracing one function, and for each request to the executor. Processor time is what a submission may use up; the
+# wall limit is wider, for a machine that is busy otherwise.
+LIMITS = Limits(wall_s=180.0, cpu_s=60)
 # A student's process may claim these and no others.
-_THEIRS = (STUDENT_ERROR, FAIL, REFUSED)
+_THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
+_NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
 class Grader:
@@ -39,14 +41,18 @@ class Grader:
         chapter: The chapter's name.
         secret: The course's: inputs and the unseen case follow from it and the submission.
         level: What ``sandbox.best_level`` returned.
+        limits: For tracing one function, and for each of its Programs.
     """
 
-    def __init__(self, chapter: str, *, secret: bytes, level: str):
-        self.chapter, self.secret, self.level = chapter, secret, level
+    def __init__(self, chapter: str, *, secret: bytes, level: str, limits: Limits = LIMITS):
+        self.chapter, self.secret, self.level, self.limits = chapter, secret, level, limits
         self.contract = load(chapter)
-        slack = (TRACE_LIMITS.wall_s or 0) + 30
-        self.tracer = sandboxed("autograder.grading.tracer", chapter, level, greets=False, seconds=slack)
-        self.executor = sandboxed("autograder.grading.executor", chapter, level, greets=True, seconds=RUN_SECONDS)
+        wall = limits.wall_s or 0
+        # The tracer ends its children itself; its own deadline is for one that hangs.
+        self.tracer = sandboxed("autograder.grading.tracer", chapter, level, greets=False, seconds=wall + 30)
+        self.executor = sandboxed(
+            "autograder.grading.executor", chapter, level, greets=True, seconds=wall, cpu_s=limits.cpu_s
+        )
 
     def __enter__(self) -> Grader:
         return self
@@ -65,7 +71,10 @@ class Grader:
         Raises:
             IntakeError: The notebook cannot be read.
         """
-        read = read_notebook(notebook)
+        return self.grade_notebook(read_notebook(notebook), student)
+
+    def grade_notebook(self, read: Notebook, student: str) -> Report:
+        """Every function of a notebook that has been read."""
         results = tuple(self._grade_task(task, read) for task in self.contract.tasks)
         return Report(self.chapter, results, student, self.level)
 
@@ -76,7 +85,7 @@ class Grader:
             "task": task.name,
             "cells": [asdict(cell) for cell in notebook.cells],
             "cases": [asdict(case) for case in planned.traced],
-            "limits": asdict(TRACE_LIMITS),
+            "limits": asdict(self.limits),
         }
         denied: tuple[str, ...] = ()
         try:
@@ -84,7 +93,7 @@ class Grader:
             denied = tuple(str(call)[:200] for call in told.get("denied", []))[:50]
             if not told.get("clean", False):
                 self.tracer.close()
-            programs, line = _programs(told, blobs[0])
+            programs, line = _programs(told, blobs[0], self.limits)
             result = judge(planned, programs, line, self.executor.ask)
         except _Told as told_problem:
             result = stopped(task, told_problem.problem)
@@ -103,14 +112,12 @@ class _Told(Exception):
         self.problem = problem
 
 
-def _programs(told: dict[str, Any], result: bytes) -> tuple[dict[str, bytes], str]:
+def _programs(told: dict[str, Any], result: bytes, limits: Limits) -> tuple[dict[str, bytes], str]:
     """Programs by case and the line of the definition, from what the student's process wrote: trusted in nothing."""
-    if told["timed_out"]:
-        raise _Told(Problem(LIMIT_EXCEEDED, f"tracing took longer than {TRACE_LIMITS.wall_s:g} s and was ended"))
-    if told["result_overflow"]:
-        raise _Told(Problem(REFUSED, "the submission's process wrote more than a result may have"))
+    if told["exceeded"]:
+        raise _Told(Problem(LIMIT_EXCEEDED, _ended(told["exceeded"], limits)))
     if not result:
-        raise _Told(_silent(told))
+        raise _Told(_silent(told, limits))
     header, blobs = wire.read(io.BytesIO(result))
     if "problem" in header:
         problem = header["problem"] if isinstance(header["problem"], dict) else {}
@@ -123,12 +130,26 @@ def _programs(told: dict[str, Any], result: bytes) -> tuple[dict[str, bytes], st
     return dict(zip(cases, blobs, strict=True)), str(header.get("line", ""))[:100]
 
 
-def _silent(told: dict[str, Any]) -> Problem:
+def _ended(limit: str, limits: Limits) -> str:
+    """Why the grader ended a student's process."""
+    most = {
+        "wall time": f"took longer than {limits.wall_s:g} s",
+        "output": f"printed more than {limits.output >> 20} MiB",
+        "result size": "gave more than Programs may have together",
+    }
+    return f"the submission's process {most[limit]} and was ended (limit on {limit})"
+
+
+def _silent(told: dict[str, Any], limits: Limits) -> Problem:
     """Why a student's process may have ended without a word."""
     lines = str(told.get("output", "")).strip().splitlines()
     said = f"; its last words: {lines[-1][:300]}" if lines else ""
-    if told.get("signal") in (24, 9):  # SIGXCPU, SIGKILL
-        return Problem(LIMIT_EXCEEDED, f"the submission's process used more time or memory than allowed{said}")
+    used_up = limits.cpu_s is not None and told.get("cpu_s", 0.0) >= limits.cpu_s - 0.5
+    if told.get("signal") == signal.SIGXCPU or (told.get("signal") == signal.SIGKILL and used_up):
+        said = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
+        return Problem(LIMIT_EXCEEDED, f"{said} (limit on processor time)")
+    if told.get("signal") == signal.SIGKILL or any(words in said for words in _NO_MEMORY):
+        return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{said}")
     if told.get("signal") is not None:
         return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {told['signal']}{said}")
     return Problem(

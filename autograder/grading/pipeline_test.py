@@ -1,5 +1,6 @@
 """Official grading trusts nothing that a submission's process says: forged, broken and endless ones are told apart."""
 
+import errno
 import io
 from dataclasses import replace
 
@@ -8,17 +9,17 @@ import numpy as np
 import pytest
 
 from autograder.contract import load
-from autograder.grading import pipeline, wire
+from autograder.grading import wire
 from autograder.grading.executor import Executor
 from autograder.grading.judge import judge, plan
-from autograder.grading.pipeline import Grader, _programs, _Told
+from autograder.grading.pipeline import LIMITS, Grader, _programs, _Told
 from autograder.grading.sandbox import best_level
-from autograder.grading.tracing import Traced, trace_cases
+from autograder.grading.tracing import Traced, describe_error, limit_of, trace_cases
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
 from solutions.fsdp import shard_params
 
 TASK = load("fsdp").task("shard_params")
-QUIET = {"timed_out": False, "result_overflow": False, "signal": None, "exit_status": 0, "output": ""}
+QUIET = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 1.0, "output": ""}
 
 
 def message(header, blobs=()):
@@ -31,22 +32,43 @@ def message(header, blobs=()):
 
 
 @pytest.mark.parametrize(
-    ("told", "result", "verdict"),
+    ("told", "result", "verdict", "says"),
     [
-        ({"timed_out": True}, b"", LIMIT_EXCEEDED),
-        ({"result_overflow": True}, b"x", REFUSED),
-        ({"signal": 9}, b"", LIMIT_EXCEEDED),
-        ({"signal": 11}, b"", STUDENT_ERROR),
-        ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR),
-        ({}, message({"problem": {"verdict": "pass", "message": "trust me"}}), REFUSED),
-        ({}, message({"problem": {"verdict": "needs_human"}}), REFUSED),
-        ({}, message({"problem": 7}), REFUSED),
+        ({"exceeded": "wall time"}, b"", LIMIT_EXCEEDED, "longer than 180 s"),
+        ({"exceeded": "output"}, b"", LIMIT_EXCEEDED, "printed more than 16 MiB"),
+        ({"exceeded": "result size"}, b"x", LIMIT_EXCEEDED, "limit on result size"),
+        ({"signal": 24}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
+        ({"signal": 9, "cpu_s": 60.9}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
+        ({"signal": 9}, b"", LIMIT_EXCEEDED, "more memory"),
+        ({"signal": 6, "output": "terminate called: std::bad_alloc"}, b"", LIMIT_EXCEEDED, "more memory"),
+        ({"signal": 11}, b"", STUDENT_ERROR, "crashed with signal 11"),
+        ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR, "its last words: bye"),
+        ({}, message({"problem": {"verdict": "pass", "message": "trust me"}}), REFUSED, "trust me"),
+        ({}, message({"problem": {"verdict": "needs_human"}}), REFUSED, ""),
+        ({}, message({"problem": 7}), REFUSED, ""),
     ],
 )
-def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict):
+def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict, says):
     with pytest.raises(_Told) as caught:
-        _programs({**QUIET, **told}, result)
+        _programs({**QUIET, **told}, result, LIMITS)
     assert caught.value.problem.verdict == verdict
+    assert says in caught.value.problem.message
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (MemoryError(), "address space"),
+        (OSError(errno.EMFILE, "Too many open files"), "open files"),
+        (OSError(errno.EFBIG, "File too large"), "file size"),
+        (RuntimeError("can't start new thread"), "processes and threads"),
+        (FileNotFoundError(errno.ENOENT, "No such file"), ""),
+        (ValueError("out of range"), ""),
+    ],
+)
+def test_an_exception_names_the_limit_that_it_is_about(error, limit):
+    assert limit_of(error, str(error)) == limit
+    assert describe_error(error, lambda _: None).verdict == (LIMIT_EXCEEDED if limit else STUDENT_ERROR)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +84,7 @@ def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdi
 )
 def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
     with pytest.raises(wire.WireError):
-        _programs(QUIET, result)
+        _programs(QUIET, result, LIMITS)
 
 
 # What the judge is given
@@ -167,8 +189,13 @@ def submission(tmp_path, *cells):
         ("class Exit:\n    __import__('os')._exit(0)", STUDENT_ERROR, "ended without a result"),
         ("class Loop:\n    while True: pass", LIMIT_EXCEEDED, "longer than 5 s"),
         ("class Crash:\n    __import__('ctypes').string_at(0)", STUDENT_ERROR, "crashed with signal 11"),
-        ("class Bomb:\n    x = bytearray(1 << 40)", STUDENT_ERROR, "MemoryError"),
-        ("class Flood:\n    for _ in range(100000): print('x' * 1000)", STUDENT_ERROR, "no function shard_params"),
+        ("class Bomb:\n    x = bytearray(1 << 40)", LIMIT_EXCEEDED, "limit on address space: MemoryError"),
+        ("class Flood:\n    for _ in range(100000): print('x' * 1000)", LIMIT_EXCEEDED, "limit on output"),
+        ("class Files:\n    kept = [open('/dev/null') for _ in range(999)]", LIMIT_EXCEEDED, "limit on open files"),
+        ("class Large:\n    with open('/tmp/x', 'wb') as f: f.write(bytes(65 << 20))", LIMIT_EXCEEDED, "limit on "),
+        ("class Threads:\n    import threading, time\n    for _ in range(500):\n"
+         "        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()", LIMIT_EXCEEDED,
+         "limit on processes"),
         ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "SystemExit"),
         ("class Forge:\n    import sys\n    frame = sys._getframe()\n    while frame:\n"
          "        if 'result' in frame.f_locals: frame.f_locals['result'].write(b'\\xff' * 100)\n"
@@ -178,7 +205,7 @@ def submission(tmp_path, *cells):
 def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
     grader, tmp_path, monkeypatch, cell, verdict, said
 ):
-    monkeypatch.setattr(pipeline, "TRACE_LIMITS", replace(pipeline.TRACE_LIMITS, wall_s=5.0))
+    monkeypatch.setattr(grader, "limits", replace(LIMITS, wall_s=5.0))
     result = grader.grade(submission(tmp_path, cell), "mallory").functions[0]
     assert (result.verdict, result.points) == (verdict, 0)
     assert said in result.message

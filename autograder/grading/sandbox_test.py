@@ -270,8 +270,8 @@ def test_refused_system_calls_are_reported(reports):
 
 
 def test_hangs_and_floods_end_in_time(reports):
-    for name in ("storm", "flood", "closed"):
-        assert reports[name]["timed_out"], name
+    for name, limit in {"storm": "wall time", "flood": "output", "closed": "wall time"}.items():
+        assert reports[name]["exceeded"] == limit, name
         assert reports[name]["wall_s"] < 1.5, name
     assert reports["flood"]["output_dropped"] > 0
     assert len(reports["flood"]["output"]) == 64 << 10
@@ -283,7 +283,7 @@ def test_faults_are_told_apart(reports):
     assert reports["crash"]["signal"] == 11
     assert (reports["leap"]["exit_status"], reports["leap"]["result"]) == (0, "")
     assert "MemoryError" in reports["greedy"]["output"]
-    assert reports["long"]["result_overflow"]
+    assert reports["long"]["exceeded"] == "result size"
     assert reports["error"]["exit_status"] == 1
     assert "hello" in reports["error"]["output"] and "ZeroDivisionError" in reports["error"]["output"]
 

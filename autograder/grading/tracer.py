@@ -19,7 +19,7 @@ from autograder.grading.launch import Limits
 from autograder.grading.tracing import Problem, explained, find_function, locate_cell, run_cells, trace_cases
 
 MAX_RESULT = 64 * 2**20
-REPORTED = ("timed_out", "result_overflow", "signal", "exit_status", "denied", "output", "clean")
+REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "clean")
 
 
 def trace_request(header: dict[str, Any], result: BinaryIO) -> None:

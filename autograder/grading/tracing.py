@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
+import os
 import re
 import signal
 import threading
@@ -27,8 +29,9 @@ _CONSTANT = (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Dic
 class Problem:
     """Why there is no Program: whose fault it is, what happened, and at which of the learner's lines.
 
-    ``verdict`` is ``student_error`` for an exception of the learner's, ``fail`` for a result of another form than
-    the contract says, ``refused`` for a program that may not be judged.
+    ``verdict`` is ``student_error`` for an exception of the learner's, ``limit_exceeded`` for one that says that
+    something ran out, ``fail`` for a result of another form than the contract says, ``refused`` for a program that
+    may not be judged.
     """
 
     verdict: str
@@ -211,4 +214,22 @@ def describe_error(error: BaseException, locate: Locate) -> Problem:
     except Exception:
         text = "(its message cannot be shown)"
     text = text.split("\n--------------------\nFor simplicity, JAX")[0]
-    return Problem("student_error", f"{type(error).__name__}: {text}"[:2000].rstrip(": "), line)
+    said = f"{type(error).__name__}: {text}"[:2000].rstrip(": ")
+    limit = limit_of(error, text)
+    if limit:
+        return Problem("limit_exceeded", f"it reached the limit on {limit}: {said}", line)
+    return Problem("student_error", said, line)
+
+
+def limit_of(error: BaseException, text: str) -> str:
+    """Which limit of a process an exception is about; empty if about none."""
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "std::bad_alloc" in text:
+        return "address space"
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        return "processes and threads"
+    if not isinstance(error, OSError):
+        return ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "scratch space" if os.statvfs(os.environ.get("TMPDIR", "/tmp")).f_favail else "files (inodes)"
+    named = {errno.EMFILE: "open files", errno.EFBIG: "file size", errno.ENOMEM: "address space"}
+    return named.get(error.errno or 0, "")

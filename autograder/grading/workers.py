@@ -30,6 +30,8 @@ class Process(Protocol):
 
     def kill(self) -> None: ...
 
+    def wait(self, timeout: float | None = None) -> int: ...
+
     @property
     def stderr_tail(self) -> str: ...
 
@@ -49,6 +51,9 @@ class LocalProcess:
             start_new_session=True,  # an interrupt in the notebook is not for it
         )
         self.stdin, self.stdout = self._process.stdin, self._process.stdout
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
 
     def kill(self) -> None:
         self._process.kill()
@@ -74,10 +79,11 @@ class Worker:
         start: Starts the process.
         greets: Whether it says that it is ready before the first request.
         seconds: How long one request may take.
+        cpu_s: How much processor time one request may take; the process itself watches it.
     """
 
-    def __init__(self, start: Callable[[], Process], *, greets: bool, seconds: float):
-        self.start, self.greets, self.seconds = start, greets, seconds
+    def __init__(self, start: Callable[[], Process], *, greets: bool, seconds: float, cpu_s: float | None = None):
+        self.start, self.greets, self.seconds, self.cpu_s = start, greets, seconds, cpu_s
         self.process: Process | None = None
         self.greeted = False
 
@@ -85,7 +91,8 @@ class Worker:
         """The answer to one request.
 
         Raises:
-            Stopped: ``limit_exceeded`` after the deadline; ``needs_human`` when the process died at every try.
+            Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``needs_human``
+                when the process died at every try.
         """
         told = ""
         for _ in range(TRIES):
@@ -93,13 +100,18 @@ class Worker:
             try:
                 process = self.ready()
                 with self._deadline(process, expired):
-                    wire.write(process.stdin, header, blobs)
+                    wire.write(process.stdin, {**header, "cpu_s": self.cpu_s}, blobs)
                     return wire.read(process.stdout)
             except (wire.WireError, OSError) as error:
                 told = f"{error}; {self._last_words()}"
+                used_up = self._status() == wire.CPU_USED_UP
                 self.close()
+                if used_up:
+                    said = f"the program used more than {self.cpu_s} s of processor time and was ended"
+                    raise Stopped(LIMIT_EXCEEDED, f"{said} (limit on processor time)") from None
             if expired.is_set():
-                raise Stopped(LIMIT_EXCEEDED, f"it took longer than {self.seconds:g} s and was ended")
+                said = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
+                raise Stopped(LIMIT_EXCEEDED, said)
         raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {told}"[:2000])
 
     def ready(self) -> Process:
@@ -126,6 +138,10 @@ class Worker:
             if leave:
                 leave(None, None, None)
 
+    def _status(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(5) if self.process else None
+
     def _last_words(self) -> str:
         lines = self.process.stderr_tail.strip().splitlines() if self.process else []
         return lines[-1] if lines else "it said nothing"
@@ -150,7 +166,9 @@ def local_executor(seconds: float = 120) -> Worker:
     return Worker(lambda: LocalProcess("autograder.grading.executor"), greets=True, seconds=seconds)
 
 
-def sandboxed(module: str, chapter: str, level: str, *, greets: bool, seconds: float) -> Worker:
+def sandboxed(
+    module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
+) -> Worker:
     """A worker of official grading: sees the course, the contract and earlier chapters' solutions, nothing else."""
     from autograder.grading.sandbox import Mount, Sandbox
 
@@ -167,6 +185,7 @@ def sandboxed(module: str, chapter: str, level: str, *, greets: bool, seconds: f
         lambda: Sandbox(module, level=level, mounts=mounts, limits=limits, env={"MESHCRAFT_CONFINE": "1"}).__enter__(),
         greets=greets,
         seconds=seconds,
+        cpu_s=cpu_s,
     )
 
 
