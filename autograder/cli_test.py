@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from autograder import cli
+from autograder.commands.grade import grade_table
 from autograder.commands.hints import read_hints
-from autograder.commands.instructor import grade_table
 from autograder.contract import load
+from autograder.grading.batch import Regrade
 from autograder.grading.intake import IntakeError
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, Report, Result
 from course.curriculum import CHAPTERS
@@ -181,9 +182,11 @@ def test_reset_of_one_function_leaves_the_others(meshcraft, tmp_path):
 
 def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdict(meshcraft, monkeypatch, tmp_path):
     (tmp_path / "submitted" / "ada" / "fsdp").mkdir(parents=True)
-    told = SimpleNamespace(verdict=FAIL)
+    told = SimpleNamespace(verdict=FAIL, before=None, after=None)
 
-    def grade_course(course, name, *, workers, level, on_progress):
+    def grade_course(course, name, *, level, on_again, **_):
+        if told.before:
+            on_again(Regrade("ada", told.before, told.after))
         return [Report(name, (Result("f", 0.0, 1.0, told.verdict, message="why"),), "ada", level)]
 
     monkeypatch.setattr("autograder.grading.batch.grade_course", grade_course)
@@ -195,6 +198,13 @@ def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdic
     told.verdict = NEEDS_HUMAN
     ended = meshcraft("grade")
     assert ended.status == 3 and "ada needs a person: why" in ended.err
+    told.verdict, told.before, told.after = FAIL, Report("fsdp", (), "ada"), Report("fsdp", (), "ada", "landlock")
+    ended = meshcraft("grade", "--again")
+    assert ended.status == 3 and "ada came out differently" in ended.err and "0 of 1 graded again" in ended.out
+    told.before = told.after
+    ended = meshcraft("grade", "--again", "--json")
+    assert ended.status == 0 and json.loads(ended.out)["again"][0]["same"]
+    assert "for this machine alone" in meshcraft("grade", "--scheduler", "tcp://x:1", "--unsafe-local").err
 
 
 def test_grade_table_fits_80_columns_and_says_the_isolation_once():

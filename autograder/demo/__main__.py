@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from autograder.commands.instructor import grade_table, unfinished
+from autograder.commands.grade import grade_table, unfinished
 from autograder.commands.terminal import bar, complain, explained, out, spinner
 from autograder.grading.batch import grade_course
 from autograder.grading.course import make_course

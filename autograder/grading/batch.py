@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import sys
-import traceback
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autograder.grading.course import locked, open_ledger, require_assignment, require_folder, secret
-from autograder.grading.ledger import TRIES, Ledger, needs_human
-from autograder.grading.submissions import Submission, find_submissions
-from autograder.verdict import NEEDS_HUMAN, REFUSED, Report, Result
+from autograder.grading.course import CourseError, locked, open_ledger, require_assignment, require_folder, secret
+from autograder.grading.launch import Limits
+from autograder.grading.ledger import TRIES, Ledger, digest, needs_human
+from autograder.grading.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
+from autograder.grading.submissions import Submission, find_submissions, fingerprint, read_submitted
+from autograder.verdict import NEEDS_HUMAN, Report
 
 Progress = Callable[[str, int, int], None]
+LEASE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """One grading: a pure function of these, so it may run anywhere and twice."""
+class Regrade:
+    """What grading once more gave, and what the ledger had: the same, to the bit, or the grader has a fault."""
 
-    chapter: str
-    notebook: Path
     student: str
-    secret: bytes
-    level: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A report, or what went wrong in the grader."""
-
-    report: Report | None
-    fault: str = ""
+    before: Report
+    after: Report
 
 
 def grade_course(
@@ -48,18 +37,28 @@ def grade_course(
     *,
     workers: int = 1,
     level: str,
+    scheduler: str = "",
+    only: Collection[str] = (),
+    again: bool = False,
+    limits: Limits | None = None,
     on_progress: Progress = lambda stage, done, total: None,
-    new_pool: Callable[[int], Executor] | None = None,
+    on_again: Callable[[Regrade], None] = lambda regrade: None,
+    new_pool: NewPool | None = None,
 ) -> list[Report]:
     """Grade every submission that has no verdict yet, and bring the gradebook up to date.
 
     Args:
         course: A folder with nbgrader's layout.
         assignment: The chapter.
-        workers: How many gradings run at once.
-        level: The sandbox's level.
+        workers: How many gradings run at once on this machine.
+        level: The sandbox's level; empty: the best of each machine that grades.
+        scheduler: The address of a Dask scheduler; its workers grade instead of this machine.
+        only: These students; everyone, if empty.
+        again: Grade also what has a verdict.
+        limits: Other limits than usual, for tracing a function and for each of its Programs.
         on_progress: Called with the stage, and how many of how many are done.
-        new_pool: Makes the executor; one of local processes if not given.
+        on_again: Called with each verdict that was found once more.
+        new_pool: Makes the executor, in place of ``workers`` and ``scheduler``.
 
     Returns:
         A report for each submission, in order of student.
@@ -72,158 +71,147 @@ def grade_course(
 
     course = course.resolve()
     require_folder(course, assignment)
-    with locked(course):
+    with locked(course), _pool(workers, scheduler, new_pool) as pool:
         require_assignment(course, assignment)
         with open_ledger(course) as ledger:
             ledger.drop_leases()
-            submissions = find_submissions(course, assignment)
-            for submission in submissions:
+            everyone = find_submissions(course, assignment)
+            for submission in everyone:
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
             clean_half_made(course, ledger.status(assignment))
-            _judge(ledger, assignment, submissions, secret(course), level, _pool(workers, new_pool), on_progress)
-            waiting = [entry for entry in ledger.status(assignment) if entry.report and not entry.booked]
+            chosen = _chosen(everyone, only)
+            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits)
+            _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
+            paths = {submission.student: submission.notebook for submission in chosen}
+            entries = [entry for entry in ledger.status(assignment) if entry.student in paths]
+            waiting = [entry for entry in entries if entry.report and not entry.booked]
             booked = iter(range(1, len(waiting) + 1))
-            paths = {submission.student: submission.notebook for submission in submissions}
             on_book: Callable[[str], None] = lambda _: on_progress("gradebook", next(booked), len(waiting))  # noqa: E731
             problems = book(course, assignment, ledger, paths, on_book)
-            reports = {entry.student: entry.report for entry in ledger.status(assignment)}
-    found = [reports[submission.student] for submission in submissions]
-    return [_with_problem(report, problems.get(report.student, "")) for report in found if report]
+    reports = [entry.report for entry in entries if entry.report]
+    return [_with_problem(report, problems.get(report.student, "")) for report in reports]
 
 
-def verdict_for_all(chapter: str, verdict: str, message: str, isolation: str = "") -> Report:
-    """A report that says the same of every function of the chapter, and gives no points."""
-    from autograder import contract
+def _pool(workers: int, scheduler: str, new_pool: NewPool | None) -> AbstractContextManager[NewPool]:
+    if new_pool or not scheduler:
+        return nullcontext(new_pool or local_pool(workers))
+    return dask_pool(scheduler)
 
-    tasks = contract.load(chapter).tasks
-    functions = tuple(Result(task.name, 0.0, float(task.points), verdict, message=message) for task in tasks)
-    return Report(chapter, functions, isolation=isolation)
+
+def _chosen(everyone: list[Submission], only: Collection[str]) -> list[Submission]:
+    missing = sorted({*only} - {submission.student for submission in everyone})
+    if missing:
+        raise CourseError(f"nothing was handed in by {', '.join(missing)}; names are those of the folders `submitted/`")
+    return [submission for submission in everyone if not only or submission.student in only]
 
 
 def _with_problem(report: Report, problem: str) -> Report:
     return replace(report, notes=(*report.notes, f"not in the gradebook: {problem}")) if problem else report
 
 
-def _pool(workers: int, new_pool: Callable[[int], Executor] | None) -> Callable[[bool], tuple[Executor, int]]:
-    make = new_pool or _local_pool
-    return lambda alone: (make(1 if alone else workers), 1 if alone else workers)
+class _Batch:
+    """One run over a class: what is still to be graded, and what becomes of it.
 
+    Args:
+        ledger: Where verdicts go.
+        model: What all jobs have in common.
+        again: Grade also what has a verdict.
+        on_progress: Called with the stage, and how many of how many are done.
+        on_again: Called with each verdict that was found once more.
+    """
 
-def _local_pool(workers: int) -> Executor:
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),))
+    def __init__(
+        self,
+        ledger: Ledger,
+        model: Job,
+        again: bool,
+        on_progress: Progress,
+        on_again: Callable[[Regrade], None],
+    ):
+        self.ledger, self.model, self.again = ledger, model, again
+        self.on_progress, self.on_again = on_progress, on_again
+        self.open: dict[str, Submission] = {}
+        self.before: dict[str, Report] = {}
+        self.total = 0
 
+    def judge(self, submissions: list[Submission], pool: NewPool) -> None:
+        """Record a verdict for every submission that has none, or whose verdict waits for a person."""
+        for submission in submissions:
+            known = self.ledger.get(submission.key, submission.student)
+            if known is not None and not needs_human(known):
+                if not self.again:
+                    continue
+                self.before[submission.key] = known
+            if submission.notebook is None:
+                said = verdict_for_all(self.model.chapter, submission.verdict, submission.problem)
+                self.ledger.record(submission.key, said)
+            else:
+                self.open[submission.key] = submission
+        self.total = len(self.open)
+        self.on_progress("grading", 0, self.total)
+        self._run([*self.open], False, pool)
+        # What is left shared a worker's death or met a fault: each alone, so that one cannot take another with it.
+        for filed in [*self.open]:
+            while filed in self.open:
+                for lost in self._run([filed], True, pool):
+                    self._settle(lost, Outcome(None, "it ended the grader's worker"))
 
-def _judge(
-    ledger: Ledger,
-    chapter: str,
-    submissions: list[Submission],
-    key_material: bytes,
-    level: str,
-    pool: Callable[[bool], tuple[Executor, int]],
-    on_progress: Progress,
-) -> None:
-    """Record a verdict for every submission that has none, or whose verdict waits for a person."""
-    jobs: dict[str, Job] = {}
-    notes: dict[str, str] = {}
-    for submission in submissions:
-        known = ledger.get(submission.key)
-        if known is not None and not needs_human(known):
-            continue
-        if submission.notebook is None:
-            ledger.record(submission.key, verdict_for_all(chapter, submission.verdict, submission.problem))
-        else:
-            jobs[submission.key] = Job(chapter, submission.notebook, submission.student, key_material, level)
-            notes[submission.key] = submission.note
-    total = len(jobs)
-    on_progress("grading", 0, total)
+    def _run(self, keys: list[str], alone: bool, pool: NewPool) -> list[str]:
+        """Grade these, as many at once as the pool takes; the keys of those that were lost with a worker."""
+        waiting, lost = deque(keys), []
+        owner = f"{os.uname().nodename}:{os.getpid()}"
+        while waiting:
+            executor, width = pool(alone)
+            running: dict[Any, str] = {}
+            with executor:
+                try:
+                    while waiting or running:
+                        while waiting and len(running) < width:
+                            filed = waiting.popleft()
+                            job = self._job(filed)
+                            if job is None:
+                                self._settle(filed, Outcome(None, "the file changed meanwhile; run this again"))
+                            elif self.ledger.lease(filed, owner, LEASE_SECONDS):
+                                running[executor.submit(grade_one, job)] = filed
+                        for future in wait(running, return_when=FIRST_COMPLETED).done:
+                            self._settle(running[future], _outcome(future))
+                            del running[future]
+                except BrokenExecutor:
+                    lost += running.values()
+        return lost
 
-    def settle(filed: str, outcome: Outcome) -> bool:
-        report = outcome.report
-        if report is None and ledger.fault(filed, outcome.fault) >= TRIES:
+    def _job(self, filed: str) -> Job | None:
+        """The job for a submission; None when its file is no longer the one that was found."""
+        submission = self.open[filed]
+        assert submission.notebook
+        problem, data = read_submitted(submission.notebook)
+        if problem or digest(data) != submission.digest:
+            return None
+        return replace(self.model, name=submission.notebook.name, notebook=data, student=submission.student)
+
+    def _settle(self, filed: str, outcome: Outcome) -> None:
+        """Record what came of a grading; a fault is tried again until it has happened too often."""
+        report, submission = outcome.report, self.open[filed]
+        if report is None and self.ledger.fault(filed, outcome.fault) >= TRIES:
             said = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
-            report = verdict_for_all(chapter, NEEDS_HUMAN, said, level)
-        if report is not None:
-            ledger.record(filed, replace(report, notes=(*filter(None, [notes[filed]]), *report.notes)))
-            del jobs[filed]
-            on_progress("grading", total - len(jobs), total)
-        return report is not None
-
-    _run(dict(jobs), False, ledger, pool, settle)
-    # What is left shared a worker's death or met a fault: each alone, so that one cannot take another with it.
-    for filed, job in list(jobs.items()):
-        for _ in range(TRIES):
-            if filed not in jobs:
-                break
-            for lost in _run({filed: job}, True, ledger, pool, settle):
-                settle(lost, Outcome(None, "it ended the grader's worker"))
+            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, said, self.model.level)
+        if report is None:
+            return
+        report = replace(report, notes=(*filter(None, [submission.note]), *report.notes), student=submission.student)
+        before = self.before.get(filed)
+        if before is not None:
+            self.on_again(Regrade(submission.student, before, report))
+        if before is None or not needs_human(report):  # a fault of the grader takes no verdict away
+            self.ledger.record(filed, report)
+        del self.open[filed]
+        self.on_progress("grading", self.total - len(self.open), self.total)
 
 
-def _run(
-    jobs: dict[str, Job],
-    alone: bool,
-    ledger: Ledger,
-    pool: Callable[[bool], tuple[Executor, int]],
-    settle: Callable[[str, Outcome], bool],
-) -> list[str]:
-    """Run the jobs, as many at once as there are workers; the keys of those that were lost with a worker."""
-    waiting, lost = deque(jobs.items()), []
-    owner = f"{os.uname().nodename}:{os.getpid()}"
-    while waiting:
-        executor, width = pool(alone)
-        running: dict[Any, str] = {}
-        with executor:
-            try:
-                while waiting or running:
-                    while waiting and len(running) < width:
-                        filed, job = waiting.popleft()
-                        if ledger.lease(filed, owner, 3600.0):
-                            running[executor.submit(grade_one, job)] = filed
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        outcome = future.result()
-                        settle(running.pop(future), outcome)
-            except BrokenProcessPool:
-                lost += running.values()
-    return lost
-
-
-_graders: dict[tuple[str, bytes, str], Any] = {}
-
-
-def _start_worker(parent: int) -> None:
-    """A worker leaves interrupting to its parent, and does not outlive it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        from autograder.grading.launch import prctl
-
-        prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-    from multiprocessing.util import Finalize
-
-    Finalize(None, _close_graders, exitpriority=10)
-
-
-def _close_graders() -> None:
-    while _graders:
-        _graders.popitem()[1].__exit__(None, None, None)
-
-
-def grade_one(job: Job) -> Outcome:
-    """Grade one submission with this process's warm grader."""
-    from autograder.grading.intake import IntakeError
-    from autograder.grading.pipeline import Grader
-
-    which = (job.chapter, job.secret, job.level)
+def _outcome(future: Any) -> Outcome:
+    """What a grading gave. That a worker died is for the caller; anything else is a fault of this grading."""
     try:
-        if which not in _graders:
-            grader = Grader(job.chapter, secret=job.secret, level=job.level)
-            _graders[which] = grader.__enter__()
-        return Outcome(_graders[which].grade(job.notebook, job.student))
-    except IntakeError as error:
-        said = str(error).replace(str(job.notebook), job.notebook.name)
-        return Outcome(verdict_for_all(job.chapter, REFUSED, said, job.level))
+        return future.result()
+    except BrokenExecutor:
+        raise
     except Exception as error:
-        said = traceback.format_exception_only(error)[-1].strip()
-        _close_graders()
-        return Outcome(None, said)
+        return Outcome(None, f"{type(error).__name__}: {error}"[:2000])

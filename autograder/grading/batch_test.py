@@ -9,16 +9,15 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
 
-from autograder.grading import batch
+from autograder.grading import batch, pipeline, pools
 from autograder.grading.course import CourseError, locked, make_course, open_ledger, secret, students
 from autograder.grading.export import grades_csv, neutral, overview
-from autograder.grading.intake import IntakeError
 from autograder.grading.submissions import find_submissions
 from autograder.verdict import NEEDS_HUMAN, PASS, REFUSED, Report, Result
 
@@ -30,24 +29,19 @@ class FakeGrader:
     """Passes whatever it can read, and fails as the notebook tells it to."""
 
     calls = 0
+    changes = False
 
-    def __init__(self, chapter, *, secret, level):
+    def __init__(self, chapter, *, secret, level, limits):
         pass
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         pass
 
-    def grade(self, notebook, student):
+    def grade_notebook(self, notebook, student):
         FakeGrader.calls += 1
-        text = notebook.read_text()
-        if "fault" in text:
+        if student == "broken":
             raise RuntimeError("the grader broke")
-        if not text.startswith("{"):
-            raise IntakeError(f"{notebook} is not JSON")
-        return PASSED
+        return replace(PASSED, student=student, notes=("once more",) if FakeGrader.changes else ())
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +51,8 @@ def released(tmp_path_factory):
 
 @pytest.fixture
 def course(released, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "autograder.grading.pipeline", SimpleNamespace(Grader=FakeGrader))
+    monkeypatch.setattr(pipeline, "Grader", FakeGrader)
     monkeypatch.setattr(FakeGrader, "calls", 0)
-    monkeypatch.setattr(batch, "_graders", {})
     return Path(shutil.copytree(released, tmp_path / "course"))
 
 
@@ -73,7 +66,10 @@ def hand_in(course, student, text="", name="fsdp.ipynb"):
 
 
 def grade(course, **more):
-    reports = batch.grade_course(course, "fsdp", level="bubblewrap", new_pool=ThreadPoolExecutor, **more)
+    def threads(alone):
+        return ThreadPoolExecutor(1 if alone else 2), 1 if alone else 2
+
+    reports = batch.grade_course(course, "fsdp", level="bubblewrap", new_pool=threads, **more)
     return {report.student: report for report in reports}
 
 
@@ -91,9 +87,9 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     hand_in(course, "two", name="b.ipynb")
     hand_in(course, "link").unlink()
     (course / "submitted" / "link" / "fsdp" / "fsdp.ipynb").symlink_to(course / ".meshcraft" / "secret")
-    hand_in(course, "broken", "fault")
+    hand_in(course, "broken")
     (course / "submitted" / "idle").mkdir()
-    reports = grade(course, workers=2)
+    reports = grade(course)
     assert {student: verdicts(report) for student, report in reports.items()} == {
         "ada": {PASS},
         "bad": {REFUSED},
@@ -104,7 +100,7 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
         "two": {NEEDS_HUMAN},
         "zoe": {PASS},
     }
-    assert reports["bad"].functions[0].message == "fsdp.ipynb is not JSON"
+    assert reports["bad"].functions[0].message.startswith("fsdp.ipynb is not a notebook: it is not JSON")
     assert "failed 3 times" in reports["broken"].functions[0].message
     assert reports["renamed"].notes == ("handed in as fsdp (1).ipynb",)
     assert "found: a.ipynb, b.ipynb" in reports["two"].functions[0].message
@@ -118,7 +114,7 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
 
 def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried(course):
     hand_in(course, "ada")
-    hand_in(course, "broken", "fault")
+    hand_in(course, "broken")
     grade(course)
     assert FakeGrader.calls == 1 + 3
     grade(course)
@@ -126,6 +122,58 @@ def test_what_has_a_verdict_is_not_graded_again_but_what_needs_a_person_is_tried
     hand_in(course, "ada", "better")
     grade(course)
     assert FakeGrader.calls == 1 + 3 + 3 + 1 + 3
+
+
+def test_only_those_who_are_named_are_graded(course):
+    for student in ("ada", "bob", "cleo"):
+        hand_in(course, student)
+    assert [*grade(course, only=["bob"])] == ["bob"]
+    assert FakeGrader.calls == 1
+    assert {row["student"]: row["state"] for row in overview(course, "fsdp")} == {
+        "ada": "not graded yet", "bob": "graded", "cleo": "not graded yet",
+    }  # fmt: skip
+    with pytest.raises(CourseError, match="nothing was handed in by dora"):
+        grade(course, only=["ada", "dora"])
+    assert len(grade(course)) == 3 and FakeGrader.calls == 3
+
+
+def test_a_regrade_says_whether_it_is_the_same_and_a_fault_takes_no_verdict_away(course, monkeypatch):
+    hand_in(course, "ada")
+    grade(course)
+    seen = []
+    grade(course, only=["ada"], again=True, on_again=seen.append)
+    assert FakeGrader.calls == 2 and seen[0].before == seen[0].after
+    monkeypatch.setattr(FakeGrader, "changes", True)
+    reports = grade(course, again=True, on_again=seen.append)
+    assert seen[1].after.notes == ("once more",) == reports["ada"].notes != seen[1].before.notes
+    monkeypatch.setattr(FakeGrader, "grade_notebook", lambda *_: 1 / 0)
+    reports = grade(course, again=True, on_again=seen.append)
+    assert verdicts(seen[2].after) == {NEEDS_HUMAN} and verdicts(reports["ada"]) == {PASS}
+
+
+def test_a_file_that_changes_while_the_class_is_graded_waits_for_a_person_and_the_next_run(course, monkeypatch):
+    path = hand_in(course, "ada")
+    found = find_submissions(course, "fsdp")
+    path.write_text(path.read_text() + " ")
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "find_submissions", lambda *_: found)
+        reports = grade(course)
+    assert verdicts(reports["ada"]) == {NEEDS_HUMAN} and FakeGrader.calls == 0
+    assert verdicts(grade(course)["ada"]) == {PASS}
+
+
+def test_a_worker_with_other_packages_refuses(course, monkeypatch):
+    hand_in(course, "ada")
+    monkeypatch.setattr(batch, "fingerprint", lambda chapter: "another")
+    report = grade(course)["ada"]
+    assert verdicts(report) == {NEEDS_HUMAN} and "has another version of the course" in report.functions[0].message
+
+
+def test_a_scheduler_that_does_not_answer_is_a_sentence(course, monkeypatch):
+    hand_in(course, "ada")
+    monkeypatch.setattr(pools, "CONNECT_SECONDS", 0.3)
+    with pytest.raises(CourseError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9 "):
+        batch.grade_course(course, "fsdp", level="", scheduler="tcp://127.0.0.1:9")
 
 
 def test_progress_says_how_many_of_how_many(course):
@@ -201,26 +249,29 @@ DRIVER = """
     POINTS = {"shard_params": 2.0, "gather_params": 3.0, "fsdp_loss": 5.0}
 
     class Grader:
-        def __init__(self, chapter, *, secret, level): pass
-        def __enter__(self): return self
-        def __exit__(self, *_): pass
-        def grade(self, notebook, student):
+        def __init__(self, chapter, *, secret, level, limits): pass
+        def close(self): pass
+        def grade_notebook(self, notebook, student):
             time.sleep(0.05)
-            if "killer" in str(notebook):
+            if student == "killer":
                 os.kill(os.getpid(), signal.SIGKILL)
             share = len(student) / 10
             return Report("fsdp", tuple(Result(n, round(p * share, 2), p, PASS) for n, p in POINTS.items()))
 
     tasks = [SimpleNamespace(name=n, points=p) for n, p in POINTS.items()]
     contract = SimpleNamespace(load=lambda chapter: SimpleNamespace(tasks=tasks, question_points=2.0))
-    sys.modules["autograder.grading.pipeline"] = SimpleNamespace(Grader=Grader)
+    sys.modules["autograder.grading.pipeline"] = SimpleNamespace(Grader=Grader, LIMITS=None)
     sys.modules["autograder.contract"] = contract
     import autograder
     autograder.contract = contract
-    from autograder.grading import batch
-    pool = lambda n: ProcessPoolExecutor(n, get_context("fork"), batch._start_worker, (os.getpid(),))
+    import autograder.grading
+    autograder.grading.pipeline = sys.modules["autograder.grading.pipeline"]
+    from autograder.grading import batch, pools
+    def pool(alone):
+        n = 1 if alone else 2
+        return ProcessPoolExecutor(n, get_context("fork"), pools.start_worker, (os.getpid(),)), n
     print("started", flush=True)
-    batch.grade_course(Path(sys.argv[1]), "fsdp", workers=2, level="none", new_pool=pool)
+    batch.grade_course(Path(sys.argv[1]), "fsdp", level="none", new_pool=pool)
 """
 
 

@@ -28,7 +28,6 @@ class Cell:
 class Notebook:
     """The code cells of a notebook, and a hash of the whole file."""
 
-    path: Path
     cells: tuple[Cell, ...]
     digest: str
 
@@ -42,22 +41,31 @@ def read_notebook(path: Path) -> Notebook:
     try:
         if path.is_symlink():
             raise IntakeError(f"{path} is a link; hand in the notebook itself")
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise IntakeError(f"{path} has {size:,} bytes and at most {MAX_BYTES:,} are allowed; clear its outputs")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise IntakeError(f"{path} cannot be read: {error.strerror or error}") from None
+    return parse_notebook(str(path), data)
+
+
+def parse_notebook(name: str, data: bytes) -> Notebook:
+    """The notebook in ``data``; ``name`` is what messages call it.
+
+    Raises:
+        IntakeError: It is not a notebook, or it is too large.
+    """
+    if len(data) > MAX_BYTES:
+        raise IntakeError(f"{name} has more than {MAX_BYTES >> 20} MiB; clear its outputs and try again")
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise IntakeError(
-            f"{path} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab"
+            f"{name} is not a notebook: it is not JSON ({error}). Open and save it in JupyterLab"
         ) from None
-    return Notebook(path, _cells(path, content), hashlib.sha256(data).hexdigest())
+    return Notebook(_cells(name, content), hashlib.sha256(data).hexdigest())
 
 
-def _cells(path: Path, content: Any) -> tuple[Cell, ...]:
+def _cells(path: str, content: Any) -> tuple[Cell, ...]:
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):
         raise IntakeError(f"{path} is not a notebook of format 4: it has no list of cells. Save it again in JupyterLab")

@@ -6,13 +6,14 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from autograder.grading.course import STUDENT
+from autograder.grading.intake import MAX_BYTES
 from autograder.grading.ledger import digest, key
 from autograder.verdict import NEEDS_HUMAN, REFUSED
 
-LARGEST = 32 << 20
 SOURCES = (
     "course/**/*.py",
     "autograder/contract.py",
@@ -47,6 +48,12 @@ def find_submissions(course: Path, assignment: str) -> list[Submission]:
     return found
 
 
+@cache
+def fingerprint(chapter: str) -> str:
+    """The hash of everything that a chapter's verdicts depend on, besides what was handed in and the secret."""
+    return key(b"", contract_hash(chapter))
+
+
 def contract_hash(chapter: str) -> str:
     """The hash of what decides a chapter's verdicts besides the submission: contract, references, grader."""
     root = Path(__file__).resolve().parents[2]
@@ -76,13 +83,14 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
         problem = f"the folder name {student!r} has characters that nbgrader cannot handle; rename it"
         verdict = NEEDS_HUMAN
     else:
-        problem, data = _read(chosen)
+        problem, data = read_submitted(chosen)
         verdict = REFUSED if problem else ""
     filed = key(data, contract + note + problem)
     return Submission(student, filed, digest(data), None if problem else chosen, note, problem, verdict)
 
 
-def _read(path: Path) -> tuple[str, bytes]:
+def read_submitted(path: Path) -> tuple[str, bytes]:
+    """Why a file cannot be read, or nothing; and its bytes. Never follows a link, nor waits for a pipe."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -91,7 +99,7 @@ def _read(path: Path) -> tuple[str, bytes]:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             return f"{path.name} is not a file; hand in the notebook itself", b""
-        if status.st_size > LARGEST:
+        if status.st_size > MAX_BYTES:
             size = f"{status.st_size >> 20} MiB"
-            return f"{path.name} has {size}, the limit is {LARGEST >> 20} MiB; clear its outputs and try again", b""
+            return f"{path.name} has {size}, the limit is {MAX_BYTES >> 20} MiB; clear its outputs and try again", b""
         return "", file.read()

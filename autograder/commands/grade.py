@@ -1,0 +1,128 @@
+"""What an instructor types most: grade, and the table that it prints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
+from autograder.commands.terminal import FAULT, UsageError, bar, complain, out, print_json, spinner
+from autograder.show import RICH, WORDS, number, plain
+from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
+
+BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
+
+
+def grade(
+    assignment: Assignment = None,
+    course: CourseFolder = Path("."),
+    workers: Annotated[int, typer.Option(min=1, help="Gradings at once.")] = max(1, (os.cpu_count() or 1)),
+    scheduler: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Grade on the workers of this Dask scheduler, not on this machine.")
+    ] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="STUDENT", help="This student alone; give it again for more.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Grade what has a verdict once more, and say whether it is the same.")
+    ] = False,
+    unsafe_local: Annotated[bool, typer.Option("--unsafe-local", help="Grade even without any sandbox.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Grade what was handed in and is not graded yet. Interrupt it at any time, and run it again to go on.
+
+    Exit status 0: every submission has a verdict; 3: some need a person, or a verdict came out differently --again.
+    """
+    from autograder.grading.batch import Regrade, grade_course
+
+    names = assignments(course, assignment)
+    level = _level(scheduler, unsafe_local)
+    reports: list[Report] = []
+    regrades: list[Regrade] = []
+    options = {"workers": workers, "level": level, "scheduler": scheduler, "only": only or (), "again": again}
+    with bar() as update:
+        for name in names:
+            reports += grade_course(course, name, **options, on_progress=update, on_again=regrades.append)
+    if as_json:
+        print_json({"submissions": [report.to_json() for report in reports], "again": [*map(_again, regrades)]})
+    else:
+        for name in names:
+            out().print(grade_table([report for report in reports if report.chapter == name]))
+    waiting = [report for report in reports if unfinished(report)]
+    for report in waiting:
+        complain(f"{report.student} needs a person: {reason(report)}")
+    changed = [regrade for regrade in regrades if not _again(regrade)["same"]]
+    if regrades and not as_json:
+        out().print(f"{len(regrades) - len(changed)} of {len(regrades)} graded again are the same, to the last bit")
+    for regrade in changed:
+        before, after = regrade.before.points, regrade.after.points
+        complain(f"{regrade.student} came out differently: {number(before)} points before, now {number(after)}")
+    raise typer.Exit(FAULT if waiting or changed else 0)
+
+
+def _level(scheduler: str, unsafe_local: bool) -> str:
+    """The sandbox's level; empty where each machine of a cluster finds its own."""
+    from autograder.grading.sandbox import best_level
+
+    if scheduler:
+        if unsafe_local:
+            raise UsageError("--unsafe-local is for this machine alone; a cluster's workers grade in their sandbox")
+        return ""
+    with spinner("looking for a sandbox"):
+        level = best_level(allow_unsafe=unsafe_local)
+    if level == "unsafe-local":
+        complain("no sandbox: students' code runs with your rights on this machine (--unsafe-local)")
+    return level
+
+
+def _again(regrade: Any) -> dict[str, Any]:
+    before, after = regrade.before, regrade.after
+    return {
+        "student": regrade.student,
+        "same": before.to_json() == after.to_json(),
+        "points_before": before.points,
+        "points": after.points,
+    }
+
+
+def grade_table(reports: list[Report]) -> Group:
+    """One line a student: points and verdict of each function; and below, the isolation they were judged under."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    names = list(dict.fromkeys(result.name for report in reports for result in report.functions))
+    levels = list(dict.fromkeys(report.isolation for report in reports if report.isolation))
+    each = ["isolation"] if len(levels) > 1 else []
+    for column in ("student", *names, "points", *each):
+        table.add_column(plain(column) if len(names) <= 3 else plain(column).replace("_", "_\n"))
+    for report in reports:
+        results = {result.name: result for result in report.functions}
+        cells = [_verdict_cell(results.get(name)) for name in names]
+        points = f"{number(report.points)} of {number(report.max_points)}"
+        table.add_row(Text(plain(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
+    said = f", judged under {levels[0]}" if len(levels) == 1 else ""
+    count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
+    return Group(table, Text(f"\n{count}{plain(said)}", style="dim"))
+
+
+def unfinished(report: Report) -> bool:
+    """Whether a person has to look at it."""
+    lost = any(note.startswith("not in the gradebook") for note in report.notes)
+    return lost or any(result.verdict == NEEDS_HUMAN for result in report.functions)
+
+
+def reason(report: Report) -> str:
+    """Why a person has to look at it."""
+    said = [result.message for result in report.functions if result.verdict == NEEDS_HUMAN and result.message]
+    return next(iter([*said, *report.notes]), "no reason was given")
+
+
+def _verdict_cell(result: Any) -> Text:
+    if result is None:
+        return Text("")
+    word = BRIEF.get(result.verdict, plain(result.verdict))
+    return Text(f"{number(result.points)} {word}", style=RICH.get(result.verdict, "red"))
