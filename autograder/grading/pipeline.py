@@ -15,10 +15,11 @@ from autograder.grading.intake import Notebook, read_notebook
 from autograder.grading.judge import Stopped, judge, plan, stopped
 from autograder.grading.launch import Limits
 from autograder.grading.tracing import Problem
-from autograder.grading.workers import sandboxed
+from autograder.grading.workers import TRIES, sandboxed
 from autograder.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
+    NEEDS_HUMAN,
     REFUSED,
     STUDENT_ERROR,
     Report,
@@ -89,7 +90,7 @@ class Grader:
         }
         denied: tuple[str, ...] = ()
         try:
-            told, blobs = self.tracer.ask(request)
+            told, blobs = self._trace(request)
             denied = tuple(str(call)[:200] for call in told.get("denied", []))[:50]
             if not told.get("clean", False):
                 self.tracer.close()
@@ -102,6 +103,15 @@ class Grader:
         except Stopped as error:
             result = stopped(task, Problem(error.verdict, str(error)))
         return with_denied(result, denied)
+
+    def _trace(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+        """What the tracer tells; asked again when its child was killed from outside."""
+        for _ in range(TRIES):
+            told, blobs = self.tracer.ask(request)
+            if told.get("signal") != signal.SIGKILL or told["exceeded"] or _used_up(told, self.limits):
+                return told, blobs
+        said = f"the submission's process was killed from outside {TRIES} times; is this machine out of memory?"
+        raise Stopped(NEEDS_HUMAN, said)
 
 
 class _Told(Exception):
@@ -144,14 +154,17 @@ def _silent(told: dict[str, Any], limits: Limits) -> Problem:
     """Why a student's process may have ended without a word."""
     lines = str(told.get("output", "")).strip().splitlines()
     said = f"; its last words: {lines[-1][:300]}" if lines else ""
-    used_up = limits.cpu_s is not None and told.get("cpu_s", 0.0) >= limits.cpu_s - 0.5
-    if told.get("signal") == signal.SIGXCPU or (told.get("signal") == signal.SIGKILL and used_up):
+    if told.get("signal") in (signal.SIGXCPU, signal.SIGKILL) and _used_up(told, limits):
         said = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
         return Problem(LIMIT_EXCEEDED, f"{said} (limit on processor time)")
-    if told.get("signal") == signal.SIGKILL or any(words in said for words in _NO_MEMORY):
+    if any(words in said for words in _NO_MEMORY):
         return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{said}")
     if told.get("signal") is not None:
         return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {told['signal']}{said}")
     return Problem(
         STUDENT_ERROR, f"the submission's process ended without a result, status {told.get('exit_status')}{said}"
     )
+
+
+def _used_up(told: dict[str, Any], limits: Limits) -> bool:
+    return limits.cpu_s is not None and told.get("cpu_s", 0.0) >= limits.cpu_s - 0.5

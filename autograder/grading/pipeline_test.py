@@ -1,6 +1,7 @@
 """Official grading trusts nothing that a submission's process says: forged, broken and endless ones are told apart."""
 
 import errno
+import inspect
 import io
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from autograder.grading.judge import judge, plan
 from autograder.grading.pipeline import LIMITS, Grader, _programs, _Told
 from autograder.grading.sandbox import best_level
 from autograder.grading.tracing import Traced, describe_error, limit_of, trace_cases
-from autograder.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
+from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, REFUSED, STUDENT_ERROR
 from solutions.fsdp import shard_params
 
 TASK = load("fsdp").task("shard_params")
@@ -37,9 +38,8 @@ def message(header, blobs=()):
         ({"exceeded": "wall time"}, b"", LIMIT_EXCEEDED, "longer than 180 s"),
         ({"exceeded": "output"}, b"", LIMIT_EXCEEDED, "printed more than 16 MiB"),
         ({"exceeded": "result size"}, b"x", LIMIT_EXCEEDED, "limit on result size"),
-        ({"signal": 24}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
+        ({"signal": 24, "cpu_s": 60.0}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
         ({"signal": 9, "cpu_s": 60.9}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
-        ({"signal": 9}, b"", LIMIT_EXCEEDED, "more memory"),
         ({"signal": 6, "output": "terminate called: std::bad_alloc"}, b"", LIMIT_EXCEEDED, "more memory"),
         ({"signal": 11}, b"", STUDENT_ERROR, "crashed with signal 11"),
         ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR, "its last words: bye"),
@@ -177,6 +177,24 @@ def grader():
         yield grader
 
 
+def test_a_child_that_is_killed_from_outside_is_traced_again_and_never_a_zero(grader, tmp_path, monkeypatch):
+    asked, ask = [], grader.tracer.ask
+
+    def killed(times):
+        def answer(request):
+            asked.append(request)
+            return ({**QUIET, "signal": 9}, [b""]) if len(asked) <= times else ask(request)
+
+        return answer
+
+    path = submission(tmp_path, inspect.getsource(shard_params))
+    monkeypatch.setattr(grader.tracer, "ask", killed(2))
+    assert grader.grade(path, "ada").functions[0].verdict != NEEDS_HUMAN
+    monkeypatch.setattr(grader.tracer, "ask", killed(99))
+    result = grader.grade(path, "ada").functions[0]
+    assert result.verdict == NEEDS_HUMAN and "killed from outside 3 times" in result.message
+
+
 def submission(tmp_path, *cells):
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbformat.write(made, tmp_path / "fsdp.ipynb")
@@ -196,6 +214,7 @@ def submission(tmp_path, *cells):
         ("class Threads:\n    import threading, time\n    for _ in range(500):\n"
          "        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()", LIMIT_EXCEEDED,
          "limit on processes"),
+        ("class Suicide:\n    import os\n    os.kill(os.getpid(), 9)", STUDENT_ERROR, "PermissionError"),
         ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "SystemExit"),
         ("class Forge:\n    import sys\n    frame = sys._getframe()\n    while frame:\n"
          "        if 'result' in frame.f_locals: frame.f_locals['result'].write(b'\\xff' * 100)\n"
@@ -209,8 +228,6 @@ def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
     result = grader.grade(submission(tmp_path, cell), "mallory").functions[0]
     assert (result.verdict, result.points) == (verdict, 0)
     assert said in result.message
-    import inspect
-
     right = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\nPyTree = object\n"
     after = grader.grade(submission(tmp_path, right, inspect.getsource(shard_params)), "honest").functions[0]
     assert after.verdict == PASS

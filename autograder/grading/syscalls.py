@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -105,8 +106,10 @@ def strict_filter(how: str, allow_fork: bool) -> SyscallFilter:
     if not allow_fork:
         _refuse(refuse, FORKS, how)
         refuse.add_rule(action, "clone", Arg(0, MASKED_EQ, CLONE_THREAD, 0))
-        for call in ("kill", "tgkill"):  # abort() signals its own process, nobody else's
+        for call, which in (("kill", 1), ("tgkill", 2)):  # abort() signals its own process, nobody else's
             refuse.add_rule(action, call, Arg(0, NE, os.getpid()))
+            # Whoever ends by SIGKILL was ended from outside, which is no fault of a student's.
+            refuse.add_rule(action, call, Arg(which, MASKED_EQ, 0xFFFFFFFF, signal.SIGKILL))
     return refuse
 
 
