@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-latest bench validate aot build constraints lint site serve system validate-gpu clean
+.PHONY: setup demo test test-latest bench attacks fuzz soak validate aot build constraints lint site serve system validate-gpu clean
 
 setup: $(READY)
 
@@ -24,6 +24,19 @@ test-latest:
 
 bench: $(READY) system
 	@$(BIN)/python -m autograder.bench $(ARGS)
+
+# The long forms of what `make test` does briefly; ARGS="--help" says what each takes.
+# Every attack on the grader, and what stock nbgrader makes of it.
+attacks: $(READY) system
+	@$(BIN)/python -m autograder.hostile $(ARGS)
+
+# Ten thousand mutations of real Programs.
+fuzz: $(READY) system
+	@$(BIN)/python -m autograder.hostile.fuzz $(ARGS)
+
+# A class of 200, graded while 300 processes are killed.
+soak: $(READY) system
+	@$(BIN)/python -m autograder.soak $(ARGS)
 
 # Rates, times and memory on a real GPU, kept in course/measurements/; ARGS="--limit 540" stops after 540 seconds.
 validate-gpu: $(READY)
