@@ -6,29 +6,19 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from autograder.bench_grading import beside_stock, class_of, one_submission, timed
 from autograder.demo.__main__ import HERE as DEMO
 from autograder.notebook import ROOT
 
 CHAPTER = "fsdp"
-
-
-def timed(action: Callable[[], Any]) -> float:
-    begin = time.monotonic()
-    action()
-    return time.monotonic() - begin
 
 
 def cold_check() -> list[tuple[str, str, str]]:
@@ -105,42 +95,19 @@ def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, s
     ]
 
 
-def class_of(size: int, workers: int) -> list[tuple[str, str, str]]:
-    """A class of ``size``: the demo's submissions over and over, each made different by a comment."""
-    from autograder.grading.batch import grade_course
-    from autograder.grading.course import make_course
-    from autograder.grading.sandbox import best_level
-
-    level = best_level()
-    with tempfile.TemporaryDirectory() as folder:
-        course = make_course(Path(folder) / "course", [CHAPTER])
-        models = sorted((DEMO / "submitted").iterdir())
-        for number in range(size):
-            target = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
-            target.parent.mkdir(parents=True)
-            shutil.copy(models[number % len(models)] / CHAPTER / f"{CHAPTER}.ipynb", target)
-            content = json.loads(target.read_text())
-            content["cells"][0]["source"] = f"student {number}"
-            target.write_text(json.dumps(content))
-        seconds = timed(lambda: grade_course(course, CHAPTER, workers=workers, level=level))
-    rate = 3600 * size / seconds
-    name = f"a class of {size}, {workers} workers, {level}"
-    return [
-        (name, f"{seconds:.0f} s", ""),
-        ("gradings an hour", f"{rate:,.0f} submissions, {3 * rate:,.0f} functions", ""),
-    ]
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--size", type=int, default=50, help="submissions in the class; 0 leaves it out")
+    parser.add_argument("--size", type=int, default=50, help="submissions in the class; 0 leaves grading out")
+    parser.add_argument("--long", type=int, default=200, help="submissions of one function in a row; 0 leaves it out")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = [*sandbox(10), *cold_check(), *warm_check(3), *lenses()]
     if options.size:
-        rows += class_of(options.size, options.workers)
+        rows += [*one_submission(), *class_of(options.size, options.workers), *beside_stock(4)]
+    if options.long:
+        rows += class_of(options.long, options.workers, ("partial",))
     if options.json:
         print(json.dumps([{"what": what, "measured": measured, "wanted": wanted} for what, measured, wanted in rows]))
         return

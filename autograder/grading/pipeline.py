@@ -76,10 +76,11 @@ class Grader:
 
     def grade_notebook(self, read: Notebook, student: str) -> Report:
         """Every function of a notebook that has been read."""
-        results = tuple(self._grade_task(task, read) for task in self.contract.tasks)
+        results = tuple(self.grade_task(task, read) for task in self.contract.tasks)
         return Report(self.chapter, results, student, self.level)
 
-    def _grade_task(self, task: Task, notebook: Notebook) -> Result:
+    def grade_task(self, task: Task, notebook: Notebook) -> Result:
+        """One function of a notebook."""
         planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest)
         request = {
             "chapter": self.chapter,
