@@ -70,7 +70,8 @@ class Evidence:
     """Everything that was found out about one Program, for the facts to look at.
 
     ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed, and
-    only such a one has a ``timeline``.
+    only such a one has a ``timeline``. ``secret`` says that nobody may learn a value of ``measured`` or ``expected``:
+    facts then say how far off a result is, and where.
     """
 
     case: Case
@@ -83,6 +84,7 @@ class Evidence:
     line: str = ""
     difference: str = ""
     timeline: Timeline | None = None
+    secret: bool = False
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,9 @@ def run_nbgrader(converter: Callable[..., object], config: Config) -> None:
         try:
             converter(coursedir=CourseDirectory(config=config), config=config).start()  # type: ignore[attr-defined]
         except Exception as error:
-            said = [record.strip().splitlines()[-1] for record in records if "Traceback" in record]
+            # The last line that names an exception; what follows it may be a pointer to documentation.
+            named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", record, re.MULTILINE) for record in records]
+            said = [lines[-1] for lines in named if lines]
             raise NbgraderError("; ".join(said or [*records, f"{type(error).__name__}: {error}"])) from error
 
 

@@ -158,7 +158,7 @@ def _result_html(result: Result) -> str:
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
     remark = "" if _said_below(result) else _remark(result.message, result.line, colour)
-    body = remark + _facts_html(result.facts) + _denied_html(result.denied)
+    body = remark + table_html(result.facts) + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
@@ -177,23 +177,24 @@ def _line_html(line: str) -> str:
     return f'<div style="margin:2px 0;">{said}</div>'
 
 
-def _facts_html(facts: tuple[Fact, ...]) -> str:
+def table_html(facts: tuple[Fact, ...], *, notes: bool = True) -> str:
+    """The facts as a table; ``notes`` says whether each that fell short is explained below its row."""
     if not facts:
         return ""
     columns = _columns(facts)
     heads = "".join(f'<th style="{_CELL}{_FAINT}font-weight:normal;">{COLUMNS[i]}</th>' for i in columns)
-    rows = "".join(_fact_html(fact, columns) for fact in facts)
+    rows = "".join(_fact_html(fact, columns, notes) for fact in facts)
     head = f'<tr style="background:none;"><th style="{_CELL}width:1em;"></th>{heads}</tr>'
     table = f'<table style="{_TABLE}"><thead style="border:none;">{head}</thead><tbody>{rows}</tbody></table>'
     return f'<div style="{_SCROLL}">{table}</div>'
 
 
-def _fact_html(fact: Fact, columns: list[int]) -> str:
+def _fact_html(fact: Fact, columns: list[int], notes: bool) -> str:
     colour = {True: "#2da44e", False: "#e5534b" if fact.weight else "#bf8700", None: "inherit"}[fact.passed]
     mark = f'<td style="{_CELL}{_RULE}color:{colour};font-weight:700;">{_mark(fact)}</td>'
     cells = "".join(f'<td style="{_CELL}{_RULE}{_weight(i, fact)}">{_cell_html(i, fact)}</td>' for i in columns)
     row = f'<tr style="background:none;">{mark}{cells}</tr>'
-    if fact.passed or not (fact.message or fact.line):
+    if not notes or fact.passed or not (fact.message or fact.line):
         return row
     text = f'<div style="{_NOTE}">{_line_html(fact.line)}<div style="{_TEXT}">{_html(plain(fact.message))}</div></div>'
     note = f'<td colspan="{len(columns)}" style="{_CELL}padding-bottom:8px;">{text}</td>'

@@ -33,7 +33,11 @@ class Fact:
 
 @dataclass(frozen=True)
 class Result:
-    """The judgement of one function. ``message`` explains a verdict that no single fact explains."""
+    """The judgement of one function.
+
+    ``message`` explains a verdict that no single fact explains. ``timeline`` is the step at the realistic size in
+    brief (``course.show.brief``), where official grading has looked at one.
+    """
 
     name: str
     points: float
@@ -43,9 +47,12 @@ class Result:
     line: str = ""
     message: str = ""
     denied: tuple[str, ...] = ()
+    timeline: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data; without ``timeline`` where there is none, as verdicts were written before there was one."""
+        data = asdict(self)
+        return data if self.timeline else {name: value for name, value in data.items() if name != "timeline"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
@@ -76,7 +83,7 @@ class Report:
         return all(result.verdict == PASS for result in self.functions)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "functions": tuple(result.to_json() for result in self.functions)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from autograder.commands.terminal import (
@@ -20,7 +19,6 @@ from autograder.commands.terminal import (
     require_chapter,
     spinner,
 )
-from autograder.show import number, plain
 from course.curriculum import CHAPTERS
 
 Assignment = Annotated[str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all handed in, if none.")]

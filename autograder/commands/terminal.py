@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from course.curriculum import chapter as find_chapter
 
 SHORT, USAGE, FAULT, INTERRUPTED = 1, 2, 3, 130
+AFTER_FULL = "free some space and run the same command again, nothing recorded so far is lost"
 
 
 class UsageError(Exception):
@@ -138,7 +140,8 @@ def explained() -> Iterator[None]:
         status = _status(error)
         if status is None or os.environ.get("MESHCRAFT_DEBUG"):
             raise
-        complain(error)
+        full = isinstance(error, OSError)
+        complain(f"the disk is full ({error}); {AFTER_FULL}" if full else error)
         raise SystemExit(status) from None
 
 
@@ -147,6 +150,8 @@ def _status(error: Exception) -> int | None:
 
     By class name, because importing the modules that define them takes seconds.
     """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FAULT
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("autograder.")}
     if names & {"UsageError", "IntakeError", "CourseError", "BuildError", "SandboxUnavailable"}:
         return USAGE

@@ -6,7 +6,6 @@ one: locked cells as they were released, and of the student's the sources of the
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -14,25 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import nbgrader
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Bool
-from traitlets.config import Config
+from traitlets import Bool, Dict
+from traitlets.config import Config, PyFileConfigLoader
 
-from autograder.grading.course import HIDDEN, open_ledger
-from autograder.grading.intake import cell_name
-from autograder.grading.ledger import Entry, Ledger, digest
+from autograder.grading.course import CONFIG_FILE, HIDDEN, CourseError, open_ledger
+from autograder.grading.ledger import Entry, Ledger, digest, remedy
+from autograder.grading.restore import exchange_files, grade_id, readable, restore, sources_only
+from autograder.grading.settings import read_settings
 from autograder.notebook import course_config, run_nbgrader, write_notebook
 from autograder.show import facts_html
 from autograder.verdict import NEEDS_HUMAN, Report, Result
 
 CHECK = "check-"
 STAGING = f"{HIDDEN}/staging"
-UNREADABLE = "The file that was handed in could not be read as a notebook."
+FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
 class BridgeError(Exception):
@@ -40,9 +41,16 @@ class BridgeError(Exception):
 
 
 def configure(config: Config, course: Path) -> None:
-    """Set nbgrader up to take verdicts from the ledger, so that no command of it runs a student's code."""
+    """Set nbgrader up for the course: verdicts come from the ledger, so no command of it runs a student's code."""
     here = "autograder.grading.bridge"
+    settings = read_settings(course)
     config.CourseDirectory.root = str(course)
+    config.CourseDirectory.course_id = settings.name
+    if settings.exchange:
+        config.Exchange.root = settings.exchange
+    config.AssignLatePenalties.plugin_class = "autograder.grading.late.LatePenalty"
+    config.LatePenalty.per_day = settings.late_per_day
+    config.LatePenalty.at_most = settings.late_at_most
     config.Autograde.sanitize_preprocessors = [
         f"{here}.Restore",
         "nbgrader.preprocessors.OverwriteKernelspec",
@@ -57,6 +65,30 @@ def configure(config: Config, course: Path) -> None:
     ]
     config.GenerateFeedback.exporter_class = "autograder.grading.feedback.FeedbackExporter"
     config.GenerateFeedback.preprocessors = ["nbgrader.preprocessors.GetGrades", "autograder.grading.feedback.Waiting"]
+    # Formgrader shows what students wrote to somebody who may change grades: no markup of theirs runs there.
+    config.HTMLExporter.filters = {"markdown2html": "autograder.grading.feedback.prose"}
+    config.HTMLExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates"), str(FORMGRADER)]
+
+
+def configuration(course: Path, assignment: str, student: str = "") -> Config:
+    """What ``configure`` sets, and the course's own nbgrader_config.py; but nothing there lets a notebook be run.
+
+    Raises:
+        CourseError: nbgrader_config.py raises.
+    """
+    course = course.resolve()
+    config, ours = course_config(course, assignment, student), Config()
+    configure(ours, course)
+    config.merge(deepcopy(ours))
+    if (course / CONFIG_FILE).exists():
+        try:
+            own = PyFileConfigLoader(CONFIG_FILE, path=str(course)).load_config()
+        except Exception as error:
+            raise CourseError(f"{course / CONFIG_FILE} raises {type(error).__name__}: {error}; correct it") from error
+        config.merge(own)
+    config.Autograde.merge(ours.Autograde)
+    config.CourseDirectory.root = str(course)
+    return config
 
 
 def book(
@@ -86,7 +118,9 @@ def book(
             _book(course, entry, submissions[entry.student])
             ledger.booked(assignment, entry.student, entry.report)
         except Exception as error:
-            problems[entry.student] = f"{type(error).__name__}: {error}"
+            todo = remedy(str(error))
+            said = f"{course / 'gradebook.db'}: {error}; {todo}" if todo else f"{type(error).__name__}: {error}"
+            problems[entry.student] = said
         on_progress(entry.student)
     return problems
 
@@ -96,7 +130,7 @@ def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
     removed = []
     for entry in entries:
         folder = course / "autograded" / entry.student / entry.assignment
-        if not entry.booked and folder.is_dir():
+        if not entry.booked and folder.is_dir() and _autograded(course, entry) is None:
             shutil.rmtree(folder)
             removed.append(folder)
     shutil.rmtree(course / STAGING, ignore_errors=True)
@@ -106,75 +140,27 @@ def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
 def _book(course: Path, entry: Entry, submission: Path | None) -> None:
     staged = course / STAGING / entry.student / entry.assignment
     shutil.rmtree(staged, ignore_errors=True)
-    write_notebook(_readable(submission), staged / f"{entry.assignment}.ipynb")
-    stamp = submission.parent / "timestamp.txt" if submission else None
-    if stamp and stamp.is_file() and not stamp.is_symlink() and stamp.stat().st_size < 100:
-        shutil.copyfile(stamp, staged / "timestamp.txt")
-    config = course_config(course, entry.assignment, entry.student)
-    configure(config, course.resolve())
+    write_notebook(readable(submission), staged / f"{entry.assignment}.ipynb")
+    for name, text in exchange_files(submission.parent).items() if submission else ():
+        (staged / name).write_text(text, encoding="utf-8")
+    config = configuration(course, entry.assignment, entry.student)
     config.CourseDirectory.submitted_directory = STAGING
     config.Autograde.force = True
     config.Verdicts.staged = True
+    before = _autograded(course, entry)
+    config.SaveVerdicts.before = {grade_id(cell): cell.source for cell in before.cells} if before else {}
     run_nbgrader(Autograde, config)
     shutil.rmtree(staged, ignore_errors=True)
 
 
-def _readable(submission: Path | None) -> NotebookNode:
-    """What can be read of a submission: code and text, sources only."""
+def _autograded(course: Path, entry: Entry) -> NotebookNode | None:
+    """The autograded copy of an earlier run; None if there is none, or one that was not finished."""
+    path = course / "autograded" / entry.student / entry.assignment / f"{entry.assignment}.ipynb"
     try:
-        if submission is None:
-            raise ValueError("no notebook")
-        return _sources_only(json.loads(submission.read_bytes())["cells"])
+        notebook = nbformat.read(path, as_version=4)
     except Exception:
-        return new_notebook(cells=[new_markdown_cell(UNREADABLE, id="unreadable")])
-
-
-def _sources_only(cells: list[dict[str, Any]]) -> NotebookNode:
-    """The cells with their sources, grade ids and the names that verdicts call them by, and nothing else."""
-    kept = []
-    for number, cell in enumerate(cells, 1):
-        make = new_code_cell if cell.get("cell_type") == "code" else new_markdown_cell
-        source = cell.get("source", "")
-        made = make(source if isinstance(source, str) else "".join(map(str, source)), id=f"cell-{number}")
-        metadata = cell.get("metadata") or {}
-        staged = (metadata.get("meshcraft") or {}).get("name")
-        made.metadata["meshcraft"] = {"name": staged if isinstance(staged, str) else cell_name(cell, number)}
-        roles = metadata.get("nbgrader") or {}
-        if isinstance(roles.get("grade_id"), str):
-            made.metadata["nbgrader"] = {"grade_id": roles["grade_id"]}
-        kept.append(made)
-    return new_notebook(cells=kept)
-
-
-def restore(release: NotebookNode, submitted: NotebookNode) -> NotebookNode:
-    """The released notebook with the student's sources: what nbgrader gets to see of a submission.
-
-    Cells are known by grade id; of several with the same id the last counts. A released check cell is always the
-    released one, and one that is missing is put back. Other cells of the student's stay, without metadata.
-    """
-    known = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if "nbgrader" in cell.metadata}
-    plain = {cell.source for cell in release.cells if "nbgrader" not in cell.metadata}
-    last = {_grade_id(cell): number for number, cell in enumerate(submitted.cells)}
-    cells: list[NotebookNode] = []
-    for number, cell in enumerate(submitted.cells):
-        name = _grade_id(cell)
-        shown = {"name": cell.metadata.meshcraft.name, "released": cell.source in plain}
-        if name in known and last[name] == number:
-            kept = deepcopy(known[name])
-            if utils.is_solution(kept):
-                kept.source = cell.source
-        else:
-            kept = (new_code_cell if cell.cell_type == "code" else new_markdown_cell)(cell.source)
-        kept.metadata["meshcraft"] = shown
-        cells.append(kept)
-    cells += [deepcopy(cell) for name, cell in known.items() if name not in last and utils.is_grade(cell)]
-    for number, cell in enumerate(cells, 1):
-        cell.id = f"cell-{number}"
-    return new_notebook(cells=cells, metadata=deepcopy(release.metadata))
-
-
-def _grade_id(cell: NotebookNode) -> str:
-    return cell.metadata.get("nbgrader", {}).get("grade_id") or ""
+        return None
+    return notebook if "meshcraft" in notebook.metadata else None
 
 
 class Restore(NbGraderPreprocessor):
@@ -185,7 +171,7 @@ class Restore(NbGraderPreprocessor):
         path = Path("release") / names["assignment"] / f"{names['notebook']}.ipynb"
         if not path.exists():
             raise BridgeError(f"{path} is missing from the course folder; make it with nbgrader generate_assignment")
-        return restore(nbformat.read(path, as_version=4), _sources_only(nb.cells)), resources
+        return restore(nbformat.read(path, as_version=4), sources_only(nb.cells)), resources
 
 
 class Verdicts(NbGraderPreprocessor):
@@ -230,7 +216,7 @@ def write_verdicts(notebook: NotebookNode, report: Report) -> None:
 
 def _summary(result: Result) -> dict[str, Any]:
     lines = {result.line, *(fact.line for fact in result.facts if fact.passed is False and fact.weight)}
-    return {"name": result.name, "verdict": result.verdict, "lines": sorted(filter(None, lines))}
+    return {**result.to_json(), "lines": sorted(filter(None, lines))}
 
 
 def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
@@ -251,6 +237,8 @@ def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
 class SaveVerdicts(NbGraderPreprocessor):
     """Writes the grades of a submission into the gradebook, in one transaction."""
 
+    before = Dict(help="The sources of the cells when this submission was graded before, by grade id.").tag(config=True)
+
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
         where = (names["notebook"], names["assignment"], names["student"])
@@ -259,18 +247,23 @@ class SaveVerdicts(NbGraderPreprocessor):
             for cell in nb.cells:
                 if utils.is_grade(cell):
                     name = cell.metadata.nbgrader.grade_id
-                    _save_grade(gradebook.find_grade(name, *where), cell, name.removeprefix(CHECK) in waiting)
+                    same = self.before.get(name) == cell.source
+                    _save_grade(gradebook.find_grade(name, *where), cell, name.removeprefix(CHECK) in waiting, same)
                 if utils.is_solution(cell):
                     _save_comment(gradebook.find_comment(cell.metadata.nbgrader.grade_id, *where), cell)
             gradebook.db.commit()
         return nb, resources
 
 
-def _save_grade(grade: Any, cell: NotebookNode, waits: bool) -> None:
-    """As nbgrader does; but a fault of the grader is no grade at all, and waits for a person."""
+def _save_grade(grade: Any, cell: NotebookNode, waits: bool, same: bool) -> None:
+    """As nbgrader does; but a fault of the grader is no grade at all, and waits for a person.
+
+    A score that a person gave stays. It waits for another look, unless cell and automatic score are what they were.
+    """
     score = None if waits else utils.determine_grade(cell)[0]
+    looked_at = grade.manual_score is not None and same and grade.auto_score == score and not grade.needs_manual_grade
     grade.auto_score = score
-    grade.needs_manual_grade = score is None or grade.manual_score is not None
+    grade.needs_manual_grade = not looked_at and (score is None or grade.manual_score is not None)
 
 
 def _save_comment(comment: Any, cell: NotebookNode) -> None:

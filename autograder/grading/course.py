@@ -6,16 +6,24 @@ import fcntl
 import os
 import re
 import secrets
+import shlex
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autograder.grading.ledger import Ledger
+from autograder.grading.settings import CourseError, read_settings
 from autograder.notebook import course_config, nbgrader_quiet, run_nbgrader, source_notebook, write_notebook
 from course.curriculum import chapter as find_chapter
 
+if TYPE_CHECKING:
+    from nbgrader.api import Gradebook
+
 HIDDEN = ".meshcraft"
 SECRET_BYTES = 32
+CONFIG_FILE = "nbgrader_config.py"
 STUDENT = re.compile(r"[\w@+-][\w @.+-]*")
 CONFIG = '''"""nbgrader's configuration of this course; start nbgrader and its formgrader in this folder."""
 
@@ -28,10 +36,6 @@ configure(c, Path(__file__).resolve().parent)
 '''
 
 
-class CourseError(Exception):
-    """The course folder cannot be used; the message says why and what to do."""
-
-
 def make_course(folder: Path, chapters: list[str]) -> Path:
     """Make a course folder, or add chapters to one: source, release, gradebook, nbgrader's configuration.
 
@@ -42,7 +46,7 @@ def make_course(folder: Path, chapters: list[str]) -> Path:
     try:
         (folder / "submitted").mkdir(parents=True, exist_ok=True)
         secret(folder)
-        config = folder / "nbgrader_config.py"
+        config = folder / CONFIG_FILE
         if not config.exists():
             config.write_text(CONFIG, encoding="utf-8")
         for name in chapters:
@@ -55,10 +59,16 @@ def make_course(folder: Path, chapters: list[str]) -> Path:
 
 def add_assignment(folder: Path, chapter: str) -> None:
     """Write the chapter's source notebook and let nbgrader make its release version and its gradebook entry."""
+    write_notebook(source_notebook(chapter), folder / "source" / chapter / f"{chapter}.ipynb")
+    release(folder, chapter)
+
+
+def release(folder: Path, chapter: str) -> None:
+    """Let nbgrader make the release version and the gradebook entry from the source notebook that is there."""
     from nbgrader.converters import GenerateAssignment
 
-    write_notebook(source_notebook(chapter), folder / "source" / chapter / f"{chapter}.ipynb")
     config = course_config(folder, chapter)
+    config.CourseDirectory.course_id = read_settings(folder).name
     config.GenerateAssignment.force = True
     run_nbgrader(GenerateAssignment, config)
 
@@ -82,20 +92,42 @@ def require_folder(folder: Path, assignment: str) -> None:
 def require_assignment(folder: Path, assignment: str) -> None:
     """Make sure that the course has this assignment, adding it to a folder that has only submissions."""
     release = folder / "release" / assignment / f"{assignment}.ipynb"
-    if not (release.exists() and (folder / "gradebook.db").exists() and (folder / "nbgrader_config.py").exists()):
+    if not (release.exists() and (folder / "gradebook.db").exists() and (folder / CONFIG_FILE).exists()):
         make_course(folder, [assignment])
 
 
 def open_ledger(folder: Path) -> Ledger:
     """The course's ledger."""
+    if folder.is_dir():
+        (folder / HIDDEN).mkdir(mode=0o700, exist_ok=True)
     return Ledger(folder / HIDDEN / "ledger.sqlite")
+
+
+@contextmanager
+def open_gradebook(folder: Path) -> Iterator[Gradebook]:
+    """nbgrader's gradebook of the course.
+
+    Raises:
+        CourseError: it cannot be read or written.
+    """
+    from nbgrader.api import Gradebook
+    from sqlalchemy.exc import DatabaseError
+
+    path = folder.resolve() / "gradebook.db"
+    with nbgrader_quiet():
+        try:
+            with Gradebook(f"sqlite:///{path}", read_settings(folder).name) as gradebook:
+                yield gradebook
+        except DatabaseError as error:
+            said = f"the gradebook {path} cannot be used: {error.orig}"
+            raise CourseError(f"{said}; wait until no other program writes to it, and run this again") from error
 
 
 def secret(folder: Path) -> bytes:
     """The secret from which the inputs of official grading are drawn; made at first use, for the owner alone.
 
     Raises:
-        CourseError: the file is damaged.
+        CourseError: the file is damaged, or others can read it.
     """
     path = folder / HIDDEN / "secret"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,10 +144,22 @@ def secret(folder: Path) -> bytes:
             pass
         finally:
             draft.unlink()
+    _require_private(path)
     found = path.read_bytes()
     if len(found) != SECRET_BYTES:
         raise CourseError(f"{path} is damaged: {len(found)} bytes instead of {SECRET_BYTES}; put it back from a backup")
     return found
+
+
+def _require_private(path: Path) -> None:
+    for which in (path.parent, path):
+        mode = stat.S_IMODE(which.stat().st_mode)
+        if mode & 0o077:
+            close = f"chmod 700 {shlex.quote(str(path.parent))} && chmod 600 {shlex.quote(str(path))}"
+            raise CourseError(
+                f"{which} is open to other users of this machine (mode {mode:o}), and with the secret in it they can "
+                f"compute the inputs of the official grade; close it: {close}"
+            )
 
 
 @contextmanager
@@ -139,9 +183,9 @@ def locked(folder: Path) -> Iterator[None]:
             raise CourseError(
                 f"this course is being graded already (process {holder}); wait for it, or end it, then run this again"
             ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with suppress(OSError):  # a full disk; the number is only for the message above
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
 
 
@@ -150,8 +194,6 @@ def students(folder: Path, assignment: str) -> list[str]:
     submitted = folder / "submitted"
     names = {entry.name for entry in submitted.iterdir() if entry.is_dir()} if submitted.is_dir() else set()
     if (folder / "gradebook.db").exists():
-        from nbgrader.api import Gradebook
-
-        with nbgrader_quiet(), Gradebook(f"sqlite:///{folder.resolve() / 'gradebook.db'}") as book:
+        with open_gradebook(folder) as book:
             names |= {str(student.id) for student in book.students}
     return sorted(name for name in names if not name.startswith("."))

@@ -31,6 +31,7 @@ from course.program import (
     timeline,
 )
 from course.program.audit import audit
+from course.show.brief import to_brief
 
 _MAX_KEPT = 64
 
@@ -49,8 +50,9 @@ class Executor:
         if header["do"] == "analyse":
             audit(program, make_mesh(program.mesh))
             smaller = parse(Program.load(blobs[1]))
-            time = timeline(module, machine(header["machine"])).to_json()
-            return {**looked, "difference": difference(smaller, module), "timeline": time}, []
+            step = timeline(module, machine(header["machine"]))
+            about = {"difference": difference(smaller, module), "timeline": step.to_json(), "picture": to_brief(step)}
+            return {**looked, **about}, []
         results = self._compile(program, blobs[0])(wire.unpack(header["inputs"], blobs[1:]))
         description, arrays = wire.pack(results)
         return {**looked, "results": description}, arrays

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,14 @@ from nbgrader.converters import GenerateFeedback
 from nbgrader.preprocessors import GetGrades, NbGraderPreprocessor
 from traitlets.config import Config
 
-from autograder.grading.bridge import configure
+from autograder.grading.bridge import CHECK, configure
 from autograder.grading.course import open_ledger
+from autograder.grading.page import anchor, function_html
 from autograder.notebook import course_config, run_nbgrader
+from autograder.show import plain
+from autograder.verdict import Result
 
+TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 table thead tbody tr th td sub sup".split())
 
 
@@ -67,12 +73,12 @@ class FeedbackExporter(HTMLExporter):
         config = Config(super().default_config)
         config.FeedbackExporter.template_name = "meshcraft"
         config.FeedbackExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates")]
-        config.FeedbackExporter.filters = {"listing": listing, "prose": prose}
+        config.FeedbackExporter.filters = {"judged": judged, "listing": listing, "prose": prose}
         return config
 
 
 class Waiting(NbGraderPreprocessor):
-    """Marks the cells that have no grade yet: nbgrader's own score of those reads 0."""
+    """Marks the cells that have no grade yet, nbgrader's own score of those reads 0, and those that a person graded."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
@@ -80,24 +86,51 @@ class Waiting(NbGraderPreprocessor):
         with Gradebook(names["db_url"]) as gradebook:
             for cell in filter(utils.is_grade, nb.cells):
                 grade = gradebook.find_grade(cell.metadata.nbgrader.grade_id, *where)
-                cell.metadata.nbgrader["waits"] = grade.auto_score is None and grade.manual_score is None
+                roles = cell.metadata.nbgrader
+                roles["waits"] = grade.auto_score is None and grade.manual_score is None
+                roles["by_person"] = grade.manual_score is not None
+                roles["auto"], roles["extra"] = grade.auto_score, grade.extra_credit or 0.0
         return nb, resources
 
 
-def listing(cell: NotebookNode, judged: Mapping[str, Any]) -> Markup:
+def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
+    """What a check cell's verdict says; a filter of the template. A verdict of old is shown as it was booked."""
+    name = cell.metadata.nbgrader.grade_id.removeprefix(CHECK)
+    every = notebook.metadata.get("meshcraft", {}).get("functions", [])
+    found = next((function for function in every if function["name"] == name), {})
+    if "facts" not in found:
+        return Markup("".join(output.data["text/html"] for output in cell.outputs))
+    result = Result.from_json({field.name: found[field.name] for field in fields(Result) if field.name in found})
+    sources = {
+        f"{_cell_name(c)}:{number}": line
+        for c in notebook.cells
+        if c.cell_type == "code"
+        for number, line in enumerate(c.source.split("\n"), 1)
+    }
+    return Markup(function_html(chapter, result, sources))
+
+
+def listing(cell: NotebookNode, verdicts: Mapping[str, Any]) -> Markup:
     """The cell's source with numbered lines, marking those that a verdict points at; a filter of the template."""
-    pointed = {line for function in judged.get("functions", []) for line in function["lines"]}
-    name = cell.metadata.get("meshcraft", {}).get("name", "")
-    lines = [
-        f"<span{_marked(f'{name}:{number}' in pointed)}>{escape(line)}</span>"
-        for number, line in enumerate(cell.source.split("\n"), 1)
-    ]
+    pointed = {line for function in verdicts.get("functions", []) for line in function["lines"]}
+    lines = []
+    for number, line in enumerate(cell.source.split("\n"), 1):
+        name = f"{_cell_name(cell)}:{number}"
+        mark = f'<a id="{escape(anchor(name))}"></a>' if name in pointed else ""
+        lines.append(f"<span{_marked(name in pointed)}>{mark}{escape(plain(line))}</span>")
     return Markup(f'<pre class="listing">{"".join(lines)}</pre>')
 
 
+def _cell_name(cell: NotebookNode) -> str:
+    return cell.metadata.get("meshcraft", {}).get("name", "")
+
+
 def prose(text: str) -> Markup:
-    """Markdown that a person wrote, as HTML without links, images or attributes; a filter of the template."""
-    return Markup(bleach.clean(markdown2html(text), tags=PROSE, attributes={}, strip=True))
+    """Markdown that a person wrote, as HTML without links, images or attributes; a filter of the template.
+
+    Control characters and those that turn the direction of what follows are taken out.
+    """
+    return Markup(bleach.clean(markdown2html(TURNING.sub("", text)), tags=PROSE, attributes={}, strip=True))
 
 
 def _marked(yes: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from autograder.grading import wire
 from autograder.grading.tracing import Problem
 from autograder.verdict import FAIL, NEEDS_HUMAN, REFUSED, Fact, Result, conclude
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
+from course.show.brief import from_brief, to_brief
 
 # Sends a request to an executor and returns its answer; raises Stopped when there is none.
 Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
@@ -31,13 +32,17 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases that one function is judged on, and the seed that its inputs are drawn from."""
+    """The cases that one function is judged on, and the seed that its inputs are drawn from.
+
+    ``official`` says that nobody may learn these inputs, and that the verdict is kept.
+    """
 
     chapter: str
     task: Task
     cases: tuple[Case, ...]
     analysed: Case | None
     seed: int
+    official: bool = False
 
     @property
     def traced(self) -> list[Case]:
@@ -61,7 +66,7 @@ def plan(chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", su
     cases = tuple(case for case in task.cases if full or case.quick)
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
-    return Plan(chapter, task, cases, task.analysed[0] if task.analysed else None, seed)
+    return Plan(chapter, task, cases, task.analysed[0] if task.analysed else None, seed, bool(secret))
 
 
 def judge(
@@ -78,11 +83,12 @@ def judge(
             cases.append(_run(plan, case, programs, line, execute))
             if progress:
                 progress(case.name)
-        large = _analyse(plan, programs, line, execute) if plan.analysed else None
+        large, picture = _analyse(plan, programs, line, execute) if plan.analysed else (None, None)
     except ProgramError as error:
-        return stopped(plan.task, Problem(REFUSED, str(error), line))
+        return stopped(plan.task, Problem(REFUSED, str(error)[:2000], line))
     known = references(plan.chapter).get(plan.task.name, {})
-    return conclude(plan.task.name, plan.task.points, plan.task.facts(cases, large, known))
+    result = conclude(plan.task.name, plan.task.points, plan.task.facts(cases, large, known))
+    return replace(result, timeline=picture) if plan.official else result
 
 
 def stopped(task: Task, problem: Problem) -> Result:
@@ -125,10 +131,13 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
     if set(measured) != set(expected):
         missing, extra = sorted(set(expected) - set(measured)), sorted(set(measured) - set(expected))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
-    return Evidence(case, program.inputs, program.outputs, measured, expected, *looked, line)
+    return Evidence(case, program.inputs, program.outputs, measured, expected, *looked, line, secret=plan.official)
 
 
-def _analyse(plan: Plan, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
+def _analyse(
+    plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
+) -> tuple[Evidence, dict[str, Any] | None]:
+    """What the lenses say of the realistic size, and its timeline in brief."""
     assert plan.analysed and plan.task.analysed
     program = _load(plan, plan.analysed, programs)
     smaller = programs[plan.task.analysed[1]]
@@ -138,7 +147,17 @@ def _analyse(plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
     answer, _ = execute({"do": "analyse", "machine": plan.task.machine}, [programs[plan.analysed.name], smaller])
     looked = _looked(answer)
     time = Timeline.from_json(answer["timeline"])
-    return Evidence(plan.analysed, program.inputs, program.outputs, {}, {}, *looked, line, answer["difference"], time)
+    leaves = (program.inputs, program.outputs)
+    evidence = Evidence(plan.analysed, *leaves, {}, {}, *looked, line, answer["difference"], time)
+    return evidence, _picture(answer.get("picture"))
+
+
+def _picture(brief: Any) -> dict[str, Any] | None:
+    """A timeline in brief as the executor gives it, in normal form; nothing where it is malformed: it is no grade."""
+    try:
+        return to_brief(from_brief(brief))
+    except ValueError:
+        return None
 
 
 def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:

@@ -223,9 +223,13 @@ class Ledger:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            words = str(error).lower()
-            remedy = next((text for word, text in REMEDIES if word in words), "check the disk, then run it again")
-            raise LedgerError(f"the ledger {self.path}: {error}; {remedy}") from error
+            todo = remedy(str(error)) or "check the disk, then run it again"
+            raise LedgerError(f"the ledger {self.path}: {error}; {todo}") from error
+
+
+def remedy(message: str) -> str:
+    """What to do about an error of SQLite's; empty where nothing is known."""
+    return next((text for word, text in REMEDIES if word in message.lower()), "")
 
 
 def needs_human(report: Report) -> bool:

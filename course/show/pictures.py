@@ -127,13 +127,15 @@ def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float)
 
 
 def _bar_mark(bar: Bar, colours: Mapping[str, str]) -> Mark:
-    kind, shape = plain_kind(bar.kind), shape_text(bar.shape, bar.dtype)
-    fill = {"matmul": MATMUL, "kernel": KERNEL}.get(work_of(bar.kind)) or colours.get(bar.stream, AXES[0])
+    head, _, more = bar.kind.partition(" ")  # "dot_general and 3 more" where a timeline in brief has joined some
+    kind, shape = f"{plain_kind(head)} {more}".rstrip(), shape_text(bar.shape, bar.dtype) if bar.dtype else ""
+    fill = {"matmul": MATMUL, "kernel": KERNEL}.get(work_of(head)) or colours.get(bar.stream, AXES[0])
     work = [count_text(bar.flops, "FLOP")] if bar.flops else []
     moved = f"{bytes_text(bar.bytes)} {'moved' if bar.stream == 'compute' else 'sent'}"
     line = line_text(bar.line)
-    title = f"{kind} {shape}, {seconds_text(bar.end - bar.start)}, {', '.join([*work, moved])}\n{line}"
-    return Mark(bar.start, bar.end, fill, (f"{kind} {shape}", kind), title, f"{kind}, {line}")
+    what = f"{kind} {shape}".rstrip()
+    title = f"{what}, {seconds_text(bar.end - bar.start)}, {', '.join([*work, moved])}\n{line}"
+    return Mark(bar.start, bar.end, fill, (what, kind), title, f"{kind}, {line}")
 
 
 def _idle(timeline: Timeline, device: DeviceTime, colours: Mapping[str, str]) -> list[Mark]:

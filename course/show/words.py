@@ -68,6 +68,28 @@ def conclusion(timeline: Timeline) -> str:
     return f"{where}{share} of the step {verb} {what}{more}."
 
 
+def beside(own: Timeline, reference: Timeline) -> str:
+    """What tells a reader's step from the course's own, in sentences with both figures."""
+    return (
+        f"On {own.machine} your step would take {_ms(own.seconds)} and the course's own {_ms(reference.seconds)}"
+        f"{_times(own.seconds, reference.seconds)}. Yours computes for {_ms(own.busy)}, the course's own for "
+        f"{_ms(reference.busy)}. Communication that nothing hides takes {_ms(own.exposed_seconds)} of yours and "
+        f"{_ms(reference.exposed_seconds)} of the course's own."
+    )
+
+
+def _ms(seconds: float) -> str:
+    """As the facts about time say it."""
+    return f"{1e3 * seconds:.4g} ms"
+
+
+def _times(own: float, reference: float) -> str:
+    if not reference:
+        return ""
+    ratio = own / reference
+    return ", so both are as long" if round(ratio, 2) == 1 else f", so yours is {ratio:.2f} times as long"
+
+
 def _lost(device: DeviceTime) -> float:
     return device.waiting + sum(device.exposed.values())
 

@@ -1,0 +1,182 @@
+"""A course of an instructor's own: init, status, feedback, export."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
+from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, show, spinner
+from autograder.show import number, plain
+from course.curriculum import CHAPTERS
+
+NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The course folder: a new one, or one to change.")],
+    chapter: Annotated[
+        list[str] | None, typer.Option(metavar="CHAPTER", help="Give it again for more; all, if none.")
+    ] = None,
+    due: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[CHAPTER=]TIME", help="2026-12-01T18:00, here or with +01:00; none takes it away."),
+    ] = None,
+    late_per_day: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="What each day begun takes off the points earned.")
+    ] = None,
+    late_at_most: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="What lateness takes off at most.")
+    ] = None,
+    students: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV: id, first_name, last_name, email, lms_user_id.")
+    ] = None,
+    exchange: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; the folder's, if none.")
+    ] = None,
+) -> None:
+    """Make a course folder of your own. Run it again to add chapters or students, or to change dates."""
+    known = [entry.name for entry in CHAPTERS]
+    new = not (folder / "source").is_dir()
+    chapters = [require_chapter(each) for each in chapter or (known if new else [])]
+    settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
+    settings["exchange"] = str(exchange.resolve()) if exchange else None
+    with spinner("making the course"):
+        from autograder.grading.new_course import init_course, read_students
+
+        made = init_course(
+            folder,
+            chapters=chapters,
+            due=_dates(due or [], folder, chapter or []),
+            settings={field: value for field, value in settings.items() if value is not None},
+            students=read_students(students) if students else [],
+        )
+    for subject, said in made.items():
+        out().print(f"{subject:<16}{said}", markup=False, soft_wrap=True)
+    out().print("\nnext", markup=False)
+    for command, does in _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")]):
+        out().print(f"  {command:<40}{does}".rstrip(), markup=False, soft_wrap=True)
+
+
+def _percent(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"{text!r} is no percentage; write 10 or 10%") from None
+
+
+def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
+    """The due dates by chapter: one without a name is for every chapter chosen, or for all of the course."""
+    from autograder.grading.new_course import parse_due
+
+    there = sorted(path.name for path in (folder / "source").glob("*") if path.is_dir())
+    dates: dict[str, Any] = {}
+    for text in given:
+        named = NAMED.fullmatch(text)
+        names = [require_chapter(named[1])] if named else chosen or there or [entry.name for entry in CHAPTERS]
+        dates |= dict.fromkeys(names, parse_due(named[2] if named else text))
+    return dates
+
+
+def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
+    first = chapters[0] if chapters else "CHAPTER"
+    return [
+        (f"cd {folder}", ""),
+        (f"nbgrader release_assignment {first}", f"to the exchange; or hand out release/{first}/{first}.ipynb"),
+        (f"nbgrader collect {first}", f"from the exchange; or put notebooks in submitted/STUDENT/{first}/"),
+        (f"meshcraft grade {first}", "official grading"),
+        ("meshcraft status", "what is done, and what needs a person"),
+    ]
+
+
+def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
+    """What is graded, what is not, and what needs a person."""
+    from autograder.grading.export import counts, overview
+
+    rows = [row for name in assignments(course, assignment) for row in overview(course.resolve(), name)]
+    if as_json:
+        print_json({"submissions": rows, "counts": counts(rows)})
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for column in ("chapter", "student", "state", "points", "late", ""):
+        table.add_column(column)
+    for row in rows:
+        points = "" if row["points"] is None else f"{number(row['points'])} of {number(row['max_points'])}"
+        late = f"{row['days_late']} day{'s' if row['days_late'] > 1 else ''}" if row["days_late"] else ""
+        cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
+        table.add_row(*(Text(plain(text)) for text in cells))
+    said = ", ".join(f"{count} {state}" for state, count in counts(rows).items())
+    show(table, Text(f"\n{len(rows)} in all: {said}" if rows else "nobody is in this course yet", style="dim"))
+
+
+def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
+    """Write a feedback page for everyone who is graded. Exit status 1: someone got none."""
+    names = assignments(course, assignment)
+    with spinner("writing feedback"):
+        from autograder.grading.feedback import write_feedback
+        from autograder.grading.late import renew_penalties
+
+        made = []
+        for name in names:
+            renew_penalties(course, name)
+            made.append(write_feedback(course, name))
+    pages = [str(page) for written, _ in made for page in written]
+    problems = {student: why for _, failed in made for student, why in failed.items()}
+    if as_json:
+        print_json({"pages": pages, "without": problems})
+    else:
+        for page in pages:
+            out().print(page, markup=False, soft_wrap=True)
+    for student, why in problems.items():
+        complain(f"no page for {student}: {why}")
+    raise typer.Exit(SHORT if problems else 0)
+
+
+def export(
+    assignment: Assignment = None,
+    course: CourseFolder = Path("."),
+    to: Annotated[Path | None, typer.Option(help="The file to write; standard output, if none.")] = None,
+    canvas: Annotated[bool, typer.Option("--canvas", help="The file that Canvas imports as a gradebook.")] = False,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHAPTER=NAME", help='With --canvas: the column, as Canvas calls it: fsdp="FSDP (4711)".'),
+    ] = None,
+) -> None:
+    """The gradebook as CSV, with manual grades and late penalties. Who has no grade yet has no number."""
+    columns = _columns(column or [], canvas)
+    names = assignments(course, assignment)
+    from autograder.grading.export import canvas_csv, grades_csv
+    from autograder.grading.late import renew_penalties
+
+    folder = course.resolve()
+    for name in names:
+        renew_penalties(folder, name)
+    text = canvas_csv(folder, names, columns) if canvas else grades_csv(folder, names)
+    if to is None:
+        sys.stdout.write(text)
+        return
+    to.write_text(text, encoding="utf-8")
+    out().print(f"wrote {to}", markup=False)
+
+
+def _columns(given: list[str], canvas: bool) -> dict[str, str]:
+    if given and not canvas:
+        raise UsageError("--column names a column of Canvas's; give --canvas, too")
+    found = {}
+    for text in given:
+        named = NAMED.fullmatch(text)
+        if not named or not named[2].strip():
+            raise UsageError(f"--column {text!r} is not CHAPTER=NAME; write for example --column 'fsdp=FSDP (4711)'")
+        found[require_chapter(named[1])] = named[2].strip()
+    return found

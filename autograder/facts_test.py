@@ -1,0 +1,55 @@
+"""What facts say about wrong numbers: everything where inputs are public, no value where they are secret."""
+
+import re
+
+import numpy as np
+import pytest
+
+from autograder.contract import Case, Evidence
+from autograder.facts import arrays_match, global_norm_matches
+from course.program import Costs, Memory
+
+DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
+ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4) == 2)[:, None]
+
+
+def evidence(measured, *, secret, name="gradients/layers/up"):
+    case = Case("data=8", {"data": 8, "tensor": 1}, {})
+    return Evidence(case, (), (), {name: measured}, {name: DRAWN}, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()),
+                    "mine:3", secret=secret)  # fmt: skip
+
+
+def both(measured, secret):
+    e = [evidence(measured, secret=secret)]
+    return arrays_match("gradients", e, "gradients"), global_norm_matches(e, "gradients")
+
+
+@pytest.mark.parametrize("measured", [8 * DRAWN, DRAWN / 8, ONE, -DRAWN, 0 * DRAWN, DRAWN + 100])
+def test_secret_inputs_are_judged_alike_and_no_value_is_said(measured):
+    norms = [float(np.linalg.norm(a)) for a in (measured, DRAWN)]
+    values = [f"{abs(float(v)):.4g}" for v in (*measured.flat, *DRAWN.flat, *norms) if abs(v) > 1e-6 and v % 1]
+    for public, secret in zip(both(measured, False), both(measured, True), strict=True):
+        assert (public.passed, public.line, public.case) == (secret.passed, secret.line, secret.case)
+        said = f"{secret.measured} {secret.limit} {secret.message}"
+        assert [value for value in values if len(value) > 4 and value in said] == []
+        if public.passed is False:
+            assert any(value in f"{public.measured} {public.message}" for value in values), "the public one says it"
+
+
+def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
+    wrong, norm = both(8 * DRAWN, True)
+    at = list(map(int, np.unravel_index(np.argmax(np.abs(DRAWN)), DRAWN.shape)))
+    assert wrong.message.startswith(
+        f"leaf layers/up on mesh data=8 x tensor=1: 32 of 32 elements are wrong, the worst at {at}"
+    )
+    assert "by 7 times the largest expected one" in wrong.message
+    assert "8 times too large, and axis 'data' has that size" in wrong.message
+    assert "norm over all leaves is 8 times what it should be" in norm.message
+    (single, _) = both(ONE, True)
+    assert re.search(r"1 of 32 elements is wrong, the worst at \[2, 5\] by 0\.\d+ times", single.message)
+
+
+def test_where_inputs_are_public_both_values_are_shown():
+    wrong, norm = both(8 * DRAWN, False)
+    assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", wrong.message)
+    assert re.search(r"the norm over all leaves is [\d.]+ and should be [\d.]+", norm.message)

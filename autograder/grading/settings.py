@@ -1,0 +1,68 @@
+"""What a course was set up with: its name, its exchange and its late penalty, in the course folder's course.toml."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+FILE = "course.toml"
+HEAD = """\
+# What `meshcraft init` was told. Run it again to change something, or change it here; due dates are in the gradebook.
+"""
+
+
+class CourseError(Exception):
+    """The course folder cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty."""
+
+    name: str = "course"
+    exchange: str = ""
+    late_per_day: float = 0.0
+    late_at_most: float = 100.0
+
+
+def read_settings(folder: Path) -> Settings:
+    """The course's settings; those of a course that was told nothing, if it has no file.
+
+    Raises:
+        CourseError: the file holds something else.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return Settings()
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        known = [field.name for field in fields(Settings)]
+        wrong = [name for name in found if name not in known]
+        if wrong:
+            raise ValueError(f"it has {', '.join(wrong)}; known are {', '.join(known)}")
+        return checked(Settings(**found))
+    except (ValueError, TypeError, OSError) as error:
+        raise CourseError(f"{path} cannot be used: {error}; correct it") from error
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, if they can be used.
+
+    Raises:
+        ValueError: one cannot; the message says which, and what it may be.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", settings.name):
+        raise ValueError(f"the course is called {settings.name!r}; use letters, digits and any of _ . -")
+    for name in ("late_per_day", "late_at_most"):
+        if not 0 <= getattr(settings, name) <= 100:
+            raise ValueError(f"{name} is {getattr(settings, name):g}; it is a percentage, from 0 to 100")
+    return settings
+
+
+def write_settings(folder: Path, settings: Settings) -> None:
+    """Write course.toml."""
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in asdict(settings).items()]
+    (folder / FILE).write_text(HEAD + "".join(lines), encoding="utf-8")
