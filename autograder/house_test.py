@@ -61,7 +61,7 @@ def test_one_word_finds_everything(chapter):
         f"exercises/{chapter}/{chapter}.ipynb",
         f"autograder/chapters/{chapter}.py",
         f"autograder/mutants/{chapter}.py",
-        f"autograder/variants/{chapter}.py",
+        f"autograder/variants/{chapter}/__init__.py",
         f"autograder/hints/{chapter}.md",
         f"autograder/references/{chapter}.json",
         f"site/pages/{chapter}.md",

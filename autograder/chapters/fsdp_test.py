@@ -6,13 +6,15 @@ import jax
 import numpy as np
 import pytest
 
+from autograder import variants
 from autograder.chapters.fsdp import CONTRACT, rule
 from autograder.check import check_function, check_solution
 from autograder.contract import load, references
 from autograder.grading.tracing import trace_cases
 from autograder.measure import measure
 from autograder.mutants.fsdp import MUTANTS, sums_gradients
-from autograder.variants.fsdp import VARIANTS
+from autograder.variants.fsdp import ALIKE, VARIANTS
+from autograder.variants.rewrites import rewritten
 from autograder.verdict import PARTIAL, PASS, STUDENT_ERROR
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
@@ -35,14 +37,35 @@ def test_reference_passes_every_fact_on_every_mesh(task):
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
 
 
-@pytest.mark.parametrize(("task", "function"), [(task, f) for task, both in VARIANTS.items() for f in both])
-def test_other_style_passes_every_fact(task, function):
-    result = judged(task, function)
+EVERY = [(task, function) for task, functions in VARIANTS.items() for function in functions]
+
+
+@pytest.mark.parametrize(("task", "function"), EVERY)
+def test_other_style_passes_every_fact_as_it_is_handed_in(task, function):
+    result = variants.judged("fsdp", TASKS[task], function, full=False)
     assert (result.verdict, failed(result), result.message) == (PASS, set(), "")
 
 
-def test_every_function_has_two_other_styles_and_six_mutants():
-    assert {task: len(both) for task, both in VARIANTS.items()} == dict.fromkeys(TASKS, 2)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_function_has_twenty_other_styles_whose_programs_differ(task, record_property):
+    counted = variants.count("fsdp", task, VARIANTS[task])
+    record_property("constructions", counted.constructions)
+    record_property("programs", counted.programs)
+    print(f"{task}: {counted.constructions} constructions, {counted.programs} programs")
+    assert min(counted.constructions, counted.programs) >= 20
+    assert counted.alike == ALIKE[task], "these differ in Python only, and the list must say so"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_mechanical_rewrites_change_no_program(task):
+    for function in VARIANTS[task]:
+        changed = rewritten(function)
+        assert changed.__code__ is not function.__code__
+        same = variants.operations("fsdp", task, changed) == variants.operations("fsdp", task, function)
+        assert same, function.__name__
+
+
+def test_every_function_has_six_mutants():
     assert all(sum(mutant.task == task for mutant in MUTANTS) >= 6 for task in TASKS)
 
 

@@ -55,7 +55,9 @@ def parse_notebook(name: str, data: bytes) -> Notebook:
         IntakeError: It is not a notebook, or it is too large.
     """
     if len(data) > MAX_BYTES:
-        raise IntakeError(f"{name} has more than {MAX_BYTES >> 20} MiB; clear its outputs and try again")
+        raise IntakeError(
+            f"{name} is too large: at most {MAX_BYTES:,} bytes are allowed; clear its outputs and try again"
+        )
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:

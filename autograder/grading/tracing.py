@@ -20,6 +20,9 @@ from autograder.grading.intake import Cell
 from course.program import Locate, Program, ProgramError
 
 PREFIX = "meshcraft-cell:"
+_DEFINES = {"defvjp", "defjvp", "defjvps"}
+_MAKERS = {"partial", "custom_vjp", "custom_jvp", "checkpoint", "remat", "jit", "vmap", "grad", "value_and_grad",
+           "shard_map", "linear_transpose", "NamedTuple", "namedtuple", "TypeVar"}  # fmt: skip
 _KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _CONSTANT = (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp,
              ast.Subscript, ast.expr_context, ast.operator, ast.unaryop)  # fmt: skip
@@ -76,6 +79,8 @@ def time_limit(seconds: int) -> Iterator[None]:
 def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], list[Problem]]:
     """A namespace with the notebook's imports, functions, classes and constants; everything else is left out.
 
+    A function may also be assigned, as a lambda or by ``partial`` or a transformation, and get its derivative.
+
     Returns:
         The namespace, and what went wrong on the way: a statement that fails does not stop those after it, so that
         a plotting library that is missing here matters only to those who use it.
@@ -114,9 +119,22 @@ def _parse(source: str) -> ast.Module:
 def _is_kept(node: ast.stmt) -> bool:
     if isinstance(node, _KEPT):
         return True
+    if isinstance(node, ast.Expr):  # ``gathered.defvjp(forward, backward)`` belongs to a definition
+        return isinstance(node.value, ast.Call) and _last_name(node.value.func) in _DEFINES
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        return all(isinstance(part, _CONSTANT) for part in ast.walk(node.value))
+        return _makes_function(node.value) or all(isinstance(part, _CONSTANT) for part in ast.walk(node.value))
     return False
+
+
+def _makes_function(value: ast.expr) -> bool:
+    """Whether an assigned value is a function: a lambda, or one made from another by one of JAX's transformations."""
+    if isinstance(value, ast.Lambda):
+        return True
+    return isinstance(value, ast.Call) and _last_name(value.func) in _MAKERS
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def find_function(task: Task, namespace: dict[str, Any], problems: list[Problem]) -> Callable[..., Any] | Problem:
@@ -130,8 +148,8 @@ def find_function(task: Task, namespace: dict[str, Any], problems: list[Problem]
         return Problem("student_error", f"{task.name} is a {type(function).__name__}, expected a function")
     return Problem(
         "student_error",
-        f"the notebook has no function {task.name}{task.signature}. Only imports, definitions and constant assignments "
-        "of a notebook are run; was the function renamed, or is it made by a statement of another kind?",
+        f"the notebook has no function {task.name}{task.signature}. Only imports, definitions and assignments of "
+        "constants and functions are run; was the function renamed, or is it made by a statement of another kind?",
     )
 
 
@@ -139,7 +157,7 @@ def explained(found: Problem, problems: list[Problem]) -> Problem:
     """The same problem; a name that is missing because something earlier failed, or was left out, says so."""
     if not found.message.startswith("NameError: name "):
         return found
-    why = "of the notebook, only imports, definitions and constant assignments are run"
+    why = "of the notebook, only imports, definitions and assignments of constants and functions are run"
     if problems:
         why = f"before it, {problems[0].line or 'a cell'} failed with {problems[0].message}"
     return replace(found, message=f"{found.message} ({why})")

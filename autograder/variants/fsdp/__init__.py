@@ -1,0 +1,43 @@
+"""Right answers for ``fsdp`` in another style: each must pass every fact."""
+
+from autograder.variants.fsdp import (
+    fsdp_loss,
+    fsdp_loss_memory,
+    gather_params,
+    gather_params_layouts,
+    shard_params,
+    shard_params_cuts,
+)
+
+VARIANTS = {
+    "shard_params": (*shard_params.VARIANTS, *shard_params_cuts.VARIANTS),
+    "gather_params": (*gather_params.VARIANTS, *gather_params_layouts.VARIANTS),
+    "fsdp_loss": (*fsdp_loss.VARIANTS, *fsdp_loss_memory.VARIANTS),
+}
+
+# Programs that another variant or the reference has too: these differ in Python only.
+ALIKE = {
+    "shard_params": {
+        "by_slicing_with_every_start",
+        "with_a_plan_of_dataclasses",
+        "with_modules",
+        "with_named_tuples",
+    },
+    "gather_params": {
+        "by_dataclass",
+        "by_forward_derivative",
+        "by_linear_call",
+        "by_one_derivative_of_the_tree",
+        "by_recursion",
+        "by_scaled_gradients",
+        "by_transposing",
+    },
+    "fsdp_loss": {
+        "unrolled",
+        "with_dataclasses",
+        "with_jit_inside",
+        "with_modules",
+        "with_own_policy",
+        "with_policy",
+    },
+}
