@@ -88,6 +88,11 @@ def plain(text: object) -> str:
     return shown if len(shown) <= LONGEST else shown[:LONGEST] + " …"
 
 
+def one_line(text: object) -> str:
+    """The same without line breaks: for names and whatever else must not begin a line of its own."""
+    return plain(" ".join(str(text).split()))
+
+
 def number(value: float | str | None) -> str:
     """A measured value: short, and exact for whole numbers."""
     if value is None or isinstance(value, str):

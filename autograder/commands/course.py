@@ -116,8 +116,8 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
         late = f"{row['days_late']} day{'s' if row['days_late'] > 1 else ''}" if row["days_late"] else ""
         cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
         table.add_row(*(Text(plain(text)) for text in cells))
-    said = ", ".join(f"{count} {state}" for state, count in counts(rows).items())
-    show(table, Text(f"\n{len(rows)} in all: {said}" if rows else "nobody is in this course yet", style="dim"))
+    said = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
+    show(table, Text(f"\n{len(rows)} in all; {said}" if rows else "nobody is in this course yet", style="dim"))
 
 
 def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
@@ -137,7 +137,7 @@ def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as
         print_json({"pages": pages, "without": problems})
     else:
         for page in pages:
-            out().print(page, markup=False, soft_wrap=True)
+            out().print(plain(page), markup=False, soft_wrap=True)
     for student, why in problems.items():
         complain(f"no page for {student}: {why}")
     raise typer.Exit(SHORT if problems else 0)

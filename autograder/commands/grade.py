@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
 from autograder.commands.terminal import FAULT, UsageError, bar, complain, out, print_json, spinner
-from autograder.show import RICH, WORDS, number, plain
+from autograder.show import RICH, WORDS, number, one_line, plain
 from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
 
 BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
@@ -56,7 +56,7 @@ def grade(
             out().print(grade_table([report for report in reports if report.chapter == name]))
     waiting = [report for report in reports if unfinished(report)]
     for report in waiting:
-        complain(f"{report.student} needs a person: {reason(report)}")
+        complain(f"{one_line(report.student)} needs a person: {one_line(reason(report))}")
     changed = [regrade for regrade in regrades if not _again(regrade)["same"]]
     if regrades and not as_json:
         out().print(f"{len(regrades) - len(changed)} of {len(regrades)} graded again are the same, to the last bit")
@@ -103,7 +103,7 @@ def grade_table(reports: list[Report]) -> Group:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
-        table.add_row(Text(plain(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
+        table.add_row(Text(one_line(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
     said = f", judged under {levels[0]}" if len(levels) == 1 else ""
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
     return Group(table, Text(f"\n{count}{plain(said)}", style="dim"))

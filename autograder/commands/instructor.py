@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,24 +60,39 @@ def doctor(as_json: AsJson = False) -> None:
         rungs = survey()
     packages = ("meshcraft", "jax", "flax", "optax", "nbgrader", "jupyterlab")
     installed = {name: _version(metadata, name) for name in packages}
-    compiler = _gpu_compiler()
+    compiler, room = _gpu_compiler(), _room()
     usable = next((rung.name for rung in rungs if rung.available), None)
     if as_json:
         found = [{"name": r.name, "available": r.available, "reason": r.reason, "remedy": r.remedy} for r in rungs]
         versions = {"python": sys.version.split()[0], "packages": installed, "gpu_compiler": compiler}
-        print_json({**versions, "sandbox": usable, "rungs": found})
+        print_json({**versions, "room": room, "sandbox": usable, "rungs": found})
         raise typer.Exit(0 if usable else SHORT)
     console = out()
     console.print(f"{'Python':<20}{sys.version.split()[0]}, {os.cpu_count()} cores")
     for name, version in installed.items():
         console.print(f"{name:<20}{version or 'not installed'}", markup=False)
     console.print(f"{'GPU compiler':<20}{compiler['version'] or compiler['reason']}", markup=False, soft_wrap=True)
+    console.print(f"{'scratch space':<20}{room['free'] / 2**30:.1f} GiB free in {room['scratch']}", markup=False)
+    most = "as many as the machine takes" if room["processes"] is None else f"{room['processes']:,} at once"
+    console.print(f"{'processes':<20}{most}", markup=False)
     for rung in rungs:
-        said = "works" if rung.available else f"does not work: {rung.reason}. {rung.remedy}"
+        said = rung.reason or "works" if rung.available else f"does not work: {rung.reason}. {rung.remedy}"
         style = "green" if rung.available else "red"
         console.print(Text(f"{'sandbox ' + rung.name:<20}{said}", style=style), soft_wrap=True)
     console.print(f"\nofficial grading uses {usable or 'nothing: it refuses, unless told --unsafe-local'}")
+    if usable and not rungs[0].available:
+        console.print(f"{rungs[0].name} would be better: {rungs[0].remedy}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if usable else SHORT)
+
+
+def _room() -> dict[str, Any]:
+    """What gradings have beside processor and memory: scratch space in bytes, and processes, None without a limit."""
+    import resource
+
+    scratch = tempfile.gettempdir()
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    free = shutil.disk_usage(scratch).free
+    return {"scratch": scratch, "free": free, "processes": None if most == resource.RLIM_INFINITY else most}
 
 
 def _gpu_compiler() -> dict[str, str]:

@@ -233,8 +233,8 @@ def test_a_student_folder_that_is_a_link_is_nobodys_submission(course, tmp_path)
 
 
 def test_formulas_are_neutral_in_csv():
-    assert [neutral(value) for value in ("=1+1", "+1", "-1", "@x", "\tx", "ada", -1.0)] == [
-        "'=1+1", "'+1", "'-1", "'@x", "'\tx", "ada", -1.0,
+    assert [neutral(value) for value in ("=1+1", "+1", "-1", "@x", "\t=1", "＝1", "a\nb\x1b", "ada", -1.0)] == [
+        "'=1+1", "'+1", "'-1", "'@x", "'=1", "'＝1", "a b\ufffd", "ada", -1.0,
     ]  # fmt: skip
 
 

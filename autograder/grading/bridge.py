@@ -23,7 +23,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Bool, Dict
 from traitlets.config import Config, PyFileConfigLoader
 
-from autograder.grading.course import CONFIG_FILE, HIDDEN, CourseError, open_ledger
+from autograder.grading.course import CONFIG_FILE, HIDDEN, STUDENT, CourseError, open_ledger
 from autograder.grading.ledger import Entry, Ledger, digest, remedy
 from autograder.grading.restore import exchange_files, grade_id, readable, restore, sources_only
 from autograder.grading.settings import read_settings
@@ -98,7 +98,7 @@ def book(
     submissions: dict[str, Path | None],
     on_progress: Callable[[str], None] = lambda student: None,
 ) -> dict[str, str]:
-    """Bring the gradebook up to date: every student whose verdict it does not have yet.
+    """Bring the gradebook up to date: every student whose verdict, or whose time of handing in, it does not have yet.
 
     Args:
         course: The course folder.
@@ -112,7 +112,9 @@ def book(
     """
     problems = {}
     for entry in ledger.status(assignment):
-        if entry.report is None or entry.booked or entry.student not in submissions:
+        if entry.report is None or entry.student not in submissions or not STUDENT.fullmatch(entry.student):
+            continue
+        if entry.booked and not _restamped(course, entry, submissions[entry.student]):
             continue
         try:
             _book(course, entry, submissions[entry.student])
@@ -121,8 +123,15 @@ def book(
             todo = remedy(str(error))
             said = f"{course / 'gradebook.db'}: {error}; {todo}" if todo else f"{type(error).__name__}: {error}"
             problems[entry.student] = said
-        on_progress(entry.student)
+        if not entry.booked:
+            on_progress(entry.student)
     return problems
+
+
+def _restamped(course: Path, entry: Entry, submission: Path | None) -> bool:
+    """Whether the time of handing in, or the exchange's secret, is another one than when it was booked."""
+    copy = course / "autograded" / entry.student / entry.assignment
+    return submission is not None and exchange_files(submission.parent) != exchange_files(copy)
 
 
 def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HIDDEN = ".meshcraft"
 SECRET_BYTES = 32
 CONFIG_FILE = "nbgrader_config.py"
-STUDENT = re.compile(r"[\w@+-][\w @.+-]*")
+STUDENT = re.compile(r"[\w@+-]([\w @.+-]*[\w@.+-])?")
 CONFIG = '''"""nbgrader's configuration of this course; start nbgrader and its formgrader in this folder."""
 
 from pathlib import Path

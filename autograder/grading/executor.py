@@ -101,7 +101,10 @@ def main() -> None:
         except ProgramError as error:
             answer, arrays = {"refused": str(error)}, []
         except jax.errors.JaxRuntimeError as error:
-            answer, arrays = {"refused": f"the program cannot be run: {str(error)[:500]}"}, []
+            said = f"the program cannot be run: {str(error)[:500]}"
+            out_of_memory = "RESOURCE_EXHAUSTED" in said
+            answer = {"exceeded": f"{said} (limit on memory)"} if out_of_memory else {"refused": said}
+            arrays = []
         except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
             answer, arrays = {"fault": f"{type(error).__name__}: {error}"[:500]}, []
         wire.write(answers, answer, arrays)

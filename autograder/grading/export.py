@@ -12,6 +12,7 @@ from typing import Any
 from autograder.grading.course import CourseError, open_gradebook, open_ledger, students
 from autograder.grading.ledger import Entry, needs_human
 from autograder.grading.submissions import Submission, find_submissions
+from autograder.show import one_line
 from autograder.verdict import NEEDS_HUMAN
 from course.curriculum import CHAPTERS
 
@@ -20,7 +21,7 @@ BY_HAND = "waits for grading by hand"
 UNBOOKED, GRADED = "not in the gradebook yet", "graded"
 STATES = (HUMAN, BY_HAND, WAITING, CHANGED, UNBOOKED, NOTHING, GRADED)
 DAY = 24 * 60 * 60
-DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
+DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
@@ -114,8 +115,11 @@ def _lms_id(student: Any) -> str:
 
 
 def neutral(value: object) -> object:
-    """The value for a cell; text that a spreadsheet would take for a formula gets a quote before it."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(DANGEROUS) else value
+    """The value for a cell, on one line; text that a spreadsheet would take for a formula gets a quote before it."""
+    if not isinstance(value, str):
+        return value
+    text = one_line(value)
+    return f"'{text}" if text.startswith(DANGEROUS) else text
 
 
 def _state(entry: Entry | None) -> str:

@@ -24,7 +24,7 @@ from autograder.grading.bridge import CHECK, configure
 from autograder.grading.course import open_ledger
 from autograder.grading.page import anchor, function_html
 from autograder.notebook import course_config, run_nbgrader
-from autograder.show import plain
+from autograder.show import one_line, plain
 from autograder.verdict import Result
 
 TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
@@ -73,7 +73,7 @@ class FeedbackExporter(HTMLExporter):
         config = Config(super().default_config)
         config.FeedbackExporter.template_name = "meshcraft"
         config.FeedbackExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates")]
-        config.FeedbackExporter.filters = {"judged": judged, "listing": listing, "prose": prose}
+        config.FeedbackExporter.filters = {"judged": judged, "listing": listing, "plain": one_line, "prose": prose}
         return config
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 MAX_BYTES = 8 * 2**20
 MAX_CELLS = 1000
+MAX_SOURCE = 2**20
 
 
 class IntakeError(Exception):
@@ -84,8 +85,15 @@ def _cells(path: str, content: Any) -> tuple[Cell, ...]:
             source = "".join(source)
         if not isinstance(source, str):
             raise IntakeError(f"{path}: the source of cell {number} is not text")
-        found.append(Cell(cell_name(cell, number), source))
+        found.append(Cell(cell_name(cell, number), whole(source)))
+    if sum(len(json.dumps(cell.source)) for cell in found) > MAX_SOURCE:
+        raise IntakeError(f"{path} has more code than the {MAX_SOURCE:,} bytes that are allowed")
     return tuple(found)
+
+
+def whole(text: str) -> str:
+    """The text without halves of characters, which no file can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def cell_name(cell: dict[str, Any], number: int) -> str:
@@ -94,5 +102,5 @@ def cell_name(cell: dict[str, Any], number: int) -> str:
     nbgrader = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     name = nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None
     name = name or cell.get("id") or f"cell-{number}"
-    clean = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(name))[:80]
+    clean = "".join(c if c.isalnum() or c in "-_" else "_" for c in whole(str(name)))[:80]
     return clean or f"cell-{number}"

@@ -14,7 +14,7 @@ import numpy as np
 from autograder.contract import Case, Evidence, Task, load, named, references
 from autograder.grading import wire
 from autograder.grading.tracing import Problem
-from autograder.verdict import FAIL, NEEDS_HUMAN, REFUSED, Fact, Result, conclude
+from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Result, conclude
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
 from course.show.brief import from_brief, to_brief
 
@@ -163,6 +163,8 @@ def _picture(brief: Any) -> dict[str, Any] | None:
 def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
     if "fault" in answer:
         raise Stopped(NEEDS_HUMAN, f"the grader itself failed: {answer['fault']}")
+    if "exceeded" in answer:
+        raise Stopped(LIMIT_EXCEEDED, str(answer["exceeded"])[:2000])
     if "refused" in answer:
         raise ProgramError(str(answer["refused"])[:2000])
     return Costs.from_json(answer["costs"]), Memory.from_json(answer["memory"])

@@ -48,12 +48,17 @@ def init_course(
     """
     folder = folder.resolve()
     _require_ours(folder)
+    settled = _settled(folder, settings)
+    unknown = sorted({*due} - {*_chapters(folder), *chapters})
+    if unknown:
+        raise CourseError(f"{', '.join(unknown)} is not in this course; add it with --chapter {unknown[0]}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with course.locked(folder):
             (folder / "submitted").mkdir(exist_ok=True)
             course.secret(folder)
-            settled = _settle(folder, settings)
+            if not (folder / FILE).exists() or settled != read_settings(folder):
+                write_settings(folder, settled)
             config = folder / course.CONFIG_FILE
             if not config.exists():
                 config.write_text(course.CONFIG, encoding="utf-8")
@@ -155,28 +160,24 @@ def _require_ours(folder: Path) -> None:
         raise CourseError(f"{config} is a configuration without Meshcraft; move it away, and add to the new one after")
 
 
-def _settle(folder: Path, changes: Mapping[str, Any]) -> Settings:
-    fresh = not (folder / FILE).exists()
-    before = Settings(name=folder.name) if fresh else read_settings(folder)
+def _settled(folder: Path, changes: Mapping[str, Any]) -> Settings:
+    before = read_settings(folder) if (folder / FILE).exists() else Settings(name=folder.name)
     try:
-        after = checked(replace(before, **changes))
+        return checked(replace(before, **changes))
     except ValueError as error:
         raise CourseError(f"{error}; use the options of `meshcraft init` to say otherwise") from None
-    if fresh or after != before:
-        write_settings(folder, after)
-    return after
+
+
+def _chapters(folder: Path) -> list[str]:
+    return [path.stem for path in sorted((folder / "source").glob("*/*.ipynb")) if path.stem == path.parent.name]
 
 
 def _assignments(
     folder: Path, chapters: list[str], due: Mapping[str, datetime | None], settings: Settings
 ) -> dict[str, datetime | None]:
     """Release what is new or changed, and set the dates; the due date of every chapter in the course."""
-    there = [path.stem for path in sorted((folder / "source").glob("*/*.ipynb")) if path.stem == path.parent.name]
     dates = due_dates(folder)
-    unknown = sorted({*due} - {*there, *chapters})
-    if unknown:
-        raise CourseError(f"{', '.join(unknown)} is not in this course; add it with --chapter {unknown[0]}")
-    for name in dict.fromkeys([*there, *chapters]):
+    for name in dict.fromkeys([*_chapters(folder), *chapters]):
         dates[name] = due.get(name, dates.get(name))
         path = folder / "source" / name / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4) if path.exists() else source_notebook(name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from autograder.contract import Task, load
 from autograder.grading import wire
-from autograder.grading.intake import Notebook, read_notebook
+from autograder.grading.intake import Notebook, read_notebook, whole
 from autograder.grading.judge import Stopped, judge, plan, stopped
 from autograder.grading.launch import Limits
 from autograder.grading.tracing import Problem
@@ -133,12 +133,12 @@ def _programs(told: dict[str, Any], result: bytes, limits: Limits) -> tuple[dict
     if "problem" in header:
         problem = header["problem"] if isinstance(header["problem"], dict) else {}
         verdict = problem.get("verdict")
-        text = str(problem.get("message", ""))[:2000]
-        raise _Told(Problem(verdict if verdict in _THEIRS else REFUSED, text, str(problem.get("line", ""))[:100]))
+        text, line = whole(str(problem.get("message", ""))[:2000]), whole(str(problem.get("line", ""))[:100])
+        raise _Told(Problem(verdict if verdict in _THEIRS else REFUSED, text, line))
     cases = header.get("cases")
     if not isinstance(cases, list) or len(cases) != len(blobs) or not all(isinstance(c, str) for c in cases):
         raise wire.WireError("its cases and Programs do not fit together")
-    return dict(zip(cases, blobs, strict=True)), str(header.get("line", ""))[:100]
+    return dict(zip(cases, blobs, strict=True)), whole(str(header.get("line", ""))[:100])
 
 
 def _ended(limit: str, limits: Limits) -> str:

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader import utils
 
-from autograder.grading.intake import cell_name
+from autograder.grading.intake import cell_name, whole
 
 SECRET = re.compile("[0-9a-f]{128}")
 UNREADABLE = "The file that was handed in could not be read as a notebook."
@@ -35,7 +35,7 @@ def sources_only(cells: list[dict[str, Any]]) -> NotebookNode:
     for number, cell in enumerate(cells, 1):
         make = new_code_cell if cell.get("cell_type") == "code" else new_markdown_cell
         source = cell.get("source", "")
-        made = make(source if isinstance(source, str) else "".join(map(str, source)), id=f"cell-{number}")
+        made = make(whole(source if isinstance(source, str) else "".join(map(str, source))), id=f"cell-{number}")
         metadata = cell.get("metadata") or {}
         staged = (metadata.get("meshcraft") or {}).get("name")
         made.metadata["meshcraft"] = {"name": staged if isinstance(staged, str) else cell_name(cell, number)}

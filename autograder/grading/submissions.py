@@ -12,8 +12,10 @@ from pathlib import Path
 from autograder.grading.course import STUDENT
 from autograder.grading.intake import MAX_BYTES
 from autograder.grading.ledger import digest, key
+from autograder.show import one_line
 from autograder.verdict import NEEDS_HUMAN, REFUSED
 
+NAMED = 10
 SOURCES = (
     "course/**/*.py",
     "autograder/contract.py",
@@ -73,12 +75,14 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
     notebooks = sorted(path for path in folder.iterdir() if path.suffix == ".ipynb")
     expected = folder / f"{folder.name}.ipynb"
     chosen = expected if expected in notebooks else notebooks[0] if len(notebooks) == 1 else None
-    note = f"handed in as {chosen.name}" if chosen and chosen != expected else ""
+    note = f"handed in as {one_line(chosen.name)}" if chosen and chosen != expected else ""
     problem, verdict, data = "", "", b""
     if chosen is None:
-        there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        names = sorted(path.name for path in folder.iterdir())
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        there = (", ".join(map(one_line, names[:NAMED])) or "nothing") + more
         problem = f"no {expected.name} was handed in; found: {there}. Hand in one notebook, called {expected.name}"
-        verdict, data = NEEDS_HUMAN, there.encode()
+        verdict, data = NEEDS_HUMAN, "\n".join(names).encode(errors="surrogateescape")
     elif not STUDENT.fullmatch(student):
         problem = f"the folder name {student!r} has characters that nbgrader cannot handle; rename it"
         verdict = NEEDS_HUMAN
@@ -95,10 +99,11 @@ def read_submitted(path: Path) -> tuple[str, bytes]:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return f"{path.name} cannot be read ({error.strerror}); hand in the file itself, not a link", b""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return f"{path.name} is not a file; hand in the notebook itself", b""
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            return f"{path.name} is not a file; hand in the notebook itself", b""
         if status.st_size > MAX_BYTES:
             size = f"{status.st_size >> 20} MiB"
             return f"{path.name} has {size}, the limit is {MAX_BYTES >> 20} MiB; clear its outputs and try again", b""

@@ -90,8 +90,10 @@ def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], lis
     for cell in cells:
         try:
             kept = [node for node in _parse(cell.source).body if _is_kept(node)]
-        except SyntaxError as error:
-            problems.append(Problem("student_error", f"SyntaxError: {error.msg}", f"{cell.id}:{error.lineno or 1}"))
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            said = getattr(error, "msg", "") or str(error) or "the cell cannot be parsed"
+            line = f"{cell.id}:{getattr(error, 'lineno', None) or 1}"
+            problems.append(Problem("student_error", f"{type(error).__name__}: {said}", line))
             continue
         for node in kept:
             try:

@@ -42,7 +42,10 @@ def read(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
     if length > MAX_HEADER:
         raise WireError(f"a header of {length:,} bytes was announced and at most {MAX_HEADER:,} are allowed")
     try:
-        outer = json.loads(_exactly(stream, length))
+        text = _exactly(stream, length)
+        outer = json.loads(text)
+        if b"\\ud" in text.lower():  # half a character, perhaps, which no file could be written with
+            outer = json.loads(json.dumps(outer, ensure_ascii=False).encode(errors="replace"))
         header, sizes = outer["header"], outer["blobs"]
         well_formed = isinstance(header, dict) and all(type(size) is int and size >= 0 for size in sizes)
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from course.curriculum import earlier
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIES = 3
+START_SECONDS = 180.0
 
 
 class Process(Protocol):
@@ -94,15 +96,17 @@ class Worker:
             Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``needs_human``
                 when the process died at every try.
         """
-        told = ""
+        told, left = "", self.seconds  # for all tries together
         for _ in range(TRIES):
-            expired = threading.Event()
+            expired, begin = threading.Event(), time.monotonic()
             try:
                 process = self.ready()
-                with self._deadline(process, expired):
+                begin = time.monotonic()
+                with self._deadline(process, expired, left):
                     wire.write(process.stdin, {**header, "cpu_s": self.cpu_s}, blobs)
                     return wire.read(process.stdout)
             except (wire.WireError, OSError) as error:
+                left = max(0.0, left - (time.monotonic() - begin))
                 told = f"{error}; {self._last_words()}"
                 used_up = self._status() == wire.CPU_USED_UP
                 self.close()
@@ -119,7 +123,7 @@ class Worker:
         self.start_early()
         assert self.process is not None
         if self.greets and not self.greeted:
-            with self._deadline(self.process, threading.Event()):
+            with self._deadline(self.process, threading.Event(), START_SECONDS):
                 wire.read(self.process.stdout)
             self.greeted = True
         return self.process
@@ -147,12 +151,12 @@ class Worker:
         return lines[-1] if lines else "it said nothing"
 
     @contextmanager
-    def _deadline(self, process: Process, expired: threading.Event) -> Iterator[None]:
+    def _deadline(self, process: Process, expired: threading.Event, seconds: float) -> Iterator[None]:
         def end() -> None:
             expired.set()
             process.kill()
 
-        timer = threading.Timer(self.seconds, end)
+        timer = threading.Timer(seconds, end)
         timer.daemon = True
         timer.start()
         try:

@@ -1,0 +1,80 @@
+"""What an instructor types, and what is said to wrong use."""
+
+import json
+import re
+import sys
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from autograder import cli
+from autograder.grading.new_course import due_dates
+from autograder.grading.settings import read_settings
+from autograder.notebook import ROOT
+
+
+@pytest.fixture
+def meshcraft(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+
+    return run
+
+
+def test_a_course_is_made_and_changed_by_the_same_command(meshcraft, tmp_path):
+    (tmp_path / "class.csv").write_text("id\nada\nbob\n")
+    made = meshcraft("init", "sharding", "--due", "2026-12-01T18:00+01:00", "--students", "class.csv")
+    assert made.status == 0 and "nbgrader release_assignment fsdp" in made.out and "2 in the gradebook" in made.out
+    course = tmp_path / "sharding"
+    assert due_dates(course) == {"fsdp": datetime(2026, 12, 1, 17, 0, tzinfo=UTC)}
+    assert meshcraft("init", "sharding", "--due", "fsdp=none", "--late-per-day", "10%").status == 0
+    assert due_dates(course) == {"fsdp": None}
+    assert (read_settings(course).name, read_settings(course).late_per_day) == ("sharding", 10.0)
+
+    shown = json.loads(meshcraft("status", "--course", "sharding", "--json").out)
+    assert shown["counts"] == {"nothing handed in": 2}
+    assert "2 in all; nothing handed in: 2" in meshcraft("status", "--course", "sharding").out
+    assert "ada,nothing handed in,,," in meshcraft("export", "--course", "sharding").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["init", "new", "--late-per-day", "much"], "'much' is no percentage; write 10 or 10%"),
+        (["init", "new", "--late-per-day", "110%"], "late_per_day is 110; it is a percentage, from 0 to 100"),
+        (["init", "new", "--name", "my course"], "use letters, digits and any of _ . -"),
+        (["init", "new", "--due", "soon"], "write 2026-12-01T18:00"),
+        (["init", "new", "--chapter", "nosuchchapter"], "there is no chapter called 'nosuchchapter'"),
+        (["init", "new", "--students", "none.csv"], "none.csv cannot be read as CSV"),
+        (["init", "file"], "file is not a folder"),
+        (["export", "--column", "fsdp=FSDP (1)"], "give --canvas, too"),
+        (["export", "--canvas", "--column", "FSDP (1)"], "is not CHAPTER=NAME"),
+        (["export"], "has no folder `submitted/`"),
+    ],
+)
+def test_wrong_use_says_what_to_do(meshcraft, tmp_path, arguments, sentence):
+    (tmp_path / "file").touch()
+    ended = meshcraft(*arguments)
+    assert ended.status == 2 and sentence in ended.err and "Traceback" not in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_guide_names_commands_and_options_that_exist():
+    page = (ROOT / "site" / "pages" / "teaching.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"(?:^\$ |`)meshcraft ([a-z]+)([^`\n]*)", page, re.MULTILINE)
+    commands: Any = typer.main.get_command(cli.app)
+    known = {name: {o for p in each.params for o in p.opts} for name, each in commands.commands.items()}
+    assert {command for command, _ in lines} >= {"doctor", "init", "grade", "status", "feedback", "export"}
+    for command, rest in lines:
+        assert set(re.findall(r"(--[a-z-]+)", rest)) <= known[command], (command, rest)
+    options = {option for option in re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE)}
+    assert options and options <= known["init"]
