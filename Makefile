@@ -6,14 +6,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-latest bench attacks fuzz soak validate aot build constraints lint site serve system validate-gpu clean
+.PHONY: setup demo test test-latest bench attacks fuzz soak validate aot build constraints lint site serve system browser validate-gpu clean
 
 setup: $(READY)
 
 demo: $(READY) system
 	@$(BIN)/python -m autograder.demo $(ARGS)
 
-test: $(READY) system aot
+test: $(READY) system browser aot
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
@@ -74,6 +74,15 @@ system:
 	fi; \
 	echo "The sandbox works best with bubblewrap and libseccomp2, and they are not installed here."; \
 	echo "Install them with your package manager; 'meshcraft doctor' shows what is used without them."
+
+# A browser for the tests of the site and of formgrader, which are skipped without one and say so.
+browser:
+	@for b in chromium chromium-browser google-chrome; do command -v $$b >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium for the tests"; \
+		{ apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "Chromium is not installed here: the tests that need a browser are skipped."
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found"; exit 1; }

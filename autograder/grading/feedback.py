@@ -20,10 +20,10 @@ from nbgrader.converters import GenerateFeedback
 from nbgrader.preprocessors import GetGrades, NbGraderPreprocessor
 from traitlets.config import Config
 
-from autograder.grading.bridge import CHECK, configure
+from autograder.grading.bridge import CHECK, configuration
 from autograder.grading.course import open_ledger
 from autograder.grading.page import anchor, function_html
-from autograder.notebook import course_config, run_nbgrader
+from autograder.notebook import run_nbgrader
 from autograder.show import one_line, plain
 from autograder.verdict import Result
 
@@ -56,8 +56,7 @@ def write_feedback(
 
 
 def _write_page(course: Path, assignment: str, student: str) -> Path:
-    config = course_config(course, assignment, student)
-    configure(config, course)
+    config = configuration(course, assignment, student)
     config.GenerateFeedback.force = True
     config.GenerateFeedback.exporter_class = FeedbackExporter
     config.GenerateFeedback.preprocessors = [GetGrades, Waiting]
@@ -130,7 +129,8 @@ def prose(text: str) -> Markup:
 
     Control characters and those that turn the direction of what follows are taken out.
     """
-    return Markup(bleach.clean(markdown2html(TURNING.sub("", text)), tags=PROSE, attributes={}, strip=True))
+    html = re.sub(r'<a class="anchor-link".*?</a>', "", markdown2html(TURNING.sub("", text)))
+    return Markup(bleach.clean(html, tags=PROSE, attributes={}, strip=True))
 
 
 def _marked(yes: bool) -> str:
