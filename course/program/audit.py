@@ -1,7 +1,15 @@
-"""Before a Program from elsewhere is compiled: does its artefact say what its header says, and only what it may?"""
+"""Before a Program from elsewhere is looked at or compiled: does its artefact say what its header says, and only that?
+
+Every property is checked by name, and what is not known to be harmless is refused: operations, attributes and types by
+lists of what is allowed. ``rules`` does that for the module; this file for what ``jax.export`` wraps around it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -10,63 +18,137 @@ from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 from jax.sharding import Mesh, NamedSharding
 
-from course.program.program import Leaf, Program, ProgramError
-from course.program.stablehlo import operations
+from course.mesh import abstract_mesh
+from course.program.program import Leaf, Program, ProgramError, spec_of, without_size_one
+from course.program.rules import check_module
 
-DIALECTS = {"builtin", "func", "stablehlo", "chlo", "sdy"}
-CUSTOM_CALLS: set[str] = set()
 PLATFORMS = ("cpu", "cuda")
 
 
-def audit(program: Program, mesh: Mesh) -> jax_export.Exported:
+@dataclass(frozen=True)
+class Audited:
+    """What an audit leaves: the artefact as ``jax.export`` reads it, and its module as MLIR."""
+
+    exported: jax_export.Exported
+    module: Any
+
+
+def audit(program: Program, mesh: Mesh | None = None) -> jax_export.Exported:
     """The Program's artefact, once everything about it has been checked.
 
     Args:
         program: As loaded; its header's form has been checked.
-        mesh: The mesh it will run on, with the Program's axes.
+        mesh: The mesh that it will run on, if it is to run.
 
     Raises:
         ProgramError: With what was found and what it should have been.
     """
+    if mesh is not None and dict(mesh.shape) != program.mesh:
+        raise ProgramError(f"the Program is for mesh {program.mesh} and was given {dict(mesh.shape)}")
+    return audited(program).exported
+
+
+def audited(program: Program) -> Audited:
+    """The same, with the module that was checked.
+
+    Raises:
+        ProgramError: With what was found and what it should have been.
+    """
+    return _audited(program.serialise())
+
+
+@lru_cache(maxsize=2)  # the lenses and the compiler look at one Program after the other
+def _audited(data: bytes) -> Audited:
+    program = Program.load(data)
     if program.platform not in PLATFORMS:
         raise ProgramError(f"platform {program.platform!r} is none of {', '.join(PLATFORMS)}")
     try:
         exported = jax_export.deserialize(bytearray(program.artefact))
         text = exported.mlir_module()
+        with make_ir_context():
+            module = ir.Module.parse(text)
+    except Exception as error:  # damage can make any part of the reader complain
+        raise ProgramError(
+            "this Program's artefact cannot be read: it is damaged, or a jax that is too new wrote it "
+            f"({type(error).__name__}); export it again"
+        ) from None
+    with module.context, readable():
+        _check_wrapping(exported, program)
+        _check_signature("input", exported.in_avals, program.inputs)
+        _check_signature("output", exported.out_avals, program.outputs)
+        _check_shardings("input", exported.in_shardings_jax, program.inputs, program.mesh)
+        _check_shardings("output", exported.out_shardings_jax, program.outputs, program.mesh)
+        check_module(module.operation, program)
+    return Audited(exported, module)
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Whatever goes wrong while a module is read is the module's fault: nothing has been computed yet."""
+    try:
+        yield
+    except ProgramError:
+        raise
     except Exception as error:
-        raise ProgramError(f"the artefact cannot be read: {type(error).__name__}") from None
+        said = f"{type(error).__name__}: {error}"[:300]
+        raise ProgramError(f"this Program's artefact is of a form that nothing here can read ({said})") from None
+
+
+def _check_wrapping(exported: jax_export.Exported, program: Program) -> None:
+    """Everything in a ``jax.export`` artefact but its signature and its module."""
+    flat = [0] * len(program.inputs)
+    oldest = jax_export.minimum_supported_calling_convention_version
+    newest = jax_export.maximum_supported_calling_convention_version
+    _expect("name", exported.fun_name, "program")
     _expect("number of devices", exported.nr_devices, program.num_devices)
     _expect("platforms", tuple(exported.platforms), (program.platform,))
     _expect("effects", (*exported.ordered_effects, *exported.unordered_effects), ())
     _expect("disabled safety checks", tuple(exported.disabled_safety_checks), ())
-    _check_signature("input", exported.in_avals, program.inputs)
-    _check_signature("output", exported.out_avals, program.outputs)
-    for leaf, found in zip(program.inputs, exported.in_shardings_jax(mesh), strict=True):
-        expected = NamedSharding(mesh, leaf.partition_spec)
-        if found is None or not found.is_equivalent_to(expected, len(leaf.shape)):
-            raise ProgramError(f"input {leaf.name} is sharded as {found} and the header says {leaf.partition_spec}")
-    with make_ir_context():
-        for op in operations(ir.Module.parse(text).operation):
-            _check_operation(op)
-    return exported
+    _expect("number of inputs", len(exported.in_avals), len(program.inputs))
+    _expect("number of outputs", len(exported.out_avals), len(program.outputs))
+    _expect("form of inputs", exported.in_tree, jax.tree.structure((tuple(flat), {})))
+    _expect("form of outputs", exported.out_tree, jax.tree.structure(tuple([0] * len(program.outputs))))
+    _expect("used inputs", tuple(exported.module_kept_var_idx), tuple(range(len(program.inputs))))
+    _expect("use of symbolic shapes", bool(exported.uses_global_constants), False)
+    _expect("derivative", "one" if exported.has_vjp() else "none", "none")
+    if not oldest <= exported.calling_convention_version <= newest:
+        version = exported.calling_convention_version
+        raise ProgramError(f"the artefact's calling convention: found {version}, expected {oldest} to {newest}")
 
 
 def _expect(what: str, found: Any, expected: Any) -> None:
     if found != expected:
-        raise ProgramError(f"the artefact's {what}: found {found!r}, expected {expected!r}")
+        raise ProgramError(f"the artefact's {what}: found {str(found)[:200]!r}, expected {str(expected)[:200]!r}")
 
 
 def _check_signature(what: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
-    _expect(f"number of {what}s", len(avals), len(leaves))
     for aval, leaf in zip(avals, leaves, strict=True):
-        _expect(f"{what} {leaf.name}", (aval.shape, jax.numpy.dtype(aval.dtype).name), (leaf.shape, leaf.dtype))
+        dtype = jax.numpy.dtype(aval.dtype).name
+        found, said = (f"{kind}{list(shape)}" for kind, shape in ((dtype, aval.shape), (leaf.dtype, leaf.shape)))
+        if found != said:
+            raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {said}")
+        memory = getattr(aval, "memory_space", None)
+        if memory is not None and memory.name != "Device":
+            raise ProgramError(f"{what} {leaf.name} lies in memory {memory.name!r}, expected the device's own")
 
 
-def _check_operation(op: Any) -> None:
-    dialect = op.name.partition(".")[0]
-    if dialect not in DIALECTS:
-        raise ProgramError(f"operation {op.name} is of dialect {dialect!r}, which is not allowed")
-    if op.name == "stablehlo.custom_call":
-        target = ir.StringAttr(op.attributes["call_target_name"]).value
-        if target not in CUSTOM_CALLS:
-            raise ProgramError(f"the program calls {target!r}, which is not allowed: it would run outside of XLA")
+def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[str, int]) -> None:
+    try:
+        shardings = of(abstract_mesh(mesh))
+    except Exception as error:  # axes that the mesh does not have, in a form of the library's own
+        raise ProgramError(
+            f"the artefact is for meshes that are not the Program's {mesh}: {str(error)[:200]}"
+        ) from None
+    _expect(f"number of {what} shardings", len(shardings), len(leaves))
+    for leaf, found in zip(leaves, shardings, strict=True):
+        if found is None and what == "output":
+            continue  # then the module says it
+        expected = without_size_one(leaf.spec, mesh)
+        if not isinstance(found, NamedSharding) or found.memory_kind not in (None, "device"):
+            raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header says {leaf.partition_spec}")
+        plain = not (getattr(found.spec, "unreduced", None) or getattr(found.spec, "reduced", None))
+        fits = plain and len(found.spec) <= len(leaf.shape)
+        if not fits or without_size_one(spec_of(found.spec, len(leaf.shape)), mesh) != expected:
+            raise ProgramError(
+                f"{what} {leaf.name} is sharded as {found.spec} and the header says {leaf.partition_spec}"
+            )

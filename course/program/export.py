@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export as jax_export
 from jax.extend import mlir
 from jax.extend.mlir import ir
@@ -19,14 +18,13 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh
 from course.program.program import MAX_BYTES, Leaf, Program, ProgramError, path_name, spec_of
-from course.program.stablehlo import operations
+from course.program.rules import at_line, check_constant, operations
 
 # From a source file's name to the name it is shown by, or None for a file that is nobody's concern.
 Locate = Callable[[str], str | None]
 
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+):(\d+)')
 _COURSE_FILE = re.compile(r"/(course/[\w/]+\.py)$")
-MAX_CONSTANT_BYTES = 2**20
 _LOCK = threading.Lock()
 
 
@@ -152,7 +150,8 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
         for op in operations(module.operation):
             op.location = _short_location(str(op.location), locate) or unknown
             if op.name == "stablehlo.constant":
-                _check_constant(op)
+                with at_line(op, "unknown line"):
+                    check_constant(op)
             for region in op.regions:
                 for block in region.blocks:
                     for argument in block.arguments:
@@ -189,16 +188,3 @@ def _short_location(text: str, locate: Locate) -> ir.Location | None:
 
 def _named(name: re.Match[str] | None, where: ir.Location) -> ir.Location:
     return ir.Location.name(name[1], where) if name else where
-
-
-def _check_constant(op: Any) -> None:
-    kind = ir.RankedTensorType(op.results[0].type)
-    size = int(np.prod(kind.shape)) * max(1, getattr(kind.element_type, "width", 8) // 8)
-    complex_numbers = "complex<" in str(kind.element_type)  # which MLIR's Python cannot read
-    if size > MAX_CONSTANT_BYTES and (complex_numbers or not ir.DenseElementsAttr(op.attributes["value"]).is_splat):
-        frame = _FRAME.search(str(op.location))
-        where = f"{frame[1]}:{frame[2]}" if frame else "unknown line"
-        raise ProgramError(
-            f"{where}: the program holds a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
-            "Compute it in the function or pass it as an argument."
-        )

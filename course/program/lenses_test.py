@@ -1,5 +1,6 @@
 """What the lenses see in a Program: costs against closed forms, structure, and what they refuse."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -176,7 +177,7 @@ def test_branch_is_the_one_that_runs_or_it_is_refused(predicate, known):
 def test_shard_map_that_takes_other_blocks_than_the_signature_is_refused():
     program = program_of(lambda x: x * 2, {"x": struct(8, 8)}, {"x": P()}, P())
     lie = replace(program, inputs=(replace(program.inputs[0], spec=(("data",), ())),))
-    with pytest.raises(ProgramError, match=r"x: shard_map has a block of \[8, 8\] and the signature one of \[1, 8\]"):
+    with pytest.raises(ProgramError, match=r"input x is sharded as P\(\) and the header says P\('data',\)"):
         parse(lie)
 
 
@@ -193,7 +194,16 @@ def test_same_program_at_another_size_has_the_same_structure():
     def by_size(w, x):
         return matmul(w, x) if w.shape[1] < 100 else jnp.tanh(matmul(w, x))
 
+    def loops(small, large):
+        def local(w, x):
+            return lax.fori_loop(0, small if w.shape[1] < 100 else large, lambda _, x: jnp.tanh(x), matmul(w, x))
+
+        return local
+
     assert difference(at(16, matmul), at(512, matmul)) == ""
+    assert difference(at(16, loops(3, 7)), at(512, loops(3, 7))) == ""
+    fewer = difference(at(16, loops(7, 3)), at(512, loops(7, 3)))
+    assert re.fullmatch("the loop at .* runs 7 times at the small size and 3 times at the large one", fewer)
     assert "nothing" in difference(at(16, by_size), at(512, by_size))
 
 

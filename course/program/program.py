@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import jax
@@ -15,7 +15,18 @@ from jax.sharding import PartitionSpec as P
 MAGIC = b"MESHCRAFT-PROGRAM-1\n"
 MAX_BYTES = 8 * 2**20
 MAX_DEVICES = 4096
+MAX_HEADER = 2**20
+MAX_LEAVES = 4096
 MAX_DIM = 2**40
+MAX_VALUE_BYTES = 2**60
+# NumPy's names of dtypes, and StableHLO's.
+DTYPES = {
+    "bool": "i1",
+    **{f"{u}int{bits}": f"{u and 'u'}i{bits}" for u in ("", "u") for bits in (4, 8, 16, 32, 64)},
+    **{"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"},
+    **{"complex64": "complex<f32>", "complex128": "complex<f64>"},
+    **{"float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2"},
+}
 ROLES = ("state", "batch", "key", "result")
 
 # One entry a dim: the mesh axes that the dim is split over, none for a dim that is whole.
@@ -106,21 +117,26 @@ class Program:
         if not data.startswith(MAGIC) or len(data) < start:
             raise ProgramError("this is not a Program: it does not begin as one")
         length = int.from_bytes(data[len(MAGIC) : start], "big")
+        if length > MAX_HEADER:
+            raise ProgramError(f"a Program's header has at most {MAX_HEADER:,} bytes and this one has {length:,}")
         try:
             header = json.loads(data[start : start + length])
+            if set(header) != {field.name for field in fields(cls)}:
+                raise ProgramError(f"this Program's header has entries {sorted(header)!s:.200}, expected others")
             if header["artefact"] != len(data) - start - length:
                 raise ProgramError(
                     f"this Program is damaged: its artefact has {len(data) - start - length:,} bytes and its header "
-                    f"says {header['artefact']!s:.20}; was it cut off or added to?"
+                    f"says {header['artefact']!r:.20}; was it cut off or added to?"
                 )
             inputs, outputs = (tuple(map(_leaf, header[key])) for key in ("inputs", "outputs"))
-            mesh = {str(axis): _whole(size, MAX_DEVICES) for axis, size in header["mesh"]}
-            program = cls(
-                mesh, str(header["platform"]), inputs, outputs, tuple(header["donated"]), data[start + length :]
-            )
+            mesh = {_text(axis): _whole(size, MAX_DEVICES) for axis, size in header["mesh"]}
+            if len(mesh) != len(header["mesh"]):
+                raise ProgramError(f"the header names an axis of the mesh twice: {header['mesh']!s:.200}")
+            platform, donated = _text(header["platform"]), tuple(_whole(i, MAX_LEAVES) for i in header["donated"])
+            program = cls(mesh, platform, inputs, outputs, donated, data[start + length :])
         except ProgramError:
             raise
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise ProgramError(f"this Program's header cannot be read: {error}") from None
         program.check_form()
         return program
@@ -131,11 +147,24 @@ class Program:
             raise ProgramError(f"mesh {self.mesh} has no axis, an empty one, or more than 8")
         if self.num_devices > MAX_DEVICES:
             raise ProgramError(f"the Program is for {self.num_devices} devices and at most {MAX_DEVICES} are allowed")
-        for leaf in (*self.inputs, *self.outputs):
-            _check_leaf(leaf, self.mesh)
+        for axis in self.mesh:
+            if not re.fullmatch(r"[\w.\-]{1,60}", axis, re.ASCII):
+                raise ProgramError(f"mesh axis {axis[:80]!r} is empty, too long or has odd characters")
+        for what, leaves in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if len(leaves) > MAX_LEAVES:
+                raise ProgramError(f"the Program has {len(leaves):,} {what} and at most {MAX_LEAVES:,} are allowed")
+            for leaf in leaves:
+                _check_leaf(leaf, self.mesh)
+            names = [leaf.name for leaf in leaves]
+            if len(set(names)) != len(names):
+                raise ProgramError(f"two {what} have one name: {max(names, key=names.count)}")
+        if any(leaf.role == "result" for leaf in self.inputs) or any(leaf.role != "result" for leaf in self.outputs):
+            raise ProgramError("the role 'result' is for outputs alone, and outputs have no other")
         for index in self.donated:
-            if type(index) is not int or not 0 <= index < len(self.inputs):
+            if not 0 <= index < len(self.inputs):
                 raise ProgramError(f"donated input {index!r} does not exist: there are {len(self.inputs)}")
+        if len(set(self.donated)) != len(self.donated):
+            raise ProgramError(f"an input is donated twice: {self.donated}")
 
 
 def spec_of(spec: P | None, ndim: int) -> Spec:
@@ -146,6 +175,11 @@ def spec_of(spec: P | None, ndim: int) -> Spec:
     return entries + ((),) * (ndim - len(entries))
 
 
+def without_size_one(spec: Spec, mesh: dict[str, int]) -> Spec:
+    """The spec without axes of one device, which split nothing."""
+    return tuple(tuple(axis for axis in axes if mesh[axis] > 1) for axes in spec)
+
+
 def path_name(prefix: str, path: Iterable[Any]) -> str:
     """``prefix/layers/up/kernel`` for a path of ``jax.tree_util``."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
@@ -153,9 +187,17 @@ def path_name(prefix: str, path: Iterable[Any]) -> str:
 
 
 def _leaf(data: dict[str, Any]) -> Leaf:
-    spec = tuple(tuple(str(axis) for axis in axes) for axes in data["spec"])
+    if set(data) != {field.name for field in fields(Leaf)}:
+        raise ProgramError(f"a leaf in the header has entries {sorted(data)!s:.200}, expected others")
+    spec = tuple(tuple(_text(axis) for axis in axes) for axes in data["spec"])
     shape = tuple(_whole(dim, MAX_DIM) for dim in data["shape"])
-    return Leaf(str(data["name"]), shape, str(data["dtype"]), spec, str(data["role"]))
+    return Leaf(_text(data["name"]), shape, _text(data["dtype"]), spec, _text(data["role"]))
+
+
+def _text(data: Any) -> str:
+    if type(data) is not str:
+        raise ProgramError(f"a name in the header is {str(data)[:80]!r}, expected a text")
+    return data
 
 
 def _whole(number: Any, limit: int) -> int:
@@ -169,6 +211,10 @@ def _check_leaf(leaf: Leaf, mesh: dict[str, int]) -> None:
         raise ProgramError(f"leaf name {leaf.name[:80]!r} is empty, too long or has odd characters")
     if leaf.role not in ROLES:
         raise ProgramError(f"leaf {leaf.name} has role {leaf.role!r}, which is none of {', '.join(ROLES)}")
+    if leaf.dtype not in DTYPES:
+        raise ProgramError(f"leaf {leaf.name} has dtype {leaf.dtype[:80]!r}, which is none of {', '.join(DTYPES)}")
+    if math.prod(leaf.shape) * jax.numpy.dtype(leaf.dtype).itemsize > MAX_VALUE_BYTES:
+        raise ProgramError(f"leaf {leaf.name} has more than 2^60 bytes; no machine holds it")
     if len(leaf.spec) != len(leaf.shape):
         raise ProgramError(f"leaf {leaf.name} has {len(leaf.shape)} dims and a spec of {len(leaf.spec)}")
     axes = [axis for entry in leaf.spec for axis in entry]

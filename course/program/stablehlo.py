@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jax import export as jax_export
 from jax.extend.mlir import ir
-from jax.interpreters.mlir import make_ir_context
 
+from course.program.audit import audited, readable
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
-from course.program.program import Program, ProgramError
+from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
+from course.program.rules import MAX_DEPTH, MAX_OPS, source_line
 from course.program.simplify import add_in_place
 
-MAX_OPS = 200_000
-MAX_DEPTH = 200
-MAX_VALUE_BYTES = 2**60
 _ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
-_FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
+_AXES = r'(?:"[\w.\-]+"(?:, "[\w.\-]+")*)?'
+_SHARDING = re.compile(rf"<@[\w.]+, \[((?:\{{{_AXES}\}}(?:, \{{{_AXES}\}})*)?)\]>")
 
 
 def parse(program: Program) -> Module:
@@ -33,29 +30,12 @@ def parse(program: Program) -> Module:
     Raises:
         ProgramError: An op that the lenses do not know, or work that is not inside ``shard_map``.
     """
-    try:
-        exported = jax_export.deserialize(bytearray(program.artefact))
-        text = exported.mlir_module()
-    except Exception as error:
-        raise ProgramError(
-            "this Program's artefact cannot be read: it is damaged, or a jax that is too new wrote it "
-            f"({type(error).__name__}); export it again"
-        ) from None
-    with make_ir_context():
-        module = ir.Module.parse(text)
+    module = audited(program).module
+    with module.context, readable():
         main = _Reader(module, program).read()
     add_in_place(main)
     remove_dead_code(main)
     return Module(main, dict(program.mesh))
-
-
-def operations(op: Any) -> Iterator[Any]:
-    """Every MLIR operation inside ``op``, in order. MLIR's own walk turns exceptions into others."""
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner.operation
-                yield from operations(inner.operation)
 
 
 class _Reader:
@@ -68,12 +48,6 @@ class _Reader:
         self.mesh = mesh
         self.count = 0
         self.line = ""  # of the call that is being inlined: for ops of a library that say nothing themselves
-        for op in module.body.operations:
-            if op.operation.name == "sdy.mesh":
-                text = str(op.operation.attributes["mesh"])
-                named = {axis: int(size) for axis, size in re.findall(r'"([^"]+)"=(\d+)', text)}
-                if list(named.items()) != list(mesh.items()) or "device_ids" in text:
-                    raise ProgramError(f"the artefact is for mesh {named} and the Program says {mesh}")
 
     def read(self) -> Block:
         """The body of the one ``shard_map`` that ``main`` consists of."""
@@ -85,15 +59,19 @@ class _Reader:
         constants = {hash(op.operation.results[0]): op.operation for op in outer.operations if _is_constant(op)}
         for op in outer.operations:
             if op.operation.name not in ("sdy.manual_computation", "func.return") and not _is_constant(op):
-                raise unsupported(None, _line(op), f"{op.operation.name} lies outside shard_map, where the lenses "
-                                  "cannot tell who computes what; move it inside")  # fmt: skip
+                raise unsupported(
+                    None,
+                    source_line(op),
+                    f"{op.operation.name} lies outside shard_map, where the lenses cannot tell who computes what; "
+                    "move it inside",
+                )
         if len(bodies) != 1:
             raise ProgramError(f"a Program is one shard_map and this one has {len(bodies)}; merge them")
         body = bodies[0].operation
         manual = set(re.findall(r'"([^"]+)"', str(body.attributes["manual_axes"])))
         if not {axis for axis, size in self.mesh.items() if size > 1} <= manual:
             raise unsupported(
-                None, _line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out"
+                None, source_line(body), f"shard_map is manual over {sorted(manual)} only; leave axis_names out"
             )
         block = self._block(body.regions[0].blocks[0], {}, 0)
         self._check_boundary(outer, body, block, constants)
@@ -115,20 +93,41 @@ class _Reader:
             if found != wanted:
                 raise ProgramError(f"the artefact's number of {what}: found {found}, expected {wanted}")
         leaves = {hash(argument): leaf for argument, leaf in zip(outer.arguments, self.program.inputs, strict=True)}
-        for operand, value in zip(body.operands, block.arguments, strict=True):
+        given = _specs(body.attributes["in_shardings"], len(body.operands))
+        for operand, value, spec in zip(body.operands, block.arguments, given, strict=True):
             if hash(operand) not in constants:
-                self._check_block(leaves[hash(operand)], value)
-        inside = {hash(result): value for result, value in zip(body.results, block.returns, strict=True)}
+                self._check_block(leaves[hash(operand)], value, spec)
+        made = _specs(body.attributes["out_shardings"], len(body.results))
+        results = zip(body.results, block.returns, made, strict=True)
+        inside = {hash(result): (value, spec) for result, value, spec in results}
         for operand, leaf in zip(final.operands, self.program.outputs, strict=True):
             if hash(operand) not in inside:
                 raise ProgramError(f"result {leaf.name} does not come out of shard_map")
-            self._check_block(leaf, inside[hash(operand)])
+            self._check_block(leaf, *inside[hash(operand)])
+        self._check_annotations("arg_attrs", self.program.inputs)
+        self._check_annotations("res_attrs", self.program.outputs)
 
-    def _check_block(self, leaf: Any, value: Value) -> None:
+    def _check_block(self, leaf: Leaf, value: Value, spec: Spec) -> None:
         wanted = leaf.local_shape(self.mesh)
         if value.shape != wanted:
             raise ProgramError(
                 f"{leaf.name}: shard_map has a block of {list(value.shape)} and the signature one of {list(wanted)}"
+            )
+        self._check_spec(leaf, spec, "shard_map splits it as")
+
+    def _check_annotations(self, which: str, leaves: tuple[Leaf, ...]) -> None:
+        """What the module says of its inputs and outputs, where it says anything."""
+        said = self.functions["main"].attributes.get(which, [])
+        for leaf, attributes in zip(leaves, said, strict=False):
+            if "sdy.sharding" in attributes:
+                (spec,) = _specs(attributes["sdy.sharding"], 1)
+                self._check_spec(leaf, spec, "the module has it as")
+
+    def _check_spec(self, leaf: Leaf, spec: Spec, how: str) -> None:
+        known = {axis for axes in spec for axis in axes} <= set(self.mesh) and len(spec) == len(leaf.shape)
+        if not known or without_size_one(spec, self.mesh) != without_size_one(leaf.spec, self.mesh):
+            raise ProgramError(
+                f"{leaf.name}: {how} {list(spec)} and the signature as {list(leaf.spec)}; the compiler would move data"
             )
 
     def _block(self, block: Any, known: dict[int, Value], depth: int) -> Block:
@@ -149,12 +148,12 @@ class _Reader:
             block.returns = operands
             return
         if op.name in ("func.call", "call"):
-            values = self._inline(op.attributes["callee"].value, operands, block, depth, _line(op))
+            values = self._inline(op.attributes["callee"].value, operands, block, depth, source_line(op))
             known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
             return
         results = [_value(result.type) for result in op.results]
         known.update({hash(r): v for r, v in zip(op.results, results, strict=True)})
-        line = _line(op) or self.line
+        line = source_line(op) or self.line
         kind = _kind(op, line)
         if kind in COLLECTIVES:
             _check_groups(op, kind, line)
@@ -173,6 +172,19 @@ class _Reader:
         self.line = outer
         block.ops += inner.ops
         return inner.returns
+
+
+def _specs(attribute: Any, count: int) -> list[Spec]:
+    """The specs that a list of shardings says, which must be plain: whole axes, in order, and nothing else."""
+    text = str(attribute)
+    parts = list(_SHARDING.finditer(text))
+    said = ", ".join(part[0] for part in parts)
+    plain = text in (f"#sdy.sharding_per_value<[{said}]>", f"#sdy.sharding{said}")
+    if not plain or len(parts) != count:
+        raise ProgramError(f"the module's shardings are {text[:200]}, expected {count} that split by whole axes")
+    return [
+        tuple(tuple(re.findall(r'"([^"]+)"', dim)) for dim in re.findall(r"\{([^{}]*)\}", part[1])) for part in parts
+    ]
 
 
 def _is_constant(op: Any) -> bool:
@@ -214,7 +226,7 @@ def _attributes(op: Any) -> dict[str, Any]:
         elif name == "source_target_pairs":
             found[name] = np.array(attribute).reshape(-1, 2)
         elif name == "replica_groups" and "sub_axis" in str(attribute):
-            raise unsupported(None, _line(op), f"{op.name} runs over a part of a mesh axis; use whole axes")
+            raise unsupported(None, source_line(op), f"{op.name} runs over a part of a mesh axis; use whole axes")
         elif name == "replica_groups" and "mesh_axes" in str(attribute):
             found["replica_axes"] = tuple(re.findall(r'axis_ref<name = "([^"]+)"', str(attribute)))
         elif name == "replica_groups":
@@ -241,14 +253,4 @@ def _value(kind: Any) -> Value:
     bits = int(digits[1]) if digits else 8
     if element.startswith("complex"):
         bits *= 2
-    if any(dim < 0 for dim in tensor.shape):
-        raise ProgramError(f"a value of type {text} has no fixed shape")
-    value = Value(tuple(tensor.shape), element, 8 if element == "i1" else bits)
-    if value.bytes > MAX_VALUE_BYTES:
-        raise ProgramError(f"a value of type {text[:80]} has more than 2^60 bytes; no machine holds it")
-    return value
-
-
-def _line(op: Any) -> str:
-    found = _FRAME.search(str(op.location))
-    return f"{found[1]}:{found[2]}" if found else ""
+    return Value(tuple(tensor.shape), element, 8 if element == "i1" else bits)

@@ -1,0 +1,23 @@
+"""Locked text rewritten, a locked cell turned into code and unlocked; the release's stand again.
+
+group: tampers
+functions: shard_params
+control: yes
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def submit(folder: Path, released: Path) -> None:
+    notebook = json.loads(released.read_text())
+    cells = {cell["metadata"].get("nbgrader", {}).get("grade_id"): cell for cell in notebook["cells"]}
+    source = (Path(__file__).parents[2] / "kits" / "honest.py").read_text()
+    cells["shard_params"]["source"] = f"{source}\n\nshard_params = right_shards"
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = "This exercise is worth 1,000 points, and answering it is optional."
+    cells["check-fsdp_loss"]["metadata"]["nbgrader"].update(locked=False, grade=False, solution=True)
+    (folder / released.name).write_text(json.dumps(notebook))

@@ -1,0 +1,36 @@
+"""Metadata of every wrong type, a grade id with a path and one that is a list; none of it is believed.
+
+group: tampers
+functions: shard_params
+control: yes
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def submit(folder: Path, released: Path) -> None:
+    notebook = json.loads(released.read_text())
+    cells = {cell["metadata"].get("nbgrader", {}).get("grade_id"): cell for cell in notebook["cells"]}
+    source = (Path(__file__).parents[2] / "kits" / "honest.py").read_text()
+    cells["shard_params"]["source"] = f"{source}\n\nshard_params = right_shards"
+    odd = (
+        None,
+        7,
+        [],
+        "x",
+        {"nbgrader": None},
+        {"nbgrader": []},
+        {"nbgrader": {"grade_id": ["x"]}},
+        {"nbgrader": {"grade_id": "../../../secret", "points": "many"}},
+        {"meshcraft": 7},
+        {"meshcraft": {"name": {}}},
+    )
+    for number, metadata in enumerate(odd):
+        cell = {"cell_type": "code", "id": f"odd-{number}", "source": "", "outputs": [], "execution_count": None}
+        notebook["cells"].append({**cell, "metadata": metadata})
+    notebook["metadata"] = {"meshcraft": {"functions": [{"name": "shard_params", "verdict": "pass", "lines": []}]}}
+    notebook["nbformat_minor"] = "five"
+    (folder / released.name).write_text(json.dumps(notebook))

@@ -1,0 +1,24 @@
+"""Loops in loops, 220 deep, which would overflow the stack of whoever walks through the Program.
+
+group: exhausts
+control: yes
+uses: honest
+"""
+
+# %%
+import sys
+
+import jax.numpy as jnp
+
+
+# %% [shard_params]
+def shard_params(params, axis_name, min_size):
+    def once(inner):
+        return lambda leaf: lax.fori_loop(0, 1, lambda _, x: inner(jnp.sin(x)), leaf)
+
+    sys.setrecursionlimit(10**6)
+    deep = jnp.sin
+    for _ in range(220):
+        deep = once(deep)
+    params = {**params, "scale": deep(params["scale"])}
+    return right_shards(params, axis_name, min_size)

@@ -1,0 +1,335 @@
+"""What a Program's module may consist of: rules that are checked before any lens or compiler sees it.
+
+Lists say what is allowed, and everything else is refused by name: a compiler reads more into a module than a lens can,
+such as attributes that change how an operation is compiled, and falls over on what nobody writes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from jax.extend.mlir import ir
+
+from course.program.ir import COLLECTIVES, ELEMENTWISE, KNOWN
+from course.program.program import DTYPES, MAX_VALUE_BYTES, Program, ProgramError
+
+MAX_OPS = 200_000
+MAX_DEPTH = 200
+MAX_RANK = 32
+MAX_CONSTANT_BYTES = 2**20
+# Operations of the function that a reduction applies to each element, and of one that no lens charges: a sort's, say.
+MAX_APPLIED = 1000
+MAX_UNCHARGED = 64
+CUSTOM_CALLS: set[str] = set()
+OPERATIONS = {f"stablehlo.{kind}" for kind in KNOWN - {"erf"}} | {
+    "chlo.erf",
+    "func.func",
+    "func.return",
+    "func.call",
+    "sdy.mesh",
+    "sdy.manual_computation",
+    "sdy.sharding_constraint",
+    "sdy.return",
+}
+ATTRIBUTES = set(
+    "algorithm all_gather_dim base_dilations broadcast_dimensions callee channel_handle compare_type "
+    "comparison_direction concat_dimension dimension dimension_numbers dimensions dot_dimension_numbers "
+    "edge_padding_high edge_padding_low exponent_bits in_shardings indices_are_sorted interior_padding iota_dimension "
+    "is_stable limit_indices manual_axes mantissa_bits out_shardings padding permutation precision_config "
+    "replica_groups result_accuracy rng_algorithm scatter_dimension scatter_dimension_numbers sharding slice_sizes "
+    "source_target_pairs split_count split_dimension start_indices strides unique_indices use_global_device_ids value "
+    "window_dilations window_dimensions window_strides".split()
+)
+# Of a module, a mesh and a function; those of the functions' arguments and results.
+_DECLARED = {
+    "builtin.module": {"sym_name", "mhlo.num_partitions", "mhlo.num_replicas", "jax.uses_shape_polymorphism"},
+    "sdy.mesh": {"sym_name", "mesh", "stablehlo.mesh"},
+    "func.func": {"sym_name", "sym_visibility", "function_type", "arg_attrs", "res_attrs"},
+}
+_DONATED = {"jax.buffer_donor", "tf.aliasing_output"}
+_ARGUMENT = {"sdy.sharding", "jax.result_info", *_DONATED}
+_ELEMENT = r"i1|u?i(?:2|4|8|16|32|64)|f16|bf16|f32|f64|f8E\w+|f4E\w+|f6E\w+|complex<f32>|complex<f64>"
+_FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
+# Operations whose regions run as blocks of their own; every other region is applied to single elements.
+_HOLDERS = {"stablehlo.while", "stablehlo.case", "sdy.manual_computation"}
+_APPLIED = ELEMENTWISE | {"constant", "reshape", "return"}
+_TENSOR = re.compile(rf"tensor<((?:\d+x)*)({_ELEMENT})>")
+
+
+def operations(op: Any, depth: int = 0) -> Iterator[Any]:
+    """Every MLIR operation inside ``op``, in order. MLIR's own walk turns exceptions into others.
+
+    Raises:
+        ProgramError: They nest too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise ProgramError(f"the program nests more than {MAX_DEPTH} deep")
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from operations(inner.operation, depth + 1)
+
+
+def check_module(module: Any, program: Program) -> None:
+    """Raises ``ProgramError`` where the module holds anything that is not known to be harmless.
+
+    Functions that are never called are checked like all others; compilers leave them out.
+    """
+    _check_declared(module, _DECLARED["builtin.module"], "the module")
+    _check_numbers(module, program)
+    functions: dict[str, Any] = {}
+    for top in (op.operation for op in module.regions[0].blocks[0].operations):
+        if top.name == "sdy.mesh":
+            check_mesh(top, program.mesh)
+        elif top.name != "func.func":
+            raise ProgramError(f"{top.name} stands beside the program's functions; expected functions and meshes alone")
+        else:
+            functions[_text(top.attributes["sym_name"])] = top
+        _check_declared(top, _DECLARED[top.name], top.name)
+    _check_functions(functions, program)
+    callers = _check_calls(functions)
+    for name, function in functions.items():
+        for op in operations(function):
+            with at_line(op, callers.get(name, "")):
+                _check_operation(op, name, program)
+                if op.regions and op.name not in _HOLDERS:
+                    _check_applied(op, functions)
+
+
+@contextmanager
+def at_line(op: Any, caller: str = "") -> Iterator[None]:
+    """Let a ``ProgramError`` name the operation's line, or the one that calls its function."""
+    try:
+        yield
+    except ProgramError as error:
+        line = source_line(op) or caller
+        raise ProgramError(f"{line}: {error}" if line else str(error)) from None
+
+
+def _check_numbers(module: Any, program: Program) -> None:
+    wanted = {
+        "mhlo.num_partitions": program.num_devices,
+        "mhlo.num_replicas": 1,
+        "jax.uses_shape_polymorphism": False,
+    }
+    for name, expected in wanted.items():
+        found = module.attributes[name].value if name in module.attributes else None
+        if found is not None and found != expected:
+            raise ProgramError(f"the module's {name}: found {found}, expected {expected}")
+
+
+def check_mesh(op: Any, mesh: dict[str, int]) -> None:
+    """Raises ``ProgramError`` unless the mesh that a module declares is the Program's, devices in their order."""
+    text = str(op.attributes["mesh"])
+    wanted = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
+    if text != f"#sdy.mesh<[{wanted}]>" and text != "#sdy.mesh<[]>":
+        raise ProgramError(f"the artefact is for mesh {text[:200]} and the Program says {mesh}")
+
+
+def _check_declared(op: Any, allowed: set[str], what: str) -> None:
+    for name in op.attributes:
+        if name not in allowed:
+            raise ProgramError(f"{what} has attribute {name[:80]!r}, which is not allowed")
+
+
+def _check_functions(functions: dict[str, Any], program: Program) -> None:
+    if "main" not in functions:
+        raise ProgramError("the module has no function main")
+    for name, function in functions.items():
+        if len(function.regions[0].blocks) != 1:
+            raise ProgramError(f"function {name[:80]} has {len(function.regions[0].blocks)} blocks, expected one")
+        for which in ("arg_attrs", "res_attrs"):
+            each = function.attributes.get(which, ())
+            for key in (key for some in each for key in _names(some)):
+                if key not in _ARGUMENT:
+                    raise ProgramError(f"function {name[:80]} has {which} {key[:80]!r}, which is not allowed")
+    main = functions["main"]
+    block = main.regions[0].blocks[0]
+    results = block.operations[len(block.operations) - 1].operands
+    _check_types("input", [argument.type for argument in block.arguments], program.inputs)
+    _check_types("output", [result.type for result in results], program.outputs)
+    given = main.attributes.get("arg_attrs", [])
+    donated = {i for i, some in enumerate(given) if _DONATED & set(_names(some))}
+    if donated != set(program.donated):
+        raise ProgramError(f"the module donates inputs {sorted(donated)} and the header says {sorted(program.donated)}")
+
+
+def _names(attributes: Any) -> list[str]:
+    return [attributes[i].name for i in range(len(attributes))]
+
+
+def _check_types(what: str, found: list[Any], leaves: Any) -> None:
+    if len(found) != len(leaves):
+        raise ProgramError(f"the module's number of {what}s: found {len(found)}, expected {len(leaves)}")
+    for kind, leaf in zip(found, leaves, strict=True):
+        expected = f"tensor<{''.join(f'{dim}x' for dim in leaf.shape)}{DTYPES[leaf.dtype]}>"
+        if str(kind) != expected:
+            raise ProgramError(f"the module's {what} {leaf.name}: found {str(kind)[:80]}, expected {expected}")
+
+
+def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
+    """The line that calls each function.
+
+    Raises:
+        ProgramError: A function calls itself or one that does not exist, or calls give more operations than anybody
+            can look at.
+    """
+    own: dict[str, int] = {}
+    calls: dict[str, list[Any]] = {}
+    for name, function in functions.items():
+        every = list(operations(function))
+        own[name], calls[name] = len(every), [op for op in every if op.name == "func.call"]
+    sizes: dict[str, int] = {}
+    lines: dict[str, str] = {}
+
+    def size(name: str, above: tuple[str, ...]) -> int:
+        if name not in functions:
+            raise ProgramError(f"the program calls function {name[:80]!r}, which does not exist")
+        if name in above:
+            raise ProgramError(f"function {name[:80]} calls itself, and no compiler can inline that")
+        if len(above) > MAX_DEPTH:
+            raise ProgramError(f"calls nest more than {MAX_DEPTH} deep")
+        if name not in sizes:
+            sizes[name] = own[name]
+            for call in calls[name]:
+                callee = _text(call.attributes["callee"])
+                lines.setdefault(callee, source_line(call) or lines.get(name, ""))
+                sizes[name] += size(callee, (*above, name))
+        return sizes[name]
+
+    if max(size(name, ()) for name in ("main", *functions)) > MAX_OPS:
+        raise ProgramError(f"the program has more than {MAX_OPS:,} operations; use lax.scan instead of unrolling")
+    return lines
+
+
+def _check_operation(op: Any, function: str, program: Program) -> None:
+    kind = op.name.partition(".")[2]
+    if op.name == "stablehlo.custom_call":
+        target = _text(op.attributes["call_target_name"])
+        if target not in CUSTOM_CALLS:
+            raise ProgramError(f"the program calls {target[:80]!r}, which is not allowed: it would run outside of XLA")
+    elif op.name not in OPERATIONS:
+        raise ProgramError(f"operation {op.name} is not allowed, because no lens knows what it costs")
+    elif strange := [name for name in op.attributes if name not in ATTRIBUTES]:
+        named = repr(strange[0][:80])
+        raise ProgramError(
+            f"{op.name} has attribute {named}, which is not allowed: a compiler may take it for an order"
+        )
+    if any(len(region.blocks) != 1 for region in op.regions):
+        raise ProgramError(f"{op.name} has a region that is not one block")
+    for value in [*op.results, *(a for region in op.regions for a in region.blocks[0].arguments)]:
+        check_type(str(value.type))
+    if kind == "constant":
+        check_constant(op)
+    elif kind in COLLECTIVES:
+        _check_devices(op, program.num_devices)
+    elif kind == "manual_computation" and (function != "main" or op.parent.name != "func.func"):
+        raise ProgramError("a shard_map lies inside another operation; write it at the outermost level")
+
+
+def _check_devices(op: Any, count: int) -> None:
+    """Groups hold every device once; a permute sends once from a device and once to a device."""
+    channel = (
+        re.search(r"type = (\d+)", str(op.attributes["channel_handle"])) if "channel_handle" in op.attributes else None
+    )
+    if channel and channel[1] not in "01":
+        raise ProgramError(f"{op.name} is of channel type {channel[1]}, expected one between devices")
+    if "source_target_pairs" in op.attributes:
+        pairs = np.array(op.attributes["source_target_pairs"]).reshape(-1, 2)
+        for what, devices in (("sources", pairs[:, 0]), ("targets", pairs[:, 1])):
+            if len(set(devices.tolist())) != len(devices) or not all(0 <= d < count for d in devices.tolist()):
+                raise ProgramError(f"the {what} of {op.name} are {devices.tolist()[:20]}, expected devices from 0 to "
+                               f"{count - 1}, each once")  # fmt: skip
+    elif isinstance(op.attributes["replica_groups"], ir.DenseElementsAttr):
+        devices = np.array(op.attributes["replica_groups"]).flatten().tolist()
+        if sorted(devices) != list(range(count)):
+            raise ProgramError(f"the groups of {op.name} hold devices {devices[:20]}, expected each from 0 to "
+                           f"{count - 1} once")  # fmt: skip
+
+
+def _check_applied(op: Any, functions: dict[str, Any]) -> None:
+    """What a reduction, a sort or a scatter applies is arithmetic on single numbers: its price follows from that."""
+    most = MAX_APPLIED if op.name in ("stablehlo.reduce", "stablehlo.reduce_window") else MAX_UNCHARGED
+    count = sum(_check_arithmetic(op, region.blocks[0], functions, most) for region in op.regions)
+    if count > most:
+        raise ProgramError(f"{op.name} applies more than {most} operations to each element")
+
+
+def _check_arithmetic(op: Any, block: Any, functions: dict[str, Any], most: int) -> int:
+    """The number of operations; counting ends soon after ``most``."""
+    count, known = 0, {hash(argument) for argument in block.arguments}
+    for inner in (inner.operation for inner in block.operations):
+        count += 1
+        if inner.name == "func.call":
+            callee = functions[_text(inner.attributes["callee"])]
+            count += _check_arithmetic(op, callee.regions[0].blocks[0], functions, most - count)
+        elif inner.name.partition(".")[2] not in _APPLIED:
+            raise ProgramError(f"{op.name} applies {inner.name}, expected arithmetic on single numbers")
+        if not all(_is_number(result) for result in inner.results):
+            raise ProgramError(f"{op.name} applies {inner.name} to an array, expected arithmetic on single numbers")
+        if any(hash(operand) not in known and not _is_constant_number(operand) for operand in inner.operands):
+            raise ProgramError(f"{op.name} applies something to a value from outside, expected its arguments alone")
+        known |= {hash(result) for result in inner.results}
+        if count > most:
+            break
+    return count
+
+
+def _is_number(value: Any) -> bool:
+    return re.match(r"tensor<\d+x", str(value.type)) is None
+
+
+def _is_constant_number(value: Any) -> bool:
+    """Whether a value is a constant from outside, which compilers take inside."""
+    return getattr(value.owner, "name", "") == "stablehlo.constant" and _is_number(value)
+
+
+@lru_cache(maxsize=4096)
+def check_type(text: str) -> None:
+    """Raises ``ProgramError`` for what is not an array of fixed shape and known elements, of a size that can exist."""
+    found = _TENSOR.fullmatch(text)
+    if not found:
+        raise ProgramError(f"a value of type {text[:120]} is not allowed: expected an array of fixed shape")
+    shape = [int(dim) for dim in found[1].split("x")[:-1]]
+    if len(shape) > MAX_RANK:
+        raise ProgramError(f"a value of type {text[:120]} has {len(shape)} dims and at most {MAX_RANK} are allowed")
+    digits = re.search(r"\d+", found[2])
+    bits = int(digits[0]) * (2 if "complex" in text else 1) if digits else 8
+    if math.prod(shape) * max(bits, 8) // 8 > MAX_VALUE_BYTES:
+        raise ProgramError(f"a value of type {text[:80]} has more than 2^60 bytes; no machine holds it")
+
+
+def check_constant(op: Any) -> None:
+    """Raises ``ProgramError`` for a constant that holds more bytes than one may; one repeated number is small."""
+    kind = ir.RankedTensorType(op.results[0].type)
+    size = math.prod(kind.shape) * max(1, getattr(kind.element_type, "width", 8) // 8)
+    if "complex<" in str(kind.element_type):  # MLIR's Python cannot read them
+        plain, repeated = "dense<" in str(op)[:200], False
+    else:
+        value = op.attributes["value"]
+        plain = isinstance(value, ir.DenseElementsAttr)
+        repeated = plain and value.is_splat
+    if not plain:
+        raise ProgramError("a constant does not say its numbers: expected them, and not a name for them")
+    if size > MAX_CONSTANT_BYTES and not repeated:
+        raise ProgramError(
+            f"the program holds a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
+            "Compute it in the function or pass it as an argument."
+        )
+
+
+def source_line(op: Any) -> str:
+    """``cell:line`` of the innermost frame of an operation's location, empty if it has none."""
+    found = _FRAME.search(str(op.location))
+    return f"{found[1]}:{found[2]}" if found else ""
+
+
+def _text(attribute: Any) -> str:
+    return attribute.value

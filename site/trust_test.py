@@ -1,0 +1,122 @@
+"""The page on trust shows the kept results of the attacks; ``python site/trust_test.py`` rewrites its tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from autograder.hostile.fixtures import GROUPS, find_attacks
+from autograder.hostile.stock import Control
+
+PAGE = Path(__file__).parent / "pages" / "trust.md"
+RESULTS = Path(__file__).parents[1] / "autograder" / "hostile" / "results.json"
+RUNGS, USERS = ("bubblewrap", "landlock"), ("root", "a plain user")
+PACKAGES = ("python", "jax", "numpy")
+AGAIN = "run: python -m autograder.hostile --write (each rung, as root and as a user, once with --stock)"
+
+
+def kept():
+    return json.loads(RESULTS.read_text())
+
+
+def controls():
+    return {data["name"]: Control.from_json(data) for data in kept()["controls"]}
+
+
+def runs() -> str:
+    """Every run that was kept: where, with what, and how many attacks were withstood."""
+    head = ["| sandbox | started by | attacks | verdict as it must be | canaries seen | left behind |"]
+    rows = []
+    for where, run in kept()["runs"].items():
+        rung, _, user = where.partition(", ")
+        right = sum(row["found"] == row["expected"] for row in run["rows"])
+        seen = sum(len(row["canaries"]) for row in run["rows"])
+        rows.append(f"| {rung} | {user} | {len(run['rows'])} | {right} | {seen} | {len(run['left'])} |")
+    versions = {tuple(run["versions"][name] for name in PACKAGES) for run in kept()["runs"].values()}
+    said = "; ".join(", ".join(f"{n} {v}" for n, v in zip(PACKAGES, found, strict=True)) for found in sorted(versions))
+    return "\n".join([*head, "|---|---|---:|---:|---:|---:|", *rows, "", f"With {said}."])
+
+
+def control() -> str:
+    """How many stock nbgrader lets through, by group."""
+    groups = {attack.name: attack.group for attack in find_attacks()}
+    tried = controls()
+    rows = []
+    for group, title in GROUPS.items():
+        those = [found for name, found in tried.items() if groups.get(name) == group]
+        rows.append(f"| {title} | {len(those)} | {sum(found.let_through for found in those)} |")
+    through = sum(found.let_through for found in tried.values())
+    said = f"Of {len(tried)} attacks that apply to it, stock nbgrader lets {through} through."
+    return "\n".join([said, "", "| group | tried on stock nbgrader | let through |", "|---|---:|---:|", *rows])
+
+
+def attacks() -> str:
+    """Every attack: what it tries, the verdict that it gets, and what stock nbgrader makes of it."""
+    tried = controls()
+    found = find_attacks()
+    parts = []
+    for group, title in GROUPS.items():
+        those = [attack for attack in found if attack.group == group]
+        parts += [f"### {title[0].upper()}{title[1:]}", "", "| attack | verdict | stock nbgrader |", "|---|---|---|"]
+        for attack in those:
+            said = "" if attack.name not in tried else "let through" if tried[attack.name].let_through else "stopped"
+            parts.append(
+                f"| **{attack.name.replace('_', ' ')}**: {_plain(attack.says)} | `{attack.verdict}` | {said} |"
+            )
+        parts.append("")
+    return "\n".join(parts).strip()
+
+
+def _plain(text: str) -> str:
+    for mark in "\\|*_`[]<>":
+        text = text.replace(mark, f"\\{mark}" if mark not in "<>" else {"<": "&lt;", ">": "&gt;"}[mark])
+    return text
+
+
+BLOCKS = {"runs": runs, "control": control, "attacks": attacks}
+
+
+def _parts(text: str, name: str) -> tuple[str, str, str]:
+    """The page up to a generated part, that part, and the page from its end."""
+    start, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
+    before, after = text.index(start) + len(start), text.index(end)
+    return text[:before], text[before:after].strip(), text[after:]
+
+
+def write() -> None:
+    """Put the kept results into the page."""
+    text = PAGE.read_text()
+    for name, make in BLOCKS.items():
+        before, _, after = _parts(text, name)
+        text = f"{before}\n{make()}\n{after}"
+    PAGE.write_text(text)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_generated_part_is_what_was_kept(name):
+    assert _parts(PAGE.read_text(), name)[1] == BLOCKS[name](), "run: python site/trust_test.py"
+
+
+def test_every_rung_was_run_as_root_and_as_a_plain_user():
+    assert sorted(kept()["runs"]) == sorted(f"{rung}, {user}" for rung in RUNGS for user in USERS), AGAIN
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("user", USERS)
+def test_kept_run_has_every_attack_that_the_rung_claims_to_stop(rung, user):
+    run = kept()["runs"][f"{rung}, {user}"]
+    claimed = [attack for attack in find_attacks() if not attack.rungs or rung in attack.rungs]
+    assert {row["name"]: row["expected"] for row in run["rows"]} == {a.name: a.verdict for a in claimed}, AGAIN
+    short = [row for row in run["rows"] if row["found"] != row["expected"] or row["canaries"] or row["problem"]]
+    assert [row["name"] for row in short] == [] and run["left"] == []
+
+
+def test_control_was_tried_on_every_attack_that_says_so():
+    assert sorted(controls()) == sorted(attack.name for attack in find_attacks() if not attack.control), AGAIN
+
+
+if __name__ == "__main__":
+    sys.exit(write())
