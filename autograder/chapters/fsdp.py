@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -299,7 +299,7 @@ def fsdp_loss_oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     return {"values": losses, "gradients": _mean_or_own(gradients, _params_of(case)[1])}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _loss_of_each_device(sizes: tuple[tuple[str, int], ...]) -> Any:
     model = _model_of(Case("", {}, dict(sizes)))
     return jax.jit(jax.vmap(jax.value_and_grad(lambda p, b: full_loss(model, p, b)), in_axes=(None, 0)))

@@ -226,10 +226,16 @@ def test_the_secret_is_made_once_and_for_the_owner_alone(course):
         secret(course)
 
 
-def test_a_student_folder_that_is_a_link_is_nobodys_submission(course, tmp_path):
+def test_a_student_folder_that_is_a_link_is_refused_and_never_read(course):
     hand_in(course, "ada")
     (course / "submitted" / "eve").symlink_to(course / "submitted" / "ada")
-    assert [found.student for found in find_submissions(course, "fsdp")] == ["ada"]
+    (course / "submitted" / "zoe").mkdir()
+    (course / "submitted" / "zoe" / "fsdp").symlink_to(course / "submitted" / "ada" / "fsdp")
+    reports = grade(course)
+    assert {student: verdicts(report) for student, report in reports.items()} == {
+        "ada": {PASS}, "eve": {REFUSED}, "zoe": {REFUSED},
+    }  # fmt: skip
+    assert "is a link" in reports["eve"].functions[0].message and FakeGrader.calls == 1
 
 
 def test_formulas_are_neutral_in_csv():

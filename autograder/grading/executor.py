@@ -30,7 +30,6 @@ from course.program import (
     parse,
     timeline,
 )
-from course.program.audit import audit
 from course.show.brief import to_brief
 
 _MAX_KEPT = 64
@@ -48,7 +47,6 @@ class Executor:
         module = parse(program)
         looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
-            audit(program, make_mesh(program.mesh))
             smaller = parse(Program.load(blobs[1]))
             step = timeline(module, machine(header["machine"]))
             about = {"difference": difference(smaller, module), "timeline": step.to_json(), "picture": to_brief(step)}

@@ -113,6 +113,11 @@ def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
     for found, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
         if found != wanted:
             raise ProgramError(f"the Program for {case.name} takes {found}, expected {wanted}")
+    donated = tuple(index for index, leaf in enumerate(expected) if leaf.name.split("/")[0] in wrapped.donate)
+    if program.donated != donated:
+        raise ProgramError(
+            f"the Program for {case.name} donates its inputs {list(program.donated)}, expected {list(donated)}"
+        )
     return program
 
 

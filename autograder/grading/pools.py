@@ -85,7 +85,9 @@ def dask_pool(address: str) -> Iterator[NewPool]:
     try:
         from distributed import Client
     except ImportError:
-        raise CourseError("--scheduler needs Dask: pip install '.[cluster]' in the course's checkout, here and on the cluster") from None
+        raise CourseError(
+            "--scheduler needs Dask: pip install '.[cluster]' in the course's checkout, here and on the cluster"
+        ) from None
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:

@@ -45,7 +45,11 @@ def find_submissions(course: Path, assignment: str) -> list[Submission]:
     found = []
     for folder in sorted((course / "submitted").iterdir()):
         inner = folder / assignment
-        if not folder.name.startswith(".") and _is_folder(folder) and _is_folder(inner):
+        if folder.name.startswith(".") or not inner.is_dir():
+            continue
+        if folder.is_symlink() or inner.is_symlink():
+            found.append(_linked(folder.name, inner.name, contract))
+        else:
             found.append(_submission(folder.name, inner, contract))
     return found
 
@@ -67,8 +71,9 @@ def contract_hash(chapter: str) -> str:
     return whole.hexdigest()
 
 
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+def _linked(student: str, assignment: str, contract: str) -> Submission:
+    problem = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
+    return Submission(student, key(b"", contract + student + problem), digest(b""), None, "", problem, REFUSED)
 
 
 def _submission(student: str, folder: Path, contract: str) -> Submission:

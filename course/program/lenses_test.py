@@ -206,6 +206,18 @@ def test_same_program_at_another_size_has_the_same_structure():
     assert re.fullmatch("the loop at .* runs 7 times at the small size and 3 times at the large one", fewer)
     assert "nothing" in difference(at(16, by_size), at(512, by_size))
 
+    def turned(x, w):
+        once, twice = jnp.tanh(x), jnp.sin(x)
+        return twice - once if x.shape[-1] > 100 else once - twice
+
+    assert "subtract at course" in (told := difference(at(16, turned), at(512, turned))) and "other values" in told
+
+    def corner(x, w):
+        return lax.pad(x[:, : min(16, x.shape[-1])], 0.0, [(0, 0, 0), (0, max(0, x.shape[-1] - 16), 0)])
+
+    assert "keeps a smaller part" in difference(at(32, corner), at(512, corner))
+    assert difference(at(32, corner), at(32, corner)) == ""
+
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_gradient_of_a_slice_in_a_loop_adds_to_the_slice_alone(dtype):
