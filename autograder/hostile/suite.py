@@ -28,7 +28,7 @@ from autograder.verdict import Report
 PR_SET_CHILD_SUBREAPER = 36
 ENOUGH = 16 << 20
 # Lower than a class gets, so that what is ended by them ends soon.
-LIMITS = Limits(wall_s=60.0, cpu_s=20)
+LIMITS = Limits(wall_s=45.0, cpu_s=10)
 Progress = Callable[[str, int, int], None]
 
 

@@ -1,4 +1,4 @@
-"""All attacks once, in the best sandbox of this machine, a few through stock nbgrader, and the runner itself."""
+"""Most attacks once, in the best sandbox of this machine, a few through stock nbgrader, and the runner itself."""
 
 import dataclasses
 import json
@@ -18,6 +18,12 @@ from autograder.hostile.stock import run_stock
 from autograder.hostile.suite import Row, run_suite, watched, workplace
 from autograder.notebook import exercise_text
 
+# They wait for a limit, or work at the realistic size.
+SLOW = (
+    "absurd_loop_in_program", "compile_bomb", "endless_loop", "endless_loop_ignoring_signals", "endless_message",
+    "is_cheap_where_nobody_runs_it", "keeps_a_corner_where_nobody_runs_it", "knows_when_it_is_only_looked_at",
+    "long_loop_in_program", "million_operations", "sleeps",
+)  # fmt: skip
 CONTROLS = ("detects_grading", "imports_the_solution", "reads_other_submissions", "replaces_check")
 GOOD = '"""Tries something. Nothing happens.\n\ngroup: reads\ncontrol: yes\n"""\n\n# %% [shard_params]\nx = 1\n'
 
@@ -30,8 +36,17 @@ def test_every_file_of_a_fixture_is_seen():
     assert {attack.group for attack in attacks} == {"reads", "forges", "tampers", "exhausts", "reaches"}
 
 
+def short_form():
+    """Who reads, tampers or reaches people, and every other one of the rest; `make attacks` runs them all."""
+    attacks = sorted(find_attacks(), key=lambda attack: attack.name)
+    few = {"reads", "tampers", "reaches"}
+    others = [attack for attack in attacks if attack.group not in few and attack.name not in SLOW]
+    return [attack for attack in attacks if attack.group in few] + others[::2]
+
+
 def test_every_attack_gets_the_verdict_of_its_folder():
-    attacks = find_attacks()
+    attacks = short_form()
+    assert len(attacks) >= 100
     outcome = run_suite(attacks, best_level())
     assert len(outcome.rows) == len(attacks)
     assert [(row.name, row.found, row.points, row.canaries, row.problem) for row in outcome.rows if not row.held] == []

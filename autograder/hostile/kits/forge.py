@@ -95,13 +95,17 @@ def with_header(program, **fields):
 
 
 def through(program, operation):
-    """The Program with one more operation on its first result; ``{value}`` and ``{type}`` stand for that result."""
+    """The Program with one more operation on its first result; ``{value}`` and ``{type}`` stand for that result.
+
+    Several operations must end in one that is called ``%forged``; what nothing reads is lost on the way.
+    """
     import re
 
     def insert(found):
         value, kind = found[2], found[4]
         added = operation.replace("{value}", value).replace("{type}", kind)
-        return f"%forged = {added}\n{found[1]}%forged{found[3]}{kind}"
+        last = "" if "%forged" in operation else "%forged = "
+        return f"{last}{added}\n{found[1]}%forged{found[3]}{kind}"
 
     return with_module(
         program, lambda text: re.sub(r"(sdy\.return )(%\w+)(,.*? : )(tensor<[^>]*>)", insert, text, count=1)

@@ -7,9 +7,10 @@ uses: honest forge
 """
 
 # %%
-OPERATION = """stablehlo.maximum {value}, {value} : {type}
-%cached = stablehlo.constant dense<"0xANSWERS"> : tensor<1048576xf32>
-%one = stablehlo.slice %cached [3:4] : (tensor<1048576xf32>) -> tensor<1xf32>"""
+OPERATION = """%cached = stablehlo.constant dense<"0xANSWERS"> : tensor<1048576xf32>
+%one = stablehlo.slice %cached [3:4] : (tensor<1048576xf32>) -> tensor<1xf32>
+%spread = stablehlo.broadcast_in_dim %one, dims = [0] : (tensor<1xf32>) -> {type}
+%forged = stablehlo.maximum {value}, %spread : {type}"""
 
 
 class Forge:
