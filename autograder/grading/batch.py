@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,10 +208,10 @@ class _Batch:
 
 
 def _outcome(future: Any) -> Outcome:
-    """What a grading gave. That a worker died is for the caller; anything else is a fault of this grading."""
+    """What a grading gave. That a worker or the cluster is gone is for the caller; else it is this grading's fault."""
     try:
         return future.result()
-    except BrokenExecutor:
+    except (BrokenExecutor, CancelledError):
         raise
     except Exception as error:
         return Outcome(None, f"{type(error).__name__}: {error}"[:2000])

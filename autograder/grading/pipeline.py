@@ -155,7 +155,7 @@ def _silent(told: dict[str, Any], limits: Limits) -> Problem:
     """Why a student's process may have ended without a word."""
     lines = str(told.get("output", "")).strip().splitlines()
     said = f"; its last words: {lines[-1][:300]}" if lines else ""
-    if told.get("signal") in (signal.SIGXCPU, signal.SIGKILL) and _used_up(told, limits):
+    if told.get("signal") == signal.SIGXCPU or (told.get("signal") == signal.SIGKILL and _used_up(told, limits)):
         said = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
         return Problem(LIMIT_EXCEEDED, f"{said} (limit on processor time)")
     if any(words in said for words in _NO_MEMORY):
@@ -168,4 +168,4 @@ def _silent(told: dict[str, Any], limits: Limits) -> Problem:
 
 
 def _used_up(told: dict[str, Any], limits: Limits) -> bool:
-    return limits.cpu_s is not None and told.get("cpu_s", 0.0) >= limits.cpu_s - 0.5
+    return limits.cpu_s is not None and told.get("cpu_s", 0.0) >= limits.cpu_s - 1

@@ -6,6 +6,7 @@ sandboxed processes.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import platform
@@ -80,7 +81,7 @@ def dask_pool(address: str) -> Iterator[NewPool]:
     """The workers of a Dask cluster. A worker that dies has its gradings done by another.
 
     Raises:
-        CourseError: no scheduler answers at the address, or Dask is not installed.
+        CourseError: no scheduler answers at the address, it went away meanwhile, or Dask is not installed.
     """
     try:
         from distributed import Client
@@ -88,6 +89,8 @@ def dask_pool(address: str) -> Iterator[NewPool]:
         raise CourseError(
             "--scheduler needs Dask: pip install '.[cluster]' in the course's checkout, here and on the cluster"
         ) from None
+    for name in ("distributed", "distributed.client", "tornado.application"):  # what matters, they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -96,7 +99,15 @@ def dask_pool(address: str) -> Iterator[NewPool]:
             "such as tcp://HOST:8786"
         ) from error
     with client:
-        yield lambda alone: (client.get_executor(pure=False), 1 if alone else CLUSTER_WIDTH)
+        try:
+            yield lambda alone: (client.get_executor(pure=False), 1 if alone else CLUSTER_WIDTH)
+        except Exception as error:
+            if client.status == "running":
+                raise
+            raise CourseError(
+                f"the Dask scheduler at {address} has gone; every verdict so far is kept: start it again, and run "
+                "the same command again"
+            ) from error
 
 
 _own = threading.local()

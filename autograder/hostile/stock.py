@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autograder.demo.__main__ import HERE as DEMO
 from autograder.grading.ledger import digest
 from autograder.grading.rungs import tool
 from autograder.hostile.canaries import search
@@ -79,6 +80,7 @@ def run_stock(
         raise RuntimeError("the control needs bubblewrap: stock nbgrader would run the attacks on this machine itself")
     attacks = tried(attacks)
     course = prepare(folder / "stock", attacks)
+    _require_honest_grade(course)
     found = []
     with ThreadPoolExecutor(workers) as pool:
         running = [pool.submit(_try, attack, course, official.get(attack.name, 0.0)) for attack in attacks]
@@ -86,6 +88,19 @@ def run_stock(
             found.append(future.result())
             on_progress("stock nbgrader", done, len(attacks))
     return sorted(found, key=lambda control: control.name)
+
+
+def _require_honest_grade(template: Path) -> None:
+    """Make sure that stock nbgrader works in its container: a control that fails at everything shows nothing."""
+    own = template.parent / "stock-honest"
+    shutil.copytree(template, own, ignore=shutil.ignore_patterns("submitted", "nbgrader_config.py"))
+    shutil.copytree(DEMO / "submitted" / "right", own / "submitted" / "right")
+    run = subprocess.run(_contained(own, "right"), capture_output=True, text=True, timeout=SECONDS)
+    earned = _earned(own, "right", ("shard_params",))
+    if not earned:
+        last = run.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise RuntimeError(f"the control does not work here: an honest notebook earned {earned}; {last[0]}")
+    shutil.rmtree(own, ignore_errors=True)
 
 
 def _try(attack: Attack, template: Path, official: float) -> Control:
@@ -106,7 +121,7 @@ def _try(attack: Attack, template: Path, official: float) -> Control:
     submission = handed_in(own, attack.name)
     released = (own / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text()
     canaries = search(output, attack, submission, digest(submission), released)
-    control = Control(attack.name, _points(own, attack), official, tuple(canaries))
+    control = Control(attack.name, _earned(own, attack.name, attack.functions), official, tuple(canaries))
     shutil.rmtree(own, ignore_errors=True)
     return control
 
@@ -120,12 +135,12 @@ def _contained(course: Path, student: str) -> list[str]:
     return [tool("bwrap"), *inside, *files, "--bind", str(course), str(course), *home, *command]
 
 
-def _points(course: Path, attack: Attack) -> float | None:
+def _earned(course: Path, student: str, functions: tuple[str, ...]) -> float | None:
     from nbgrader.api import Gradebook, MissingEntry
 
     with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
         try:
-            grades = [gradebook.find_grade(f"check-{name}", CHAPTER, CHAPTER, attack.name) for name in attack.functions]
+            grades = [gradebook.find_grade(f"check-{name}", CHAPTER, CHAPTER, student) for name in functions]
         except MissingEntry:
             return None
         scores: list[Any] = [grade.auto_score for grade in grades]
