@@ -5,6 +5,7 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
+import jupyter_core.paths  # noqa: F401  while `site` is still the standard library's module, and not our folder
 
 import course  # noqa: F401  emulates the devices
 

@@ -12,11 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autograder.contract import Task, load
+from autograder.contract import Case, Task, load, trace
 from autograder.grading.intake import read_notebook
 from autograder.grading.judge import Stopped, judge, plan, stopped
 from autograder.grading.tracing import (
     Problem,
+    TooLong,
+    describe_error,
     explained,
     find_function,
     locate_cell,
@@ -25,9 +27,9 @@ from autograder.grading.tracing import (
     trace_cases,
 )
 from autograder.grading.workers import Worker, local_executor
-from autograder.verdict import Report, Result
+from autograder.verdict import Fact, Report, Result, conclude
 from course.curriculum import CHAPTERS
-from course.program import Locate
+from course.program import Locate, Program, ProgramError
 
 Progress = Callable[[str], None]
 TRACE_SECONDS = 60
@@ -66,8 +68,8 @@ def check(function: Callable[..., Any], *, full: bool = False) -> Outcome:
         full: All meshes, as official grading does, instead of two.
     """
     name = getattr(function, "__name__", "")
-    chapter, task = _find(name)
-    result = check_function(chapter, task, function, _locate_live(function), full=full)
+    chapter, task = find_task(name)
+    result = check_function(chapter, task, function, locate_live(function), full=full)
     return Outcome(Report(chapter, (result,), notes=_unsaved(function, name)))
 
 
@@ -140,7 +142,7 @@ def check_solution(
     results = []
     for task in tasks:
         function = getattr(module, task.name)
-        locate = _locate_file(function)
+        locate = locate_file(function)
         results.append(check_function(chapter, task, function, locate, full=full, progress=progress))
     return Report(chapter, tuple(results))
 
@@ -151,10 +153,57 @@ def functions_of(path: Path | None, chapter: str) -> Callable[[Task], tuple[Any,
 
     if path is None:
         module = importlib.import_module(f"solutions.{chapter}")
-        return lambda task: (getattr(module, task.name), _locate_file(getattr(module, task.name)))
+        return lambda task: (getattr(module, task.name), locate_file(getattr(module, task.name)))
     with time_limit(TRACE_SECONDS):
         namespace, problems = run_cells(read_notebook(path).cells)
     return lambda task: (find_function(task, namespace, problems), locate_cell)
+
+
+def add_facts(
+    report: Report, chapter: str, path: Path | None, more: Callable[[Task, Result, Any, Locate], list[Fact]]
+) -> Report:
+    """The same report with more facts for every function that has a realistic size and ran at all.
+
+    Args:
+        report: What the other lenses gave.
+        chapter: The chapter's name.
+        path: The notebook that was judged; None for the course's own solution.
+        more: The facts of a task, given its result and what ``functions_of`` finds.
+    """
+    found = functions_of(path, chapter)
+    results = []
+    for result in report.functions:
+        task = load(chapter).task(result.name)
+        if task.analysed and result.facts:
+            result = with_facts(result, more(task, result, *found(task)))
+        results.append(result)
+    return replace(report, functions=tuple(results))
+
+
+def with_facts(result: Result, facts: list[Fact]) -> Result:
+    """Points and verdict with more facts; advice and facts that were not measured change neither."""
+    again = conclude(result.name, result.max_points, [*result.facts, *facts])
+    return replace(result, points=again.points, verdict=again.verdict, facts=again.facts)
+
+
+def exported(task: Task, function: Any, case: Case, locate: Locate, platform: str) -> Program:
+    """The Program of a function, as ``functions_of`` finds it, for lenses that give advice.
+
+    Raises:
+        ProgramError: There is none; the message says what stood in the way, be it an exception of the learner's.
+    """
+    if isinstance(function, Problem):
+        raise ProgramError(function.message)
+    try:
+        with time_limit(TRACE_SECONDS):
+            return trace(task, function, case, locate, platform)
+    except ProgramError:
+        raise
+    except (Exception, SystemExit, TooLong) as error:
+        found = describe_error(error, locate)
+        said = f"it took longer than {error} to trace" if isinstance(error, TooLong) else found.message
+        where = f" ({found.line})" if found.line else ""
+        raise ProgramError(f"the program cannot be exported for {platform}: {said}{where}") from None
 
 
 @cache
@@ -170,37 +219,41 @@ def _tasks(chapter: str, functions: list[str] | None) -> list[Task]:
     return [contract.task(name) for name in functions] if functions else list(contract.tasks)
 
 
-def _find(name: str) -> tuple[str, Task]:
-    """The chapter and task that a function's name belongs to."""
+def find_task(name: str) -> tuple[str, Task]:
+    """The chapter and task that a function's name belongs to.
+
+    Raises:
+        LookupError: No chapter has such a function.
+    """
     every = {task.name: (entry.name, task) for entry in CHAPTERS for task in load(entry.name).tasks}
     if name not in every:
         raise LookupError(f"no chapter has a function called {name!r}; check knows: {', '.join(every)}")
     return every[name]
 
 
-def _locate_file(function: Callable[..., Any]) -> Locate:
+def locate_file(function: Callable[..., Any]) -> Locate:
     """Locations in the file that defines the function, named by it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     own = code.co_filename if code else ""
     return lambda file: Path(file).name if file == own else None
 
 
-def _locate_live(function: Callable[..., Any]) -> Locate:
+def locate_live(function: Callable[..., Any]) -> Locate:
     """Locations in a notebook's cells: by the graded function that a cell defines, else by its number."""
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
-        return _locate_file(function)
+        return locate_file(function)
     shell = get_ipython()
     if shell is None:
-        return _locate_file(function)
+        return locate_file(function)
     known = {}
     for name in (task.name for entry in CHAPTERS for task in load(entry.name).tasks):
-        code = getattr(inspect.unwrap(shell.user_ns.get(name, None) or _find), "__code__", None)
-        if code is not None and code is not _find.__code__:
+        code = getattr(inspect.unwrap(shell.user_ns[name]), "__code__", None) if name in shell.user_ns else None
+        if code is not None:
             known[code.co_filename] = name
     numbers = getattr(shell.compile, "_filename_map", {})
-    own = _locate_file(function)
+    own = locate_file(function)
 
     def locate(file: str) -> str | None:
         if file in known:

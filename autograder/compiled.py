@@ -5,25 +5,23 @@ Not every install has the compiler, so these facts are advice: they cost no poin
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autograder.check import functions_of
-from autograder.contract import Task, load, trace
-from autograder.grading.tracing import Problem, time_limit
-from autograder.verdict import Fact, Report
+from autograder.beside import solution
+from autograder.check import add_facts, exported
+from autograder.contract import Task
+from autograder.verdict import Fact, Report, Result
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
 from course.program.compiled import GpuReport, compile_all
 from course.program.compiled.agreement import disagreement
 from course.program.compiled.plugin import AotMissing
 
-TRACE_SECONDS = 60
 # Times the reference's.
 RATIO = 1.15
+ANOTHER = "the program for GPUs is another than the one that is judged, so it was not compiled"
 NAMES = ("compiled program", "overlap", "compiled time", "compiled temporaries")
 
 
@@ -38,37 +36,35 @@ def add_compiled(
         path: The notebook that was judged; None for the course's own solution.
         progress: Told what is being compiled.
     """
-    find = functions_of(path, chapter)
-    results = []
-    for result in report.functions:
-        task = load(chapter).task(result.name)
-        if task.analysed and result.facts:
-            if progress:
-                progress(f"compiling {task.name}")
-            result = replace(result, facts=(*result.facts, *compiled_facts(chapter, task, *find(task))))
-        results.append(result)
-    return replace(report, functions=tuple(results))
+
+    def more(task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]:
+        if progress:
+            progress(f"compiling {task.name}")
+        return compiled_facts(chapter, task, function, locate)
+
+    return add_facts(report, chapter, path, more)
 
 
 def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> list[Fact]:
     """What the compiler makes of a function at its realistic size; "not measured" with the reason where it cannot."""
     assert task.analysed
     case = task.analysed[0]
-    if isinstance(function, Problem):
-        return [_not_measured(name, case.name, function.message) for name in NAMES]
-    solution = getattr(importlib.import_module(f"solutions.{chapter}"), task.name)
+    name = f"{case.name}, {task.machine}"
+    own = solution(chapter, task.name)
+    if isinstance(own, str):
+        return [_not_measured(fact, name, own) for fact in NAMES]
     try:
-        with time_limit(TRACE_SECONDS):
-            judged = trace(task, function, case, locate)
-            ours = trace(task, function, case, locate, "cuda")
+        judged, ours = (exported(task, function, case, locate, platform) for platform in ("cpu", "cuda"))
         different = disagreement(parse(judged), parse(ours))
-        theirs = trace(task, solution, case, lambda _: None, "cuda")
+        if different:
+            other = Fact(NAMES[0], False, "other", "same", case=name, weight=0, message=different)
+            return [other, *(_not_measured(fact, name, ANOTHER) for fact in NAMES[1:])]
+        theirs = exported(task, own, case, lambda _: None, "cuda")
         found, reference = compile_all([ours, theirs], machine(task.machine))
     except (AotMissing, ProgramError) as error:
-        return [_not_measured(name, case.name, str(error)) for name in NAMES]
-    name = f"{case.name}, {task.machine}"
+        return [_not_measured(fact, name, str(error)) for fact in NAMES]
     return [
-        Fact(NAMES[0], not different, "other" if different else "same", "same", case=name, weight=0, message=different),
+        Fact(NAMES[0], True, "same", "same", case=name, weight=0),
         _overlap(found, reference, name),
         _within(NAMES[2], 1e3 * found.replay.seconds, 1e3 * reference.replay.seconds, "ms", ".4g", name),
         _within(NAMES[3], found.memory.temporaries, reference.memory.temporaries, "bytes", ",.0f", name),
@@ -76,17 +72,21 @@ def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> l
 
 
 def _overlap(found: GpuReport, reference: GpuReport, case: str) -> Fact:
-    """The share of collectives that run beside a matrix product is at least the reference's."""
-    if found.coverage is None or reference.coverage is None:
+    """Of collectives, those in loops if both have such, at least the reference's share runs beside a matrix product."""
+    ours, theirs = found.coverage_in_loops, reference.coverage_in_loops
+    in_loops = ours is not None and theirs is not None
+    if not in_loops:
+        ours, theirs = found.coverage, reference.coverage
+    if ours is None or theirs is None:
         return _not_measured(NAMES[1], case, "the compiled program has no collective")
-    passed = found.coverage >= reference.coverage - 1e-9
-    alone = next((c for c in found.collectives if not c.spans_matmul), None)
+    passed = ours >= theirs - 1e-9
+    alone = next((c for c in found.collectives if not c.spans_matmul and (c.in_loop or not in_loops)), None)
     message = "" if passed or alone is None else (
         f"the compiler runs {alone.kind.replace('_', '-')} {alone.count} times with no matrix product beside it: what "
         "could be computed before its result is there?")  # fmt: skip
-    return Fact(NAMES[1], passed, f"{found.coverage:.2f}", f"{reference.coverage:.2f}", "of collectives",
-                f"{reference.coverage:.2f}", case=case, line=alone.line if alone and not passed else "",
-                message=message, weight=0)  # fmt: skip
+    unit = "of collectives in loops" if in_loops else "of collectives"
+    return Fact(NAMES[1], passed, f"{ours:.2f}", f"{theirs:.2f}", unit, f"{theirs:.2f}", case=case,
+                line=alone.line if alone and not passed else "", message=message, weight=0)  # fmt: skip
 
 
 def _within(name: str, found: float, reference: float, unit: str, form: str, case: str) -> Fact:

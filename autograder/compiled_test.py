@@ -1,12 +1,17 @@
 """What ``check --aot`` adds: the GPU compiler's word on a function, which is advice."""
 
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
+from autograder import compiled
 from autograder.check import check_solution
 from autograder.compiled import NAMES, add_compiled, compiled_facts
 from autograder.contract import load
+from autograder.grading.tracing import Problem, TooLong
 from autograder.mutants.fsdp import MUTANTS
 from course.program.compiled import plugin
+from solutions import fsdp
 
 TASK = load("fsdp").task("fsdp_loss")
 NAIVE = next(mutant.function for mutant in MUTANTS if mutant.name == TASK.naive)
@@ -25,6 +30,7 @@ def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
     facts = {fact.name: fact for fact in compiled_facts("fsdp", TASK, NAIVE, lambda _: None)}
     assert list(facts) == list(NAMES)
     assert facts["compiled program"].passed
+    assert facts["overlap"].unit == "of collectives in loops"
     assert facts["compiled temporaries"].passed is False
     assert all(fact.weight == 0 for fact in facts.values())
 
@@ -37,3 +43,53 @@ def test_without_the_compiler_nothing_is_measured_and_no_point_is_lost(monkeypat
     assert [(fact.passed, fact.measured) for fact in added] == [(None, "not measured")] * len(NAMES)
     assert "pip install" in added[0].message
     assert after.points == before.points
+
+
+def test_a_program_that_differs_between_platforms_is_said_to_and_not_compiled(monkeypatch):
+    def never(*_):
+        raise AssertionError("it was compiled")
+
+    def one_product_more(loss):  # and one in the backward pass
+        return jnp.full((2, 2), loss) @ jnp.full((2, 2), 0.5)
+
+    def branches(shards, specs, batch, model, axis_name):
+        loss = fsdp.fsdp_loss(shards, specs, batch, model, axis_name)
+        return lax.platform_dependent(loss, cpu=lambda x: x, cuda=lambda x: one_product_more(x)[0, 0])
+
+    monkeypatch.setattr(compiled, "compile_all", never)
+    first, *others = compiled_facts("fsdp", TASK, branches, lambda _: None)
+    assert (first.name, first.passed, first.weight) == ("compiled program", False, 0)
+    assert "products of f32[2, 2] and f32[2, 2] written: 0 for CPUs, 2 for GPUs" in first.message
+    assert [(fact.name, fact.passed, fact.measured) for fact in others] == [
+        (name, None, "not measured") for name in NAMES[1:]
+    ]
+
+
+def raises_the_second_time(error):
+    """Exports for CPUs and raises in the export for GPUs."""
+    calls = []
+
+    def fsdp_loss(shards, specs, batch, model, axis_name):
+        calls.append(1)
+        if len(calls) > 1:
+            raise error
+        return fsdp.fsdp_loss(shards, specs, batch, model, axis_name)
+
+    return fsdp_loss
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (raises_the_second_time(TypeError("no")), "cannot be exported for cuda: TypeError: no (cell:"),
+        (raises_the_second_time(SystemExit("bye")), "cannot be exported for cuda: SystemExit: bye (cell:"),
+        (raises_the_second_time(TooLong("60 s")), "cannot be exported for cuda: it took longer than 60 s to trace"),
+        (Problem("student_error", "there is no function"), "there is no function"),
+    ],
+)
+def test_what_cannot_be_exported_is_not_measured_and_says_why(function, said):
+    facts = compiled_facts("fsdp", TASK, function, lambda file: "cell" if file == __file__ else None)
+    assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [
+        (name, None, "not measured") for name in NAMES
+    ]
+    assert all(said in fact.message for fact in facts)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from autograder.beside import REFERENCE, solution, versions
-from autograder.check import TRACE_SECONDS, _find, _locate_file, _locate_live
-from autograder.contract import Case, Task, load, trace
+from autograder.check import TRACE_SECONDS, exported, find_task, locate_file, locate_live
+from autograder.contract import Case, Task, load
 from autograder.grading.intake import read_notebook
 from autograder.grading.tracing import (
     Problem,
-    TooLong,
     explained,
     find_function,
     locate_cell,
@@ -124,9 +123,9 @@ def profile(
     """
     if not callable(function):
         raise TypeError(f"profile takes one of your functions, as in profile(fsdp_loss), not {described(function)}")
-    chapter, task = _find(getattr(function, "__name__", ""))
+    chapter, task = find_task(getattr(function, "__name__", ""))
     where = machine_of(task, machine)
-    return profile_function(chapter, task, function, _locate_live(function), where, aot=aot, model_flops=model_flops)
+    return profile_function(chapter, task, function, locate_live(function), where, aot=aot, model_flops=model_flops)
 
 
 def profile_notebook(
@@ -182,7 +181,7 @@ def profile_function(
         if isinstance(other, str):
             missing[which] = other
             continue
-        found = look(task, other, _locate_file(other), machine, aot=aot, model_flops=model_flops)
+        found = look(task, other, locate_file(other), machine, aot=aot, model_flops=model_flops)
         if isinstance(found, Problem):
             missing[which] = found.message
         else:
@@ -205,7 +204,7 @@ def predict_solution(
     function = solution(chapter, name)
     if isinstance(function, str):
         raise LookupError(function)
-    found = look(task, function, _locate_file(function), where, aot=aot, model_flops=model_flops)
+    found = look(task, function, locate_file(function), where, aot=aot, model_flops=model_flops)
     if isinstance(found, Problem):
         raise ProgramError(f"{found.line}: {found.message}")
     return found
@@ -230,15 +229,12 @@ def look(
     programs = {"cpu": traced.programs[case.name]}
     try:
         if aot:
-            with time_limit(TRACE_SECONDS):
-                programs["cuda"] = trace(task, function, case, locate, platform="cuda")
+            programs["cuda"] = exported(task, function, case, locate, "cuda")
         found = predict(
             programs["cpu"], machine, aot=aot, gpu_program=programs.get("cuda"), model_flops=model_flops, name=task.name
         )
     except ProgramError as error:
         return Problem("refused", str(error), traced.line)
-    except TooLong as error:
-        return Problem("limit_exceeded", f"{task.name} took longer than {error} to trace for GPUs", traced.line)
     return found, programs
 
 

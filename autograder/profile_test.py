@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autograder.beside import versions
-from autograder.check import _locate_file
+from autograder.check import locate_file
+from autograder.compiled_test import raises_the_second_time
 from autograder.contract import load
 from autograder.demo.__main__ import HERE as DEMO
 from autograder.profile import (
@@ -121,7 +122,7 @@ def test_what_cannot_be_traced_is_a_sentence_with_the_line_and_no_traceback():
 
 
 def test_where_solutions_are_not_installed_yours_stands_alone(monkeypatch):
-    function, locate = fsdp.fsdp_loss, _locate_file(fsdp.fsdp_loss)
+    function, locate = fsdp.fsdp_loss, locate_file(fsdp.fsdp_loss)
     for name in ("solutions.fsdp", "autograder.mutants.fsdp"):
         monkeypatch.setitem(sys.modules, name, None)
     found = profile_function("fsdp", TASK, function, locate, machine_of(TASK, None))
@@ -151,3 +152,10 @@ def test_a_notebook_shows_a_profile_once(found, monkeypatch):
     shown = []
     monkeypatch.setattr("rich.jupyter.display", lambda *arguments: shown.append(arguments))
     assert found._repr_mimebundle_()["text/plain"].startswith("fsdp_loss at") and not shown
+
+
+def test_what_can_be_exported_for_cpus_and_not_for_gpus_is_a_sentence_with_the_line():
+    function = raises_the_second_time(TypeError("no"))
+    found = profile_function("fsdp", TASK, function, locate_file(function), machine_of(TASK, None), aot=True)
+    assert found.problem is not None and not found.predictions
+    assert "cannot be exported for cuda: TypeError: no (compiled_test.py:" in found.problem.message

@@ -19,22 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from autograder.check import functions_of
+from autograder.check import add_facts, exported
 from autograder.contract import Case, Task, load, named, trace
-from autograder.grading.tracing import Problem, TooLong, time_limit
-from autograder.verdict import Fact, Report, Result, conclude
+from autograder.verdict import Fact, Report, Result
 from course.measured import fresh
 from course.measured.fresh import MeasurementFailed
 from course.measured.memory import Peak, peak_memory
 from course.measured.run import mesh_of_present, paired, place, stepper, too_few
 from course.measured.statistics import FAIL, PASS, Comparison, compare
-from course.program import Locate, Program, compile_program
+from course.program import Locate, Program, ProgramError, compile_program
 
 # Times the reference's: good and naive programs differ by more than this where a contract has such a fact.
 SPEED_RATIO = MEMORY_RATIO = 1.15
 SPEED, MEMORY = "measured speed", "measured peak memory"
 NOT_MEASURED = "not measured"
-TRACE_SECONDS = 60
 # How long pairs are timed at most, and what starting, compiling and drawing inputs may take besides.
 PAIR_SECONDS, START_SECONDS = 120.0, 240.0
 # XLA merges the chunks of a ring's matmuls unless told not to, and nothing overlaps then.
@@ -92,23 +90,15 @@ def add_measured(
         bench = survey(platform)
     except MeasurementFailed as error:
         return replace(report, notes=(*report.notes, f"nothing was measured: {error}"))
-    found = functions_of(path, chapter)
-    results = []
-    for result in report.functions:
-        task = load(chapter).task(result.name)
-        if task.analysed and result.facts:
-            if progress:
-                progress(f"measuring {task.name}")
-            result = _with(result, measured_facts(chapter, task, *found(task), bench, _wrong(result)))
-        results.append(result)
+
+    def more(task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]:
+        if progress:
+            progress(f"measuring {task.name}")
+        return measured_facts(chapter, task, function, locate, bench, _wrong(result))
+
+    report = add_facts(report, chapter, path, more)
     note = (f"measured on {bench.card['count']} x {bench.card['kind']}, jax {bench.card['versions'].get('jax')}",)
-    return replace(report, functions=tuple(results), notes=(*report.notes, *(note if bench.usable else ())))
-
-
-def _with(result: Result, facts: list[Fact]) -> Result:
-    """Points and verdict with more facts; facts that were not measured change neither."""
-    again = conclude(result.name, result.max_points, [*result.facts, *facts])
-    return replace(result, points=again.points, verdict=again.verdict, facts=again.facts)
+    return replace(report, notes=(*report.notes, *(note if bench.usable else ())))
 
 
 def _wrong(result: Result) -> str:
@@ -136,9 +126,9 @@ def measured_facts(
         reason = reason or too_few(smallest_mesh(task), bench.card["count"], bench.card["kind"])
         return [_not_measured(name, task.analysed[0].name, reason) for name in (SPEED, MEMORY)]
     try:
-        ours = _export(task, function, case, locate, bench)
+        ours = exported(task, function, case, locate, bench.exported_for)
         theirs = _reference(chapter, task, case, bench)
-    except MeasurementFailed as error:
+    except (ProgramError, MeasurementFailed) as error:
         return [_not_measured(name, case.name, str(error)) for name in (SPEED, MEMORY)]
     return [_speed(chapter, task, case, ours, theirs, bench), _memory(case, ours, theirs, bench)]
 
@@ -176,23 +166,6 @@ def _realistic(task: Task) -> list[Case]:
         for case in task.cases
         if case.sizes == small.sizes and list(case.mesh) == list(large.mesh) and case.mesh != large.mesh
     ]
-
-
-def _export(task: Task, function: Any, case: Case, locate: Locate, bench: Bench) -> Program:
-    """The learner's Program for the devices.
-
-    Raises:
-        MeasurementFailed: It cannot be exported; this is said, and judged by the emulated devices alone.
-    """
-    if isinstance(function, Problem):
-        raise MeasurementFailed(function.message)
-    try:
-        with time_limit(TRACE_SECONDS):
-            return trace(task, function, case, locate, platform=bench.exported_for)
-    except (Exception, TooLong) as error:
-        raise MeasurementFailed(
-            f"the program cannot be exported for {bench.exported_for}: {type(error).__name__}: {str(error)[:300]}"
-        ) from None
 
 
 def _ask(chapter: str, task: Task, case: Case, do: str, bench: Bench, **more: Any) -> dict[str, Any]:

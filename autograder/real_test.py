@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autograder import cli, real
+from autograder.check import with_facts
 from autograder.contract import Case, load
 from autograder.notebook import ROOT
 from autograder.real import MEMORY, SPEED, Bench, add_measured, measured_facts, memory_fact, realistic_case, speed_fact
@@ -49,8 +50,8 @@ def test_where_nothing_can_be_measured_both_facts_say_so_and_why(bench, reason, 
 def test_what_was_not_measured_costs_no_points():
     good = conclude("fsdp_loss", 5, [Fact("values", True)])
     facts = measured_facts("fsdp", TASK, fsdp.fsdp_loss, lambda _: None, Bench(NONE))
-    with_facts = real._with(good, facts)
-    assert (with_facts.points, with_facts.verdict, len(with_facts.facts)) == (5, PASS, 3)
+    found = with_facts(good, facts)
+    assert (found.points, found.verdict, len(found.facts)) == (5, PASS, 3)
 
 
 def test_the_report_keeps_functions_without_a_realistic_size_and_wrong_values_are_not_measured(monkeypatch):
@@ -126,7 +127,7 @@ def test_a_notebook_is_measured_as_it_stands_on_disk(monkeypatch):
 def test_only_a_real_mesh_adds_measured_facts(monkeypatch, capsys, arguments, facts):
     result = conclude("fsdp_loss", 5, [Fact("values", True)])
     monkeypatch.setattr("autograder.check.check_solution", lambda *_, **__: Report("fsdp", (result,)))
-    added = real._with(result, [Fact(SPEED, None, "not measured")])
+    added = with_facts(result, [Fact(SPEED, None, "not measured")])
     monkeypatch.setattr(real, "add_measured", lambda *_, **__: Report("fsdp", (added,)))
     monkeypatch.setattr("sys.argv", ["meshcraft", "check", "fsdp", "--solution", "--json", *arguments])
     with pytest.raises(SystemExit) as ended:

@@ -22,8 +22,8 @@ from course.mesh import abstract_mesh
 from course.program import Program, ProgramError, Timeline, costs, export, memory, parse, timeline
 from course.program.compiled import AotMissing, GpuReport, compile_all
 from course.show import side_by_side
+from course.show.page_parts import generated, write_parts
 from course.validation.gap import copying
-from course.validation.page import parts
 from course.validation.report import recorded
 from course.validation.rings import gather_matmul
 
@@ -191,11 +191,7 @@ def picture() -> str:
 
 def write(folder: Path) -> None:
     """Put what the lenses give into the page."""
-    text = PAGE.read_text()
-    for name, make in BLOCKS.items():
-        before, _, after = parts(text, name)
-        text = f"{before}\n{make(folder)}\n{after}"
-    PAGE.write_text(text)
+    write_parts(PAGE, {name: make(folder) for name, make in BLOCKS.items()})
     PICTURE.write_text(picture() + "\n")
 
 
@@ -205,7 +201,7 @@ def test_generated_part_is_what_the_lenses_give(name, tmp_path):
         made = BLOCKS[name](tmp_path)
     except AotMissing:
         pytest.skip("the GPU compiler (extra aot) is not installed")
-    assert parts(PAGE.read_text(), name)[1] == made, AGAIN
+    assert generated(PAGE, name) == made, AGAIN
 
 
 def test_picture_is_what_the_timeline_gives():

@@ -9,6 +9,7 @@ import pytest
 
 from course.machine import Machine
 from course.machines import A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO_A100
+from course.show.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "machines.md"
 MIB = 2**20
@@ -95,25 +96,14 @@ def sources() -> str:
 BLOCKS = {"machines": figures, "links": links, "axes": axes, "compared": compared, "sources": sources}
 
 
-def _parts(text: str, name: str) -> tuple[str, str, str]:
-    """The page up to a generated part, that part, and the page from its end."""
-    start, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
-    before, after = text.index(start) + len(start), text.index(end)
-    return text[:before], text[before:after].strip(), text[after:]
-
-
 def write() -> None:
     """Put what the code says into the page."""
-    text = PAGE.read_text()
-    for name, make in BLOCKS.items():
-        before, _, after = _parts(text, name)
-        text = f"{before}\n{make()}\n{after}"
-    PAGE.write_text(text)
+    write_parts(PAGE, {name: make() for name, make in BLOCKS.items()})
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_generated_part_is_what_the_code_says(name):
-    assert _parts(PAGE.read_text(), name)[1] == BLOCKS[name](), "run: python site/machines_test.py"
+    assert generated(PAGE, name) == BLOCKS[name](), "run: python site/machines_test.py"
 
 
 def test_numbers_in_the_text_are_the_machines():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from course.budget import PLANS, REMAT, Budget, Sizes, activation_bytes, budget
+from course.show.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "memory.md"
 GPT = Sizes(layers=12, width=768, heads=12, vocab=40_512, seq=512, parameters=147_000_000)
@@ -80,25 +81,14 @@ def meshes() -> str:
 BLOCKS = {"example": example, "plans": plans, "recomputed": recomputed, "meshes": meshes}
 
 
-def _parts(text: str, name: str) -> tuple[str, str, str]:
-    """The page up to a generated part, that part, and the page from its end."""
-    start, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
-    before, after = text.index(start) + len(start), text.index(end)
-    return text[:before], text[before:after].strip(), text[after:]
-
-
 def write() -> None:
     """Put what the code says into the page."""
-    text = PAGE.read_text()
-    for name, make in BLOCKS.items():
-        before, _, after = _parts(text, name)
-        text = f"{before}\n{make()}\n{after}"
-    PAGE.write_text(text)
+    write_parts(PAGE, {name: make() for name, make in BLOCKS.items()})
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_generated_part_is_what_the_code_says(name):
-    assert _parts(PAGE.read_text(), name)[1] == BLOCKS[name](), "run: python site/memory_test.py"
+    assert generated(PAGE, name) == BLOCKS[name](), "run: python site/memory_test.py"
 
 
 def test_numbers_in_the_text_are_those_of_the_formulas():

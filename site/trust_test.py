@@ -10,6 +10,7 @@ import pytest
 
 from autograder.hostile.fixtures import GROUPS, find_attacks
 from autograder.hostile.stock import Control
+from course.show.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "trust.md"
 RESULTS = Path(__file__).parents[1] / "autograder" / "hostile" / "results.json"
@@ -79,25 +80,14 @@ def _plain(text: str) -> str:
 BLOCKS = {"runs": runs, "control": control, "attacks": attacks}
 
 
-def _parts(text: str, name: str) -> tuple[str, str, str]:
-    """The page up to a generated part, that part, and the page from its end."""
-    start, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
-    before, after = text.index(start) + len(start), text.index(end)
-    return text[:before], text[before:after].strip(), text[after:]
-
-
 def write() -> None:
     """Put the kept results into the page."""
-    text = PAGE.read_text()
-    for name, make in BLOCKS.items():
-        before, _, after = _parts(text, name)
-        text = f"{before}\n{make()}\n{after}"
-    PAGE.write_text(text)
+    write_parts(PAGE, {name: make() for name, make in BLOCKS.items()})
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_generated_part_is_what_was_kept(name):
-    assert _parts(PAGE.read_text(), name)[1] == BLOCKS[name](), "run: python site/trust_test.py"
+    assert generated(PAGE, name) == BLOCKS[name](), "run: python site/trust_test.py"
 
 
 def test_every_rung_was_run_as_root_and_as_a_plain_user():

@@ -54,7 +54,7 @@ class Costs:
 
     Attributes:
         flops: Floating-point operations of matrix products, ``2 m n k`` each.
-        elementwise: Elements that elementwise operations and reductions give.
+        elementwise: Elements that elementwise operations, sorts and random bits give, and operations of reductions.
         bytes_touched: Bytes of operands and results of every operation, nothing fused.
         collectives: What is sent; groups of one device left out.
         products: How often each pair of operand dtypes is multiplied, ``{"f32 x f32": 12}``.

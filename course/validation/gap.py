@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from course.machine import Machine
@@ -28,7 +29,8 @@ class Side:
         others: Seconds in all other kernels.
         flops: Of matrix products.
         moved: Bytes that the other kernels read and write.
-        copies: Of ``others``, seconds in kernels that only copy; 0 for the timeline, which has none.
+        copies: Of ``others``, seconds in kernels that only copy; 0 for the timeline, which counts its copies of what
+            loops carry with the others.
         again: Matrix products whose name says that the compiler computes them again.
     """
 
@@ -68,12 +70,22 @@ def gaps(runs: Iterable[Run] = RUNS, *, aot: bool = True) -> list[Gap]:
     Raises:
         AotMissing: It is asked and not installed.
     """
-    runs = list(runs)
-    reports = compile_all([single_device(run, platform="cuda") for run in runs], A5000) if aot else [None] * len(runs)
+    runs = tuple(runs)
+    reports = compiled_runs(runs) if aot else [None] * len(runs)
     return [
         Gap(run.name, run.seconds, _predicted(timeline(parse(single_device(run)), A5000)), report and _compiled(report))
         for run, report in zip(runs, reports, strict=True)
     ]
+
+
+@cache
+def compiled_runs(runs: tuple[Run, ...]) -> list[GpuReport]:
+    """The runs as the GPU compiler compiles them for the A5000; it is asked once, however many need them.
+
+    Raises:
+        AotMissing: It is not installed.
+    """
+    return compile_all([single_device(run, platform="cuda") for run in runs], A5000)
 
 
 def _predicted(found: Timeline) -> Side:

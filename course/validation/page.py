@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from course.show.page_parts import write_parts
 from course.validation.plot import Series, ratio_svg
 from course.validation.rows import Row
 
@@ -220,19 +221,8 @@ PLOTS: dict[str, Callable[[Sequence[Row]], str]] = {
 }
 
 
-def parts(text: str, name: str) -> tuple[str, str, str]:
-    """A page up to a generated part, that part, and the page from its end."""
-    start, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
-    before, after = text.index(start) + len(start), text.index(end)
-    return text[:before], text[before:after].strip(), text[after:]
-
-
 def write(rows: Sequence[Row]) -> None:
     """Bring the page's tables and its plots up to date."""
-    text = PAGE.read_text()
-    for name, make in BLOCKS.items():
-        before, _, after = parts(text, name)
-        text = f"{before}\n{make(rows)}\n{after}"
-    PAGE.write_text(text)
+    write_parts(PAGE, {name: make(rows) for name, make in BLOCKS.items()})
     for name, make in PLOTS.items():
         (FIGURES / name).write_text(make(rows) + "\n")

@@ -10,6 +10,7 @@ import pytest
 
 from course.machines import machine
 from course.program.compiled.plugin import AotMissing, find_plugin
+from course.show.page_parts import generated
 from course.validation import page
 from course.validation.gap import gaps
 from course.validation.report import main, means, recorded, said, show, versions
@@ -105,7 +106,7 @@ def test_timeline_of_a_run_splits_into_products_and_other_kernels_as_recorded():
 
 @pytest.mark.parametrize("name", page.BLOCKS)
 def test_table_on_the_page_is_what_is_recorded(name):
-    assert page.parts(page.PAGE.read_text(), name)[1] == page.BLOCKS[name](RECORDED.rows), AGAIN
+    assert generated(page.PAGE, name) == page.BLOCKS[name](RECORDED.rows), AGAIN
 
 
 @pytest.mark.parametrize("name", page.PLOTS)

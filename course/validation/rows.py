@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from course.mesh import abstract_mesh
 from course.program import Program, bubble, costs, export, memory, parse, timeline
 from course.program.compiled import GpuReport, compile_all
 from course.program.compiled.plugin import AotMissing
+from course.validation.gap import A5000, compiled_runs
 from course.validation.pipelines import num_ticks, pipeline, uva_pipeline
 from course.validation.rings import gather_matmul
 from course.validation.single_device import RUNS, Sizes, single_device
@@ -118,9 +119,8 @@ def _sharded_state() -> tuple[Any, Program]:
 
 def single_gpu(short: bool, aot: bool) -> Iterator[Row]:
     """The six published runs on one A5000: memory by liveness and by the compiler, time by timeline and by replay."""
-    target = machine("8xA5000")
     runs = RUNS[3:4] if short else RUNS
-    compiled, why = _compiled([single_device(run, platform="cuda") for run in runs], target) if aot else (None, _NO_AOT)
+    compiled, why = _asked(lambda: compiled_runs(runs)) if aot else (None, _NO_AOT)
     for index, run in enumerate(runs):
         program = single_device(run)
         module = parse(program)
@@ -128,7 +128,7 @@ def single_gpu(short: bool, aot: bool) -> Iterator[Row]:
         for group, lens, published, found, unit in (
             ("A5000, memory", "liveness", run.peak / 1e9, memory(module, program).peak / 1e9, "GB"),
             ("A5000, memory", "compiled", run.peak / 1e9, report and report.memory.peak / 1e9, "GB"),
-            ("A5000, time", "timeline", run.seconds, timeline(module, target).seconds, "s"),
+            ("A5000, time", "timeline", run.seconds, timeline(module, A5000).seconds, "s"),
             ("A5000, time", "replay", run.seconds, report and report.replay.seconds, "s"),
         ):
             yield Row(group, run.name, lens, published, found, unit, UVA, note="" if found is not None else why)
@@ -137,9 +137,10 @@ def single_gpu(short: bool, aot: bool) -> Iterator[Row]:
 _NO_AOT = "not asked for"
 
 
-def _compiled(programs: list[Program], target: Machine) -> tuple[list[GpuReport] | None, str]:
+def _asked(compiled: Callable[[], list[GpuReport]]) -> tuple[list[GpuReport] | None, str]:
+    """What the GPU compiler gives, or why nothing."""
     try:
-        return compile_all(programs, target), ""
+        return compiled(), ""
     except AotMissing as error:
         return None, str(error)
 
@@ -157,7 +158,7 @@ def rings(short: bool, aot: bool) -> Iterator[Row]:
     source = "7 transfers and a quarter of the gathered array's rows less to hold, by counting"
     group = "ring matmul, 8xH100"
     programs = [gather_matmul(ring, platform="cuda") for ring in (False, True)]
-    compiled, why = _compiled(programs, target) if aot else (None, _NO_AOT)
+    compiled, why = _asked(lambda: compile_all(programs, target)) if aot else (None, _NO_AOT)
     covered = halved = None
     if compiled:
         plain, ring = compiled

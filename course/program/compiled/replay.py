@@ -1,6 +1,6 @@
 """Replay: how long the GPU compiler's schedule would take on one device of a machine.
 
-The rules, all of them; ``gpu_kernels`` has those of a single kernel and ``network`` those of the links:
+The rules, all of them; ``kernels`` has those of a single kernel and ``network`` those of the links:
 
 - Kernels run one after another in the schedule's order.
 - A collective begins when the schedule starts it and its stream is free, one stream for each set of mesh axes; what

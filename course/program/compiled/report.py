@@ -14,7 +14,7 @@ from typing import Any
 
 from course.machine import Machine
 from course.program.compiled.collectives import GpuCollective, collectives
-from course.program.compiled.plugin import PACKAGES, AotMissing, Plugin, find_plugin
+from course.program.compiled.plugin import PACKAGES, Plugin, find_plugin
 from course.program.compiled.replay import Replay, replay
 from course.program.compiled.schedule import Schedule, parse_schedule
 from course.program.compiled.target import target_config
@@ -211,15 +211,3 @@ def _report(
 def _coverage(found: Sequence[GpuCollective]) -> float | None:
     total = sum(c.count for c in found)
     return sum(c.count for c in found if c.spans_matmul) / total if total else None
-
-
-__all__ = [
-    "DEFAULT_FLAGS",
-    "AotMissing",
-    "GpuCollective",
-    "GpuMemory",
-    "GpuReport",
-    "Replay",
-    "compile_all",
-    "compile_for",
-]

@@ -9,6 +9,7 @@ The rules, all of them; ``kernels`` has those of a single kernel:
 - Transfers that share a device's link share its bandwidth equally.
 - A trip of a loop ends when its kernels and its collectives have ended. Only who reads the loop's results waits for
   the last trip's collectives, so what stands outside of the loop may run beside it.
+- A loop or branch begins when what it reads is there, and nothing after it computes before.
 - Devices that behave alike, exactly, are simulated once.
 """
 

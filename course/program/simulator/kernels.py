@@ -166,11 +166,8 @@ def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
     values = tuple(reads)
     if op.kind in COLLECTIVES:
         return Step(op, COLLECTIVE, values)
-    if op.kind in _FREE and op.operands[:1] and op.operands[0] not in chains:
-        return Step(op, FREE, values)
-    if op.kind in _FREE and not op.operands:
-        return Step(op, FREE, values)
-    if op.kind in ELEMENTWISE and op.results[0].elements <= 1:
+    free = op.kind in _FREE and (not op.operands or op.operands[0] not in chains)
+    if free or (op.kind in ELEMENTWISE and op.results[0].elements <= 1):
         return Step(op, FREE, values)
     if op.kind == "dot_general":
         flops, moved = dot_flops(op), sum(reads.values()) + op.results[0].bytes

@@ -1,0 +1,29 @@
+"""Parts of the site's pages that are generated, each between its two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def generated(page: Path, name: str) -> str:
+    """A part as the page has it."""
+    return _split(page.read_text(), name)[1].strip()
+
+
+def write_parts(page: Path, made: Mapping[str, str]) -> None:
+    """Put parts into the page, by name."""
+    text = page.read_text()
+    for name, part in made.items():
+        before, _, after = _split(text, name)
+        text = f"{before}\n{part}\n{after}"
+    page.write_text(text)
+
+
+def _split(text: str, name: str) -> tuple[str, str, str]:
+    """The page up to a part, that part, and the page from its end."""
+    start, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
+    if start not in text or end not in text:
+        raise ValueError(f"the page has no generated part {name!r}: write {start!r} and {end!r} around its place")
+    before, after = text.index(start) + len(start), text.index(end)
+    return text[:before], text[before:after], text[after:]
