@@ -158,6 +158,9 @@ def _silent(told: dict[str, Any], limits: Limits) -> Problem:
     if told.get("signal") == signal.SIGXCPU or (told.get("signal") == signal.SIGKILL and _used_up(told, limits)):
         said = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
         return Problem(LIMIT_EXCEEDED, f"{said} (limit on processor time)")
+    if "pthread_create failed" in str(told.get("output", "")):
+        said = "the submission's process could not start another thread (limit on processes and threads)"
+        return Problem(LIMIT_EXCEEDED, said)
     if any(words in said for words in _NO_MEMORY):
         return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{said}")
     if told.get("signal") is not None:

@@ -41,6 +41,12 @@ def message(header, blobs=()):
         ({"signal": 24, "cpu_s": 60.0}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
         ({"signal": 9, "cpu_s": 60.9}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
         ({"signal": 6, "output": "terminate called: std::bad_alloc"}, b"", LIMIT_EXCEEDED, "more memory"),
+        (
+            {"signal": 6, "output": "LLVM ERROR: pthread_create failed: x\n @ 0x7ff2"},
+            b"",
+            LIMIT_EXCEEDED,
+            "and threads",
+        ),
         ({"signal": 11}, b"", STUDENT_ERROR, "crashed with signal 11"),
         ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR, "its last words: bye"),
         ({}, message({"problem": {"verdict": "pass", "message": "trust me"}}), REFUSED, "trust me"),

@@ -33,6 +33,9 @@ SYSTEM_PREFIXES = tuple(f"{path}/" for path in SYSTEM)
 FILES = ("/etc/ld.so.cache",)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 KERNEL_FILES = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu")
+# Where the kernel counts a user's threads together: what that user may start elsewhere while a sandbox runs. Without it
+# a second sandbox, or anything else, would take the threads of the first.
+OTHERS = 2048
 _starts = itertools.count()
 
 
@@ -133,7 +136,7 @@ def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: 
     if drop:
         os.chown(scratch, user, user)
         os.chmod(folder, 0o755)
-    processes = limits.processes + (0 if drop else _threads_of_user())
+    processes = limits.processes + (0 if drop else _threads_of_user() + OTHERS)
     sources = [code, *(str(mount.source.resolve()) for mount in mounts)]
     ruleset = program = -1
     if confined:
@@ -231,7 +234,7 @@ def _prlimit(limits: Limits) -> list[str]:
         "fsize": limits.file_size,
         "msgqueue": 0,
         "nofile": limits.open_files,
-        "nproc": limits.processes + (0 if own_count else _threads_of_user()),
+        "nproc": limits.processes + (0 if own_count else _threads_of_user() + OTHERS),
     }
     return [tool("prlimit"), *(f"--{name}={value}" for name, value in pairs.items() if value is not None), "--"]
 
