@@ -104,7 +104,10 @@ def disturb(course: Path, workers: int, kills: int, dice: random.Random, outcome
             time.sleep(dice.expovariate(1.0))
             family = _family(grader.pid)
             whole |= {process.pid: process for process in family}
-            victim = dice.choice(family) if family else None
+            # The grader itself more rarely: what begins anew each time never comes to the rest.
+            below = [process for process in family if process.pid != grader.pid]
+            chosen = family[:1] if dice.random() < 0.1 else below
+            victim = dice.choice(chosen) if chosen else None
             if victim is not None and grader.poll() is None:
                 name = _name(victim, grader.pid)
                 with suppress(psutil.NoSuchProcess):
