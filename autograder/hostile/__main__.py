@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
             controls = run_stock(attacks, points, folder, workers=asked.workers, on_progress=update)
     user = "a plain user" if asked.as_user or os.geteuid() else "root"
     if asked.write:
-        keep(outcome, controls, f"{asked.rung}, {user}")
+        keep(outcome, controls, f"{asked.rung}, {user}", whole=not asked.only)
     if asked.json:
         print_json({**outcome.to_json(), "controls": [control.to_json() for control in controls]})
     else:
@@ -57,10 +57,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="how many gradings run at once")
     parser.add_argument("--as-user", action="store_true", help="where root runs this: run it as a plain user")
     parser.add_argument("--json", action="store_true", help="print everything that was found")
-    parser.add_argument("--write", action="store_true", help=f"keep the results in {RESULTS.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write", action="store_true", help="keep the results for the site; with --only, renew those alone"
+    )
     asked = parser.parse_args(arguments)
-    if asked.write and asked.only:
-        parser.error("--write keeps whole runs: leave --only out")
     if not asked.rung:
         asked.rung = best_level()
     elif asked.rung not in {rung.name for rung in survey() if rung.available}:
@@ -84,8 +84,11 @@ def _again(asked: argparse.Namespace) -> list[str]:
     return [*again, *(word for name in asked.only for word in ("--only", name))]
 
 
-def keep(outcome: Outcome, controls: list[Control], where: str) -> None:
-    """Add a run to the results that the site shows; seconds are left out, so that a rerun changes nothing else."""
+def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> None:
+    """Add a run to the results that the site shows, or renew a part of one.
+
+    Seconds are left out, so that a rerun changes nothing else.
+    """
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}, "controls": []}
     rows = [
         {
@@ -95,9 +98,14 @@ def keep(outcome: Outcome, controls: list[Control], where: str) -> None:
         }
         for row in outcome.to_json()["rows"]
     ]
-    kept["runs"][where] = {"versions": versions(), "left": list(outcome.left), "rows": rows}
+    before = {"rows": [], "left": []} if whole else kept["runs"].get(where, {"rows": [], "left": []})
+    known = {row["name"]: row for row in [*before["rows"], *rows]}
+    left = [*before["left"], *outcome.left]
+    kept["runs"][where] = {"versions": versions(), "left": left, "rows": [known[name] for name in sorted(known)]}
     if controls:
-        kept["controls"] = [control.to_json() for control in controls]
+        tried = {} if whole else {control["name"]: control for control in kept["controls"]}
+        tried |= {control.name: control.to_json() for control in controls}
+        kept["controls"] = [tried[name] for name in sorted(tried)]
     kept["runs"] = dict(sorted(kept["runs"].items()))
     RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
