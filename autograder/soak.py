@@ -33,6 +33,8 @@ from autograder.verdict import Report
 CHAPTER = "fsdp"
 # The demo's class over and over, mostly those of it that are graded in a second or two.
 CLASS = ("partial", "raises", "partial", "hostile", "partial", "summed", "partial", "raises", "partial", "right")
+# Between two kills, on average: time enough for a verdict now and then.
+PAUSE_S = 2.5
 # Every so many of a class: not JSON, cut in the middle, under another name, not there.
 DAMAGED = 25
 
@@ -101,7 +103,7 @@ def disturb(course: Path, workers: int, kills: int, dice: random.Random, outcome
         outcome.runs += 1
         whole: dict[int, psutil.Process] = {}
         while grader.poll() is None and done < kills:
-            time.sleep(dice.expovariate(1.0))
+            time.sleep(dice.expovariate(1 / PAUSE_S))
             family = _family(grader.pid)
             whole |= {process.pid: process for process in family}
             # The grader itself more rarely: what begins anew each time never comes to the rest.

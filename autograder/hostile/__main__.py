@@ -18,11 +18,9 @@ from autograder.hostile.fixtures import Attack, find_attacks
 from autograder.hostile.plain_user import run_as_plain_user
 from autograder.hostile.stock import Control, run_stock
 from autograder.hostile.suite import Outcome, Row, run_suite, workplace
-from autograder.notebook import ROOT
 from autograder.show import plain
 
 RESULTS = Path(__file__).with_name("results.json")
-KEPT = ("name", "group", "says", "expected", "found", "points", "expected_points", "canaries", "problem")
 
 
 def main(arguments: list[str]) -> int:
