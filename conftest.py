@@ -4,8 +4,10 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+# These two use the standard library's module `site`: before pytest calls our folder by that name.
+import dask.config  # noqa: F401
 import jax
-import jupyter_core.paths  # noqa: F401  while `site` is still the standard library's module, and not our folder
+import jupyter_core.paths  # noqa: F401
 
 import course  # noqa: F401  emulates the devices
 

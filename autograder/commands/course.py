@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
 from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, show, spinner
-from autograder.show import number, plain
+from autograder.show import number, one_line, plain
 from course.curriculum import CHAPTERS
 
 NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
@@ -139,7 +139,7 @@ def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as
         for page in pages:
             out().print(plain(page), markup=False, soft_wrap=True)
     for student, why in problems.items():
-        complain(f"no page for {student}: {why}")
+        complain(f"no page for {one_line(student)}: {one_line(why)}")
     raise typer.Exit(SHORT if problems else 0)
 
 

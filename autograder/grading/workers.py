@@ -105,7 +105,7 @@ class Worker:
                 with self._deadline(process, expired, left):
                     wire.write(process.stdin, {**header, "cpu_s": self.cpu_s}, blobs)
                     return wire.read(process.stdout)
-            except (wire.WireError, OSError) as error:
+            except (wire.WireError, OSError, ValueError) as error:  # a ValueError says that a pipe was closed meanwhile
                 left = max(0.0, left - (time.monotonic() - begin))
                 told = f"{error}; {self._last_words()}"
                 used_up = self._status() == wire.CPU_USED_UP
