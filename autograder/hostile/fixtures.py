@@ -135,6 +135,15 @@ def _cells(text: str) -> list[tuple[str, str]]:
     return [(name or "", source.strip("\n")) for name, source in zip(parts[1::2], parts[2::2], strict=True)]
 
 
+def answered(released: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The released notebook with a right ``shard_params``, for a submission to change; and its cells by grade id."""
+    notebook = json.loads(released.read_text())
+    cells = {cell["metadata"].get("nbgrader", {}).get("grade_id"): cell for cell in notebook["cells"]}
+    source = (HERE / "kits" / "honest.py").read_text()
+    cells["shard_params"]["source"] = f"{source}\n\nshard_params = right_shards"
+    return notebook, cells
+
+
 def submit(attack: Attack, course: Path) -> None:
     """Hand the attack in, in a course folder that has a release."""
     released = course / "release" / CHAPTER / f"{CHAPTER}.ipynb"
