@@ -126,8 +126,10 @@ def _left() -> Iterator[list[str]]:
     """Processes and scratch folders that are there afterwards and were not before."""
     scratch = Path(tempfile.gettempdir())
     before = {path.name for path in scratch.glob("meshcraft-*")}
+    ours = {*psutil.Process().children(recursive=True)}
     left: list[str] = []
     yield left
-    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=5)
+    others = [process for process in psutil.Process().children(recursive=True) if process not in ours]
+    _, alive = psutil.wait_procs(others, timeout=5)
     left += [f"process {process.pid}" for process in alive if "resource_tracker" not in " ".join(process.cmdline())]
     left += sorted({path.name for path in scratch.glob("meshcraft-*")} - before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,10 @@ from course.curriculum import chapter as find_chapter
 from course.program import Costs, Leaf, Locate, Memory, Program, Timeline, export
 from course.program.program import path_name
 
-REFERENCES = Path(__file__).parent / "references"
+HERE = Path(__file__).parent
+REFERENCES = HERE / "references"
+# What a contract may use of the autograder, and what is mounted beside it in the sandbox.
+JUDGED_BY = ("answers", "cases", "contract", "facts", "forms", "limits", "verdict")
 
 
 class Mismatch(Exception):
@@ -106,6 +109,7 @@ class Task:
         naive: The mutant that shows what the naive way costs in memory.
         slow: The mutant that shows what the naive way costs in time.
         machine: What the time of ``analysed`` is predicted for.
+        data_branches: Whether the Program may branch on data: such a branch is priced as its dearer side.
     """
 
     name: str
@@ -122,15 +126,20 @@ class Task:
     naive: str = ""
     slow: str = ""
     machine: str = "8xH100"
+    data_branches: bool = False
 
 
 @dataclass(frozen=True)
 class Contract:
-    """The tasks of a chapter, in the notebook's order, and what its written question is worth."""
+    """The tasks of a chapter, in the notebook's order, and what its written question is worth.
+
+    ``read`` says where the course's pages explain what a fact is about: page and heading, by the fact's name.
+    """
 
     chapter: str
     tasks: tuple[Task, ...]
     question_points: float
+    read: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def task(self, name: str) -> Task:
         """The task of that name.
@@ -154,6 +163,13 @@ def load(chapter: str) -> Contract:
     """
     find_chapter(chapter)
     return importlib.import_module(f"autograder.chapters.{chapter}").CONTRACT
+
+
+def contract_files(chapter: str) -> list[Path]:
+    """The modules of a chapter's contract: one file of the chapter's name, or a package."""
+    folder = HERE / "chapters"
+    found = [folder / f"{chapter}.py", *(folder / chapter).rglob("*.py")]
+    return sorted(path for path in found if path.is_file() and not path.name.endswith("_test.py"))
 
 
 @cache

@@ -52,11 +52,23 @@ def bytes_sent(
     expected: Callable[[Evidence], float],
     *,
     times: tuple[int, int] = (1, 1),
+    axes: tuple[str, ...] | None = None,
+    weight: float = 1,
 ) -> Fact:
-    """Bytes that a device sends by one kind of collective lie between ``times`` multiples of the closed form."""
+    """Bytes that a device sends by one kind of collective lie between ``times`` multiples of the closed form.
+
+    Args:
+        name: Of the fact.
+        evidence: The cases.
+        kind: StableHLO's name, ``all_reduce``.
+        expected: The closed form of a case.
+        times: The least and the most multiples of it.
+        axes: Count only what goes over exactly these axes; over any if left out.
+        weight: How much the fact counts.
+    """
     found = []
     for e in evidence:
-        sent = [c for c in e.costs.collectives if c.kind == kind]
+        sent = [c for c in e.costs.collectives if c.kind == kind and (axes is None or set(c.axes) == set(axes))]
         total, form = sum(c.total_bytes for c in sent), expected(e)
         low, high = (form * count for count in times)
         passed = bool(low * 0.9999 <= total <= high * 1.0001)
@@ -64,9 +76,52 @@ def bytes_sent(
         message = "" if passed else _bytes_message(e, kind, sent, total, low, high)
         line = max(sent, key=lambda c: c.total_bytes).line if sent else e.line
         found.append(
-            Fact(name, passed, bytes_text(total), limit, "bytes", case=e.case.name, line=line, message=message)
+            Fact(name, passed, bytes_text(total), limit, "bytes", None, None, e.case.name, line, message, weight)
         )
     return worst(found)
+
+
+def times_sent(name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str) -> Fact:
+    """How often a device runs one kind of collective, each array of it counted, loops unrolled: exactly so often."""
+    found = []
+    for e in evidence:
+        sent = [c for c in e.costs.collectives if c.kind == kind]
+        count, wanted = sum(c.count for c in sent), expected(e)
+        most = max(sent, key=lambda c: c.count, default=None)
+        message = ""
+        if count != wanted:
+            message = f"on mesh {e.case.mesh_text} there are {count} of {plain(kind)}, expected {wanted}"
+            message += f"; most often {_describe(most)}. {hint}" if most else f". {hint}"
+        line = most.line if most else e.line
+        found.append(
+            Fact(name, count == wanted, str(count), str(wanted), "", case=e.case.name, line=line, message=message)
+        )
+    return worst(found)
+
+
+def products_of(name: str, evidence: list[Evidence], allowed: str, hint: str) -> Fact:
+    """Every matrix product multiplies operands of the dtype ``allowed``, in StableHLO's words: ``bf16``."""
+    found = []
+    for e in evidence:
+        wanted = f"{allowed} x {allowed}"
+        others = {kind: count for kind, count in e.costs.products.items() if kind != wanted}
+        every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
+        said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
+        message = f"beside {right} products of {wanted} there are {said}. {hint}" if others else ""
+        passed = not others and every > 0
+        found.append(Fact(name, passed, f"{right} of {every}", f"{every} of {every}", f"{wanted} products",
+                          case=e.case.name, line=e.line, message=message))  # fmt: skip
+    return worst(found)
+
+
+def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:
+    """The Program has as many operations in one case as in another, in which ``what`` is larger."""
+    few, many = smaller.costs.operations, larger.costs.operations
+    message = "" if many <= few else (
+        f"the program has {few} operations in the case {smaller.case.name} and {many} in {larger.case.name}: it grows "
+        f"with {what}. {hint}")  # fmt: skip
+    return Fact(name, many <= few, str(many), str(few), "operations", case=larger.case.name, line=larger.line,
+                message=message)  # fmt: skip
 
 
 def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]) -> Fact:

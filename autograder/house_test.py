@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from autograder.contract import JUDGED_BY
 from autograder.notebook import ROOT
 from course.curriculum import CHAPTERS, earlier
 
 OURS = ("course", "solutions", "autograder")
-# What a contract may use, and what is mounted beside it in the sandbox.
-JUDGED_BY = ("contract", "facts", "forms", "limits", "verdict")
 SOURCES = [
     path
     for folder in OURS
@@ -42,7 +41,8 @@ def allowed(path):
             *(f"solutions.{entry.name}" for entry in (earlier(parts[1]) if parts[1] != "__init__" else ())),
         }
     if parts[:2] == ("autograder", "chapters") or parts[1] in JUDGED_BY:
-        return {"course", *(f"autograder.{name}" for name in JUDGED_BY)}
+        own = {".".join(parts[:3])} if parts[1] == "chapters" else set()
+        return {"course", *own, *(f"autograder.{name}" for name in JUDGED_BY)}
     return set(OURS)
 
 
@@ -59,12 +59,13 @@ def test_one_word_finds_everything(chapter):
     for place in (
         f"solutions/{chapter}.py",
         f"exercises/{chapter}/{chapter}.ipynb",
-        f"autograder/chapters/{chapter}.py",
-        f"autograder/mutants/{chapter}.py",
+        f"autograder/chapters/{chapter}/__init__.py",
+        f"autograder/mutants/{chapter}/__init__.py",
         f"autograder/variants/{chapter}/__init__.py",
         f"autograder/hints/{chapter}.md",
         f"autograder/references/{chapter}.json",
         f"site/pages/{chapter}.md",
+        f"site/pages/profiling/{chapter}.md",
     ):
         assert (ROOT / place).is_file(), place
     assert sorted(p.name for p in (ROOT / "exercises").iterdir()) == sorted(entry.name for entry in CHAPTERS)

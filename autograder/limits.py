@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autograder.contract import Evidence
+from autograder.contract import Case, Evidence
 from autograder.facts import bytes_text, plain
 from autograder.verdict import Fact
 
@@ -41,6 +42,34 @@ def temporaries_within(
         return _Look(e.memory.temporaries, "bytes", bytes_text, largest.line if largest else "", f"{said}. {hint}")
 
     return within("live temporaries", "temporaries", look, evidence, references, ratio, **how)
+
+
+def flops_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
+    """FLOPs of matrix products are at most ``ratio`` times the reference's; ``how`` as for ``within``."""
+
+    def look(e: Evidence) -> _Look:
+        said = f"a device computes {_flops(e.costs.flops)} FLOPs, {{times}}. {hint}"
+        return _Look(e.costs.flops, "FLOPs", _flops, e.line, said)
+
+    return within("FLOPs", "flops", look, evidence, references, ratio, **how)
+
+
+def largest_within(
+    evidence: Evidence | None, references: dict[str, Any], most: Callable[[Case], int], hint: str, *, weight: float = 1
+) -> Fact:
+    """No temporary of the realistic size has more than so many elements, at any moment."""
+    name = "largest temporary"
+    if evidence is None or (bar := _incomparable(evidence, references, "temporaries", REFERENCE)):
+        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
+    largest, limit = evidence.memory.largest, most(evidence.case)
+    elements = math.prod(largest.shape) if largest else 0
+    message, line = "", ""
+    if largest and elements > limit:
+        shape = "x".join(map(str, largest.shape))
+        message = f"a {largest.dtype}[{shape}] is held at some moment, {elements:,} elements. {hint}"
+        line = largest.line
+    return Fact(name, elements <= limit, f"{elements:,}", f"{limit:,}", "elements", case=evidence.case.name, line=line,
+                message=message, weight=weight)  # fmt: skip
 
 
 def time_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
@@ -148,3 +177,7 @@ def _known(figures: dict[str, float], show: Callable[[float], str]) -> tuple[str
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g}"
+
+
+def _flops(number: float) -> str:
+    return f"{number:.4g}"

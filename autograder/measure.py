@@ -44,7 +44,7 @@ def measure(chapter: str) -> dict[str, Any]:
 def _look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
     assert task.analysed
     program = trace(task, function, task.analysed[0], lambda _: None)
-    module = parse(program)
+    module = parse(program, data_branches=task.data_branches)
     time = timeline(module, machine(task.machine))
     return {
         "temporaries": memory(module, program).temporaries,

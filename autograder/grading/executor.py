@@ -44,10 +44,11 @@ class Executor:
     def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         """One request: ``run`` a Program on inputs, or ``analyse`` one beside a smaller one."""
         program = Program.load(blobs[0])
-        module = parse(program)
+        branches = bool(header.get("data_branches"))
+        module = parse(program, data_branches=branches)
         looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
-            smaller = parse(Program.load(blobs[1]))
+            smaller = parse(Program.load(blobs[1]), data_branches=branches)
             step = timeline(module, machine(header["machine"]))
             about = {"difference": difference(smaller, module), "timeline": step.to_json(), "picture": to_brief(step)}
             return {**looked, **about}, []

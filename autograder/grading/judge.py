@@ -129,7 +129,7 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
     program = _load(plan, case, programs)
     inputs, expected = _expected(plan.chapter, plan.task.name, _key(case), plan.seed)
     description, blobs = wire.pack(inputs)
-    request = {"do": "run", "inputs": description}
+    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches}
     answer, arrays = execute(request, [programs[case.name], *blobs])
     looked = _looked(answer)
     measured = wire.unpack(answer.get("results", []), arrays)
@@ -149,7 +149,8 @@ def _analyse(
     theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
     if theirs != ours:
         raise ProgramError("the Program of the realistic size does not give what the small one gives")
-    answer, _ = execute({"do": "analyse", "machine": plan.task.machine}, [programs[plan.analysed.name], smaller])
+    request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches}
+    answer, _ = execute(request, [programs[plan.analysed.name], smaller])
     looked = _looked(answer)
     time = Timeline.from_json(answer["timeline"])
     leaves = (program.inputs, program.outputs)

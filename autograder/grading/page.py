@@ -35,24 +35,7 @@ TRYING = (
     "whatever else was tried."
 )
 YOURS, REFERENCE = "yours", "the course's own"
-# Where the course's pages explain what a fact is about: page and heading, by chapter.
-READ = {
-    "fsdp": {
-        "values": ("fsdp", "Mistakes that cost people days"),
-        "gradients": ("fsdp", "The scale of a gradient"),
-        "gradient norm": ("fsdp", "The scale of a gradient"),
-        "split dims": ("fsdp", "Which leaves, and along which dim"),
-        "state bytes per device": ("fsdp", "Which leaves, and along which dim"),
-        "communication": ("fsdp", "Which leaves, and along which dim"),
-        "live temporaries": ("fsdp", "Why the backward pass gathers again"),
-        "predicted time": ("fsdp", "One layer at a time"),
-        "exposed communication": ("lenses", "How to read a timeline"),
-        "all-gather bytes": ("fsdp", "Where the 1.5 comes from"),
-        "reduce-scatter bytes": ("fsdp", "Where the 1.5 comes from"),
-        "other collectives": ("fsdp", "Where the 1.5 comes from"),
-    }
-}
-# The same for verdicts that no fact explains.
+# Where the course's pages explain verdicts that no fact explains: page and heading.
 ABOUT = {REFUSED: ("lenses", "What is refused"), LIMIT_EXCEEDED: ("grading", "What the sandbox does")}
 OTHER_FORM = "of another form"
 _VALUES = ("values", "gradients", "gradient norm")
@@ -160,7 +143,7 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
 
 def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
     """Where to read about what fell short: page and heading, each once."""
-    known = {**READ.get(chapter, {}), **ABOUT}
+    known = {**load(chapter).read, **ABOUT}
     names = [fact.name for fact in result.facts if fact.passed is False and fact.weight and fact.measured != OTHER_FORM]
     return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from autograder.contract import JUDGED_BY, contract_files
 from autograder.grading.course import STUDENT
 from autograder.grading.intake import MAX_BYTES
 from autograder.grading.ledger import digest, key
@@ -16,14 +17,7 @@ from autograder.show import one_line
 from autograder.verdict import NEEDS_HUMAN, REFUSED
 
 NAMED = 10
-SOURCES = (
-    "course/**/*.py",
-    "autograder/contract.py",
-    "autograder/facts.py",
-    "autograder/forms.py",
-    "autograder/limits.py",
-    "autograder/verdict.py",
-)
+SOURCES = ("course/**/*.py", *(f"autograder/{name}.py" for name in JUDGED_BY))
 
 
 @dataclass(frozen=True)
@@ -63,8 +57,9 @@ def fingerprint(chapter: str) -> str:
 def contract_hash(chapter: str) -> str:
     """The hash of what decides a chapter's verdicts besides the submission: contract, references, grader."""
     root = Path(__file__).resolve().parents[2]
-    own = ("autograder/grading/*.py", f"autograder/chapters/{chapter}.py", f"autograder/references/{chapter}.json")
-    files = {path for pattern in (*SOURCES, *own) for path in root.glob(pattern) if not path.name.endswith("_test.py")}
+    own = ("autograder/grading/*.py", f"autograder/references/{chapter}.json")
+    found = {path for pattern in (*SOURCES, *own) for path in root.glob(pattern) if not path.name.endswith("_test.py")}
+    files = found | set(contract_files(chapter))
     whole = hashlib.sha256()
     for path in sorted(files):
         whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from autograder.contract import JUDGED_BY, contract_files
 from autograder.grading import wire
 from autograder.grading.judge import Stopped
 from autograder.grading.launch import Limits
@@ -177,8 +178,9 @@ def sandboxed(
     from autograder.grading.sandbox import Mount, Sandbox
 
     files = [
-        *(f"autograder/{name}.py" for name in ("__init__", "contract", "facts", "forms", "limits", "verdict")),
-        *(f"autograder/chapters/{name}.py" for name in ("__init__", chapter)),
+        *(f"autograder/{name}.py" for name in ("__init__", *JUDGED_BY)),
+        "autograder/chapters/__init__.py",
+        *(str(path.relative_to(ROOT)) for path in contract_files(chapter)),
         *(f"autograder/grading/{name}.py" for name in _INSIDE),
         "solutions/__init__.py",
         *(f"solutions/{entry.name}.py" for entry in earlier(chapter)),

@@ -58,6 +58,7 @@ class Costs:
         bytes_touched: Bytes of operands and results of every operation, nothing fused.
         collectives: What is sent; groups of one device left out.
         products: How often each pair of operand dtypes is multiplied, ``{"f32 x f32": 12}``.
+        operations: How many the Program has as written: each loop's body once, however often it runs.
     """
 
     flops: float
@@ -65,6 +66,7 @@ class Costs:
     bytes_touched: float
     collectives: tuple[Collective, ...]
     products: dict[str, int]
+    operations: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -150,7 +152,8 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
         for collective in found.collectives:
             sent[collective] += count
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
-    return Costs(total.flops, total.elementwise, total.touched, collectives, dict(total.products))
+    written = sum(1 for op in walk(module.main) if op.kind != "constant")
+    return Costs(total.flops, total.elementwise, total.touched, collectives, dict(total.products), written)
 
 
 @dataclass

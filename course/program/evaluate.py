@@ -2,7 +2,7 @@
 
 No floats: how a compiler rounds, fuses and flushes them is its own affair. Only arrays of up to 4,096 elements whose
 inputs are all known are computed; everything else is unknown, and a trip count or branch that depends on something
-unknown is an error that names the op and its line.
+unknown is an error that names the op and its line. Where a module allows it, such a branch is taken on its dearer side.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from course.program.ir import Block, Module, Op, Value, unsupported, walk
+from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported, walk
 
 MAX_ELEMENTS = 4096
 # Operations that are evaluated for one device, those on many elements counted more.
@@ -99,7 +99,7 @@ class _Run:
     """Evaluates for one device what its decisions depend on, and nothing else."""
 
     def __init__(self, module: Module, device: int):
-        self.main, self.device = module.main, device
+        self.main, self.device, self.data_branches = module.main, device, module.data_branches
         self.known: Known = {}
         self.found: list[int] = []
         self.left: float = MAX_EVALUATED
@@ -130,12 +130,19 @@ class _Run:
 
     def _branch(self, op: Op) -> None:
         index = self.known.get(op.operands[0])
-        if index is None:
+        if index is None and not self.data_branches:
             raise unsupported(op, op.line, "which branch runs depends on data, so its cost cannot be known")
-        position = int(index) if 0 <= int(index) < len(op.regions) else len(op.regions) - 1
+        if index is None:
+            position = _dearer(op)
+        else:
+            position = int(index) if 0 <= int(index) < len(op.regions) else len(op.regions) - 1
         self._decide(position, op)
         self._run(op.regions[position])
-        _bind(op.results, op.regions[position].returns, self.known)
+        if index is None:
+            for result in op.results:
+                self.known.pop(result, None)
+        else:
+            _bind(op.results, op.regions[position].returns, self.known)
 
     def _loop(self, op: Op) -> None:
         condition, body = op.regions
@@ -152,6 +159,19 @@ class _Run:
             self._run(body)
             _bind(body.arguments, body.returns, self.known)
         _bind(op.results, body.arguments, self.known)
+
+
+def _dearer(op: Op) -> int:
+    """The side of a branch that gives more elements, one that depends on data and may hold no collective.
+
+    Raises:
+        ProgramError: A side holds a collective: devices that take different sides would wait for each other.
+    """
+    for inner in (inner for region in op.regions for inner in walk(region)):
+        if inner.kind in COLLECTIVES:
+            raise unsupported(inner, inner.line, "a collective in a branch that depends on data may not be reached")
+    work = [sum(result.elements for inner in walk(region) for result in inner.results) for region in op.regions]
+    return work.index(max(work))
 
 
 def _bind(targets: list[Value], sources: list[Value], known: Known) -> None:

@@ -72,10 +72,14 @@ class Op:
 
 @dataclass(frozen=True)
 class Module:
-    """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'."""
+    """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'.
+
+    ``data_branches`` says that a branch may depend on data: it then counts as the dearer side.
+    """
 
     main: Block
     mesh: dict[str, int]
+    data_branches: bool = False
 
 
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:

@@ -50,6 +50,7 @@ class Memory:
         aliased: Of the outputs, what reuses donated inputs.
         temporaries: The most that lives at once beside inputs and outputs.
         alive: The temporaries at that moment, largest first.
+        largest: The one temporary with most elements, at any moment; None if there is none.
     """
 
     arguments: int
@@ -57,6 +58,7 @@ class Memory:
     aliased: int
     temporaries: int
     alive: tuple[Alive, ...]
+    largest: Alive | None = None
 
     @property
     def peak(self) -> int:
@@ -67,8 +69,12 @@ class Memory:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Memory:
-        alive = tuple(Alive(**{**a, "shape": tuple(a["shape"])}) for a in data["alive"])
-        return cls(**{**data, "alive": alive})
+        alive = tuple(map(_alive, data["alive"]))
+        return cls(**{**data, "alive": alive, "largest": _alive(data["largest"]) if data["largest"] else None})
+
+
+def _alive(data: dict[str, Any]) -> Alive:
+    return Alive(**{**data, "shape": tuple(data["shape"])})
 
 
 @dataclass(eq=False, slots=True)
@@ -124,11 +130,13 @@ def memory(module: Module, program: Program) -> Memory:
         place = state.places[value]
         if i not in donated and value.elements and len(place) == 1 and place[0].role == "temporary":
             place[0].role = "output"
-    temporaries, alive = _peak([b for b in state.buffers if b.role == "temporary" and b.bytes])
+    temporary = [b for b in state.buffers if b.role == "temporary" and b.bytes]
+    temporaries, alive = _peak(temporary)
+    largest = max(temporary, key=lambda b: b.value.elements, default=None)
     arguments = sum(value.bytes for value in main.arguments)
     outputs = sum(value.bytes for value in main.returns)
     aliased = sum(program.outputs[i].local_bytes(program.mesh) for i in pairs)
-    return Memory(arguments, outputs, aliased, temporaries, alive)
+    return Memory(arguments, outputs, aliased, temporaries, alive, _described(largest) if largest else None)
 
 
 def _donations(program: Program) -> dict[int, int]:
@@ -287,7 +295,8 @@ def _peak(buffers: list[_Buffer]) -> tuple[int, tuple[Alive, ...]]:
         if now > best:
             best, when = now, clock
     living = sorted((b for b in buffers if b.start <= when <= b.end), key=lambda b: -b.bytes)
-    return best, tuple(
-        Alive(b.bytes, b.value.shape, b.value.dtype, b.op.kind if b.op else "", b.op.line if b.op else "")
-        for b in living[:50]
-    )
+    return best, tuple(map(_described, living[:50]))
+
+
+def _described(b: _Buffer) -> Alive:
+    return Alive(b.bytes, b.value.shape, b.value.dtype, b.op.kind if b.op else "", b.op.line if b.op else "")

@@ -24,8 +24,13 @@ _AXES = r'(?:"[\w.\-]+"(?:, "[\w.\-]+")*)?'
 _SHARDING = re.compile(rf"<@[\w.]+, \[((?:\{{{_AXES}\}}(?:, \{{{_AXES}\}})*)?)\]>")
 
 
-def parse(program: Program) -> Module:
+def parse(program: Program, *, data_branches: bool = False) -> Module:
     """The Program's operations, with dead code removed.
+
+    Args:
+        program: The Program.
+        data_branches: Whether a branch may depend on data. The lenses then take the side that computes more, and no
+            side may hold a collective. Otherwise they refuse the Program.
 
     Raises:
         ProgramError: An op that the lenses do not know, or work that is not inside ``shard_map``.
@@ -35,7 +40,7 @@ def parse(program: Program) -> Module:
         main = _Reader(module, program).read()
     add_in_place(main)
     remove_dead_code(main)
-    return Module(main, dict(program.mesh))
+    return Module(main, dict(program.mesh), data_branches)
 
 
 class _Reader:

@@ -11,11 +11,21 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
+from autograder.cases import (
+    axis_of,
+    axis_size,
+    batch_of,
+    batch_shapes,
+    draw_leaves,
+    meshes,
+    model_of,
+    params_of,
+    unseen_mesh,
+)
 from autograder.contract import Case, Contract, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
-from course.data import regression_batch, token_batch
 from course.mesh import abstract_mesh, as_varying, shard_map_with_specs, varying_axes
-from course.model import Model, full_loss, mlp, transformer
+from course.model import full_loss
 from course.program import Leaf
 from course.program.program import path_name, spec_of
 
@@ -29,29 +39,6 @@ def rule(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip: int 
     return P(*[None] * largest, axis)
 
 
-def axis_of(case: Case) -> str:
-    """The axis that parameters are split over: ``data`` where there is one, else the first."""
-    return "data" if "data" in case.mesh else next(iter(case.mesh))
-
-
-def axis_size(case: Case) -> int:
-    return case.mesh[axis_of(case)]
-
-
-def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Case, ...]:
-    """The meshes that each function is run on, two of them in a quick check; ``two`` are other sizes for ``data=2``."""
-    return (
-        Case("data=8", {"data": 8}, sizes, quick=True),
-        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, sizes, quick=True),
-        Case("data=2", {"data": 2}, two or sizes),
-        Case("data=1", {"data": 1}, sizes),
-    )
-
-
-def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
-    return [{"data": 4}, {"tensor": 2, "data": 2}, {"tensor": 4, "data": 2}, {"pipe": 2, "data": 4}][rng.integers(4)]
-
-
 def _leaf_shapes(case: Case) -> dict[str, Any]:
     u = case.sizes["unit"]
     shapes = {
@@ -61,10 +48,6 @@ def _leaf_shapes(case: Case) -> dict[str, Any]:
         "scale": (),
     }
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, np.float32), shapes, is_leaf=lambda s: isinstance(s, tuple))
-
-
-def _draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
-    return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)
 
 
 def wrap_shard_params(function: Any, case: Case) -> Wrapped:
@@ -228,19 +211,9 @@ def gather_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str,
     ]
 
 
-def _model_of(case: Case) -> Model:
-    s = case.sizes
-    if "seq" in s:
-        return transformer(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_heads=2,
-                           vocab=s["vocab"], max_seq=s["seq"])  # fmt: skip
-    return mlp(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_inputs=s["features"],
-               num_outputs=s["features"])  # fmt: skip
-
-
 def _params_of(case: Case) -> tuple[Any, Any]:
     """Shapes of the model's parameters, and their specs; the dim that stacks layers is never split."""
-    model = _model_of(case)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    shapes = params_of(case)
     size, low, axis = axis_size(case), case.sizes["min_size"], axis_of(case)
     specs = {
         part: jax.tree.map(lambda s, skip=int(part == "layers"): rule(s.shape, size, low, axis, skip), tree)
@@ -249,21 +222,8 @@ def _params_of(case: Case) -> tuple[Any, Any]:
     return shapes, specs
 
 
-def _batch(case: Case, seed: int) -> dict[str, np.ndarray]:
-    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
-    if "seq" in s:
-        return token_batch(seed, 0, batch=rows, seq=s["seq"], vocab=s["vocab"])
-    return regression_batch(seed, 0, batch=rows, num_inputs=s["features"], num_outputs=s["features"])
-
-
-def _batch_shapes(case: Case) -> dict[str, Any]:
-    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
-    shape, dtype = ((rows, s["seq"]), np.int32) if "seq" in s else ((rows, s["features"]), np.float32)
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name in ("inputs", "targets")}
-
-
 def wrap_fsdp_loss(function: Any, case: Case) -> Wrapped:
-    axis, model = axis_of(case), _model_of(case)
+    axis, model = axis_of(case), model_of(case)
     shapes, specs = _params_of(case)
     results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
 
@@ -281,13 +241,13 @@ def wrap_fsdp_loss(function: Any, case: Case) -> Wrapped:
         mesh = abstract_mesh(case.mesh)
         return jax.shard_map(local, mesh=mesh, in_specs=(specs, P(axis)), out_specs=results)(shards, batch)
 
-    inputs = {"shards": shapes, "batch": _batch_shapes(case)}
+    inputs = {"shards": shapes, "batch": batch_shapes(case)}
     return Wrapped(program, inputs, {"shards": specs, "batch": P(axis)}, results, {"shards": "state"})
 
 
 def draw_fsdp_loss(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     shapes, _ = _params_of(case)
-    return {"shards": _draw_leaves(rng, shapes, 0.3), "batch": _batch(case, int(rng.integers(2**31)))}
+    return {"shards": draw_leaves(rng, shapes, 0.3), "batch": batch_of(case, int(rng.integers(2**31)))}
 
 
 def fsdp_loss_oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
@@ -301,7 +261,7 @@ def fsdp_loss_oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _loss_of_each_device(sizes: tuple[tuple[str, int], ...]) -> Any:
-    model = _model_of(Case("", {}, dict(sizes)))
+    model = model_of(Case("", {}, dict(sizes)))
     return jax.jit(jax.vmap(jax.value_and_grad(lambda p, b: full_loss(model, p, b)), in_axes=(None, 0)))
 
 
@@ -344,6 +304,21 @@ def _unseen_mlp(rng: np.random.Generator) -> Case:
     return Case("unseen", unseen_mesh(rng), sizes)
 
 
+READ = {
+    "values": ("fsdp", "Mistakes that cost people days"),
+    "gradients": ("fsdp", "The scale of a gradient"),
+    "gradient norm": ("fsdp", "The scale of a gradient"),
+    "split dims": ("fsdp", "Which leaves, and along which dim"),
+    "state bytes per device": ("fsdp", "Which leaves, and along which dim"),
+    "communication": ("fsdp", "Which leaves, and along which dim"),
+    "live temporaries": ("fsdp", "Why the backward pass gathers again"),
+    "predicted time": ("fsdp", "One layer at a time"),
+    "exposed communication": ("lenses", "How to read a timeline"),
+    "all-gather bytes": ("fsdp", "Where the 1.5 comes from"),
+    "reduce-scatter bytes": ("fsdp", "Where the 1.5 comes from"),
+    "other collectives": ("fsdp", "Where the 1.5 comes from"),
+}
+
 CONTRACT = Contract(
     "fsdp",
     (
@@ -355,7 +330,7 @@ CONTRACT = Contract(
             cases=meshes(_LEAVES),
             unseen=_unseen_leaves,
             wrap=wrap_shard_params,
-            draw=lambda rng, case: {"params": _draw_leaves(rng, _leaf_shapes(case))},
+            draw=lambda rng, case: {"params": draw_leaves(rng, _leaf_shapes(case))},
             oracle=lambda inputs, case: {"values": inputs["params"]},
             facts=shard_params_facts,
             naive="keeps_everything",
@@ -368,7 +343,7 @@ CONTRACT = Contract(
             cases=meshes(_LEAVES),
             unseen=_unseen_leaves,
             wrap=wrap_gather_params,
-            draw=lambda rng, case: _draw_leaves(rng, wrap_gather_params(None, case).inputs),
+            draw=lambda rng, case: draw_leaves(rng, wrap_gather_params(None, case).inputs),
             oracle=gather_params_oracle,
             facts=gather_params_facts,
             naive="sums_padded_parts",
@@ -390,4 +365,5 @@ CONTRACT = Contract(
         ),
     ),
     question_points=2,
+    read=READ,
 )

@@ -1,0 +1,122 @@
+"""Functions that return plain data instead of arrays: their answer travels as the constant that a Program gives back.
+
+So everything that judges Programs judges them too. An answer is a number, a text, a ``PartitionSpec``, or a tuple of
+such; it is written as text and kept as bytes, ``uint8[MOST]``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder.contract import Case, Evidence, Mismatch, Wrapped
+from autograder.facts import worst
+from autograder.forms import describe, show_spec
+from autograder.verdict import Fact
+
+MOST = 1024
+
+
+def wrap_answer(name: str, answer: Callable[[], Any], like: Any) -> Wrapped:
+    """What a function answers, as something that can be exported.
+
+    Args:
+        name: The function's, for messages.
+        answer: Calls it.
+        like: The right answer or any other of its form: what is a tuple, a spec, a number or a text there must be one.
+    """
+
+    def program(nothing):
+        return {"values": jnp.asarray(encode(_formed(name, answer(), like)))}
+
+    return Wrapped(program, {"nothing": np.zeros((), np.uint8)}, {"nothing": P()}, {"values": P()})
+
+
+def no_inputs(_: Any, __: Case) -> dict[str, Any]:
+    """What ``wrap_answer`` takes: a function of plain data is given its arguments, not arrays."""
+    return {"nothing": np.zeros((), np.uint8)}
+
+
+def encode(answer: Any) -> np.ndarray:
+    """The answer as ``uint8[MOST]``: its text and zeros.
+
+    Raises:
+        Mismatch: It is longer than any right answer.
+    """
+    text = json.dumps(_plain(answer)).encode()
+    if len(text) > MOST:
+        raise Mismatch(f"the answer has {len(text):,} bytes as text, and at most {MOST:,} are expected")
+    return np.frombuffer(text.ljust(MOST, b"\0"), np.uint8)
+
+
+def decode(values: np.ndarray) -> Any:
+    """The answer from ``encode``; None where it is none, as only a forged Program has it."""
+    try:
+        return _from_plain(json.loads(values.tobytes().rstrip(b"\0")))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
+    """The answer is the right one in every case; ``explain`` says what a wrong one would mean, not what is right."""
+    found = []
+    for e in evidence:
+        measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
+        passed = measured == expected
+        message = "" if passed else f"your answer is {show(measured)}. {explain(e.case, measured)}".strip()
+        found.append(
+            Fact("values", passed, show(measured), "the one answer", case=e.case.name, line=e.line, message=message)
+        )
+    return worst(found)
+
+
+def show(answer: Any) -> str:
+    """An answer as people write it."""
+    if isinstance(answer, P):
+        return show_spec(answer)
+    if isinstance(answer, tuple):
+        return f"({', '.join(map(show, answer))})"
+    return repr(answer)
+
+
+def _formed(name: str, answer: Any, like: Any) -> Any:
+    """The answer in normal form.
+
+    Raises:
+        Mismatch: It is of another form than ``like``.
+    """
+    if isinstance(like, P):
+        if not isinstance(answer, P):
+            raise Mismatch(f"{name} returned {describe(answer)}, expected a PartitionSpec such as P('data')")
+        entries = list(answer)
+        while entries and entries[-1] is None:
+            entries.pop()
+        return P(*(e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in entries))
+    if isinstance(like, tuple):
+        if not isinstance(answer, Sequence) or isinstance(answer, str | P):
+            raise Mismatch(f"{name} returned {describe(answer)}, expected a tuple such as {show(like)[:80]}")
+        wanted = like if len(like) == len(answer) else [like[0]] * len(answer) if like else answer
+        return tuple(_formed(name, a, b) for a, b in zip(answer, wanted, strict=True))
+    kind = type(like)
+    if isinstance(answer, np.integer | np.bool_):
+        answer = answer.item()
+    if type(answer) is not kind:
+        raise Mismatch(f"{name} returned {describe(answer)}, expected a value of type {kind.__name__}")
+    return answer
+
+
+def _plain(answer: Any) -> Any:
+    if isinstance(answer, P):
+        return {"spec": [list(e) if isinstance(e, tuple) else e for e in answer]}
+    return [_plain(a) for a in answer] if isinstance(answer, tuple) else answer
+
+
+def _from_plain(data: Any) -> Any:
+    if isinstance(data, dict):
+        return P(*(tuple(e) if isinstance(e, list) else e for e in data["spec"]))
+    return tuple(map(_from_plain, data)) if isinstance(data, list) else data

@@ -1,0 +1,88 @@
+"""What the cases of many contracts are made of: meshes, models, batches, random leaves."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.contract import Case
+from course.data import regression_batch, token_batch
+from course.model import Model, mlp, transformer
+
+
+def axis_of(case: Case) -> str:
+    """The axis that a function is told to work over: ``data`` where there is one, else the first."""
+    return "data" if "data" in case.mesh else next(iter(case.mesh))
+
+
+def axis_size(case: Case) -> int:
+    """The size of ``axis_of``."""
+    return case.mesh[axis_of(case)]
+
+
+def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Case, ...]:
+    """The meshes that most functions are run on, two of them in a quick check; ``two`` are other sizes for ``data=2``.
+
+    The first is the smallest that shows every fact.
+    """
+    return (
+        Case("data=8", {"data": 8}, sizes, quick=True),
+        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, sizes, quick=True),
+        Case("data=2", {"data": 2}, two or sizes),
+        Case("data=1", {"data": 1}, sizes),
+    )
+
+
+def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
+    """A mesh that learners have not seen."""
+    return [{"data": 4}, {"tensor": 2, "data": 2}, {"tensor": 4, "data": 2}, {"pipe": 2, "data": 4}][rng.integers(4)]
+
+
+def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
+    """Normal numbers in the shapes and dtypes of ``tree``."""
+    return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)
+
+
+def model_of(case: Case) -> Model:
+    """The model that the case's sizes describe: a Transformer where they name a sequence, else an MLP."""
+    return _model_of(tuple(case.sizes.items()))
+
+
+def params_of(case: Case) -> Any:
+    """Shapes of the model's parameters."""
+    return _params_of(tuple(case.sizes.items()))
+
+
+# Kept, since making a model from modules takes a tenth of a second and every case asks several times.
+@lru_cache(maxsize=64)
+def _model_of(sizes: tuple[tuple[str, int], ...]) -> Model:
+    s = dict(sizes)
+    if "seq" in s:
+        return transformer(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"],
+                           num_heads=s.get("num_heads", 2), vocab=s["vocab"], max_seq=s["seq"])  # fmt: skip
+    return mlp(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_inputs=s["features"],
+               num_outputs=s["features"])  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _params_of(sizes: tuple[tuple[str, int], ...]) -> Any:
+    model = _model_of(sizes)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
+
+
+def batch_of(case: Case, seed: int) -> dict[str, np.ndarray]:
+    """A batch with ``rows`` for each device of the axis."""
+    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
+    if "seq" in s:
+        return token_batch(seed, 0, batch=rows, seq=s["seq"], vocab=s["vocab"])
+    return regression_batch(seed, 0, batch=rows, num_inputs=s["features"], num_outputs=s["features"])
+
+
+def batch_shapes(case: Case) -> dict[str, Any]:
+    """The shapes and dtypes of ``batch_of``."""
+    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
+    shape, dtype = ((rows, s["seq"]), np.int32) if "seq" in s else ((rows, s["features"]), np.float32)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name in ("inputs", "targets")}
