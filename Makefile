@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-latest bench attacks fuzz soak validate aot build constraints lint site serve system browser validate-gpu clean
+.PHONY: setup demo test test-full test-latest bench attacks fuzz soak validate aot build constraints lint site serve system browser validate-gpu clean
 
 setup: $(READY)
 
@@ -15,6 +15,10 @@ demo: $(READY) system
 
 test: $(READY) system browser aot
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+# With every mutant and every other-style answer on every mesh.
+test-full: $(READY) system browser aot
+	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
 test-latest:

@@ -8,14 +8,12 @@ import pytest
 
 from autograder import variants
 from autograder.chapters.fsdp import CONTRACT, rule
-from autograder.check import check_function, check_solution
-from autograder.contract import load, references
-from autograder.grading.tracing import trace_cases
-from autograder.measure import measure
-from autograder.mutants.fsdp import MUTANTS, sums_gradients
+from autograder.check import check_function
+from autograder.contract import references
+from autograder.mutants.fsdp import sums_gradients
 from autograder.variants.fsdp import ALIKE, VARIANTS
 from autograder.variants.rewrites import rewritten
-from autograder.verdict import PARTIAL, PASS, STUDENT_ERROR
+from autograder.verdict import PARTIAL
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 
@@ -30,23 +28,7 @@ def failed(result):
     return {fact.name for fact in result.facts if fact.passed is False and fact.weight}
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_reference_passes_every_fact_on_every_mesh(task):
-    (result,) = check_solution("fsdp", [task], full=True).functions
-    assert (result.verdict, failed(result), result.points) == (PASS, set(), TASKS[task].points)
-    assert all(fact.passed for fact in result.facts), "a fact was not measured"
-
-
-EVERY = [(task, function) for task, functions in VARIANTS.items() for function in functions]
-
-
-@pytest.mark.parametrize(("task", "function"), EVERY)
-def test_other_style_passes_every_fact_as_it_is_handed_in(task, function):
-    result = variants.judged("fsdp", TASKS[task], function, full=False)
-    assert (result.verdict, failed(result), result.message) == (PASS, set(), "")
-
-
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ALIKE)
 def test_every_function_has_twenty_other_styles_whose_programs_differ(task, record_property):
     counted = variants.count("fsdp", task, VARIANTS[task])
     record_property("constructions", counted.constructions)
@@ -63,29 +45,6 @@ def test_mechanical_rewrites_change_no_program(task):
         assert changed.__code__ is not function.__code__
         same = variants.operations("fsdp", task, changed) == variants.operations("fsdp", task, function)
         assert same, function.__name__
-
-
-def test_every_function_has_six_mutants():
-    assert all(sum(mutant.task == task for mutant in MUTANTS) >= 6 for task in TASKS)
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_mutant_fails_exactly_what_it_names(mutant):
-    result = judged(mutant.task, mutant.function)
-    assert failed(result) == mutant.fails
-    assert result.points < TASKS[mutant.task].points
-    for fact in result.facts:
-        assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_stub_gets_nothing(task):
-    parameters = TASKS[task].signature.strip("()")
-    space: dict = {}
-    exec(compile(f"def {task}({parameters}):\n    raise NotImplementedError()", "stub", "exec"), space)
-    result = judged(task, space[task])
-    assert (result.points, result.verdict, result.line) == (0, STUDENT_ERROR, "mine:2")
-    assert "is not written yet" in result.message
 
 
 def test_bad_gather_is_told_leaf_mesh_values_and_line():
@@ -146,21 +105,6 @@ def test_oracle_of_fsdp_loss_equals_central_differences(place):
         assert gradient[at] == pytest.approx(difference, rel=5e-3), path
 
 
-def test_references_are_fresh():
-    assert references("fsdp") == measure("fsdp"), "run `meshcraft build`"
-
-
 def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_percent():
     known = references("fsdp")["fsdp_loss"]["temporaries"]
     assert known["naive"] > 1.15 * 1.15 * known["reference"]
-
-
-def test_unseen_cases_are_legal_for_every_draw():
-    for task in load("fsdp").tasks:
-        for seed in range(12):
-            case = task.unseen(np.random.default_rng(seed))
-            if seed < 2:
-                solution = getattr(__import__("solutions.fsdp", fromlist=[""]), task.name)
-                assert not hasattr(trace_cases(task, solution, [case], lambda _: None), "verdict")
-            inputs = task.draw(np.random.default_rng(seed), case)
-            assert set(task.oracle(inputs, case)) >= {"values"}

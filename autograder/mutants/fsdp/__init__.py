@@ -296,7 +296,7 @@ MUTANTS = (
     mutant("gather_params", sums_padded_parts, GATHERED, SCATTERED, OTHERS),
     mutant("gather_params", all_reduces_gradients, SCATTERED, OTHERS),
     mutant("gather_params", keeps_own_gradient, GRADIENTS, SCATTERED),
-    mutant("gather_params", divides_by_eight, GRADIENTS),
+    mutant("gather_params", divides_by_eight, GRADIENTS, shown_by=("pipe=4 x tensor=2",)),
     mutant("gather_params", stops_gradients, GRADIENTS, SCATTERED),
     mutant("gather_params", averages_whole_leaves_too, GRADIENTS, OTHERS),
     mutant("gather_params", gathers_in_bfloat16, VALUES, GRADIENTS, GATHERED, SCATTERED),

@@ -1,0 +1,120 @@
+"""No contract is fooled, and none is too tight: right answers of any style pass, each mutant fails what it names.
+
+Reference solutions are judged on every mesh. Mutants and other styles are judged on the first case of a task, which is
+the smallest that shows its facts, unless ``MESHCRAFT_FULL`` is set, as ``make test-full`` does.
+"""
+
+import importlib
+import os
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from autograder import variants
+from autograder.check import check_solution
+from autograder.contract import load, references
+from autograder.grading.tracing import Problem, trace_cases
+from autograder.measure import measure
+from autograder.mutants import judged
+from autograder.verdict import FAIL, PASS, STUDENT_ERROR
+from course.curriculum import CHAPTERS
+
+FULL = bool(os.environ.get("MESHCRAFT_FULL"))
+NAMES = [entry.name for entry in CHAPTERS]
+TASKS = [(chapter, task.name) for chapter in NAMES for task in load(chapter).tasks]
+MUTANTS = [(chapter, m) for chapter in NAMES for m in importlib.import_module(f"autograder.mutants.{chapter}").MUTANTS]
+VARIANTS = [
+    (chapter, task, function)
+    for chapter in NAMES
+    for task, functions in importlib.import_module(f"autograder.variants.{chapter}").VARIANTS.items()
+    for function in functions
+]
+LEAST_MUTANTS, LEAST_VARIANTS = 5, 2
+
+
+def failed(result):
+    """The facts that cost points; those of weight 0 are advice."""
+    return {fact.name for fact in result.facts if fact.passed is False and fact.weight}
+
+
+@pytest.mark.parametrize(("chapter", "task"), TASKS)
+def test_reference_passes_every_fact_on_every_mesh(chapter, task):
+    (result,) = check_solution(chapter, [task], full=True).functions
+    assert (result.message, failed(result)) == ("", set())
+    assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
+    assert all(fact.passed for fact in result.facts), "a fact was not measured"
+
+
+@pytest.mark.parametrize(("chapter", "task", "function"), VARIANTS)
+def test_other_style_passes_every_fact_as_it_is_handed_in(chapter, task, function):
+    result = variants.judged(chapter, load(chapter).task(task), function, full=FULL)
+    assert (result.verdict, failed(result), result.message) == (PASS, set(), "")
+
+
+@pytest.mark.parametrize(("chapter", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", value))
+def test_mutant_fails_exactly_what_it_names(chapter, mutant):
+    result = judged(chapter, mutant, full=FULL)
+    assert (result.message, failed(result)) == ("", mutant.fails)
+    assert result.points < load(chapter).task(mutant.task).points
+    for fact in result.facts:
+        assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
+
+
+@pytest.mark.parametrize("chapter", NAMES)
+def test_every_function_has_mutants_and_other_styles(chapter):
+    wrong = Counter(mutant.task for name, mutant in MUTANTS if name == chapter)
+    right = Counter(task for name, task, _ in VARIANTS if name == chapter)
+    for task in load(chapter).tasks:
+        assert wrong[task.name] >= LEAST_MUTANTS, task.name
+        assert right[task.name] >= LEAST_VARIANTS, task.name
+
+
+@pytest.mark.parametrize(("chapter", "task"), TASKS)
+def test_stub_gets_nothing(chapter, task):
+    found = load(chapter).task(task)
+    space: dict = {}
+    exec(compile(f"def {task}{found.signature}:\n    raise NotImplementedError()", "stub", "exec"), space)
+    traced = trace_cases(found, space[task], [found.cases[0]], lambda file: "mine" if file == "stub" else None)
+    assert isinstance(traced, Problem)
+    assert (traced.verdict, traced.line) == (STUDENT_ERROR, "mine:2")
+    assert "is not written yet" in traced.message
+
+
+@pytest.mark.parametrize(("chapter", "task"), TASKS)
+def test_function_that_returns_nothing_is_told_what_was_expected(chapter, task):
+    found = load(chapter).task(task)
+    space: dict = {}
+    exec(f"def {task}{found.signature}:\n    return None", space)
+    traced = trace_cases(found, space[task], [found.cases[0]], lambda _: None)
+    assert isinstance(traced, Problem)
+    assert traced.verdict == FAIL, traced
+    assert "expected" in traced.message
+
+
+@pytest.mark.parametrize("chapter", NAMES)
+def test_references_are_fresh(chapter):
+    assert references(chapter) == measure(chapter), "run `meshcraft build`"
+
+
+@pytest.mark.parametrize(("chapter", "task"), TASKS)
+def test_unseen_cases_are_legal_for_every_draw(chapter, task):
+    found = load(chapter).task(task)
+    solution = getattr(importlib.import_module(f"solutions.{chapter}"), task)
+    assert found.unseen(np.random.default_rng(0)).name == "unseen"
+    for seed in range(12):
+        case = found.unseen(np.random.default_rng(seed))
+        if seed < 2:
+            assert not hasattr(trace_cases(found, solution, [case], lambda _: None), "verdict")
+        inputs = found.draw(np.random.default_rng(seed), case)
+        assert jax.tree.leaves(found.oracle(inputs, case))
+
+
+@pytest.mark.parametrize("chapter", NAMES)
+def test_every_fact_says_where_the_pages_explain_it(chapter):
+    known = load(chapter).read
+    for task in load(chapter).tasks:
+        (result,) = check_solution(chapter, [task.name]).functions
+        missing = {fact.name for fact in result.facts if fact.weight} - set(known)
+        assert not missing, f"{task.name}: Contract.read has no page for {missing}"
