@@ -5,6 +5,7 @@ The same code serves the notebook's ``check``, in a process of the learner's own
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import os
@@ -88,6 +89,8 @@ def main() -> None:
         deny_syscalls(allow_fork=False)
     executor, limit = Executor(), [math.inf]
     threading.Thread(target=watch_cpu, args=(limit,), daemon=True).start()
+    gc.collect()
+    gc.freeze()  # what is here now stays: no need to look through it for garbage
     wire.write(answers, {"ready": True})
     while True:
         try:

@@ -6,6 +6,7 @@ the strict filter first, so one request cannot change the next.
 
 from __future__ import annotations
 
+import gc
 import sys
 from functools import cache
 from io import FileIO
@@ -45,6 +46,8 @@ def prepare(chapter: str) -> None:
     for task in load(chapter).tasks:
         for case in (*task.cases, *(task.analysed[:1] if task.analysed else ())):
             task.wrap(_nothing, case)
+    gc.collect()
+    gc.freeze()  # a fork need not look for garbage among what is here already
 
 
 def _nothing(*_: Any) -> Any:
