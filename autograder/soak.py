@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,10 @@ class Outcome:
     @property
     def clean(self) -> bool:
         return not (self.lost or self.doubled or self.different or self.left)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "kills": dict(self.kills)}
 
 
 def make_class(folder: Path, size: int) -> Path:
@@ -223,7 +227,7 @@ def main() -> None:
         found = soak(Path(folder), options.submissions, options.kills, options.workers, options.seed, update)
     seconds = time.monotonic() - begin
     if options.json:
-        print(json.dumps({**asdict(found), "seconds": round(seconds)}))
+        print(json.dumps({**found.to_json(), "seconds": round(seconds)}))
     else:
         by_kind = ", ".join(f"{count} {name}" for name, count in found.kills.most_common())
         out().print(f"{found.submissions} submissions, {found.runs} runs of the grader, {seconds / 60:.0f} minutes")

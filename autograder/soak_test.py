@@ -1,5 +1,6 @@
 """The short form of the soak: a few submissions, a few kills."""
 
+import json
 from collections import Counter
 
 from autograder.soak import Outcome, booked, compare, make_class, soak
@@ -9,6 +10,7 @@ def test_killed_at_random_and_graded_on_gives_what_an_undisturbed_grading_gives(
     found = soak(tmp_path, size=5, kills=8, workers=2, seed=1, update=lambda *_: None)
     assert (found.lost, found.doubled, found.different, found.left) == ([], [], [], [])
     assert sum(found.kills.values()) >= 8 and found.runs >= 1
+    assert json.loads(json.dumps(found.to_json()))["kills"] == dict(found.kills)
     assert booked(tmp_path / "disturbed") == Counter({f"student{number:03}": 1 for number in range(5)})
 
 
