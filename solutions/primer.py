@@ -26,7 +26,7 @@
 # %%
 import jax
 import jax.numpy as jnp
-from IPython.display import display
+from IPython.display import HTML, display
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -35,6 +35,7 @@ from course.mesh import abstract_mesh, make_mesh
 from course.predict import predict
 from course.program import costs, export, parse
 from course.show import who_holds
+from course.show.panels import comparison_html
 
 # %% [markdown]
 # ## A mesh: devices in a grid
@@ -94,7 +95,7 @@ if __name__ == "__main__":
     for spec in (P(), P("data"), P("data", "tensor")):
         placed = jax.device_put(rows, NamedSharding(mesh, spec))
         block = placed.addressable_shards[0].data
-        print(f"{spec!s:45} {placed.shape!s:9} block {block.shape!s:8} {block.nbytes:4} bytes on each device")
+        print(f"{spec!s:20} {placed.shape!s:9} block {block.shape!s:8} {block.nbytes:4} bytes on each device")
     # --8<-- [end:bytes]
 
 # %% [markdown]
@@ -131,16 +132,17 @@ if __name__ == "__main__":
 # The function was traced once, for all devices, with the shape of a block. (`{V:data}` is explained in a minute.)
 # Without the `pmean` each device would subtract the mean of its own two rows.
 #
-# Five collectives do nearly all of the work in this course. Here are four devices in a row, each with two numbers.
-# For an array of $W$ bytes when whole and $n$ devices, the last column is what each device sends on a ring.
+# Few collectives do nearly all of the work. For $n$ devices in a ring, the last column is what each of them sends.
 #
 # | collective | what a device has afterwards | it sends |
 # |---|---|---|
-# | `lax.psum`, `lax.pmean` (an all-reduce) | the sum or mean of all blocks | $2W(n-1)/n$ |
-# | `lax.all_gather(tiled=True)` | all blocks, one after the other | $W(n-1)/n$ |
-# | `lax.psum_scatter(tiled=True)` (a reduce-scatter) | its own part of the sum | $W(n-1)/n$ |
-# | `lax.ppermute` | the block of the device that sends to it | the block |
-# | `lax.all_to_all` | the parts that all others have for it | $W(n-1)/n$, with $W$ its own block |
+# | `lax.psum`, `lax.pmean` (all-reduce) | the sum or the mean of all blocks, of $W$ bytes each | $2W(n-1)/n$ |
+# | `lax.all_gather(tiled=True)` | all blocks in a row, $W$ bytes together | $W(n-1)/n$ |
+# | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its part of the sum of arrays of $W$ bytes | $W(n-1)/n$ |
+# | `lax.all_to_all(tiled=True)` | the part that each other has for it, of $W$ bytes each | $W(n-1)/n$ |
+# | `lax.ppermute` | the block of whoever sends to it, $W$ bytes | $W$ |
+#
+# Here are four devices in a row, each with two numbers.
 
 
 # %%
@@ -416,12 +418,16 @@ if __name__ == "__main__":
 # 4. **The figures below**: the step, how much of it is busy, what is exposed by axis; then memory at the peak, and,
 #    folded, your lines and the critical path.
 #
-# Now with two halves. While the sum of the first half travels, the second half is computed.
+# Now with two halves, and both on one time scale. While the sum of the first half travels, the second half is computed.
 
 # %%
 if __name__ == "__main__":
     # --8<-- [start:halves]
-    display(predicted(two_halves))
+    steps = {"two halves": predicted(two_halves), "whole batch": predicted(whole_batch)}
+    for name, step in steps.items():
+        took, lost, sent = (step.figures()[what] for what in ("step", "exposed: tensor", "sent by a device"))
+        print(f"{name:12} step {took}, exposed {lost}, {sent} sent")
+    display(HTML(comparison_html("four layers on 8xH100", steps, reference="whole batch")))
     # --8<-- [end:halves]
 
 # %% [markdown]
