@@ -82,7 +82,8 @@ if __name__ == "__main__":
 if __name__ == "__main__":
     # --8<-- [start:specs]
     for spec in (P(None, "tensor"), P("data", "tensor"), P(("tensor", "data"), None), P()):
-        display(who_holds(jax.device_put(rows, NamedSharding(mesh, spec)), labels=("batch", "d_model"), show_spec=True))
+        placed = jax.device_put(rows, NamedSharding(mesh, spec))
+        display(who_holds(placed, labels=("batch", "d_model"), show_spec=True))
     # --8<-- [end:specs]
 
 # %% [markdown]
@@ -278,7 +279,7 @@ if __name__ == "__main__":
         )
         held = [float(shard.data[0]) for shard in gradient(jnp.ones(()), numbers).addressable_shards]
         reductions = gradient.lower(jnp.ones(()), numbers).as_text().count("stablehlo.all_reduce")
-        print(f"{way.__name__:21} on the devices {held}   all-reduces: {reductions}")
+        print(f"{way.__name__:21} on the devices {held!s:26} all-reduces: {reductions}")
     # --8<-- [end:use_gradients]
 
 # %% [markdown]
@@ -381,6 +382,7 @@ def two_halves(block, weights):
 # --8<-- [end:layers]
 
 
+# %%
 def predicted(function, batch=8192, d=16384, num_layers=4):
     """The function on 8 H100, in bfloat16."""
     mesh, columns = {"tensor": 8}, P(None, "tensor")
