@@ -92,7 +92,8 @@ def test_list_shows_progress(meshcraft, judge):
     meshcraft("start", "fsdp", "--no-open")
     meshcraft("check", "fsdp")
     assert "1 of 2 pass" in meshcraft("list").out
-    (row,) = json.loads(meshcraft("list", "--json").out)["chapters"]
+    primer, row = json.loads(meshcraft("list", "--json").out)["chapters"]
+    assert primer["chapter"] == "primer" and not primer["started"] and primer["judged"] == []
     assert row["started"] and row["passed"] == ["shard_params"]
 
 
@@ -111,6 +112,17 @@ def test_start_never_overwrites(meshcraft, tmp_path):
     path.write_text("mine")
     assert "there already" in meshcraft("start", "fsdp", "--no-open").out
     assert path.read_text() == "mine"
+
+
+def test_the_primer_starts_and_resets_like_a_chapter_and_has_nothing_to_judge(meshcraft, tmp_path):
+    assert meshcraft("start", "primer", "--no-open").status == 0
+    path = tmp_path / "primer" / "primer.ipynb"
+    fresh = path.read_text()
+    path.write_text("mine")
+    assert meshcraft("reset", "primer", "--yes").status == 0 and path.read_text() == fresh
+    for command in ("check", "hint", "grade"):
+        ended = meshcraft(command, "primer")
+        assert ended.status == 2 and "the primer has no functions to write; `meshcraft start primer`" in ended.err
 
 
 def test_check_exits_1_if_something_fell_short_and_3_if_a_person_is_needed(meshcraft, judge):

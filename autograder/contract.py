@@ -90,6 +90,7 @@ class Evidence:
     secret: bool = False
 
 
+# --8<-- [start:task]
 @dataclass(frozen=True)
 class Task:
     """One function of a chapter.
@@ -127,6 +128,9 @@ class Task:
     slow: str = ""
     machine: str = "8xH100"
     data_branches: bool = False
+
+
+# --8<-- [end:task]
 
 
 @dataclass(frozen=True)

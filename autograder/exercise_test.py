@@ -1,4 +1,6 @@
-"""The exercise as a learner runs it: in a real Jupyter kernel, with stubs, and with the solutions pasted in."""
+"""Notebooks as a learner runs them, in a real Jupyter kernel: exercises with stubs and solved, and the primer."""
+
+import time
 
 import nbformat
 import pytest
@@ -6,7 +8,7 @@ from nbclient import NotebookClient
 
 from autograder.contract import load
 from autograder.notebook import ROOT, source_notebook
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, PRIMER
 
 CHAPTER_NAMES = [entry.name for entry in CHAPTERS]
 
@@ -34,6 +36,18 @@ def checks(notebook):
     cells = [c for c in notebook.cells if c.get("metadata", {}).get("nbgrader", {}).get("grade")]
     code = [c for c in cells if c.cell_type == "code"]
     return {c.metadata.nbgrader.grade_id.removeprefix("check-"): c.outputs[-1].data for c in code}
+
+
+def test_the_primer_runs_from_start_to_end_and_shows_its_pictures_without_a_word_on_stderr(tmp_path):
+    started = time.perf_counter()
+    notebook = run(PRIMER.name, tmp_path, solved=False)
+    assert time.perf_counter() - started < 60
+    assert outputs(notebook, lambda out: out.output_type == "error") == []
+    assert outputs(notebook, lambda out: out.output_type == "stream" and out.name == "stderr") == []
+    pictures = outputs(notebook, lambda out: "<svg" in out.get("data", {}).get("text/html", ""))
+    source = "".join(cell.source for cell in notebook.cells)
+    assert len(pictures) == 7 and source.count("display(") == 4
+    assert not any("nbgrader" in cell.metadata for cell in notebook.cells)
 
 
 @pytest.mark.parametrize("chapter", CHAPTER_NAMES)

@@ -10,7 +10,7 @@ import pytest
 
 from autograder.contract import JUDGED_BY
 from autograder.notebook import ROOT
-from course.curriculum import CHAPTERS, earlier
+from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER, earlier
 
 OURS = ("course", "solutions", "autograder")
 SOURCES = [
@@ -36,10 +36,8 @@ def allowed(path):
     if parts[0] == "course":
         return {"course"}
     if parts[0] == "solutions":
-        return {
-            "course",
-            *(f"solutions.{entry.name}" for entry in (earlier(parts[1]) if parts[1] != "__init__" else ())),
-        }
+        before = earlier(parts[1]) if parts[1] not in ("__init__", PRIMER.name) else ()
+        return {"course", *(f"solutions.{entry.name}" for entry in before)}
     if parts[:2] == ("autograder", "chapters") or parts[1] in JUDGED_BY:
         own = {".".join(parts[:3])} if parts[1] == "chapters" else set()
         return {"course", *own, *(f"autograder.{name}" for name in JUDGED_BY)}
@@ -68,7 +66,16 @@ def test_one_word_finds_everything(chapter):
         f"site/pages/profiling/{chapter}.md",
     ):
         assert (ROOT / place).is_file(), place
-    assert sorted(p.name for p in (ROOT / "exercises").iterdir()) == sorted(entry.name for entry in CHAPTERS)
+
+
+def test_the_primer_is_a_page_and_a_notebook_and_no_chapter():
+    for place in ("solutions/primer.py", "exercises/primer/primer.ipynb", "site/pages/primer.md"):
+        assert (ROOT / place).is_file(), place
+    assert PRIMER not in CHAPTERS and not (ROOT / "autograder" / "chapters" / PRIMER.name).exists()
+
+
+def test_every_exercise_is_a_notebook_of_the_curriculum():
+    assert sorted(p.name for p in (ROOT / "exercises").iterdir()) == sorted(entry.name for entry in NOTEBOOKS)
 
 
 def test_constraints_pin_everything_that_is_installed_and_name_no_host():

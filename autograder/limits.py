@@ -44,6 +44,7 @@ def temporaries_within(
     return within("live temporaries", "temporaries", look, evidence, references, ratio, **how)
 
 
+# --8<-- [start:flops_within]
 def flops_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
     """FLOPs of matrix products are at most ``ratio`` times the reference's; ``how`` as for ``within``."""
 
@@ -52,6 +53,9 @@ def flops_within(evidence: Evidence | None, references: dict[str, Any], ratio: f
         return _Look(e.costs.flops, "FLOPs", _flops, e.line, said)
 
     return within("FLOPs", "flops", look, evidence, references, ratio, **how)
+
+
+# --8<-- [end:flops_within]
 
 
 def largest_within(

@@ -23,10 +23,14 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from traitlets.config import Config
 
+from course.curriculum import PRIMER
+
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 QUESTION = "question"
 CHECK_IMPORT = "from autograder.check import check"
+# Where a page includes a part of a source: no concern of a notebook's reader.
+PAGE_MARK = re.compile(r"^[ \t]*# --8<-- \[(?:start|end):.*\n?", re.MULTILINE)
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -89,7 +93,7 @@ def exercise_text(chapter: str, *, root: Path = ROOT) -> str:
 
 
 def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
-    """The chapter as nbgrader's source notebook: with solutions, check cells and points.
+    """The chapter as nbgrader's source notebook: with solutions, check cells and points. The primer has none of these.
 
     Raises:
         BuildError: the solution module breaks a rule.
@@ -97,6 +101,8 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
     from autograder import contract
 
     path = root / "solutions" / f"{chapter}.py"
+    if chapter == PRIMER.name:
+        return _as_notebook(_story(path))
     agreed = contract.load(chapter)
     points = {task.name: float(task.points) for task in agreed.tasks}
     cells: list[NotebookNode] = []
@@ -114,6 +120,10 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
                 source, imported = f"{source}\n\n{CHECK_IMPORT}", True
             cells.append(new_code_cell(source))
     _require_complete(path, points, found)
+    return _as_notebook(cells)
+
+
+def _as_notebook(cells: list[NotebookNode]) -> NotebookNode:
     _stamp_ids(cells)
     return new_notebook(cells=cells, metadata={"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}})
 
@@ -205,9 +215,21 @@ def _read_cells(path: Path) -> list[Cell]:
     if len(starts) != len(cells):
         raise BuildError(f"{path}: every cell must begin with '# %%'; {len(starts)} do, of {len(cells)}")
     return [
-        Cell(cell.cell_type, cell.source.strip("\n"), f"{path}:{line}")
+        Cell(cell.cell_type, PAGE_MARK.sub("", cell.source).strip("\n"), f"{path}:{line}")
         for cell, line in zip(cells, starts, strict=True)
     ]
+
+
+def _story(path: Path) -> list[NotebookNode]:
+    """The cells of a notebook that asks for nothing: nothing to strip, nothing to check."""
+    cells = _read_cells(path)
+    asking = next((cell for cell in cells if BEGIN in cell.source), None)
+    if asking:
+        raise BuildError(
+            f"{asking.where}: found '{BEGIN}', and {path.stem} asks for nothing; that belongs in a chapter"
+        )
+    made = {"markdown": lambda cell: new_markdown_cell(cell.source), "code": lambda cell: new_code_cell(_bare(cell))}
+    return [made[cell.kind](cell) for cell in cells]
 
 
 def _markdown(cell: Cell, points: float, found: dict[str, str]) -> NotebookNode:

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from autograder import notebook
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 
 MODULE = '''# %% [markdown]
 # # A chapter
@@ -156,6 +156,39 @@ def region(source):
     return [line.strip() for line in inside.splitlines() if len(line.strip()) > 30]
 
 
-@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+STORY = (
+    MODULE.split("# %%\ndef twice")[0]
+    + """# %%
+if __name__ == "__main__":
+    # --8<-- [start:shown]
+    print(math.pi)
+    # --8<-- [end:shown]
+"""
+)
+
+
+def test_the_primer_is_built_without_roles_checks_or_a_contract(tmp_path):
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "primer.py").write_text(STORY)
+    (path,) = notebook.build([PRIMER.name], root=tmp_path)
+    cells = nbformat.read(path, as_version=4).cells
+    assert [cell.source for cell in cells] == ["# A chapter", "import math", "print(math.pi)"]
+    assert not any("nbgrader" in cell.metadata for cell in cells)
+    assert notebook.stale(PRIMER.name, root=tmp_path) == ""
+
+
+def test_a_solution_region_in_the_primer_is_an_error(tmp_path):
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "primer.py").write_text(MODULE)
+    with pytest.raises(notebook.BuildError, match=r"primer.py:7: found '### BEGIN SOLUTION', and primer asks for"):
+        notebook.source_notebook(PRIMER.name, root=tmp_path)
+
+
+def test_marks_for_pages_are_not_in_the_notebook(house):
+    marked = MODULE.replace("    # a lab", "    # --8<-- [start:lab]\n    # a lab")
+    assert cells_of(house(marked))[5].source == "# a lab\nprint(twice(math.pi))"
+
+
+@pytest.mark.parametrize("chapter", [entry.name for entry in NOTEBOOKS])
 def test_the_committed_exercise_is_what_a_build_gives(chapter):
     assert notebook.stale(chapter) == "", f"run `meshcraft build {chapter}`"

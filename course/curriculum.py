@@ -1,4 +1,4 @@
-"""The one list of chapters: the site's navigation, the command and the sandbox read their order here."""
+"""The one list of notebooks: the site's navigation, the command and the sandbox read their order here."""
 
 from dataclasses import dataclass
 
@@ -14,6 +14,11 @@ class Chapter:
 
 CHAPTERS = (Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),)
 
+# Comes before them, and asks for nothing: it has a page and a notebook, and no contract.
+PRIMER = Chapter("primer", "Many devices in 15 minutes", "meshes, specs, shard_map, what varies, timelines")
+
+NOTEBOOKS = (PRIMER, *CHAPTERS)
+
 
 def chapter(name: str) -> Chapter:
     """The chapter of that name.
@@ -25,6 +30,10 @@ def chapter(name: str) -> Chapter:
         if entry.name == name:
             return entry
     known = ", ".join(entry.name for entry in CHAPTERS)
+    if name == PRIMER.name:
+        raise LookupError(
+            f"the {name} has no functions to write; `meshcraft start {name}` opens it; the chapters are: {known}"
+        )
     raise LookupError(f"there is no chapter called {name!r}; the chapters are: {known}")
 
 

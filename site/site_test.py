@@ -20,7 +20,7 @@ import jax
 import pytest
 import yaml
 
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 from course.model import transformer
 
 SITE = Path(__file__).parent
@@ -170,11 +170,12 @@ _Loader.add_multi_constructor("!", lambda loader, suffix, node: f"{suffix} {node
 def test_navigation_follows_the_curriculum():
     config = yaml.load((SITE / "mkdocs.yml").read_text(), _Loader)
     chapters = next(entry["Chapters"] for entry in config["nav"] if "Chapters" in entry)
-    assert chapters == [{entry.title: f"{entry.name}.md"} for entry in CHAPTERS]
+    assert chapters == [{entry.title: f"{entry.name}.md"} for entry in NOTEBOOKS]
 
 
-def test_home_page_lists_every_chapter():
+def test_home_page_lists_every_chapter_and_the_primer():
     home = (SITE / "pages" / "index.md").read_text()
+    assert f"[{PRIMER.title}]({PRIMER.name}.md)" in home
     for entry in CHAPTERS:
         assert f"| [{entry.title}]({entry.name}.md) | {entry.summary} |" in home
 

@@ -21,7 +21,7 @@ from autograder.commands.terminal import (
     require_chapter,
     spinner,
 )
-from course.curriculum import CHAPTERS
+from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 
 Assignment = Annotated[str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all handed in, if none.")]
 CourseFolder = Annotated[Path, typer.Option("--course", help="The course folder, in nbgrader's layout.")]
@@ -33,7 +33,7 @@ def build(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if an exercise is stale.")] = False,
 ) -> None:
     """Make the exercises from the solutions, which nbgrader strips, and measure what limits are set against."""
-    names = [require_chapter(name) for name in chapters or [entry.name for entry in CHAPTERS]]
+    names = [require_chapter(name, or_primer=True) for name in chapters or [entry.name for entry in NOTEBOOKS]]
     from autograder import notebook
 
     if check:
@@ -45,7 +45,7 @@ def build(
     from autograder import measure
 
     with spinner("building"):
-        written = [*notebook.build(names), *(measure.write(name) for name in names)]
+        written = [*notebook.build(names), *(measure.write(name) for name in names if name != PRIMER.name)]
     for path in written:
         out().print(f"wrote {path}", markup=False)
 

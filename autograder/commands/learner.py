@@ -15,7 +15,7 @@ import typer
 
 from autograder.commands.hints import read_hints
 from autograder.commands.terminal import FAULT, SHORT, UsageError, out, print_json, require_chapter, spinner
-from course.curriculum import CHAPTERS
+from course.curriculum import NOTEBOOKS
 
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
@@ -32,7 +32,7 @@ class Mesh(str, Enum):  # noqa: UP042  typer shows the values
 
 def chapters(as_json: AsJson = False) -> None:
     """The curriculum, and how far you are."""
-    rows = [_chapter_row(entry.name, entry.title, entry.summary) for entry in CHAPTERS]
+    rows = [_chapter_row(entry.name, entry.title, entry.summary) for entry in NOTEBOOKS]
     if as_json:
         print_json({"chapters": rows})
         return
@@ -50,8 +50,8 @@ def start(
     chapter: ChapterName,
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open the notebook in JupyterLab.")] = True,
 ) -> None:
-    """Copy a chapter's exercise into the working folder, unless it is there, and open it."""
-    require_chapter(chapter)
+    """Copy a chapter's exercise, or the primer, into the working folder, unless it is there, and open it."""
+    require_chapter(chapter, or_primer=True)
     target = find_notebook(chapter) or Path(chapter) / f"{chapter}.ipynb"
     if target.exists():
         out().print(f"{target} is there already; it stays as it is", markup=False)
@@ -143,7 +143,7 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Put the exercise back as it was, or one function of it. Asks first, and keeps a copy of what you have."""
-    require_chapter(chapter)
+    require_chapter(chapter, or_primer=True)
     path = require_notebook(chapter, notebook)
     fresh = _with_stub(path, chapter, function) if function else exercise_text(chapter)
     what = f"{function} in {path}" if function else str(path)

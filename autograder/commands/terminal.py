@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from course.curriculum import PRIMER
 from course.curriculum import chapter as find_chapter
 
 SHORT, USAGE, FAULT, INTERRUPTED = 1, 2, 3, 130
@@ -62,12 +63,14 @@ def _finite(data: Any) -> Any:
     return str(data) if isinstance(data, float) and not math.isfinite(data) else data
 
 
-def require_chapter(name: str) -> str:
-    """The name, if a chapter has it.
+def require_chapter(name: str, *, or_primer: bool = False) -> str:
+    """The name, if a chapter has it, or the primer where that will do.
 
     Raises:
         UsageError: none has.
     """
+    if or_primer and name == PRIMER.name:
+        return name
     try:
         return find_chapter(name).name
     except LookupError as error:

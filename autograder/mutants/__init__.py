@@ -13,6 +13,7 @@ from autograder.grading.tracing import Problem, trace_cases
 from autograder.verdict import Result
 
 
+# --8<-- [start:mutant]
 @dataclass(frozen=True)
 class Mutant:
     """A wrong answer for a task, and exactly the facts that it must fail.
@@ -24,6 +25,7 @@ class Mutant:
     function: Callable[..., Any]
     fails: frozenset[str]
     shown_by: tuple[str, ...] = ()
+    # --8<-- [end:mutant]
 
     @property
     def name(self) -> str:

@@ -1,5 +1,15 @@
 """Pictures and tables of what the lenses see, for notebooks, pages and terminals."""
 
 from course.show.pictures import memory_svg, side_by_side, timeline_svg
+from course.show.shardings import Holdings, holdings_svg, holdings_table, sharding_svg, who_holds
 
-__all__ = ["memory_svg", "side_by_side", "timeline_svg"]
+__all__ = [
+    "Holdings",
+    "holdings_svg",
+    "holdings_table",
+    "memory_svg",
+    "sharding_svg",
+    "side_by_side",
+    "timeline_svg",
+    "who_holds",
+]

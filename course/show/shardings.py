@@ -1,0 +1,294 @@
+"""Pictures of shardings: an array as a grid of blocks with the devices that hold each, beside the mesh.
+
+One piece of SVG without script, style sheet or address, narrow enough for a phone; and the same as a table of text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from course.show.holdings import Layout, layout
+from course.show.svg import AXES, LETTER, MATMUL, TEXT, svg, text
+
+# Narrow enough to be read on a phone without scrolling.
+GUTTER, GRID, GAP, MESH = 36.0, 220.0, 26.0, 120.0
+LEAST = 0.76
+LOWEST, HIGHEST, ROW, CHIP, CELL, NARROW = 84.0, 220.0, 30.0, 20.0, 30.0, 20.0
+MAX_BLOCKS, MAX_DEVICES = 16, 256
+HUES = (MATMUL, AXES[0], AXES[2], AXES[1], AXES[3])
+TINTS = (0.22, 0.5, 0.34, 0.62)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Who holds what of an array: a picture in a notebook, a table in a terminal.
+
+    Attributes:
+        shape: Of the whole array.
+        spec: A ``PartitionSpec``, or a tuple like one.
+        mesh: A ``Mesh``, an ``AbstractMesh``, or sizes of axes by name.
+        title: What stands above; by default the shape and the mesh.
+        labels: Names of the dims.
+        show_spec: Whether the spec is written there too. An exercise that asks for it leaves it out.
+    """
+
+    shape: tuple[int, ...]
+    spec: Any
+    mesh: Any
+    title: str = ""
+    labels: tuple[str, ...] = ()
+    show_spec: bool = False
+
+    def _repr_html_(self) -> str:
+        picture = holdings_svg(
+            self.shape, self.spec, self.mesh, title=self.title, labels=self.labels, show_spec=self.show_spec
+        )
+        return f'<div style="overflow-x:auto;margin:8px 0;">{picture}</div>'
+
+    def __repr__(self) -> str:
+        found = layout(self.shape, self.spec, self.mesh)
+        head = [self.title or _heading(found), *([_spec_text(self.spec)] if self.show_spec else [])]
+        return "\n".join([*head, holdings_table(self.shape, self.spec, self.mesh), _said(found)])
+
+
+def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False) -> Holdings:
+    """Who holds what of a ``jax.Array``, as the last line of a notebook's cell or in a ``print``.
+
+    Raises:
+        ValueError: The array has no ``NamedSharding``.
+    """
+    sharding = getattr(array, "sharding", None)
+    spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
+    if spec is None or mesh is None or not getattr(mesh, "shape", None):
+        what = type(array).__name__ if sharding is None else f"an array with a {type(sharding).__name__}"
+        raise ValueError(
+            f"only an array with a NamedSharding says which mesh it lies on, and this is {what}: put it there first, "
+            "with jax.device_put(array, NamedSharding(mesh, spec))"
+        )
+    return Holdings(tuple(array.shape), spec, mesh, title, tuple(labels), show_spec)
+
+
+def sharding_svg(
+    array: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False, file: bool = False
+) -> str:
+    """The picture of a ``jax.Array`` with a ``NamedSharding``; arguments as for ``holdings_svg``."""
+    held = who_holds(array)
+    return holdings_svg(held.shape, held.spec, held.mesh, title=title, labels=labels, show_spec=show_spec, file=file)
+
+
+def holdings_table(shape: Sequence[int], spec: Any, mesh: Any) -> str:
+    """The same as text: a line for each device, with its place in the mesh and the indices of what it holds."""
+    found = layout(shape, spec, mesh)
+    block = {device: index for index, holders in found.holders.items() for device in holders}
+    places = zip(found.devices.ravel().tolist(), _places(found), strict=True)
+    rows = [("device", *found.axes, "holds")]
+    rows += [(str(d), *map(str, at), f"[{', '.join(found.ranges(block[d]))}]") for d, at in places]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _places(found: Layout) -> list[tuple[int, ...]]:
+    sizes = list(found.axes.values())
+    return [
+        tuple(i // math.prod(sizes[k + 1 :]) % sizes[k] for k in range(len(sizes))) for i in range(math.prod(sizes))
+    ]
+
+
+def holdings_svg(
+    shape: Sequence[int], spec: Any, mesh: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False,
+    file: bool = False
+) -> str:  # fmt: skip
+    """An array as a grid of blocks, each with the devices that hold it, beside the mesh in the same colours.
+
+    Of an array with more than two dims the leading ones are folded into the rows, and a note says so.
+
+    Args:
+        shape: Of the whole array.
+        spec: A ``PartitionSpec``, or a tuple like one: for each dim ``None``, an axis, or a tuple of axes.
+        mesh: A ``Mesh``, an ``AbstractMesh``, or sizes of axes by name.
+        title: What stands above; by default the shape and the mesh.
+        labels: Names of the dims; ``dim 0`` and so on where there are none.
+        show_spec: Whether the spec is written beside the shape.
+        file: Whether the picture is to stand alone, with colours of its own.
+
+    Raises:
+        ValueError: The spec does not fit the shape or the mesh, there are not as many labels as dims, or it is divided
+            into more than can be drawn.
+    """
+    found = layout(shape, spec, mesh)
+    names = tuple(labels) or tuple(f"dim {i}" for i in range(len(found.shape)))
+    if len(names) != len(found.shape):
+        raise ValueError(
+            f"{len(names)} labels were given for shape {list(found.shape)}: give one for each dim, or none"
+        )
+    if max(_folded(found)) > MAX_BLOCKS or found.devices.size > MAX_DEVICES:
+        raise ValueError(
+            f"{' by '.join(map(str, _folded(found)))} blocks on {found.devices.size} devices are too many to read: "
+            f"draw at most {MAX_BLOCKS} along each dim, as a smaller mesh gives"
+        )
+    left = max([GUTTER] + [len(label) * LETTER + 10 for label in _row_labels(found)])
+    width = left + GRID + GAP + max(MESH, NARROW * _columns(found)) + 1
+    head = textwrap.wrap(title or _heading(found), int(width / (LETTER * 1.3)))
+    head += [_spec_text(spec)] if show_spec else []
+    parts = [text(line, 0, 15 + 17 * i, size=TEXT + 1, weight="600") for i, line in enumerate(head)]
+    top = 17.0 * len(head) + 20
+    array, low = _array(found, names, left, top)
+    devices, lower = _mesh(found, left + GRID + GAP, top)
+    foot = textwrap.wrap(" ".join([_said(found), *_fold_note(names)]), int(width / LETTER))
+    y = max(low, lower) + 20
+    parts += [*array, *devices, *(text(line, 0, y + 15 * i, faint=True) for i, line in enumerate(foot))]
+    held = " ".join(f"Block [{', '.join(found.ranges(i))}]: {_listed(ids)}." for i, ids in found.holders.items())
+    name = "s" + hashlib.sha256(repr((parts, file)).encode()).hexdigest()[:10]
+    about = f"{_said(found)} {held}"
+    return svg(width, y + 15 * len(foot) - 6, f"Who holds what: {' '.join(head)}", about, "".join(parts), name,
+               file=file, least=LEAST)  # fmt: skip
+
+
+def _heading(found: Layout) -> str:
+    mesh = ", ".join(f"{name} {size}" for name, size in found.axes.items())
+    return f"shape {list(found.shape)} on the mesh {mesh}"
+
+
+def _spec_text(spec: Any) -> str:
+    return f"P({', '.join(repr(entry) for entry in spec)})"
+
+
+def _said(found: Layout) -> str:
+    parts, copies = math.prod(found.counts), found.copies
+    share = "all of it" if parts == 1 else f"1/{parts} of it"
+    times = {1: "once", 2: "twice"}.get(copies, f"{copies} times")
+    return f"Each device holds a block of shape {list(found.block)}, {share}; each block is held {times}."
+
+
+def _fold_note(names: Sequence[str]) -> list[str]:
+    if len(names) < 3:
+        return []
+    return [f"The rows are those of {', '.join(names[:-2])} and {names[-2]} together."]
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return f"device{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+
+
+def _folded(found: Layout) -> tuple[int, int]:
+    """Rows and columns of the grid."""
+    if len(found.shape) < 2:
+        return 1, math.prod(found.counts)
+    return math.prod(found.counts[:-1]), found.counts[-1]
+
+
+def _tint(found: Layout, index: tuple[int, ...]) -> tuple[str, float]:
+    """Colour and strength of a block: its own among up to 20."""
+    at = list(found.holders).index(index)
+    return HUES[at % len(HUES)], TINTS[at // len(HUES) % len(TINTS)]
+
+
+def _box(x: float, y: float, width: float, height: float, tint: tuple[str, float], title: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    fill = f'fill="{tint[0]}" fill-opacity="{tint[1]}" stroke="currentColor" stroke-opacity="0.6"'
+    return f"<rect {place} {fill}><title>{title}</title></rect>"
+
+
+def _divided(found: Layout, index: tuple[int, ...], dims: slice) -> str:
+    """What a block spans in those of the dims that are divided."""
+    return ", ".join(said for said in found.ranges(index)[dims] if said != ":")
+
+
+def _row_labels(found: Layout) -> list[str]:
+    _, columns = _folded(found)
+    return [_divided(found, index, slice(-1)) for index in list(found.holders)[::columns]]
+
+
+def _array(found: Layout, names: Sequence[str], left: float, top: float) -> tuple[list[str], float]:
+    """The grid of blocks with its ranges, and where it ends."""
+    rows, columns = _folded(found)
+    shape = found.shape
+    height = LOWEST if len(shape) < 2 else min(max(GRID * shape[-2] / max(shape[-1], 1), LOWEST), HIGHEST)
+    height = max(height, ROW * rows)
+    wide, high = GRID / columns, height / rows
+    down = " × ".join(f"{n} {s}" for n, s in zip(names[:-1], shape[:-1], strict=True))
+    across = f"{names[-1]} {shape[-1]} →" if shape else "a single number"
+    parts = [text(f"{down} ↓", 0, top, size=TEXT)] if down else []
+    lines = 2 if (len(down) + len(across) + 5) * LETTER * 1.1 > left + GRID else 1
+    y = top + 15.0 * (lines - 1)
+    parts.append(text(across, left + GRID, y, "end", size=TEXT))
+    y += 22 if columns > 1 else 8
+    each = max(1, math.ceil(max(len(_divided(found, i, slice(-1, None))) + 1 for i in found.holders) * LETTER / wide))
+    for place, (index, ids) in enumerate(found.holders.items()):
+        row, column = divmod(place, columns)
+        x, at = left + column * wide, y + row * high
+        title = f"[{', '.join(found.ranges(index))}]: {_listed(ids)}"
+        parts.append(_box(x, at, wide, high, _tint(found, index), title))
+        parts += _chips(ids, x, at, wide, high)
+        if row == 0 and column % each == 0:
+            parts.append(text(_divided(found, index, slice(-1, None)), x + wide / 2, y - 6, "middle", faint=True))
+    for row, label in enumerate(_row_labels(found)):
+        parts.append(text(label, left - 6, y + (row + 0.5) * high + 4, "end", faint=True))
+    return parts, y + height
+
+
+def _chips(ids: Sequence[int], x: float, y: float, width: float, height: float) -> list[str]:
+    """The numbers of the devices, each in a ring where there is room, else how many they are."""
+    step = CHIP + 4 if width >= CHIP + 4 else width
+    across = max(1, int(width // step))
+    lines = math.ceil(len(ids) / across)
+    if lines * (CHIP + 2) > height or (len(ids) > 1 and width < CHIP):
+        said = f"{len(ids)}×" if width < 70 else f"{len(ids)} devices"
+        return [text(said, x + width / 2, y + height / 2 + 4, "middle", passive=True)]
+    across = math.ceil(len(ids) / lines)
+    parts = []
+    for i, device in enumerate(ids):
+        row, column = divmod(i, across)
+        in_row = min(across, len(ids) - row * across)
+        middle = x + width / 2 + (column - (in_row - 1) / 2) * step
+        at = y + height / 2 + (row - (lines - 1) / 2) * (CHIP + 2)
+        ring = f'<circle cx="{middle:.1f}" cy="{at:.1f}" r="{CHIP / 2 - 1:g}" fill="none" stroke="currentColor" '
+        parts += [ring + 'stroke-opacity="0.55" pointer-events="none"/>'] if width >= CHIP + 2 else []
+        parts.append(text(str(device), middle, at + 4, "middle", passive=True))
+    return parts
+
+
+def _columns(found: Layout) -> int:
+    """Columns of the mesh's picture: one axis runs down."""
+    return found.devices.shape[-1] if found.devices.ndim > 1 else 1
+
+
+def _mesh(found: Layout, x: float, top: float) -> tuple[list[str], float]:
+    """The mesh as a grid of devices in the colours of what they hold, and where it ends."""
+    block = {device: index for index, holders in found.holders.items() for device in holders}
+    sizes = list(found.axes.items())
+    columns = _columns(found)
+    planes = found.devices.reshape(-1, sizes[-2][1] if len(sizes) > 1 else sizes[0][1], columns)
+    cell = min(CELL, max(MESH / columns, NARROW))
+    parts, y = [], top
+    for number, plane in enumerate(planes):
+        if len(planes) > 1:
+            parts.append(text(_plane(sizes[:-2], number), x, y, size=TEXT, weight="600"))
+            y += 17
+        for (name, size), arrow in zip(sizes[-2:], "↓→", strict=False):
+            parts.append(text(f"{name} {size} {arrow}", x, y, size=TEXT))
+            y += 15
+        y -= 7
+        for (row, column), device in np.ndenumerate(plane):
+            at = x + column * cell, y + row * CELL
+            title = f"device {device} holds [{', '.join(found.ranges(block[int(device)]))}]"
+            parts.append(_box(*at, cell, CELL, _tint(found, block[int(device)]), title))
+            parts.append(text(str(device), at[0] + cell / 2, at[1] + CELL / 2 + 4, "middle", passive=True))
+        y += len(plane) * CELL + (22 if number + 1 < len(planes) else 0)
+    return parts, y
+
+
+def _plane(sizes: Sequence[tuple[str, int]], number: int) -> str:
+    """Where a plane of the mesh lies along the leading axes."""
+    said = []
+    for name, size in reversed(sizes):
+        number, at = divmod(number, size)
+        said.append(f"{name} {at}")
+    return ", ".join(reversed(said))

@@ -1,0 +1,162 @@
+"""Pictures of shardings: every device stands where JAX puts it, and what cannot be is refused with a sentence."""
+
+import re
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from course.mesh import abstract_mesh, make_mesh
+from course.show import Holdings, holdings_svg, holdings_table, sharding_svg, who_holds
+from course.show.holdings import layout
+from course.show.svg import AXES, MATMUL
+
+SVG = "{http://www.w3.org/2000/svg}"
+MESH = {"data": 4, "tensor": 2}
+SPECS = [
+    ((8, 16), P("data", None), MESH),
+    ((8, 16), P(None, "tensor"), MESH),
+    ((8, 16), P(("tensor", "data")), MESH),
+    ((16,), P(("data", "tensor")), MESH),
+    ((16,), P(), MESH),
+    ((), P(), MESH),
+    ((8, 16), P("data"), {"data": 1}),
+    ((12, 8, 16), P("tensor", None, "data"), MESH),
+    ((4, 8, 16), P("pipe", ("tensor", "data")), {"pipe": 2, "data": 2, "tensor": 2}),
+]
+
+
+def spans(text, shape):
+    """``0:4, :`` as pairs of numbers."""
+    parts = re.findall(r"[^,\s]+", text)
+    assert len(parts) == len(shape)
+    return tuple(
+        (0, size) if part == ":" else tuple(map(int, part.split(":")))
+        for part, size in zip(parts, shape, strict=True)
+    )  # fmt: skip
+
+
+def in_jax(shape, spec, axes):
+    """What each device holds, as JAX says."""
+    held = NamedSharding(make_mesh(axes), spec).devices_indices_map(shape)
+    return {
+        device.id: tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
+        for device, index in held.items()
+    }
+
+
+@pytest.mark.parametrize(("shape", "spec", "axes"), SPECS)
+def test_every_device_holds_what_jax_says_in_the_picture_and_in_the_table(shape, spec, axes):
+    expected = in_jax(shape, spec, axes)
+    root = ElementTree.fromstring(holdings_svg(shape, spec, make_mesh(axes)))
+    titles = [rect.findtext(f"{SVG}title", "") for rect in root.iter(f"{SVG}rect")]
+    blocks = [re.fullmatch(r"\[(.*)\]: devices? ([\d, ]+)", said) for said in titles]
+    drawn = {int(d): spans(m[1], shape) for m in blocks if m for d in m[2].split(",")}
+    beside = {int(m[1]): spans(m[2], shape) for s in titles if (m := re.fullmatch(r"device (\d+) holds \[(.*)\]", s))}
+    assert drawn == beside == expected
+    rows = [re.findall(r"(\d+) .*\[(.*)\]", line)[0] for line in holdings_table(shape, spec, axes).splitlines()[1:]]
+    assert {int(device): spans(held, shape) for device, held in rows} == expected
+
+
+def test_a_block_and_its_holders_in_the_mesh_have_one_colour_and_other_blocks_another():
+    root = ElementTree.fromstring(holdings_svg((8, 16), P("data", None), MESH))
+    colours = {}
+    for rect in root.iter(f"{SVG}rect"):
+        held = re.findall(r"\[(.*)\]", rect.findtext(f"{SVG}title", ""))[0]
+        colours.setdefault(held, set()).add((rect.get("fill"), rect.get("fill-opacity")))
+    assert len(colours) == 4 and all(len(found) == 1 for found in colours.values())
+    assert len(set.union(*colours.values())) == 4
+    assert {fill for fill, _ in set.union(*colours.values())} <= {MATMUL, *AXES}
+
+
+def test_the_numbers_of_all_holders_are_written_in_their_block():
+    root = ElementTree.fromstring(holdings_svg((8, 16), P(None, "tensor"), MESH))
+    written = [e.text for e in root.iter(f"{SVG}text") if e.get("pointer-events") == "none"]
+    assert written[:8] == ["0", "2", "4", "6", "1", "3", "5", "7"] and written[8:] == [str(i) for i in range(8)]
+    assert ">64 devices<" in holdings_svg((8,), P(), {"data": 64})
+
+
+def test_a_concrete_array_says_who_holds_it_in_a_notebook_and_in_a_terminal():
+    array = jax.device_put(jnp.zeros((8, 16)), NamedSharding(make_mesh(MESH), P("data", None)))
+    assert sharding_svg(array) == holdings_svg((8, 16), P("data", None), MESH)
+    shown = who_holds(array, title="weights", labels=("d_in", "d_out"))
+    picture = shown._repr_html_()
+    assert ">weights<" in picture and ">d_in 8 ↓<" in picture and ">data 4 ↓<" in picture and ">tensor 2 →<" in picture
+    lines = str(shown).splitlines()
+    assert lines[:3] == ["weights", "device  data  tensor  holds", "0       0     0       [0:2, :]"]
+    assert lines[-1] == "Each device holds a block of shape [2, 16], 1/4 of it; each block is held twice."
+
+
+def test_the_spec_is_written_only_where_it_is_asked_for():
+    for spec in (P("data", None), P(None, ("tensor", "data"))):
+        plain = Holdings((8, 16), spec, MESH)
+        assert "P(" not in plain._repr_html_() + str(plain) + sharding_free(spec)
+        asked = Holdings((8, 16), spec, MESH, show_spec=True)
+        assert "P(" in asked._repr_html_() and repr(spec).replace("PartitionSpec", "P") in str(asked)
+
+
+def sharding_free(spec):
+    array = jax.device_put(jnp.zeros((8, 16)), NamedSharding(make_mesh(MESH), spec))
+    return sharding_svg(array, file=True)
+
+
+def test_devices_have_the_numbers_that_the_mesh_gives_them():
+    back = make_mesh({"data": 2}, jax.devices()[6:])
+    assert layout((4,), P("data"), back).holders == {(0,): (6,), (1,): (7,)}
+    assert layout((4,), P("data"), abstract_mesh({"data": 2})).holders == {(0,): (0,), (1,): (1,)}
+
+
+def test_leading_dims_are_folded_into_the_rows_and_a_note_says_so():
+    picture = holdings_svg((4, 8, 16), P("data", "tensor"), MESH, labels=("layers", "d_in", "d_out"))
+    assert ">layers 4 × d_in 8 ↓<" in picture and ">1:2, 4:8<" in picture
+    assert "rows are those of layers and d_in together" in re.sub(
+        r"<[^>]*>", " ", picture.replace("</text><text", " <")
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "mesh", "said"),
+    [
+        ((9, 16), P("data"), MESH, "dim 0 of shape [9, 16] has 9 elements, and data 4 cannot divide it into 4 equal"),
+        ((4, 12), P(None, ("data", "tensor")), MESH, "data 4 times tensor 2 cannot divide it into 8 equal blocks"),
+        ((8, 16), P("date"), MESH, "names the axis 'date', and the mesh has data, tensor: use one of these"),
+        ((8, 16), ("data", "data"), MESH, "uses the axis 'data' twice, for dims 0 and 1"),
+        ((8, 16), (("data", "data"),), MESH, "uses the axis 'data' twice, for dim 0:"),
+        ((8,), P("data", None), MESH, "has 2 entries and shape [8] has 1 dims"),
+        ((8,), "data", MESH, "write P('data')"),
+        ((8,), P(P.UNCONSTRAINED), MESH, "None, an axis or a tuple of axes"),
+        ((8,), P("data"), 8, 'sizes of its axes as in {"data": 4}'),
+        ((64,), P("data"), {"data": 64}, "at most 16 along each dim"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_was_given_and_what_to_do(shape, spec, mesh, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        holdings_svg(shape, spec, mesh)
+
+
+def test_labels_are_one_a_dim_and_an_array_without_a_mesh_is_refused():
+    with pytest.raises(ValueError, match=r"1 labels were given for shape \[8, 16\]: give one for each dim, or none"):
+        holdings_svg((8, 16), P(), MESH, labels=("d_in",))
+    for wrong in (jnp.zeros(4), 3):
+        with pytest.raises(
+            ValueError, match=r"only an array with a NamedSharding .* put it there first, with jax\.device"
+        ):
+            who_holds(wrong)
+
+
+def test_a_picture_needs_nothing_from_elsewhere_and_is_read_at_the_width_of_a_phone():
+    for shape, spec, axes in SPECS:
+        picture = holdings_svg(shape, spec, axes, title="a <b> & c")
+        root = ElementTree.fromstring(picture)
+        assert root.get("role") == "img" and root.findtext(f"{SVG}desc") and "<b>" not in picture
+        assert not re.search(r"<script|<style|href|url\(|https?://(?!www\.w3\.org/2000/svg)", picture)
+        least, width = (
+            float(re.findall(found, picture)[0]) for found in (r"min-width:([\d.]+)", r"viewBox=\"0 0 ([\d.]+)")
+        )
+        assert least <= 340 and 11 * least / width >= 8
+        right = [float(r.get("x", "")) + float(r.get("width", "")) for r in root.iter(f"{SVG}rect")]
+        assert max(right) <= width
+    assert 'width="' in holdings_svg((8,), P(), MESH, file=True)[:400]
