@@ -12,7 +12,10 @@ class Chapter:
     summary: str
 
 
-CHAPTERS = (Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),)
+CHAPTERS = (
+    Chapter("collectives", "Collectives", "what moves, and who holds what"),
+    Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
+)
 
 
 def chapter(name: str) -> Chapter:
