@@ -1,5 +1,5 @@
 """Wrong answers for ``collectives``."""
 
-from autograder.mutants.collectives import rings
+from autograder.mutants.collectives import puzzles, rings
 
-MUTANTS = (*rings.MUTANTS,)
+MUTANTS = (*rings.MUTANTS, *puzzles.MUTANTS)
