@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.program import costs, export, parse
+from course.show.shardings import holdings_svg
 
 SIZE = 4
 CELL, HIGH, LEFT, GAP = 24, 24, 62, 40
@@ -115,8 +116,8 @@ def sent(function, rows):
     return sum(c.total_bytes for c in costs(parse(program)).collectives) / (4 * 8192 * 1024)
 
 
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+def main(folder):
+    """Draw all pictures into ``folder`` and print the tables."""
     said = "in each step every device passes the chunk that it received last to the next device"
     (folder / "collectives_pictures_gather.svg").write_text(grid(said, "A ring all-gather on four devices", gathered))
     said = "in each step every device passes a partial sum on and adds its own chunk to the one that it receives"
@@ -124,7 +125,17 @@ if __name__ == "__main__":
         grid(said, "A ring reduce-scatter on four devices", scattered)
     )
     (folder / "collectives_pictures_times.svg").write_text(plot())
-    print("sent by each of 8 devices, in arrays")
+    for name, spec in (("columns", P(None, "tensor")), ("tuple", P(("data", "tensor")))):
+        drawn = holdings_svg((16, 8), spec, {"data": 4, "tensor": 2}, show_spec=True)
+        (folder / f"collectives_pictures_{name}.svg").write_text(drawn)
+    print_sent()
+    print_times()
+
+
+def print_sent():
+    """Between markers, for the page."""
+    print("--8<-- [start:sent]")
+    print("collective     sent by each of 8 devices, in whole arrays")
     for name, function, rows in (
         ("all_gather", lambda x, axis: lax.all_gather(x, axis, tiled=True), 1024),
         ("psum_scatter", lambda x, axis: lax.psum_scatter(x, axis, tiled=True), 8192),
@@ -132,10 +143,26 @@ if __name__ == "__main__":
         ("all_to_all", lambda x, axis: lax.all_to_all(x, axis, 0, 0, tiled=True), 8192),
         ("ppermute", lambda x, axis: lax.ppermute(x, axis, [(i, (i + 1) % 8) for i in range(8)]), 8192),
     ):
-        print(f"  {name:13} {sent(function, rows):.3f}")
-    print(f"one step {1e6 * LINK.latency:g} us, {LINK.bandwidth / 1e9:g} GB/s")
+        print(f"{name:13}  {sent(function, rows):.3f}")
+    print("--8<-- [end:sent]")
+
+
+def print_times():
+    """Between markers, for the page."""
+    print("--8<-- [start:times]")
+    print(f"microseconds, {1e6 * LINK.latency:g} us a step and {LINK.bandwidth / 1e9:g} GB/s")
+    print("devices   array" + "".join(f"{name:>26}" for name in ways(8)))
+    for n in (8, 64):
+        for size, said in ((4 * 2**10, "4 KiB"), (2**20, "1 MiB"), (2**26, "64 MiB")):
+            each = "".join(f"{1e6 * seconds(size):26,.1f}" for seconds in ways(n).values())
+            print(f"{n:7}{said:>8}{each}")
     for n in (8, 64):
         swap, ring = ways(n)["swap whole arrays"], ways(n)["ring"]
         equal = (2 * (n - 1) - math.log2(n)) * LINK.latency * LINK.bandwidth / (math.log2(n) - 2 * (n - 1) / n)
         assert abs(swap(equal) / ring(equal) - 1) < 1e-9
-        print(f"{n} devices: the ring is faster than swapping whole arrays above {equal / 1e6:.1f} MB")
+        print(f"on {n} devices the ring is faster than swapping whole arrays above {equal / 1e6:.1f} MB")
+    print("--8<-- [end:times]")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

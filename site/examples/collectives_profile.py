@@ -58,21 +58,30 @@ def text(line):
     return path.read_text().splitlines()[int(number) - 1].strip()
 
 
+def section(name, said):
+    """Lines between markers, for the page."""
+    print("\n".join([f"--8<-- [start:{name}]", *said, f"--8<-- [end:{name}]"]))
+
+
+def table(name, found):
+    yield f"{f'64 MiB on {name}':19}" + "".join(f"{way:>16}" for way in found)
+    for figure in ("step", "busy", "exposed: data", "sent by a device", "memory at the peak", "of it temporaries"):
+        values = (prediction.figures()[figure].partition(" (")[0] for prediction in found.values())
+        yield f"{figure:19}" + "".join(f"{value:>16}" for value in values)
+
+
+def by_line(prediction):
+    yield "two rings: us computing, us sending, your line"
+    for line in prediction.lines()[:5]:
+        yield f"{1e6 * line.compute:6.1f} {1e6 * line.sending:6.1f}  {text(line.line)}"
+
+
 if __name__ == "__main__":
     for name in ("8xH100", "8xA5000"):
-        found = {way: predict(exported(function, 64 * MIB), name) for way, function in WAYS.items()}
-        print(f"{f'64 MiB on {name}':19}" + "".join(f"{way:>16}" for way in found))
-        for figure in ("step", "busy", "exposed: data", "sent by a device", "memory at the peak", "of it temporaries"):
-            row = (prediction.figures()[figure].partition(" (")[0] for prediction in found.values())
-            print(f"{figure:19}" + "".join(f"{value:>16}" for value in row))
-        print()
-        timelines = {way: prediction.timeline for way, prediction in found.items()}
         short = name.removeprefix("8x").lower()
-        (Path(sys.argv[1]) / f"collectives_profile_{short}.svg").write_text(side_by_side(timelines))
+        found = {way: predict(exported(function, 64 * MIB), name) for way, function in WAYS.items()}
+        section(short, table(name, found))
         if name == "8xH100":
-            print("two rings, by line:")
-            for line in found["two rings"].lines()[:5]:
-                print(
-                    f"  {1e6 * line.compute:6.1f} us computing {1e6 * line.sending:6.1f} us sending  {text(line.line)}"
-                )
-            print()
+            section("lines", by_line(found["two rings"]))
+        picture = side_by_side({way: prediction.timeline for way, prediction in found.items()})
+        (Path(sys.argv[1]) / f"collectives_profile_{short}.svg").write_text(picture)
