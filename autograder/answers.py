@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
@@ -18,21 +19,26 @@ from autograder.contract import Case, Evidence, Mismatch, Wrapped
 from autograder.facts import worst
 from autograder.forms import describe, show_spec
 from autograder.verdict import Fact
+from course.mesh import abstract_mesh
 
 MOST = 1024
 
 
-def wrap_answer(name: str, answer: Callable[[], Any], like: Any) -> Wrapped:
+def wrap_answer(name: str, answer: Callable[[], Any], like: Any, mesh: dict[str, int]) -> Wrapped:
     """What a function answers, as something that can be exported.
 
     Args:
         name: The function's, for messages.
         answer: Calls it.
         like: The right answer or any other of its form: what is a tuple, a spec, a number or a text there must be one.
+        mesh: The case's, since every Program is a ``shard_map``.
     """
 
-    def program(nothing):
+    def local(nothing):
         return {"values": jnp.asarray(encode(_formed(name, answer(), like)))}
+
+    def program(nothing):
+        return jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P())(nothing)
 
     return Wrapped(program, {"nothing": np.zeros((), np.uint8)}, {"nothing": P()}, {"values": P()})
 

@@ -44,6 +44,26 @@ def temporaries_within(
     return within("live temporaries", "temporaries", look, evidence, references, ratio, **how)
 
 
+def temporaries_at_most(
+    evidence: Evidence | None, references: dict[str, Any], most: Callable[[Case], int], hint: str, *, weight: float = 1
+) -> Fact:
+    """Live temporaries of the realistic size are at most so many bytes, by a closed form of its sizes."""
+    name, figure = "live temporaries", "temporaries"
+    if evidence is None or (bar := _incomparable(evidence, references, figure, REFERENCE)):
+        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
+    held, limit = evidence.memory.temporaries, most(evidence.case)
+    largest = next(iter(evidence.memory.alive), None)
+    message, line = "", ""
+    if held > limit:
+        message = f"at the peak {bytes_text(held)} bytes of temporaries live at once, {bytes_text(limit)} are allowed"
+        if largest:
+            shape = "x".join(map(str, largest.shape))
+            message += f"; the largest is a {largest.dtype}[{shape}] of {bytes_text(largest.bytes)} bytes"
+        message, line = f"{message}. {hint}", largest.line if largest else ""
+    return Fact(name, held <= limit, bytes_text(held), bytes_text(limit), "bytes",
+                *_known(references[figure], bytes_text), evidence.case.name, line, message, weight)  # fmt: skip
+
+
 # --8<-- [start:flops_within]
 def flops_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
     """FLOPs of matrix products are at most ``ratio`` times the reference's; ``how`` as for ``within``."""

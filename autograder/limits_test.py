@@ -3,7 +3,7 @@
 import pytest
 
 from autograder.contract import Case, Evidence
-from autograder.limits import NAIVE, exposed_within, temporaries_within, time_within
+from autograder.limits import NAIVE, exposed_within, temporaries_at_most, temporaries_within, time_within
 from course.program import Costs, Memory, Timeline
 from course.program.simulator import DeviceTime, Piece
 
@@ -59,3 +59,16 @@ def test_without_measured_references_nothing_is_judged(fact, figure, unit):
 def test_a_program_that_does_less_or_something_else_at_the_realistic_size_fails(fact, figure, unit):
     assert fact(evidence(flops=0.6e12), REFERENCES, 1.15, "").passed is False
     assert fact(evidence(difference="add is multiply"), REFERENCES, 1.15, "").measured == "not comparable"
+
+
+def test_temporaries_may_be_held_against_a_closed_form():
+    found = temporaries_at_most(
+        evidence(temporaries=3 * MiB), REFERENCES, lambda case: case.mesh["data"] * MiB, "Look."
+    )
+    assert (found.passed, found.measured, found.limit) == (False, f"{3 * MiB:,}", f"{2 * MiB:,}")
+    assert (found.reference, found.naive) == (f"{100 * MiB:,}", f"{400 * MiB:,}")
+    assert found.message.endswith("are allowed. Look.")
+    assert temporaries_at_most(evidence(temporaries=2 * MiB), REFERENCES, lambda _: 2 * MiB, "").passed is True
+    assert temporaries_at_most(None, REFERENCES, lambda _: 1, "").passed is None
+    assert temporaries_at_most(evidence(), {}, lambda _: 1, "").passed is None
+    assert temporaries_at_most(evidence(difference="add"), REFERENCES, lambda _: 1, "").measured == "not comparable"

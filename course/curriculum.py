@@ -12,7 +12,10 @@ class Chapter:
     summary: str
 
 
-CHAPTERS = (Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),)
+CHAPTERS = (
+    Chapter("collectives", "Collectives", "what moves, and who holds what"),
+    Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
+)
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.
 PRIMER = Chapter("primer", "Many devices in 15 minutes", "meshes, specs, shard_map, what varies, timelines")

@@ -83,8 +83,9 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Resul
     calls = f"def {task.name}{task.signature}:\n    return {function.__name__}{task.signature}\n"
     namespace, problems = run_cells([Cell("variant", inspect.getsource(module)), Cell(task.name, calls)])
     planned = plan(chapter, task, full=full)
-    if planned.analysed and not full:
-        planned = replace(planned, cases=planned.cases[:1])
+    if task.analysed and not full:
+        needed = {task.cases[0].name, task.analysed[1]}
+        planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
     found = find_function(task, namespace, problems)
     traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)
     if isinstance(traced, Problem):

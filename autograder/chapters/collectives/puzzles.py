@@ -1,0 +1,270 @@
+"""Eight pictures of who holds what: the right answers, and what wrong ones would mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder import answers, facts
+from autograder.answers import show
+from autograder.contract import Case, Evidence, Task
+from autograder.forms import show_spec
+from autograder.verdict import Fact
+from course.puzzles import PANELS, mesh_of
+from course.show.holdings import Layout, layout
+
+Explain = Callable[[Case, Any], str]
+AXES_OF_CASES = (("data", "tensor"), ("pipe", "data"), ("tensor", "expert"))
+UNSEEN_AXES = (("data", "pipe"), ("context", "tensor"), ("tensor", "data"), ("expert", "pipe"))
+# What a device then holds, by JAX's name; {n} is the size of the axis.
+MEANS = {
+    "all_gather": "the {n} blocks of those devices, joined",
+    "psum": "the whole sum of what those {n} devices hold, the same on each",
+    "pmean": "the whole mean of what those {n} devices hold, the same on each",
+    "psum_scatter": "one of {n} parts of the sum of what those devices hold",
+    "all_to_all": "a part of what each of those {n} devices held, one of them its own",
+    "ppermute": "what one other of those {n} devices held",
+}
+
+
+def _axes(case: Case) -> tuple[str, str]:
+    first, second = case.mesh
+    return first, second
+
+
+def _picture_cases() -> tuple[Case, ...]:
+    every = (mesh_of(axes) for axes in AXES_OF_CASES)
+    return tuple(
+        Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, {}, quick=i < 2)
+        for i, mesh in enumerate(every)
+    )
+
+
+def _unseen_picture(rng: np.random.Generator) -> Case:
+    return Case("unseen", mesh_of(UNSEEN_AXES[rng.integers(len(UNSEEN_AXES))]), {})
+
+
+def _task(
+    name: str, signature: str, ask: Callable[[Any, Case], Any], answer: Callable[[Case], Any],
+    judged: Callable[[list[Evidence]], Fact], cases: tuple[Case, ...], unseen: Callable[[np.random.Generator], Case]
+) -> Task:  # fmt: skip
+    """A function of plain data; ``ask`` calls it with what a case gives."""
+    return Task(
+        name=name,
+        kind="value",
+        signature=signature,
+        points=0.5,
+        cases=cases,
+        unseen=unseen,
+        wrap=lambda function, case: answers.wrap_answer(name, lambda: ask(function, case), answer(case), case.mesh),
+        draw=answers.no_inputs,
+        oracle=lambda inputs, case: {"values": answers.encode(answer(case))},
+        facts=lambda evidence, _, __: [judged(evidence)],
+    )
+
+
+def _of_picture(name: str, answer: Callable[[Case], Any], explain: Explain) -> Task:
+    def ask(function: Any, case: Case) -> Any:
+        return function(*_axes(case))
+
+    def judged(evidence: list[Evidence]) -> Fact:
+        return answers.answer_matches(evidence, explain)
+
+    return _task(f"puzzle_{name}", "(first, second)", ask, answer, judged, _picture_cases(), _unseen_picture)
+
+
+def spec_puzzle(name: str) -> Task:
+    """The picture's ``PartitionSpec``."""
+    (panel,) = PANELS[name]
+
+    def explain(case: Case, found: Any) -> str:
+        wanted = layout(panel.shape, panel.spec(*_axes(case)), case.mesh)
+        return spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
+
+    return _of_picture(name, lambda case: panel.spec(*_axes(case)), explain)
+
+
+def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
+    """How what a wrong spec says differs from the picture."""
+    try:
+        found = layout(wanted.shape, spec, mesh)
+    except ValueError as error:
+        said = str(error)
+        return f"{said[:1].upper()}{said[1:]}."
+    if found.block != wanted.block:
+        return (
+            f"With this spec each device holds a block {list(found.block)}; in the picture it holds "
+            f"{list(wanted.block)}."
+        )
+    theirs, ours = _held(found), _held(wanted)
+    device = next((d for d in ours if theirs[d] != ours[d]), 0)
+    return (
+        f"The blocks have the right shape. With this spec device {device} holds [{theirs[device]}]; in the picture it "
+        f"holds [{ours[device]}]."
+    )
+
+
+def _held(found: Layout) -> dict[int, str]:
+    """What each device holds, as ``0:4, :``."""
+    return {
+        device: ", ".join(found.ranges(index)) for index, holders in sorted(found.holders.items()) for device in holders
+    }
+
+
+def collective_puzzle(name: str, collective: str, over: int) -> Task:
+    """The collective between two pictures and the axis that it runs over, the mesh's ``over``-th."""
+    before, after = PANELS[name]
+
+    def explain(case: Case, found: Any) -> str:
+        blocks = [layout(p.shape, p.spec(*_axes(case)), case.mesh).block for p in (before, after)]
+        return collective_means(case, found, blocks, (collective, _axes(case)[over]))
+
+    return _of_picture(name, lambda case: (collective, _axes(case)[over]), explain)
+
+
+def collective_means(case: Case, found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
+    """What a wrong collective would leave on a device, and what the picture has there."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        return "Expected two texts: JAX's name of the collective, and the axis that it runs over."
+    name, axis = found
+    if not isinstance(name, str) or name not in MEANS:
+        return f"{name!r} is not what JAX calls any of these: lax.{', lax.'.join(MEANS)}."
+    if not isinstance(axis, str) or axis not in case.mesh:
+        return f"{axis!r} is no axis of this mesh, whose axes are {' and '.join(map(repr, case.mesh))}."
+    said = f"After {name} over {axis!r} each device would hold {MEANS[name].format(n=case.mesh[axis])}"
+    if name == right[0]:
+        return f"{said}. An axis brings together devices that differ in it alone: which have to talk to each other?"
+    return f"{said}; in the picture it has a block {list(blocks[0])} before and {list(blocks[1])} after."
+
+
+def questions(case: Case) -> list[tuple[tuple[int, ...], P]]:
+    """Shapes and specs on the case's mesh: each axis alone, both orders, both on one dim, dims that nobody splits."""
+    rng = np.random.default_rng(case.sizes["seed"])
+    axes = list(case.mesh)
+    first, last = axes[0], axes[-1]
+    specs = [P(first), P(None, last), P(None, None, first), P()]
+    if len(axes) > 1:
+        specs[2:2] = [P(last, first), P((first, last)), P(None, (last, first))]
+    found = []
+    for spec in specs:
+        dims = max(2, len(spec) + int(rng.integers(2)))
+        found.append((tuple(8 * int(n) for n in rng.integers(1, 7, dims)), spec))
+    return found
+
+
+def _entry_size(entry: Any, mesh: dict[str, int]) -> int:
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return math.prod(mesh[name] for name in names)
+
+
+def block_of(shape: tuple[int, ...], spec: P, mesh: dict[str, int]) -> tuple[int, ...]:
+    """The local shape."""
+    entries = [*spec, *[None] * (len(shape) - len(spec))]
+    return tuple(dim // _entry_size(entry, mesh) for dim, entry in zip(shape, entries, strict=True))
+
+
+def copies_of(spec: P, mesh: dict[str, int]) -> int:
+    """How many devices hold the same block."""
+    return math.prod(mesh.values()) // math.prod(_entry_size(entry, mesh) for entry in spec)
+
+
+def _asked(case: Case, shape: tuple[int, ...], spec: P) -> str:
+    return f"for shape {list(shape)} with {show_spec(spec)} on mesh {case.mesh_text} you say that"
+
+
+def block_means(case: Case, shape: tuple[int, ...], spec: P, answer: Any) -> str:
+    """What a wrong local shape would mean."""
+    said = f"{_asked(case, shape, spec)} each device holds {show(answer)}. "
+    if not isinstance(answer, tuple) or len(answer) != len(shape):
+        return f"{said}A block has as many dims as the array, here {len(shape)}."
+    right = block_of(shape, spec, case.mesh)
+    dim = next((d for d in range(len(shape)) if answer[d] != right[d]), 0)
+    length = answer[dim]
+    if type(length) is not int or length < 1 or shape[dim] % length:
+        return f"{said}Blocks of {show(length)} along dim {dim} do not make up its {shape[dim]}."
+    parts = shape[dim] // length
+    times = "it is not cut at all" if parts == 1 else f"it is cut into {parts} equal parts"
+    return (
+        f"{said}Along dim {dim} this means that {times}: which axes does the spec name there, and how large are they?"
+    )
+
+
+def copies_mean(case: Case, shape: tuple[int, ...], spec: P, answer: Any) -> str:
+    """What a wrong number of copies would mean."""
+    devices = math.prod(case.mesh.values())
+    said = f"{_asked(case, shape, spec)} a block is held by {show(answer)} of {devices} devices. "
+    if type(answer) is not int or answer < 1 or devices % answer:
+        return f"{said}{devices} devices cannot be divided into groups of {show(answer)}."
+    blocks = "one block" if answer == devices else f"{devices // answer} different blocks"
+    return f"{said}There would be {blocks} then: into how many does the spec cut the array?"
+
+
+def _numbers_match(evidence: list[Evidence], right: Callable[..., Any], means: Callable[..., str]) -> Fact:
+    """Every question of every case is answered right; the message is about the first that is not."""
+    found = []
+    for e in evidence:
+        given = answers.decode(e.measured["values"])
+        asked = questions(e.case)
+        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
+        wrong = [
+            (*question, answer)
+            for question, answer in zip(asked, given, strict=True)
+            if answer != right(*question, e.case.mesh)
+        ]
+        message = means(e.case, *wrong[0]) if wrong else ""
+        counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
+        found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message))
+    return facts.worst(found)
+
+
+def _number_cases() -> tuple[Case, ...]:
+    every = ({"data": 4, "tensor": 2}, {"pipe": 2, "data": 2, "tensor": 2}, {"data": 8}, {"tensor": 1, "data": 4},
+             {"data": 1})  # fmt: skip
+    return tuple(
+        Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, {"seed": i}, quick=i < 2)
+        for i, mesh in enumerate(every)
+    )
+
+
+def _unseen_numbers(rng: np.random.Generator) -> Case:
+    every = [{"expert": 2, "tensor": 4}, {"pipe": 4, "data": 1, "tensor": 2}, {"context": 4}, {"tensor": 2, "pipe": 2}]
+    return Case("unseen", every[rng.integers(len(every))], {"seed": int(rng.integers(2**31))})
+
+
+def _number_puzzle(
+    name: str, signature: str, ask: Callable[..., Any], right: Callable[..., Any], means: Callable[..., str]
+) -> Task:
+    """``ask`` calls the function, and ``right`` gives the answer, for one shape, spec and mesh."""
+
+    def every(function: Any, case: Case) -> Any:
+        return tuple(ask(function, shape, spec, dict(case.mesh)) for shape, spec in questions(case))
+
+    def answer(case: Case) -> Any:
+        return tuple(right(shape, spec, case.mesh) for shape, spec in questions(case))
+
+    def judged(evidence: list[Evidence]) -> Fact:
+        return _numbers_match(evidence, right, means)
+
+    return _task(name, signature, every, answer, judged, _number_cases(), _unseen_numbers)
+
+
+PUZZLES = (
+    spec_puzzle("rows"),
+    spec_puzzle("crossed"),
+    spec_puzzle("slices"),
+    _number_puzzle("puzzle_block", "(shape, spec, mesh)", lambda f, *question: f(*question), block_of, block_means),
+    _number_puzzle(
+        "puzzle_copies",
+        "(spec, mesh)",
+        lambda f, _, spec, mesh: f(spec, mesh),
+        lambda _, spec, mesh: copies_of(spec, mesh),
+        copies_mean,
+    ),
+    collective_puzzle("join", "all_gather", 1),
+    collective_puzzle("add", "psum_scatter", 1),
+    collective_puzzle("turn", "all_to_all", 0),
+)

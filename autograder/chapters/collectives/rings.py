@@ -1,0 +1,193 @@
+"""Four collectives made of permutes: what each gives, what it sends, and what it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder import facts, forms, limits
+from autograder.cases import axis_of, axis_size, unseen_mesh
+from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.verdict import Fact
+from course.mesh import abstract_mesh, as_varying
+
+# Chunks that may live beside the result, on the 8 devices of the realistic size: a ring needs two, one that goes both
+# ways three; whoever keeps what arrived until the end has seven or more.
+CHUNKS_ALIVE = 4
+
+
+def _chunks(case: Case, entering: bool, name: str) -> int:
+    """How many chunks a device holds before or after."""
+    one = name == ("ring_all_gather" if entering else "ring_reduce_scatter")
+    return 1 if one else axis_size(case)
+
+
+def local_shape(case: Case, name: str, *, entering: bool) -> tuple[int, ...]:
+    """The shape of what a device enters or leaves with."""
+    s = case.sizes
+    return _chunks(case, entering, name) * s["chunk"], *([s["depth"]] if "depth" in s else []), s["width"]
+
+
+def chunk_bytes(case: Case) -> int:
+    """The bytes of one chunk."""
+    return 4 * case.sizes["chunk"] * case.sizes.get("depth", 1) * case.sizes["width"]
+
+
+def _wrap(name: str, function: Any, case: Case) -> Wrapped:
+    axis, n = axis_of(case), axis_size(case)
+    enters, leaves = (local_shape(case, name, entering=entering) for entering in (True, False))
+    results: dict[str, Any] = {"values": P(axis)}
+
+    def run(x):
+        result = function(x, axis)
+        wanted = jax.ShapeDtypeStruct(leaves, np.float32)
+        if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
+            raise Mismatch(
+                f"on mesh {case.mesh_text} {name} gets {forms.describe(x)} and gives {forms.describe(result)}, "
+                f"expected {forms.describe(wanted)}"
+            )
+        return as_varying(result, axis)
+
+    def forward(x):
+        return {"values": run(x)[None]}
+
+    def both_ways(x, upstream):
+        result, transpose = jax.vjp(run, x)
+        return {"values": result[None], "gradients": transpose(upstream)[0][None]}
+
+    inputs = {"x": jax.ShapeDtypeStruct((n * enters[0], *enters[1:]), np.float32)}
+    if case.sizes["backward"]:
+        inputs["upstream"] = jax.ShapeDtypeStruct((n * leaves[0], *leaves[1:]), np.float32)
+        results["gradients"] = P(axis)
+
+    def program(**arrays):
+        local = both_ways if "upstream" in arrays else forward
+        specs = (P(axis),) * len(arrays)
+        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
+        return mapped(*arrays.values())
+
+    return Wrapped(program, inputs, dict.fromkeys(inputs, P(axis)), results)
+
+
+def gathered(x: np.ndarray) -> np.ndarray:
+    """``[n, chunk, ...]`` to what all devices then hold, ``[n, n * chunk, ...]``."""
+    return np.repeat(x.reshape(1, -1, *x.shape[2:]), len(x), 0)
+
+
+def scattered(x: np.ndarray) -> np.ndarray:
+    """``[n, n * chunk, ...]`` to the chunks of the sum, ``[n, chunk, ...]``."""
+    return _sum(x).reshape(len(x), -1, *x.shape[2:])
+
+
+def reduced(x: np.ndarray) -> np.ndarray:
+    """``[n, n * chunk, ...]`` to the sum on every device."""
+    return np.repeat(_sum(x)[None], len(x), 0)
+
+
+def exchanged(x: np.ndarray) -> np.ndarray:
+    """``[n, n * chunk, ...]``: chunk j of device i becomes chunk i of device j."""
+    n = len(x)
+    return x.reshape(n, n, -1, *x.shape[2:]).swapaxes(0, 1).reshape(x.shape)
+
+
+def _sum(x: np.ndarray) -> np.ndarray:
+    return x.sum(0, dtype=np.float64).astype(x.dtype)
+
+
+Stacked = Callable[[np.ndarray], np.ndarray]
+# What each does to the arrays of all devices, and what its transpose does to what flows back.
+MEANING: dict[str, tuple[Stacked, Stacked]] = {
+    "ring_all_gather": (gathered, scattered),
+    "ring_reduce_scatter": (scattered, gathered),
+    "ring_all_reduce": (reduced, reduced),
+    "ring_all_to_all": (exchanged, exchanged),
+}
+
+
+def _oracle(name: str, inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    n, (forward, backward) = axis_size(case), MEANING[name]
+    x = inputs["x"].reshape(n, -1, *inputs["x"].shape[1:])
+    if "upstream" not in inputs:
+        return {"values": forward(x)}
+    upstream = inputs["upstream"].reshape(n, -1, *inputs["upstream"].shape[1:])
+    return {"values": forward(x), "gradients": backward(upstream)}
+
+
+def _draw(name: str, rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    inputs = _wrap(name, None, case).inputs
+    return {key: rng.standard_normal(s.shape).astype(s.dtype) for key, s in inputs.items()}
+
+
+def bytes_form(case: Case, name: str) -> float:
+    """The closed form: (n-1)/n of the array that is whole somewhere, twice for an all-reduce, again for a gradient."""
+    times = (2 if name == "ring_all_reduce" else 1) * (2 if case.sizes["backward"] else 1)
+    return times * (axis_size(case) - 1) * chunk_bytes(case)
+
+
+_WHERE = "Which chunk does each device hold after each step, and where does it belong? "
+_BACK = "It is linear, so its gradient is its transpose: is every chunk's way differentiated? "
+_HELD = (
+    "What arrives can be put in its place, added or passed on at once: which array is kept longer than that, or made "
+    "larger than it must be?"
+)
+
+
+def _facts(name: str, cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    counted = [*cases, large] if large else cases
+    return [
+        facts.arrays_match("values", cases, "values", _WHERE, weight=2),
+        facts.arrays_match("gradients", cases, "gradients", _BACK),
+        facts.bytes_sent("permute bytes", counted, "collective_permute", lambda e: bytes_form(e.case, name)),
+        facts.only_collectives("other collectives", counted, ("collective_permute",)),
+        limits.temporaries_at_most(large, references, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
+    ]
+
+
+_BOTH = {"chunk": 2, "width": 3, "backward": 1}
+_FORWARD = {"chunk": 2, "width": 3, "backward": 0}
+_LARGE = {"chunk": 1024, "width": 4096, "backward": 0}
+_DEEP = {"chunk": 3, "depth": 2, "width": 5, "backward": 1}
+SMALL = "data=8, forward alone"
+CASES = (
+    Case("data=8", {"data": 8}, _BOTH, quick=True),
+    Case(SMALL, {"data": 8}, _FORWARD, quick=True),
+    Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, _DEEP, quick=True),
+    Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _BOTH),
+    Case("data=2", {"data": 2}, _DEEP),
+    Case("data=1", {"data": 1}, _BOTH),
+)
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    sizes = {"chunk": int(rng.choice([1, 4, 5])), "width": int(rng.choice([1, 7, 16])), "backward": 1}
+    return Case("unseen", unseen_mesh(rng), sizes)
+
+
+def ring(name: str, naive: str) -> Task:
+    """The task of one of the four, and the mutant that shows what the naive way holds."""
+    return Task(
+        name=name,
+        kind="local",
+        signature="(x, axis_name)",
+        points=2,
+        cases=CASES,
+        unseen=_unseen,
+        wrap=lambda function, case: _wrap(name, function, case),
+        draw=lambda rng, case: _draw(name, rng, case),
+        oracle=lambda inputs, case: _oracle(name, inputs, case),
+        facts=lambda cases, large, references: _facts(name, cases, large, references),
+        analysed=(Case("data=8, chunks of 16 MiB", {"data": 8}, _LARGE), SMALL),
+        naive=naive,
+    )
+
+
+RINGS = (
+    ring("ring_all_gather", "keeps_every_chunk_until_the_end"),
+    ring("ring_reduce_scatter", "adds_at_the_end"),
+    ring("ring_all_reduce", "gathers_everything_and_adds"),
+    ring("ring_all_to_all", "puts_in_order_at_the_end"),
+)
