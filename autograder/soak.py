@@ -49,7 +49,7 @@ class Outcome:
         runs: How often the grader was started.
         lost: Students without a verdict or without their row in the gradebook.
         doubled: Students with more than one of either.
-        different: Students whose verdict or score is not that of the undisturbed grading.
+        different: Students whose verdict or score is not that of the undisturbed grading, and in what.
         left: Processes and folders that outlived the grader that made them.
     """
 
@@ -192,9 +192,18 @@ def compare(course: Path, calm: Path, outcome: Outcome) -> None:
         elif rows[student] > 1:
             outcome.doubled.append(student)
         elif reports[student] != expected[student] or scores[student][0] != scores[student][1]:
-            outcome.different.append(student)
+            outcome.different.append(f"{student}: {_difference(reports[student], expected[student])}")
     made = [*(course / ".meshcraft" / "staging").glob("*/*"), *(course / ".meshcraft").glob("secret.*")]
     outcome.left += [f"folder {path.relative_to(course)}" for path in made]
+
+
+def _difference(report: Report, expected: Report) -> str:
+    """What the first function has that differs, and what it should have."""
+    for ours, theirs in zip(report.functions, expected.functions, strict=False):
+        for name, value in ours.to_json().items():
+            if value != theirs.to_json().get(name):
+                return f"{ours.name} {name} {str(value)[:300]}, in peace {str(theirs.to_json().get(name))[:300]}"
+    return f"{report.isolation} {report.notes}, in peace {expected.isolation} {expected.notes}; or the exported score"
 
 
 def soak(folder: Path, size: int, kills: int, workers: int, seed: int, update: Any) -> Outcome:
