@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
@@ -32,6 +32,7 @@ __all__ = ["Limits", "Mount", "Rung", "Sandbox", "SandboxUnavailable", "best_lev
 
 STDERR_KEPT = 64 << 10
 # Run with the path of this file, which no sandbox shows.
+TRIALS = 3
 TRIAL = """
 import sys
 try:
@@ -242,7 +243,7 @@ def _survey_bubblewrap() -> Rung:
     if not os.path.isabs(tool("bwrap")):
         return Rung(name, False, "the program bwrap is not installed", install)
     version = subprocess.run([tool("bwrap"), "--version"], capture_output=True, text=True).stdout
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
         return Rung(name, False, f"{version.strip()} is too old to disable user namespaces", install)
     problem = _try_bubblewrap(_own_tmp())
     if problem:
@@ -263,7 +264,7 @@ def _survey_landlock() -> Rung:
         from py_landlock import get_abi_version
 
         abi = int(get_abi_version())
-        problem = _trial(landlock(_trial_command(), [], Limits(), confined=True))
+        problem = _trial(lambda: landlock(_trial_command(), [], Limits(), confined=True))
     except Exception as error:  # every fault means that this rung cannot be used
         problem = str(error)
     if problem:
@@ -289,7 +290,7 @@ def _missing(name: str) -> Rung | None:
 
 def _try_bubblewrap(own_tmp: bool) -> str | None:
     try:
-        return _trial(bubblewrap(_trial_command(), [], Limits(), own_tmp))
+        return _trial(lambda: bubblewrap(_trial_command(), [], Limits(), own_tmp))
     except OSError as error:
         return str(error)
 
@@ -298,17 +299,29 @@ def _trial_command() -> list[str]:
     return [sys.executable, "-P", "-c", TRIAL, __file__]
 
 
-def _trial(plan: Plan) -> str | None:
+def _trial(make: Callable[[], Plan]) -> str | None:
+    """Why a rung does not work here. One that was killed, or had no time, is tried again: that says nothing of it."""
+    problem = None
+    for _ in range(TRIALS):
+        problem, from_outside = _try_once(make())
+        if not from_outside:
+            break
+    return problem
+
+
+def _try_once(plan: Plan) -> tuple[str | None, bool]:
+    """What is wrong, if anything, and whether something else than the rung may be to blame."""
     try:
         done = subprocess.run(plan.argv, env=plan.env, pass_fds=plan.fds, cwd="/", capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        return str(error), isinstance(error, subprocess.TimeoutExpired)
     finally:
         for fd in plan.fds:
             os.close(fd)
         if plan.folder:
             shutil.rmtree(plan.folder, ignore_errors=True)
     if done.stdout.strip() == b"confined":
-        return None
+        return None, False
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return last[0] if last else "a file outside could be read"
+    killed = done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    return last[0] if last else "it was killed" if killed else "a file outside could be read", killed

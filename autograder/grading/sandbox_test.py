@@ -333,3 +333,19 @@ def test_unsafe_local_still_has_limits(tmp_path):
     with start("unsafe-local", "time.sleep(60)", tmp_path, limits=Limits(wall_s=0.5)) as box:
         assert box.wait(5) == -9
     assert box.timed_out
+
+
+@pytest.mark.parametrize(("kills", "works"), [(1, True), (2, True), (3, False)])
+def test_a_rung_whose_trial_was_killed_is_tried_again(tmp_path, kills, works):
+    tries = tmp_path / "tries"
+    tries.touch()
+    script = f"echo x >> {tries}; if [ $(wc -l < {tries}) -le {kills} ]; then kill -9 $$; fi; echo confined"
+    problem = sandbox._trial(lambda: rungs.Plan(["sh", "-c", script], {**os.environ}, ()))
+    assert (problem is None) == works, problem
+
+
+def test_a_rung_that_does_not_work_is_not_tried_again(tmp_path):
+    tries = tmp_path / "tries"
+    script = f"echo x >> {tries}; echo no namespaces here >&2; exit 1"
+    assert sandbox._trial(lambda: rungs.Plan(["sh", "-c", script], {**os.environ}, ())) == "no namespaces here"
+    assert tries.read_text() == "x\n"
