@@ -12,7 +12,10 @@ class Chapter:
     summary: str
 
 
-CHAPTERS = (Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),)
+CHAPTERS = (
+    Chapter("data_parallel", "Data parallelism", "one model, many batches"),
+    Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
+)
 
 
 def chapter(name: str) -> Chapter:
