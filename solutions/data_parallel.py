@@ -202,6 +202,7 @@ if __name__ == "__main__":
 # | all-reduce | one for each leaf of the parameters and one for the loss, however many microbatches |
 # | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the loss |
 # | any other collective | none |
+# | temporaries that live at once | at most 1.5 times the reference's: activations of one microbatch, not of all |
 #
 # Three steps on three batches, raw gradients leaf by leaf, and losses must equal those of one device.
 #
@@ -281,7 +282,7 @@ if __name__ == "__main__":
 # |---|---|
 # | exposed communication on 8 A5000 | at most 0.35 times that of one synchronisation after the whole backward pass |
 # | predicted time | at most 1.25 times the reference's |
-# | bytes sent per device | 2(n-1)/n of the parameters' bytes: one reduction of each gradient |
+# | bytes sent per device | 2(n-1)/n of the parameters' bytes: one reduction of each gradient, leaf by leaf |
 # | any other collective | none |
 #
 # The size is that of the example above, 12 layers, 2 microbatches. Each device returns the mean loss of **its own**

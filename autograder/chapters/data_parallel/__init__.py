@@ -11,6 +11,7 @@ READ = {
     "all-reduces": ("data_parallel", "Which axes a leaf needs"),
     "all-reduce bytes": ("data_parallel", "Accumulate first, reduce once"),
     "other collectives": ("data_parallel", "What an all-reduce costs"),
+    "live temporaries": ("data_parallel", "Accumulate first, reduce once"),
     "exposed communication": ("data_parallel", "Reduce while the backward pass goes on"),
     "predicted time": ("data_parallel", "Reduce while the backward pass goes on"),
 }
@@ -53,6 +54,8 @@ CONTRACT = Contract(
             draw=step.draw,
             oracle=step.oracle,
             facts=step.step_facts,
+            analysed=step.ANALYSED,
+            naive="takes_all_rows_at_once",
         ),
         Task(
             name="overlapped_gradients",

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
+from autograder import facts, forms, limits
 from autograder.cases import axis_of, axis_size, batch_of, batch_shapes, draw_leaves, model_of, params_of, unseen_mesh
 from autograder.contract import Case, Evidence, Mismatch, Wrapped
 from autograder.verdict import Fact
@@ -21,12 +21,15 @@ STEPS = 3
 _MLP = {"width": 16, "hidden": 32, "num_layers": 2, "features": 8, "rows": 8, "num_microbatches": 4, "percent": 10}
 _TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "rows": 4, "num_microbatches": 2,
                 "percent": 20}  # fmt: skip
+_LARGE = {"width": 1024, "hidden": 4096, "num_layers": 2, "features": 1024, "rows": 8192, "num_microbatches": 4,
+          "percent": 10}  # fmt: skip
 CASES = (
     Case("data=8", {"data": 8}, _MLP, quick=True),
     Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, {**_MLP, "num_microbatches": 2, "percent": 5}, quick=True),
     Case("data=2", {"data": 2}, _TRANSFORMER),
     Case("data=1", {"data": 1}, {**_MLP, "num_microbatches": 1}),
 )
+ANALYSED = (Case("data=8, width 1024", {"data": 8}, _LARGE), "data=8")
 
 
 def unseen(rng: np.random.Generator) -> Case:
@@ -111,7 +114,10 @@ def _loss_and_gradient(sizes: tuple[tuple[str, int], ...]) -> Any:
     return jax.jit(jax.value_and_grad(lambda params, batch: full_loss(model, params, batch)))
 
 
-def step_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
+_TOO_MUCH = "How many rows' activations are there at that moment, and how many are in a microbatch?"
+
+
+def step_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
     def leaves(e):
         return [leaf for leaf in e.inputs if leaf.name.startswith("params/")]
 
@@ -130,4 +136,5 @@ def step_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) ->
         facts.bytes_sent("all-reduce bytes", cases, "all_reduce", form, weight=2),
         facts.times_sent("all-reduces", cases, "all_reduce", count, once),
         facts.only_collectives("other collectives", cases, ("all_reduce",)),
+        limits.temporaries_within(large, references, 1.5, _TOO_MUCH),
     ]

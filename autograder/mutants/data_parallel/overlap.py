@@ -68,7 +68,7 @@ def reduces_after_the_backward_pass(params, batch, model, axis_name, num_microba
 
 
 def reduces_one_bucket_at_the_end(params, batch, model, axis_name, num_microbatches):
-    """The same as one flat array."""
+    """The same as one flat array, whose parts have other shares of it at every size: those cannot be compared."""
     loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name)
     flat, back = jax.flatten_util.ravel_pytree(total)
     return loss / num_microbatches, back(lax.pmean(flat / num_microbatches, axis_name))
@@ -124,7 +124,7 @@ def forgets_to_reduce_the_ends(params, batch, model, axis_name, num_microbatches
     """The loop over layers is overlapped; embedding and head are not in it, and stay each device's own."""
     loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name)
     own = jax.tree.map(lambda g: g / num_microbatches, total)
-    return loss, {**own, "layers": lax.pmean(own["layers"], axis_name)}
+    return loss / num_microbatches, {**own, "layers": lax.pmean(own["layers"], axis_name)}
 
 
 def averages_the_loss(params, batch, model, axis_name, num_microbatches):
@@ -146,7 +146,7 @@ SENT, EXPOSED, TIME = "all-reduce bytes", "exposed communication", "predicted ti
 
 MUTANTS = (
     mutant(TASK, reduces_after_the_backward_pass, EXPOSED),
-    mutant(TASK, reduces_one_bucket_at_the_end, EXPOSED),
+    mutant(TASK, reduces_one_bucket_at_the_end, EXPOSED, TIME),
     mutant(TASK, reduces_in_the_layers_own_iteration, EXPOSED),
     mutant(TASK, reduces_every_microbatch, SENT, EXPOSED),
     mutant(TASK, overlaps_all_microbatches, SENT),
@@ -154,7 +154,7 @@ MUTANTS = (
     mutant(TASK, divides_by_microbatches_twice, GRADIENTS, NORM),
     mutant(TASK, sums_over_devices, GRADIENTS, NORM),
     mutant(TASK, shifts_layers_by_one, GRADIENTS),
-    mutant(TASK, forgets_to_reduce_the_ends, VALUES, GRADIENTS, NORM, SENT, EXPOSED),
+    mutant(TASK, forgets_to_reduce_the_ends, GRADIENTS, NORM, SENT, EXPOSED),
     mutant(TASK, averages_the_loss, VALUES, SENT),
     mutant(TASK, fills_the_wait_with_work, TIME),
 )

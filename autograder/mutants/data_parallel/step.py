@@ -106,6 +106,11 @@ def uses_the_first_microbatch_only(params, batch, model, axis_name, num_microbat
     return train_step_dp(params, few, model, axis_name, 1, learning_rate)
 
 
+def takes_all_rows_at_once(params, batch, model, axis_name, num_microbatches, learning_rate):
+    """Accumulation left out: the same numbers, and all activations at once."""
+    return train_step_dp(params, batch, model, axis_name, 1, learning_rate)
+
+
 def averages_parameters(params, batch, model, axis_name, num_microbatches, learning_rate):
     """Each device steps by itself and the models are averaged: the same for plain SGD, and for no other optimizer."""
     loss, total = _accumulated(_varying(params, axis_name), _cut(batch, num_microbatches), model, axis_name)
@@ -164,8 +169,10 @@ def scatters_and_gathers(params, batch, model, axis_name, num_microbatches, lear
 TASK = "train_step_dp"
 VALUES, GRADIENTS, NORM = "values", "gradients", "gradient norm"
 COUNT, SENT, OTHERS = "all-reduces", "all-reduce bytes", "other collectives"
+TEMPORARIES = "live temporaries"
 
 MUTANTS = (
+    mutant(TASK, takes_all_rows_at_once, TEMPORARIES),
     mutant(TASK, lets_autodiff_reduce, COUNT, SENT),
     mutant(TASK, keeps_autodiffs_sum, VALUES, GRADIENTS, NORM, COUNT, SENT),
     mutant(TASK, averages_every_microbatch, COUNT, SENT),
@@ -173,7 +180,7 @@ MUTANTS = (
     mutant(TASK, sums_over_devices, VALUES, GRADIENTS, NORM),
     mutant(TASK, forgets_the_mean_over_microbatches, VALUES, GRADIENTS, NORM),
     mutant(TASK, divides_by_eight, VALUES, GRADIENTS, NORM, shown_by=("pipe=4 x tensor=2",)),
-    mutant(TASK, uses_the_first_microbatch_only, VALUES, GRADIENTS, NORM),
+    mutant(TASK, uses_the_first_microbatch_only, VALUES, GRADIENTS, NORM, TEMPORARIES),
     mutant(TASK, averages_parameters, GRADIENTS, NORM),
     mutant(TASK, updates_after_each_microbatch, VALUES, GRADIENTS, NORM),
     mutant(TASK, reports_one_devices_loss, VALUES),
