@@ -276,7 +276,8 @@ if __name__ == "__main__":
 #   computed, and runs beside whatever comes next.
 # - An iteration of a loop ends when its computations **and** its communication have ended. What an iteration sends
 #   hides behind the computations of that same iteration, and nothing else.
-# - The sum with the earlier microbatches' gradients is a computation like any other.
+# - The sum with the earlier microbatches' gradients is a computation like any other. So is the division in `lax.pmean`,
+#   which waits for the sum over the devices: outside a loop it holds up whatever your program computes after it.
 #
 # | budget | |
 # |---|---|

@@ -50,11 +50,15 @@ def with_kept_backward_passes(params, batch, model, axis_name, num_microbatches)
 
 
 def unrolled(params, batch, model, axis_name, num_microbatches):
-    """A Python loop over layers in the last microbatch: each gradient is reduced where it is complete."""
+    """A Python loop over layers in the last microbatch: each gradient is reduced where it is complete.
+
+    The division comes before the sum: one after it would hold up the next layer until the sum is there.
+    """
     (loss, total), last = begun(params, batch, model, axis_name, num_microbatches)
+    count = num_microbatches * lax.axis_size(axis_name)
 
     def synced(gradient, before):
-        return jax.tree.map(lambda g, b: lax.pmean((g + b) / num_microbatches, axis_name), gradient, before)
+        return jax.tree.map(lambda g, b: lax.psum((g + b) / count, axis_name), gradient, before)
 
     def at(tree, i):
         return jax.tree.map(lambda leaf: leaf[i], tree)
