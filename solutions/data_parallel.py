@@ -1,0 +1,440 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Data parallelism
+#
+# Eight devices, eight copies of one model, and a batch that is cut into eight parts. Each device computes the
+# gradient of its own rows. The mean of these gradients is the gradient of the whole batch, so after one
+# all-reduce every device makes the same update, and the copies stay equal without ever being sent.
+#
+# That is the whole idea. What is left to get right: who draws which random numbers, what has to be averaged and
+# over which axes, how often it is sent, and what the devices do in the meantime.
+#
+# | function | runs when | what it does |
+# |---|---|---|
+# | `fold_key_over_axes` | before anything random | gives devices different keys where wanted, equal ones elsewhere |
+# | `sync_gradients` | once a step | averages each gradient over the axes that its leaf is replicated over |
+# | `train_step_dp` | every step | accumulates over microbatches, synchronises once, updates |
+# | `overlapped_gradients` | every step | synchronises each layer while the backward pass goes on |
+#
+# The theory is on the course's page `data_parallel`: `make serve` shows it, and `site/pages/data_parallel.md` is its
+# source. Run the next cell first: it gives this notebook 8 emulated devices.
+
+# %%
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.data import regression_batch
+from course.machines import machine
+from course.mesh import abstract_mesh, make_mesh
+from course.model import Model, full_loss, mlp
+from course.predict import predict
+from course.program import export
+from course.train import make_train_step
+
+PyTree = Any
+
+# %% [markdown]
+# ## Randomness: `fold_key_over_axes`
+#
+# A key enters a training step replicated: every device holds the same one, and draws the same numbers from it. For
+# dropout that is wrong along `data`. Each device has other rows, and the same mask on all of them is less noise than
+# you asked for. Along an axis on which devices hold the *same* activations (`tensor`, often) it is right, and
+# different masks would be the mistake: replicas would drift apart.
+
+# %%
+if __name__ == "__main__":
+    mesh = make_mesh({"data": 4, "tensor": 2})
+
+    def kept(key):
+        return jax.random.bernoulli(key, 0.5, (1, 1, 6)).astype(jnp.int32)
+
+    same = jax.shard_map(kept, mesh=mesh, in_specs=P(), out_specs=P("data", "tensor"), check_vma=False)
+    for place, mask in enumerate(same(jax.random.key(0)).reshape(8, 6)):
+        print(f"data {place // 2}, tensor {place % 2}: keeps {mask}")
+
+# %% [markdown]
+# `fold_key_over_axes` makes of the one key a key for each device:
+#
+# - Two devices that differ along a **named** axis get different keys, on every mesh.
+# - Two devices that differ only along axes that are **not named** get the same key. With no axis named all keys are
+#   equal.
+# - As soon as an axis is named, of whatever size, no device keeps the key as it was given: somebody may draw from
+#   that one what must be equal everywhere.
+# - Runs with other keys have nothing in common. Seeds 0 and 1 are neighbours; no device of the one run may hold a
+#   key that some device of the other run holds.
+#
+# | | |
+# |---|---|
+# | key, inside `shard_map` | enters replicated; leaves varying over the named axes, at most |
+# | communication | none |
+#
+# Useful: `jax.random.fold_in`, `lax.axis_index`.
+
+
+# %%
+def fold_key_over_axes(key: jax.Array, axis_names: tuple[str, ...]) -> jax.Array:
+    """A key that differs over, and only over, the named axes. Runs inside ``shard_map``.
+
+    Args:
+        key: One key, as from ``jax.random.key``, the same on every device.
+        axis_names: The mesh axes along which keys shall differ; may be empty.
+
+    Returns:
+        One key on each device.
+    """
+    ### BEGIN SOLUTION
+    for name in axis_names:
+        key = jax.random.fold_in(key, lax.axis_index(name))
+    return key
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## One mean a leaf: `sync_gradients`
+#
+# After the backward pass each device holds the gradient of its own loss. For a leaf that is **replicated** over an
+# axis, the devices along that axis hold different gradients of the same numbers, and the step needs their mean. For
+# a leaf that is **sharded** over an axis, they hold gradients of different numbers: there is nothing to average, and
+# averaging mixes parts that have nothing to do with each other.
+#
+# A leaf's spec says which is which. This is the picture on `data=2 x tensor=2`, for a kernel that is split over
+# `tensor` and a norm's scale that is not:
+
+# %%
+if __name__ == "__main__":
+    kernel = jnp.array([[1.0, 10.0], [3.0, 30.0]])  # the devices' gradients: a row for each place on data
+    scale = jnp.array([[1.0, 2.0], [3.0, 6.0]])
+    print("kernel, P('tensor'): each column is a part of its own; means", kernel.mean(0))
+    print("scale,  P():         all four are gradients of one number; mean", scale.mean())
+
+# %% [markdown]
+# A spec's entry is an axis' name, `None`, or a tuple of names where one dim is split over several axes:
+# `P(None, ("data", "tensor"))`. It may name axes that are not in `axis_names`.
+#
+# | budget | |
+# |---|---|
+# | all-reduce | one for each leaf that is replicated over a named axis, over all such axes at once |
+# | bytes sent per device | 2(n-1)/n of each of these leaves, n the number of devices that it is averaged over |
+# | any other collective | none |
+#
+# Every leaf enters varying over all axes of the mesh: these are the devices' own gradients, and nothing has been
+# summed yet.
+#
+# Useful: `lax.pmean` takes a tuple of axis names.
+
+
+# %%
+def sync_gradients(gradients: PyTree, specs: PyTree, axis_names: tuple[str, ...]) -> PyTree:
+    """Average each gradient over the axes that its leaf is replicated over. Runs inside ``shard_map``.
+
+    Args:
+        gradients: This device's gradients; the local part ``[..., dim/axis, ...]`` of a leaf that is sharded.
+        specs: A tree like ``gradients`` with each leaf's ``PartitionSpec``.
+        axis_names: The mesh axes to average over.
+
+    Returns:
+        A tree like ``gradients``: the mean over those of ``axis_names`` that the leaf's spec does not name.
+    """
+
+    ### BEGIN SOLUTION
+    def sync(gradient, spec):
+        split_over = jax.tree.leaves(tuple(spec))  # also looks into tuples of names, and leaves None out
+        replicated_over = tuple(name for name in axis_names if name not in split_over)
+        return lax.pmean(gradient, replicated_over) if replicated_over else gradient
+
+    return jax.tree.map(sync, gradients, specs)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## A whole step: `train_step_dp`
+#
+# Where does the all-reduce come from? Not always from you. `jax.shard_map` types every value by the axes over which it
+# may differ from device to device, and autodiff follows the types. The gradient of a parameter that is replicated
+# must come out replicated, so JAX puts the reduction into the backward pass itself: a **sum**, wherever the
+# parameter meets data.
+
+# %%
+if __name__ == "__main__":
+    mesh = make_mesh({"data": 8})
+
+    def all_reduces(function):
+        local = jax.shard_map(function, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+        return jax.jit(local).lower(jnp.ones(3), jnp.ones((8, 3))).as_text().count("all_reduce")
+
+    def replicated(weights, rows):
+        gradient = jax.grad(lambda w: jnp.mean(rows @ w))(weights)
+        return lax.pcast(gradient, "data", to="varying")[None]
+
+    def varying(weights, rows):
+        return jax.grad(lambda w: jnp.mean(rows @ w))(lax.pcast(weights, "data", to="varying"))[None]
+
+    print("gradient of replicated weights:", all_reduces(replicated), "all-reduce")
+    print("gradient of varying weights:   ", all_reduces(varying), "all-reduce")
+
+# %% [markdown]
+# With gradient accumulation this matters. A batch that does not fit is taken in `num_microbatches` parts, one after the
+# other, in a `lax.scan`; gradients are summed. If the reduction sits inside the scan, it runs once a microbatch, and
+# the step sends `num_microbatches` times the bytes. One at the end is enough: a sum of means is a mean of sums.
+#
+# Write the whole step. Parameters enter **replicated**; what they are while you differentiate is your decision.
+#
+# 1. Cut this device's rows into `num_microbatches` equal parts, in order.
+# 2. Add up loss and gradient over the parts, with `lax.scan`, and make them means over this device's rows.
+# 3. Average over the devices, once.
+# 4. Update: `p - learning_rate * gradient`. Return the new parameters, the loss and the gradients, each the same on
+#    every device.
+#
+# | budget for a step | |
+# |---|---|
+# | all-reduce | one for each leaf of the parameters and one for the loss, however many microbatches |
+# | bytes sent per device | 2(n-1)/n of the parameters' bytes, and of 4 bytes for the loss |
+# | any other collective | none |
+# | temporaries that live at once | at most 1.5 times the reference's: activations of one microbatch, not of all |
+#
+# Three steps on three batches, raw gradients leaf by leaf, and losses must equal those of one device.
+#
+# `course.model.full_loss(model, params, batch)` is the mean loss over the rows of `batch`. A scan's carry must have
+# the same type before and after its body: `float32[8]{V:data}` is an array that varies over `data`, and zeros do not
+# until you say so with `lax.pcast(..., to="varying")`.
+
+
+# %%
+def train_step_dp(
+    params: PyTree,
+    batch: dict[str, jax.Array],
+    model: Model,
+    axis_name: str,
+    num_microbatches: int,
+    learning_rate: float,
+) -> tuple[PyTree, jax.Array, PyTree]:
+    """One step of SGD on a batch that is split over the devices. Runs inside ``shard_map``.
+
+    Args:
+        params: The parameters, the same on every device.
+        batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
+        model: The model's pure functions.
+        axis_name: The mesh axis that the batch is split over.
+        num_microbatches: How many parts a device's rows are taken in; divides their number.
+        learning_rate: Of plain SGD.
+
+    Returns:
+        ``(params, loss, gradients)``: updated parameters, and the mean loss over all rows of all devices with its
+        gradient at the old parameters. All of them are the same on every device.
+    """
+    ### BEGIN SOLUTION
+    varying = jax.tree.map(lambda p: lax.pcast(p, axis_name, to="varying"), params)
+    microbatches = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
+
+    def accumulate(total, microbatch):
+        found = jax.value_and_grad(lambda p: full_loss(model, p, microbatch))(varying)
+        return jax.tree.map(jnp.add, total, found), None
+
+    nothing = jax.tree.map(jnp.zeros_like, (lax.pcast(jnp.zeros(()), axis_name, to="varying"), varying))
+    total, _ = lax.scan(accumulate, nothing, microbatches)
+    loss, gradients = jax.tree.map(lambda x: lax.pmean(x / num_microbatches, axis_name), total)
+    return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients), loss, gradients
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Behind the backward pass: `overlapped_gradients`
+#
+# In `train_step_dp` the devices compute, and then they send. While they send, nothing is computed. But the last
+# layer's gradient is known long before the first layer's, and could be on its way. How much is there to hide, and
+# behind what? For a layer of width 2,048 and hidden size 8,192 with 4,096 rows on each of 8 A5000:
+
+# %%
+if __name__ == "__main__":
+    a5000 = machine("8xA5000")
+    weights = 2 * 2048 * 8192
+    link = min(link.bandwidth for link in a5000.links)
+    backward = 2 * 2 * 4096 * weights / (a5000.matmul_flops["f32"] * a5000.efficiency.matmul)
+    reduction = 2 * 7 / 8 * 4 * weights / link
+    print(f"backward pass of a layer {1e3 * backward:.1f} ms, reduction of its gradient {1e3 * reduction:.1f} ms")
+
+# %% [markdown]
+# So a layer's reduction fits behind another layer's backward pass. Accumulate as before, but do not wait for the end:
+# in the **last** microbatch, where gradients become final one layer after the other, start each layer's reduction as
+# soon as it can start, and let it run while earlier layers go on. All other microbatches send nothing.
+#
+# What the timeline does with your program, and the GPU's compiler much the same:
+#
+# - Computations run in the order in which your program has them. A reduction starts when its operand has been
+#   computed, and runs beside whatever comes next.
+# - An iteration of a loop ends when its computations **and** its communication have ended. What an iteration sends
+#   hides behind the computations of that same iteration, and nothing else.
+# - The sum with the earlier microbatches' gradients is a computation like any other. So is the division in `lax.pmean`,
+#   which waits for the sum over the devices: outside a loop it holds up whatever your program computes after it.
+#
+# | budget | |
+# |---|---|
+# | exposed communication on 8 A5000 | at most 0.35 times that of one synchronisation after the whole backward pass |
+# | predicted time | at most 1.25 times the reference's |
+# | bytes sent per device | 2(n-1)/n of the parameters' bytes: one reduction of each gradient, leaf by leaf |
+# | any other collective | none |
+#
+# The size is that of the example above, 12 layers, 2 microbatches. Each device returns the mean loss of **its own**
+# rows; the gradients are means over all devices. Parameters arrive **varying**: nothing is reduced unless you say so.
+#
+# `model.embed(params["embed"], inputs)`, `model.layer(layer_params, x)` for one layer and
+# `model.loss(params["head"], x, targets)` are the model's parts. Leaves under `layers` are stacked,
+# `[num_layers, ...]`. There may be one layer only, and one microbatch only.
+#
+# Useful: `jax.vjp` gives a function's value and its backward pass as a function; `lax.scan(..., reverse=True)` walks
+# from the last layer to the first. `check(overlapped_gradients)` shows the exposed time, and
+# `meshcraft profile data_parallel overlapped_gradients` the timeline.
+
+
+# %%
+def overlapped_gradients(
+    params: PyTree, batch: dict[str, jax.Array], model: Model, axis_name: str, num_microbatches: int
+) -> tuple[jax.Array, PyTree]:
+    """Mean gradient, each layer's reduced while the last microbatch's backward pass goes on. Runs inside ``shard_map``.
+
+    Args:
+        params: The parameters; every leaf varies over ``axis_name``; leaves under ``layers`` are
+            ``[num_layers, ...]``.
+        batch: This device's rows, ``inputs`` and ``targets``, ``[batch/axis, ...]``.
+        model: The model's pure functions.
+        axis_name: The mesh axis that the batch is split over.
+        num_microbatches: How many parts a device's rows are taken in; divides their number.
+
+    Returns:
+        ``(loss, gradients)``: the mean loss over this device's rows, and the gradient of the mean over all devices'.
+    """
+    ### BEGIN SOLUTION
+    microbatches = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
+    earlier = jax.tree.map(lambda rows: rows[:-1], microbatches)
+    last = jax.tree.map(lambda rows: rows[-1], microbatches)
+
+    def accumulate(total, microbatch):
+        found = jax.value_and_grad(lambda p: full_loss(model, p, microbatch))(params)
+        return jax.tree.map(jnp.add, total, found), None
+
+    nothing = jax.tree.map(jnp.zeros_like, (lax.pcast(jnp.zeros(()), axis_name, to="varying"), params))
+    (loss, total), _ = lax.scan(accumulate, nothing, earlier)
+
+    def complete(gradient, before):
+        return jax.tree.map(lambda g, b: (g + b) / num_microbatches, gradient, before)
+
+    # Forward through the last microbatch; each layer's input is kept.
+    x, embed_backward = jax.vjp(lambda p: model.embed(p, last["inputs"]), params["embed"])
+    x, inputs = lax.scan(lambda x, layer: (model.layer(layer, x), x), x, params["layers"])
+    last_loss, head_backward = jax.vjp(lambda p, x: model.loss(p, x, last["targets"]), params["head"], x)
+    head, dx = head_backward(jnp.ones_like(last_loss))
+    head = lax.pmean(complete(head, total["head"]), axis_name)
+
+    def layer_backward(dx, layer, x, before):
+        gradient, dx = jax.vjp(model.layer, layer, x)[1](dx)
+        return dx, complete(gradient, before)
+
+    # Backward: while a layer computes, the gradient of the layer after it is reduced. The sum with the earlier
+    # microbatches is part of the iteration before, so that a reduction can start at once.
+    def step(carry, layer_and_input):
+        dx, waiting = carry
+        synced = lax.pmean(waiting, axis_name)
+        return layer_backward(dx, *layer_and_input), synced
+
+    stack = (params["layers"], inputs, total["layers"])
+    carry = layer_backward(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
+    (dx, waiting), synced = lax.scan(step, carry, jax.tree.map(lambda leaf: leaf[:-1], stack), reverse=True)
+    first = lax.pmean(waiting, axis_name)
+    layers = jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), first, synced)
+    embed = lax.pmean(complete(embed_backward(dx)[0], total["embed"]), axis_name)
+    return (loss + last_loss) / num_microbatches, {"embed": embed, "layers": layers, "head": head}
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# Your model trains well on 8 devices with 4,096 rows each. You are given 64 devices with the same links. One
+# colleague wants to keep 4,096 rows a device, another to keep the whole batch as it was. For each of them: what
+# happens to the bytes that a device sends, to the time of a step, and to the training itself? A few sentences and one
+# formula are enough.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# A device sends `2 * W * (n - 1) / n` bytes for `W` bytes of gradients: 1.75 W with 8 devices, 1.97 W with 64. So
+# for both of them communication stays about what it was.
+#
+# With 4,096 rows a device, computation per device stays as well: a step takes about as long, the overlap works as
+# before, and eight times as many rows are processed. But the batch is eight times larger. Up to the critical batch size
+# that saves nearly eight times the steps, if the learning rate is adapted (linear scaling with a warm-up is the usual
+# rule); beyond it the extra rows hardly improve the gradient, and most of the added work is lost.
+#
+# With the same whole batch, training is what it was, step for step. Each device has 512 rows, an eighth of the
+# computation, and the same bytes to hide behind it: `2 * W * (n - 1) / (n * bandwidth)` is now longer than the backward
+# pass, and the step takes as long as its reduction. Eight times the devices give far less than eight times the speed.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: one model, eight batches
+#
+# Everything together on 8 emulated devices. The last column is the same model on one device with the whole batch.
+# Dropout is not part of the model, so the keys are used for noise on the inputs: each device draws its own.
+
+# %%
+if __name__ == "__main__":
+    mesh = make_mesh({"data": 8})
+    model = mlp(width=64, hidden=256, num_layers=4, num_inputs=16, num_outputs=8)
+    params = plain = model.init(jax.random.key(0))
+    plain_step, plain_state = make_train_step(model, optax.sgd(0.02)), optax.sgd(0.02).init(plain)
+    plain = jax.tree.map(jnp.copy, plain)
+
+    def local(params, batch):
+        params, loss, _ = train_step_dp(params, batch, model, "data", 4, 0.02)
+        return params, loss
+
+    step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+    for i in range(6):
+        batch = regression_batch(0, i, batch=64, num_inputs=16, num_outputs=8)
+        params, loss = step(params, batch)
+        plain, plain_state, plain_loss = plain_step(plain, plain_state, batch)
+        print(f"step {i}   8 devices, 4 microbatches {loss:.5f}   one device {plain_loss:.5f}")
+
+# %% [markdown]
+# And the timeline of your `overlapped_gradients` on 8 A5000, from its program alone: the row of transfers under the
+# row of computations. Below it, what lives at the memory's peak.
+
+# %%
+if __name__ == "__main__":
+    large = mlp(width=2048, hidden=8192, num_layers=12, num_inputs=2048, num_outputs=2048)
+
+    def gradients_of(params, batch):
+        varying = jax.tree.map(lambda p: lax.pcast(p, "data", to="varying"), params)
+        loss, gradients = overlapped_gradients(varying, batch, large, "data", 2)
+        return {"loss": lax.pmean(loss, "data"), "gradients": gradients}
+
+    shapes = {
+        "params": jax.eval_shape(large.init, jax.random.key(0)),
+        "batch": {name: jax.ShapeDtypeStruct((8 * 8192, 2048), jnp.float32) for name in ("inputs", "targets")},
+    }
+    specs = {"params": P(), "batch": P("data")}
+    out_specs = {"loss": P(), "gradients": P()}
+    whole = jax.shard_map(gradients_of, mesh=abstract_mesh({"data": 8}), in_specs=(P(), P("data")), out_specs=out_specs)
+    program = export(lambda params, batch: whole(params, batch), shapes, specs, mesh={"data": 8}, out_specs=out_specs)
+    prediction = predict(program, "8xA5000", name="overlapped_gradients")
+    for name, figure in prediction.figures().items():
+        print(f"{name:20} {figure}")
+
+# %%
+if __name__ == "__main__":
+    from IPython.display import HTML, display
+
+    from course.show import memory_svg, timeline_svg
+
+    display(HTML(timeline_svg(prediction.timeline)), HTML(memory_svg(prediction.memory)))
