@@ -12,7 +12,10 @@ class Chapter:
     summary: str
 
 
-CHAPTERS = (Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),)
+CHAPTERS = (
+    Chapter("single_device", "One device", "make one device count"),
+    Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
+)
 
 
 def chapter(name: str) -> Chapter:
