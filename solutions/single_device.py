@@ -95,9 +95,8 @@ if __name__ == "__main__":
     one = jnp.ones((), jnp.bfloat16)
     print("ten thousand times one:", lax.fori_loop(0, 10_000, lambda _, total: total + one, one * 0))
     score = jnp.float32(20.06)
-    print(
-        f"exp of 20.06 {jnp.exp(score):.4g}, rounded first {jnp.exp(score.astype(jnp.bfloat16).astype(jnp.float32)):.4g}"
-    )
+    rounded = score.astype(jnp.bfloat16).astype(jnp.float32)
+    print(f"exp of 20.06 {jnp.exp(score):.4g}, rounded first {jnp.exp(rounded):.4g}")
 
 # %% [markdown]
 # Write the same Transformer in mixed precision:
@@ -351,8 +350,8 @@ if __name__ == "__main__":
 #
 # | the gradients are | parameters | `good_steps` | `scale` |
 # |---|---|---|---|
-# | finite, and it is not yet the `growth_interval`-th good step in a row | `p - learning_rate * gradient` | + 1 | same |
-# | finite, and it is | `p - learning_rate * gradient` | 0 | doubled |
+# | finite, not yet the `growth_interval`-th good step in a row | `p - learning_rate * gradient` | + 1 | same |
+# | finite, and it is that step | `p - learning_rate * gradient` | 0 | doubled |
 # | not finite | same, to the last bit | 0 | halved, but never below 1 |
 #
 # | budget | |
@@ -411,8 +410,8 @@ def scaled_step(
 # ## Attention without the square: `chunked_attention`
 #
 # Causal attention computes a score for each pair of a query and a key: `seq x seq` elements for each head, and the
-# backward pass wants them again. At 32,768 tokens that is 4 GiB in float32, for one head of one row. But what each query
-# wants in the end is only a weighted mean of the values. A mean can be taken in parts.
+# backward pass wants them again. At 32,768 tokens that is 4 GiB in float32, for one head of one row. But what each
+# query wants in the end is only a weighted mean of the values. A mean can be taken in parts.
 #
 # A softmax over keys needs the largest score, so that `exp` does not overflow, and the sum of all exponentials.
 # Neither is known before the last key has been seen. The trick is to go on with what is known so far, and to correct
@@ -432,8 +431,8 @@ if __name__ == "__main__":
 # exponentials, and the sum of values weighted by them. Query `i` sees keys `0` to `i`. Scores are divided by the
 # square root of `head_dim`, as usual.
 #
-# There is a trap. The backward pass needs the exponentials of each chunk, and if they are kept from the forward pass, all
-# chunks together are the square again. Compute them anew.
+# There is a trap. The backward pass needs the exponentials of each chunk, and if they are kept from the forward pass,
+# all chunks together are the square again. Compute them anew.
 #
 # | budget, backward pass included, 4,096 tokens in chunks of 512 | |
 # |---|---|
