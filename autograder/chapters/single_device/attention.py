@@ -13,8 +13,8 @@ from autograder.chapters.single_device.common import MESH, like, on_one_device
 from autograder.contract import Case, Evidence, Task, Wrapped
 from autograder.verdict import Fact
 
-# Scores go up to about 110, where float32 is exact to 2^-18 (4e-6); a head_dim of 8 adds up eight such roundings, and
-# what is off in an exponent is off by the same share in the weight.
+# Scores go up to about 110, where float32 is exact to 2^-18 (4e-6). A score adds up eight such roundings and more, what
+# is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.2e-5 here.
 TOLERANCE = 1e-4
 # Masked chunks may be left out, and then hardly more than half of the work remains.
 LEAST_WORK = 0.45
@@ -77,7 +77,7 @@ def _facts(cases: list[Evidence], large: Evidence | None, references: dict[str, 
         facts.arrays_match("values", cases, "values", tolerance=TOLERANCE),
         facts.arrays_match("gradients", cases, "gradients", tolerance=TOLERANCE, weight=2),
         limits.largest_within(large, references, _quarter, _SQUARE, weight=2, **least),
-        limits.temporaries_within(large, references, 0.5, _ALIVE, than=limits.NAIVE, **least),
+        limits.temporaries_within(large, references, 0.4, _ALIVE, than=limits.NAIVE, **least),
         limits.flops_within(large, references, 1.35, _AGAIN, than=limits.NAIVE, **least),
     ]
 

@@ -18,7 +18,7 @@ from autograder.verdict import Fact
 
 # float16 rounds by 2^-12 at most. A gradient meets a dozen roundings on its way; the update is about as large as the
 # parameter, and the steps add up.
-TOLERANCE = 2**-7
+TOLERANCE = 2**-8
 STEPS = 6
 # The target of a bad step: its gradient, at any scale from 1 on, is beyond float16, and its loss well within float32.
 OUTLIER = 1e9
