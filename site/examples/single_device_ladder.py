@@ -69,9 +69,7 @@ def techniques(held, timed):
 
 def work(modules):
     """Where the replayed time goes, what the Program multiplies, and what that makes of the measured time."""
-    print(
-        "| step | its products, TFLOP | replay: products, s | others, s | GB moved by others | MFU, measured |"
-    )
+    print("| step | its products, TFLOP | replay: products, s | others, s | GB moved by others | MFU, published time |")
     print("|---|---:|---:|---:|---:|---:|")
     for run, module, gap in zip(RUNS, modules, recorded().gaps, strict=True):
         side = gap.compiled

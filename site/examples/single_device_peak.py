@@ -23,7 +23,9 @@ def short(line):
 
 
 def code(line):
-    return linecache.getline(study.__file__, int(line.rsplit(":", 1)[1])).strip()
+    """How that line of the step begins."""
+    text = linecache.getline(study.__file__, int(line.rsplit(":", 1)[1])).strip()
+    return text if len(text) <= 46 else text[:42] + " ..."
 
 
 def report(run, found):
@@ -34,13 +36,13 @@ def report(run, found):
     print("  where the time goes")
     for entry in found.lines()[:LINES]:
         share = f"{100 * entry.compute / found.timeline.seconds:.1f} %"
-        print(f"  {share:>8}  line {entry.line.rsplit(':', 1)[1]}: {code(entry.line)[:84]}")
+        print(f"  {share:>8}  line {entry.line.rsplit(':', 1)[1]}: {code(entry.line)}")
 
 
 def picture(held):
-    """Of what lives at the peak, with lines that fit."""
+    """Of what lives at the peak, in words short enough for a page."""
     alive = tuple(replace(one, line=short(one.line)) for one in held.alive)
-    return memory_svg(replace(held, alive=alive), 24e9)
+    return memory_svg(replace(held, alive=alive), 24e9).replace(" times ", " × ")
 
 
 if __name__ == "__main__":
