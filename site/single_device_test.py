@@ -28,6 +28,7 @@ def prose(page):
     """The text of a page without code, links, comments, formulas, references and sources."""
     text = page.read_text().split("## Sources")[0]
     for left_out in (
+        r"<code>.*?</code>",
         r"```.*?```",
         r"<!--.*?-->",
         r'--8<-- "[^"]*"',
