@@ -31,9 +31,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from IPython.display import HTML, display
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
-import course  # noqa: F401  (8 emulated devices)
+from course.data import token_batch
+from course.mesh import abstract_mesh
+from course.model import transformer
+from course.predict import predict
+from course.program import export
+from course.show.panels import comparison_html
 
 PyTree = Any
 
@@ -507,3 +514,104 @@ def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> j
 # brings back most of the time. Both where even one row at a time is too much, as with long sequences; and remat lets
 # microbatches be larger again, which can pay for a part of it.
 # ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: what a step takes
+#
+# Everything together, on a Transformer with 12 layers of width 1024, and 16 rows of 1,024 tokens. Nothing is computed
+# here: each step is exported from shapes alone, and predicted for one H100.
+
+# %%
+if __name__ == "__main__":
+    model = transformer(width=1024, hidden=4096, num_layers=12, num_heads=16, vocab=2048, max_seq=1024)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    tokens = jax.ShapeDtypeStruct((16, 1024), jnp.int32)
+
+    def loss_with(layers):
+        """The model's loss with ``layers(layer, stacked_params, x)`` for its depth."""
+
+        def loss(params, batch):
+            x = model.embed(params["embed"], batch["inputs"])
+            x = layers(model.layer, params["layers"], x)
+            return model.loss(params["head"], x, batch["targets"])
+
+        return loss
+
+    def predicted(step, name):
+        """What a step ``(params, batch) -> (loss, gradients)`` would take on one device."""
+
+        def program(params, batch):
+            mesh = abstract_mesh({"data": 1})
+            return jax.shard_map(step, mesh=mesh, in_specs=(P(), P()), out_specs={"loss": P(), "gradients": P()})(
+                params, batch
+            )
+
+        inputs = {"params": params, "batch": {"inputs": tokens, "targets": tokens}}
+        specs, results = dict.fromkeys(inputs, P()), {"loss": P(), "gradients": P()}
+        return predict(export(program, inputs, specs, mesh={"data": 1}, out_specs=results), "8xH100", name=name)
+
+    def whole(layers):
+        """A step on the whole batch at once."""
+        return lambda params, batch: named(jax.value_and_grad(loss_with(layers))(params, batch))
+
+    def in_four(layers):
+        """A step in four microbatches."""
+        return lambda params, batch: named(accumulate_gradients(loss_with(layers), params, batch, 4))
+
+    def named(found):
+        return dict(zip(("loss", "gradients"), found, strict=True))
+
+    steps = {
+        "scan": whole(scan_layers),
+        "scan, 4 microbatches": in_four(scan_layers),
+        "scan, remat": whole(remat_layers),
+        "scan, remat, 4 microbatches": in_four(remat_layers),
+    }
+    found = {name: predicted(step, name) for name, step in steps.items()}
+    for name, p in found.items():
+        print(f"{name:30} peak {p.memory.peak / 2**30:6.2f} GiB   predicted {1e3 * p.timeline.seconds:6.1f} ms")
+
+# %% [markdown]
+# Remat computes more and is predicted to be *faster* here: what is kept must be written to memory and read again, and
+# that takes longer than a few more products. Where the time goes, and what lies in memory at the peak:
+
+# %%
+if __name__ == "__main__":
+    first, last = "scan", "scan, remat, 4 microbatches"
+    display(HTML(comparison_html("One training step", {last: found[last], first: found[first]})))
+
+# %% [markdown]
+# And it trains: `mixed_precision_loss` in four microbatches beside the same model in float32, on a small model and with
+# plain SGD. Both curves must be the same but for the last digits.
+
+# %%
+if __name__ == "__main__":
+    width, hidden, vocab, seq = 64, 128, 32, 32
+    shapes = {"attention_norm": (width,), "qkv": (width, 3 * width), "out": (width, width), "mlp_norm": (width,),
+              "up": (width, hidden), "down": (hidden, width)}  # fmt: skip
+    keys = iter(jax.random.split(jax.random.key(0), 20))
+
+    def drawn(*shape):
+        return jnp.ones(shape) if len(shape) == 1 else jax.random.normal(next(keys), shape) * shape[0] ** -0.5
+
+    layers = [{name: drawn(*shape) for name, shape in shapes.items()} for _ in range(2)]
+    start = {"token": drawn(vocab, width), "position": drawn(seq, width), "layers": layers,
+             "norm": drawn(width), "head": drawn(width, vocab)}  # fmt: skip
+
+    def trained(loss_fn, params):
+        """Losses of eight steps."""
+
+        @jax.jit
+        def step(params, batch):
+            loss, gradients = accumulate_gradients(lambda p, b: loss_fn(p, b, 4), params, batch, 4)
+            return jax.tree.map(lambda p, g: p - 0.3 * g, params, gradients), loss
+
+        losses = []
+        for i in range(8):
+            params, loss = step(params, token_batch(0, i, batch=32, seq=seq, vocab=vocab))
+            losses.append(float(loss))
+        return losses
+
+    both = zip(trained(mixed_precision_loss, start), trained(float32_loss, start), strict=True)
+    for i, (mixed, plain) in enumerate(both):
+        print(f"step {i}   mixed precision {mixed:.4f}   float32 {plain:.4f}")

@@ -96,7 +96,8 @@ def _remat_facts(cases: list[Evidence], large: Evidence | None, references: dict
 _MLP = {"width": 16, "hidden": 32, "num_layers": 8, "features": 8, "rows": 4}
 _TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 3, "vocab": 8, "seq": 8, "rows": 2}
 _TWELVE = {**_TRANSFORMER, "num_layers": 12}
-_LARGE = {"width": 1024, "hidden": 4096, "num_heads": 8, "num_layers": 12, "vocab": 8, "seq": 512, "rows": 8}
+# At these, attention's squares are what a policy that keeps every product pays most for.
+_LARGE = {"width": 1024, "hidden": 4096, "num_heads": 16, "num_layers": 12, "vocab": 8, "seq": 1024, "rows": 4}
 
 
 def _unseen_mlp(rng: np.random.Generator) -> Case:
