@@ -28,6 +28,7 @@ class How:
     head: Any = LOW
     table: Any = HIGH
     scaled: bool = True
+    preferred: bool = False
     softmax_of: Callable[[Any], Any] = causal_softmax
 
 
@@ -50,7 +51,11 @@ def _loss(how: How, params: Any, batch: Any, num_heads: int) -> Any:
         x = x + product(mixed.reshape(x.shape), layer["out"]).astype(how.flow)
         hidden = jax.nn.gelu(product(norm(layer["mlp_norm"], x), layer["up"]))
         x = x + product(hidden, layer["down"]).astype(how.flow)
-    logits = product(norm(params["norm"], x), params["head"], how.head)
+    if how.preferred:
+        normed, head = norm(params["norm"], x).astype(LOW), params["head"].astype(LOW)
+        logits = jnp.einsum("bsd,dv->bsv", normed, head, preferred_element_type=HIGH)
+    else:
+        logits = product(norm(params["norm"], x), params["head"], how.head)
     return cross_entropy(logits.astype(how.loss), batch["targets"]).astype(HIGH)
 
 
@@ -85,6 +90,11 @@ def sums_embedding_gradients_in_bfloat16(params, batch, num_heads):
 def forgets_the_head(params, batch, num_heads):
     """One product of two float32 arrays is left, the largest."""
     return _loss(How(head=HIGH), params, batch, num_heads)
+
+
+def asks_for_float32_logits(params, batch, num_heads):
+    """``preferred_element_type`` spares a rounding forward; backward, a float32 gradient meets bfloat16 kernels."""
+    return _loss(How(preferred=True), params, batch, num_heads)
 
 
 def keeps_the_residual_in_float32(params, batch, num_heads):
@@ -123,6 +133,7 @@ MUTANTS = (
     mutant(TASK, takes_norms_in_bfloat16, FUNCTIONS),
     mutant(TASK, sums_embedding_gradients_in_bfloat16, FUNCTIONS),
     mutant(TASK, forgets_the_head, PRODUCTS),
+    mutant(TASK, asks_for_float32_logits, PRODUCTS),
     mutant(TASK, keeps_the_residual_in_float32, PRODUCTS, TEMPORARIES),
     mutant(TASK, forgets_to_scale_scores, "values", "gradients"),
     mutant(TASK, lets_queries_see_the_future, "values", "gradients"),

@@ -22,8 +22,8 @@ def _nll(logits, targets):
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - right)
 
 
-def with_preferred_element_type(params, batch, num_heads):
-    """Products give float32 where a softmax follows."""
+def in_one_piece(params, batch, num_heads):
+    """All in one function; scores are scaled after the product, the loss is a difference of two terms."""
     rows, seq = batch["inputs"].shape
     x = (params["token"][batch["inputs"]] + params["position"][:seq]).astype(LOW)
     mask = jnp.tril(jnp.ones((seq, seq), bool))
@@ -31,15 +31,14 @@ def with_preferred_element_type(params, batch, num_heads):
         qkv = _normed(layer["attention_norm"], x) @ layer["qkv"].astype(LOW)
         q, k, v = jnp.split(qkv, 3, axis=-1)
         q, k, v = (a.reshape(rows, seq, num_heads, -1) for a in (q, k, v))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=HIGH)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(HIGH)
         scores = jnp.where(mask, scores * q.shape[-1] ** -0.5, jnp.finfo(HIGH).min)
         weights = jax.nn.softmax(scores).astype(LOW)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
         x = x + mixed @ layer["out"].astype(LOW)
         hidden = jax.nn.gelu(_normed(layer["mlp_norm"], x) @ layer["up"].astype(LOW))
         x = x + hidden @ layer["down"].astype(LOW)
-    logits = jnp.einsum("bsd,dv->bsv", _normed(params["norm"], x), params["head"].astype(LOW),
-                        preferred_element_type=HIGH)  # fmt: skip
+    logits = (_normed(params["norm"], x) @ params["head"].astype(LOW)).astype(HIGH)
     return _nll(logits, batch["targets"])
 
 
@@ -76,9 +75,10 @@ def _attention(layer, x, num_heads):
 
 
 def with_a_scan_over_layers(params, batch, num_heads):
-    """The layers stacked and scanned over."""
+    """The layers stacked and scanned over, each computed again."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])
 
+    @jax.checkpoint
     def step(x, layer):
         low = {name: a if name.endswith("norm") else a.astype(LOW) for name, a in layer.items()}
         x = x + _attention(low, _normed(low["attention_norm"], x), num_heads)
@@ -106,7 +106,7 @@ def with_layers_computed_again(params, batch, num_heads):
 
 
 VARIANTS = (
-    with_preferred_element_type,
+    in_one_piece,
     by_casting_kernels_first,
     with_a_scan_over_layers,
     with_layers_computed_again,
