@@ -139,7 +139,9 @@ def test_reference_of_accumulation_holds_one_microbatch_and_one_gradient():
         rows = jax.tree.leaves(batch)[0].shape[0] // num_microbatches
         return jax.value_and_grad(loss_fn)(params, jax.tree.map(lambda leaf: leaf[:rows], batch))
 
-    case = TASKS["accumulate_gradients"].analysed[0]
+    analysed = TASKS["accumulate_gradients"].analysed
+    assert analysed
+    case = analysed[0]
     gradient = sum(4 * np.prod(leaf.shape) for leaf in jax.tree.leaves(accumulation.params_of(case)))
     one = measured("accumulate_gradients", one_microbatch)["temporaries"]
     reference = references("single_device")["accumulate_gradients"]["temporaries"]["reference"]

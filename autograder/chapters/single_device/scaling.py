@@ -41,7 +41,8 @@ def loss_of(case: Case) -> Callable[[Any, Any], jax.Array]:
         return 0.5 * jnp.mean(jnp.sum(jnp.square(outputs - targets), axis=-1))
 
     def loss(params, batch):
-        return weight * sum(half_loss(params[half], batch["inputs"], batch["targets"][half]) for half in params)
+        halves = [half_loss(params[half], batch["inputs"], batch["targets"][half]) for half in ("first", "second")]
+        return weight * (halves[0] + halves[1])
 
     return loss
 
