@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-full test-latest bench attacks fuzz soak validate aot build constraints lint site serve system browser validate-gpu clean
+.PHONY: setup demo test test-full test-latest bench attacks fuzz soak validate aot build constraints lint site serve system browser validate-gpu measure-single-device clean
 
 setup: $(READY)
 
@@ -45,6 +45,10 @@ soak: $(READY) system
 # Rates, times and memory on a real GPU, kept in course/measurements/; ARGS="--limit 540" stops after 540 seconds.
 validate-gpu: $(READY)
 	@$(BIN)/python -m course.measured.validate $(ARGS)
+
+# The six steps of the chapter `single_device` on a real GPU: run cards in course/measurements/; ARGS="--help" says more.
+measure-single-device: $(READY)
+	@$(BIN)/python -m course.measured.single_device $(ARGS)
 
 # Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
 validate: $(READY) aot

@@ -16,12 +16,15 @@ from course.program import Collective
 TOLERANCE = 2e-5
 
 
-def arrays_match(name: str, evidence: list[Evidence], prefix: str, hint: str = "", *, weight: float = 1) -> Fact:
+def arrays_match(
+    name: str, evidence: list[Evidence], prefix: str, hint: str = "", *, weight: float = 1, tolerance: float = TOLERANCE
+) -> Fact:
     """Every leaf under ``prefix`` equals the oracle's, in shape, dtype and value, on every case.
 
     The measured figure is the largest difference relative to the largest expected element of the leaf.
     """
-    found = [_leaf_match(name, e, leaf, hint) for e in evidence for leaf in e.expected if _under(leaf, prefix)]
+    leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix)]
+    found = [_leaf_match(name, e, leaf, hint, tolerance) for e, leaf in leaves]
     return replace(worst(found), weight=weight)
 
 
@@ -114,6 +117,20 @@ def products_of(name: str, evidence: list[Evidence], allowed: str, hint: str) ->
     return worst(found)
 
 
+def precise_in(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
+    """Every function and sum that ``Costs.precise`` counts is taken in ``dtype``, in StableHLO's words: ``f32``."""
+    found = []
+    for e in evidence:
+        every = e.costs.precise
+        others = {kind: count for kind, count in every.items() if not kind.endswith(f" of {dtype}")}
+        said = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+        total, wrong = sum(every.values()), sum(others.values())
+        message = f"beside {total - wrong} of {dtype} there are {said}. {hint}" if others else ""
+        found.append(Fact(name, not others, f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}",
+                          case=e.case.name, line=e.line, message=message))  # fmt: skip
+    return worst(found)
+
+
 def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:
     """The Program has as many operations in one case as in another, in which ``what`` is larger."""
     few, many = smaller.costs.operations, larger.costs.operations
@@ -159,7 +176,7 @@ def _under(leaf: str, prefix: str) -> bool:
     return leaf == prefix or leaf.startswith(prefix + "/")
 
 
-def _leaf_match(name: str, e: Evidence, leaf: str, hint: str) -> Fact:
+def _leaf_match(name: str, e: Evidence, leaf: str, hint: str, tolerance: float = TOLERANCE) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
     where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
@@ -177,19 +194,19 @@ def _leaf_match(name: str, e: Evidence, leaf: str, hint: str) -> Fact:
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale
-    if error <= TOLERANCE:
-        return Fact(name, True, f"{error:.1e}", f"{TOLERANCE:.0e}", "relative", case=e.case.name)
+    if error <= tolerance:
+        return Fact(name, True, f"{error:.1e}", f"{tolerance:.0e}", "relative", case=e.case.name)
     at = np.unravel_index(int(np.argmax(errors)), errors.shape)
     place = f" at {list(map(int, at))}" if at else ""
     said = f"measured {float(measured[at]):.6g}, expected {float(expected[at]):.6g}{place}"
     if e.secret:
-        wrong = int(np.sum(errors > TOLERANCE * scale))
+        wrong = int(np.sum(errors > tolerance * scale))
         said = (
             f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} wrong, the worst{place} by "
             f"{_rough(error)} times the largest expected one"
         )
     message = f"{where}: {said}. {_factor(measured, expected, e.case.mesh)}{hint}"
-    return Fact(name, False, f"{error:.1e}", f"{TOLERANCE:.0e}", "relative", **fail, message=message.strip())
+    return Fact(name, False, f"{error:.1e}", f"{tolerance:.0e}", "relative", **fail, message=message.strip())
 
 
 def _rough(ratio: float) -> str:

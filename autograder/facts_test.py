@@ -1,12 +1,13 @@
 """What facts say about wrong numbers: everything where inputs are public, no value where they are secret."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from autograder.contract import Case, Evidence
-from autograder.facts import arrays_match, global_norm_matches
+from autograder.facts import arrays_match, global_norm_matches, precise_in
 from course.program import Costs, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
@@ -53,3 +54,21 @@ def test_where_inputs_are_public_both_values_are_shown():
     wrong, norm = both(8 * DRAWN, False)
     assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", wrong.message)
     assert re.search(r"the norm over all leaves is [\d.]+ and should be [\d.]+", norm.message)
+
+
+def test_a_tolerance_may_be_stated_and_none_means_to_the_last_bit():
+    off = evidence(DRAWN * np.float32(1.001), secret=False)
+    assert [arrays_match("gradients", [off], "gradients", tolerance=t).passed for t in (1e-2, 2e-5)] == [True, False]
+    same = evidence(DRAWN.copy(), secret=False)
+    assert arrays_match("gradients", [same], "gradients", tolerance=0).passed is True
+    last = evidence(np.nextafter(DRAWN, 9, dtype=np.float32), secret=False)
+    assert arrays_match("gradients", [last], "gradients", tolerance=0).passed is False
+
+
+def test_functions_and_sums_in_another_dtype_are_named():
+    found = replace(evidence(DRAWN, secret=True), costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2, "sum of bf16": 3}))
+    fact = precise_in("functions", [found], "f32", "Look here.")
+    assert (fact.passed, fact.measured, fact.limit) == (False, "2 of 5", "5 of 5")
+    assert fact.message == "beside 2 of f32 there are 3 sum of bf16. Look here."
+    only = replace(found, costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2}))
+    assert precise_in("functions", [only], "f32", "").passed is True

@@ -79,11 +79,17 @@ def flops_within(evidence: Evidence | None, references: dict[str, Any], ratio: f
 
 
 def largest_within(
-    evidence: Evidence | None, references: dict[str, Any], most: Callable[[Case], int], hint: str, *, weight: float = 1
+    evidence: Evidence | None,
+    references: dict[str, Any],
+    most: Callable[[Case], int],
+    hint: str,
+    *,
+    weight: float = 1,
+    least: float = LEAST_WORK,
 ) -> Fact:
-    """No temporary of the realistic size has more than so many elements, at any moment."""
+    """No temporary of the realistic size has more than so many elements, at any moment; ``least`` as for ``within``."""
     name = "largest temporary"
-    if evidence is None or (bar := _incomparable(evidence, references, "temporaries", REFERENCE)):
+    if evidence is None or (bar := _incomparable(evidence, references, "temporaries", REFERENCE, least)):
         return _unjudged(name, evidence, "" if evidence is None else bar, weight)
     largest, limit = evidence.memory.largest, most(evidence.case)
     elements = math.prod(largest.shape) if largest else 0
@@ -136,6 +142,7 @@ def within(
     *,
     weight: float = 1,
     than: str = REFERENCE,
+    least: float = LEAST_WORK,
 ) -> Fact:
     """A figure of the realistic size is at most ``ratio`` times what the reference, or the naive version, has.
 
@@ -148,8 +155,9 @@ def within(
         ratio: The limit.
         weight: How much the fact counts, 0 for advice.
         than: ``reference`` or ``naive``.
+        least: The share of the reference's FLOPs below which a part of the work must have been left out.
     """
-    if evidence is None or (bar := _incomparable(evidence, references, figure, than)):
+    if evidence is None or (bar := _incomparable(evidence, references, figure, than, least)):
         return _unjudged(name, evidence, "" if evidence is None else bar, weight)
     found, against = look(evidence), references[figure][than]
     passed = found.measured <= ratio * against
@@ -164,7 +172,9 @@ def within(
     return Fact(name, passed, *figures, evidence.case.name, line, message, weight)
 
 
-def _incomparable(evidence: Evidence, references: dict[str, Any], figure: str, than: str) -> str | tuple[str, str]:
+def _incomparable(
+    evidence: Evidence, references: dict[str, Any], figure: str, than: str, least: float
+) -> str | tuple[str, str]:
     """Why the realistic size cannot be compared with the reference; empty if it can.
 
     A text alone is a reason for which nothing is measured, two are a failure: what was measured, and the message.
@@ -176,7 +186,7 @@ def _incomparable(evidence: Evidence, references: dict[str, Any], figure: str, t
     if than not in references.get(figure, {}) or not references.get("flops"):
         return f"the {than} version has not been measured with this version of jax"
     work = references["flops"]["reference"]
-    if evidence.costs.flops < LEAST_WORK * work:
+    if evidence.costs.flops < least * work:
         return "not comparable", (
             f"at the realistic size the program computes {evidence.costs.flops:.3g} FLOPs, and the work takes "
             f"{work:.3g} with its recomputation: is a part of the arrays left out there?")  # fmt: skip

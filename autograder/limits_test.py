@@ -72,3 +72,9 @@ def test_temporaries_may_be_held_against_a_closed_form():
     assert temporaries_at_most(None, REFERENCES, lambda _: 1, "").passed is None
     assert temporaries_at_most(evidence(), {}, lambda _: 1, "").passed is None
     assert temporaries_at_most(evidence(difference="add"), REFERENCES, lambda _: 1, "").measured == "not comparable"
+
+
+def test_a_contract_may_say_that_less_work_is_right_too():
+    half = evidence(flops=0.5e12)
+    assert temporaries_within(half, REFERENCES, 1.15, "").measured == "not comparable"
+    assert temporaries_within(half, REFERENCES, 1.15, "", least=0.45).passed is True

@@ -27,8 +27,8 @@ def measure(chapter: str) -> dict[str, Any]:
     found = {}
     for task in load(chapter).tasks:
         if task.analysed:
-            reference = _look(task, getattr(solution, task.name))
-            naive = {name: _look(task, mutants[name].function) for name in {task.naive, task.slow} if name}
+            reference = look(task, getattr(solution, task.name))
+            naive = {name: look(task, mutants[name].function) for name in {task.naive, task.slow} if name}
             found[task.name] = {
                 figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
                 for figure, name in (
@@ -41,7 +41,8 @@ def measure(chapter: str) -> dict[str, Any]:
     return found
 
 
-def _look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
+def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
+    """Figures of one function at the realistic size of its task."""
     assert task.analysed
     program = trace(task, function, task.analysed[0], lambda _: None)
     module = parse(program, data_branches=task.data_branches)

@@ -13,6 +13,7 @@ class Chapter:
 
 
 CHAPTERS = (
+    Chapter("single_device", "One device", "make one device count"),
     Chapter("collectives", "Collectives", "what moves, and who holds what"),
     Chapter("data_parallel", "Data parallelism", "one model, many batches"),
     Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),

@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from course.measured import fresh, validate
+from course.measured import fresh
 from course.measured.card import card, file_name, flags
 from course.measured.kernels import loops_for, measure
 from course.measured.memory import peak_memory
+from course.measured.rows import NOT_MEASURED, Group, measure_all, summary
 from course.measured.run_test import training
-from course.measured.validate import NOT_MEASURED, Group, groups, kernel_name, main, measure_all, summary
+from course.measured.validate import MiB, groups, kernel_name, main
 
 CARD = {"kind": "a kind", "platform": "gpu", "date": "today"}
 
@@ -142,4 +143,4 @@ def test_rows_read_in_units_that_people_think_in():
     assert summary({"rate": 3e12, "unit": "bytes/s"}) == "3000 GB/s"
     assert summary({NOT_MEASURED: "no room"}) == "not measured: no room"
     assert summary({"seconds": 0.25, "bytes": 4e9}) == "0.25 s a step, 4 GB at the peak"
-    assert kernel_name("add", "f32 default", 64 * validate.MiB) == "add 64 MiB"
+    assert kernel_name("add", "f32 default", 64 * MiB) == "add 64 MiB"

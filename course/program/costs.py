@@ -15,6 +15,9 @@ from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op
 from course.program.program import ProgramError
 
 MAX_COLLECTIVES = 1_000_000
+# What a softmax, a loss and a norm's statistics are made of: functions that make a small error of their input a large
+# one, or a long sum.
+PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Costs:
         collectives: What is sent; groups of one device left out.
         products: How often each pair of operand dtypes is multiplied, ``{"f32 x f32": 12}``.
         operations: How many the Program has as written: each loop's body once, however often it runs.
+        precise: How often each function of ``PRECISE``, and each sum over a dim or into places of an array, is taken
+            in a dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``.
     """
 
     flops: float
@@ -67,6 +72,7 @@ class Costs:
     collectives: tuple[Collective, ...]
     products: dict[str, int]
     operations: int = 0
+    precise: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,11 +155,14 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
         total.touched += count * found.touched
         for kind, products in found.products.items():
             total.products[kind] += count * products
+        for kind, often in found.precise.items():
+            total.precise[kind] += count * often
         for collective in found.collectives:
             sent[collective] += count
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
     written = sum(1 for op in walk(module.main) if op.kind != "constant")
-    return Costs(total.flops, total.elementwise, total.touched, collectives, dict(total.products), written)
+    counted = dict(total.products), written, dict(total.precise)
+    return Costs(total.flops, total.elementwise, total.touched, collectives, *counted)
 
 
 @dataclass
@@ -164,6 +173,7 @@ class _BlockCosts:
     elementwise: float = 0.0
     touched: float = 0.0
     products: Counter[str] = field(default_factory=Counter)
+    precise: Counter[str] = field(default_factory=Counter)
     collectives: list[Collective] = field(default_factory=list)
 
 
@@ -181,7 +191,19 @@ def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
             found.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
             found.touched += _touched(op)
+        if kind := _precise(op):
+            found.precise[kind] += 1
     return found
+
+
+def _precise(op: Op) -> str:
+    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers."""
+    if not op.results or "f" not in (dtype := op.results[0].dtype):
+        return ""
+    if op.kind in PRECISE:
+        return f"{op.kind} of {dtype}"
+    sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
+    return f"sum of {dtype}" if sums else ""
 
 
 def reduce_operations(op: Op) -> float:

@@ -94,6 +94,21 @@ def test_branch_that_a_whole_group_takes_may_hold_a_collective():
     assert [c.axes for c in costs(parse(program)).collectives] == [("data",)]
 
 
+def test_functions_and_sums_are_counted_by_dtype_in_loops_too():
+    def local(x):
+        def step(x, _):
+            return jnp.exp(x.astype(jnp.bfloat16)).astype(jnp.float32), None
+
+        x, _ = lax.scan(step, x, None, length=3)
+        low = lax.reduce(x.astype(jnp.bfloat16), jnp.bfloat16(0), lax.add, (1,))
+        table = jnp.zeros((4, 4)).at[jnp.argmax(x, axis=1)].add(x)
+        return table * lax.rsqrt(jnp.max(x, keepdims=True)), low.astype(jnp.float32), jnp.tanh(x)
+
+    program = program_of(local, {"x": struct(8, 4)}, {"x": P("data")}, (P("data"), P("data"), P("data")), {"data": 2})
+    found = costs(parse(program)).precise
+    assert found == {"exponential of bf16": 3, "sum of bf16": 1, "sum of f32": 1, "rsqrt of f32": 1}
+
+
 def test_dead_code_costs_nothing_even_in_a_loop():
     def local(x):
         def step(carry, _):

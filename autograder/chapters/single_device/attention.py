@@ -1,0 +1,118 @@
+"""``chunked_attention``: causal attention over chunks of keys and values, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder import facts, limits
+from autograder.cases import draw_leaves
+from autograder.chapters.single_device.common import MESH, like, on_one_device
+from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.verdict import Fact
+
+# Scores go up to about 110, where float32 is exact to 2^-18 (4e-6). A score adds up ten such roundings, what
+# is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.2e-5 here.
+TOLERANCE = 1e-4
+# Masked chunks may be left out, and then hardly more than half of the work remains.
+LEAST_WORK = 0.45
+
+
+def _wrap(function: Any, case: Case) -> Wrapped:
+    s = case.sizes
+    x = jax.ShapeDtypeStruct((s["rows"], s["seq"], s["num_heads"], s["head_dim"]), np.float32)
+
+    def local(q, k, v, upstream):
+        def attend(q, k, v):
+            return like("chunked_attention", function(q, k, v, s["chunk"]), x, case)
+
+        values, transpose = jax.vjp(attend, q, k, v)
+        return {"values": values, "gradients": dict(zip("qkv", transpose(upstream), strict=True))}
+
+    return on_one_device(local, {"q": x, "k": x, "v": x, "upstream": x}, ("values", "gradients"))
+
+
+def _draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    """Normal numbers; the first feature of queries and keys is large and alike, which adds ``offset`` to each score."""
+    arrays = draw_leaves(rng, _wrap(None, case).inputs)
+    large = np.sqrt(case.sizes["offset"] * np.sqrt(case.sizes["head_dim"]))
+    for name in "qk":
+        arrays[name][..., 0] = large
+    return arrays
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Causal attention in float64: values ``[batch, seq, num_heads, head_dim]`` and weights."""
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhqk,bkhd->bqhd", weights, v), weights
+
+
+def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Attention and its gradient in float64, with the whole square of scores."""
+    q, k, v, upstream = (inputs[name].astype(np.float64) for name in ("q", "k", "v", "upstream"))
+    values, weights = attention(q, k, v)
+    of_weights = np.einsum("bqhd,bkhd->bhqk", upstream, v)
+    of_scores = weights * (of_weights - np.sum(weights * of_weights, -1, keepdims=True)) / np.sqrt(q.shape[-1])
+    gradients = {
+        "q": np.einsum("bhqk,bkhd->bqhd", of_scores, k),
+        "k": np.einsum("bhqk,bqhd->bkhd", of_scores, q),
+        "v": np.einsum("bhqk,bqhd->bkhd", weights, upstream),
+    }
+    return jax.tree.map(lambda a: a.astype(np.float32), {"values": values, "gradients": gradients})
+
+
+_SQUARE = "Which array has an element for each pair of a query and a key, even if it is made in parts?"
+_ALIVE = "What of each chunk is still there when all chunks have been seen?"
+_AGAIN = "How often is the product of queries and keys taken, and how often that of weights and values?"
+
+
+def _facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    least: dict[str, Any] = {"least": LEAST_WORK}
+    return [
+        facts.arrays_match("values", cases, "values", tolerance=TOLERANCE),
+        facts.arrays_match("gradients", cases, "gradients", tolerance=TOLERANCE, weight=2),
+        limits.largest_within(large, references, _quarter, _SQUARE, weight=2, **least),
+        limits.temporaries_within(large, references, 0.4, _ALIVE, than=limits.NAIVE, **least),
+        limits.flops_within(large, references, 1.35, _AGAIN, than=limits.NAIVE, **least),
+    ]
+
+
+def _quarter(case: Case) -> int:
+    s = case.sizes
+    return s["rows"] * s["num_heads"] * s["seq"] ** 2 // 4
+
+
+# No two sizes are equal: JAX would merge what they make.
+_SMALL = {"rows": 2, "num_heads": 3, "head_dim": 10, "seq": 48, "chunk": 6, "offset": 100}
+_LARGE = {"rows": 2, "num_heads": 4, "head_dim": 64, "seq": 4096, "chunk": 512, "offset": 0}
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    chunk = int(rng.choice([6, 8, 12]))
+    sizes = {"chunk": chunk, "seq": chunk * int(rng.choice([3, 4, 5])), "rows": int(rng.choice([2, 3]))}
+    return Case("unseen", MESH, {**_SMALL, **sizes})
+
+
+TASK = Task(
+    name="chunked_attention",
+    kind="step",
+    signature="(q, k, v, chunk)",
+    points=4,
+    cases=(
+        Case("8 chunks", MESH, _SMALL, quick=True),
+        Case("3 chunks", MESH, {**_SMALL, "seq": 48, "chunk": 16, "num_heads": 4, "offset": 0}, quick=True),
+        Case("1 chunk", MESH, {**_SMALL, "seq": 16, "chunk": 16}),
+    ),
+    unseen=_unseen,
+    wrap=_wrap,
+    draw=_draw,
+    oracle=oracle,
+    facts=_facts,
+    analysed=(Case("4,096 tokens, 8 chunks", MESH, _LARGE), "8 chunks"),
+    naive="keeps_the_square",
+)

@@ -1,0 +1,125 @@
+"""Rows of measurements in a file for each kind of device: measured in groups, kept at once, gone on with later."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course.measured import fresh
+
+FOLDER = Path(__file__).resolve().parents[1] / "measurements"
+NOT_MEASURED = "not measured"
+# A process that takes longer than this hangs, or the row is too large for the machine.
+LONGEST = 400.0
+NO_GPU = (
+    "no GPU: JAX sees {kind} ({platform}) here. This target measures real GPUs; run it on a machine that has one, with "
+    "JAX's GPU support installed (pip install 'jax[cuda12]'). Nothing was measured and nothing was written."
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that one process measures: their names, and what asks it; gives each row's figures by its name."""
+
+    rows: tuple[str, ...]
+    measure: Callable[[float, str], dict[str, dict[str, Any]]]
+
+
+def say(text: str) -> None:
+    """To the one who waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure_all(
+    card: dict[str, Any], path: Path, found: list[Group], *, again: bool, deadline: float, platform: str = "",
+    told: Callable[[str], None] = say, done: Callable[[], None] = lambda: None,
+) -> list[str]:  # fmt: skip
+    """Measure the groups in turn and keep each in ``path`` at once; returns the rows that are not measured.
+
+    Args:
+        card: What is measured on.
+        path: The file for its kind.
+        found: What to measure.
+        again: Also rows that are there already.
+        deadline: On ``time.monotonic()``; no group starts after it, and one that runs past it is ended.
+        platform: As for ``fresh.ask``.
+        told: Hears what goes on.
+        done: Called after each group.
+    """
+    kept = read(path, card)
+    rows = kept["rows"]
+    for i, group in enumerate(found, 1):
+        for name in group.rows:
+            rows.setdefault(name, {NOT_MEASURED: "not tried yet"})
+        missing = [name for name in group.rows if again or NOT_MEASURED in rows[name]]
+        left = deadline - time.monotonic()
+        what = f"[{i}/{len(found)}] {group.rows[0]}" + (f" and {len(group.rows) - 1} more" if group.rows[1:] else "")
+        if not missing or left <= 0:
+            told(f"{what}: {'already there' if not missing else 'no time left'}")
+            done()
+            continue
+        told(f"{what} ...")
+        start = time.monotonic()
+        for name, figures in _figures(group, min(left, LONGEST), platform).items():
+            if name in missing and (NOT_MEASURED not in figures or NOT_MEASURED in rows[name]):
+                rows[name] = figures if NOT_MEASURED in figures else {**figures, "card": _card_index(kept, card)}
+            told(f"    {name}: {summary(figures)}")
+        told(f"    {time.monotonic() - start:.0f} s")
+        _write(path, kept)
+        done()
+    _write(path, kept)
+    return [name for group in found for name in group.rows if NOT_MEASURED in rows[name]]
+
+
+def _figures(group: Group, seconds: float, platform: str) -> dict[str, dict[str, Any]]:
+    try:
+        return group.measure(seconds, platform)
+    except fresh.MeasurementFailed as error:
+        return {name: {NOT_MEASURED: str(error)} for name in group.rows}
+
+
+def summary(figures: dict[str, Any]) -> str:
+    """A row in a few words, for the one who waits."""
+    if NOT_MEASURED in figures:
+        return f"{NOT_MEASURED}: {figures[NOT_MEASURED]}"
+    if "rate" in figures:
+        scale, unit = (1e12, "TFLOP/s") if figures["unit"] == "FLOP/s" else (1e9, "GB/s")
+        return f"{figures['rate'] / scale:.4g} {unit}"
+    memory = "memory not measured" if figures["bytes"] is None else f"{figures['bytes'] / 1e9:.4g} GB at the peak"
+    said = [f"{figures['seconds']:.4g} s a step", memory]
+    if "tokens_per_second" in figures:
+        mfu = figures["mfu"]
+        said += [f"{figures['tokens_per_second']:,.0f} tokens/s", "no MFU" if mfu is None else f"MFU {100 * mfu:.1f} %"]
+    return ", ".join(said)
+
+
+def read(path: Path, card: dict[str, Any]) -> dict[str, Any]:
+    """The file for a card's kind, or an empty one.
+
+    Raises:
+        ValueError: It is for another kind.
+    """
+    kept = json.loads(path.read_text()) if path.exists() else {"kind": card["kind"], "cards": [], "rows": {}}
+    if kept["kind"] != card["kind"]:
+        raise ValueError(f"{path.name} is for {kept['kind']!r} and this is {card['kind']!r}: name another --folder")
+    return kept
+
+
+def _card_index(kept: dict[str, Any], card: dict[str, Any]) -> int:
+    """Where this card stands among those that rows were measured with; a new one is added."""
+    if card not in kept["cards"]:
+        kept["cards"].append(card)
+    return kept["cards"].index(card)
+
+
+def _write(path: Path, kept: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(kept, indent=1) + "\n")
+    os.replace(part, path)

@@ -1,0 +1,617 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Make one device count
+#
+# Before a model is spread over many devices, it should waste nothing on one. A device has two limits: how many
+# numbers it can multiply in a second, and how many bytes it can hold. This notebook goes through the techniques
+# that every large training run uses on each of its devices, one function at a time:
+#
+# | function | what it saves |
+# |---|---|
+# | `mixed_precision_loss` | bytes and time: most numbers get 16 bits instead of 32 |
+# | `accumulate_gradients` | memory: a large batch is worked off in small ones |
+# | `scan_layers` | compile time: the program does not grow with depth |
+# | `remat_layers` | memory, for some time: activations are computed again instead of kept |
+# | `scaled_step` | makes training in float16 possible at all |
+# | `chunked_attention` | memory: no array of `seq x seq` elements |
+#
+# The theory is on the course's page `single_device`: `make serve` shows it, and `site/pages/single_device.md` is its
+# source. Run the next cell first.
+
+# %%
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from IPython.display import HTML, display
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.data import token_batch
+from course.mesh import abstract_mesh
+from course.model import transformer
+from course.predict import predict
+from course.program import export
+from course.show.panels import comparison_html
+
+PyTree = Any
+
+# %% [markdown]
+# ## Fewer bits where they suffice: `mixed_precision_loss`
+#
+# bfloat16 has the range of float32 and 8 significant bits instead of 24. Matrix products take it well: GPUs multiply
+# it many times faster, and add up the products in float32. Two kinds of operation do not take it well: sums of many
+# terms, where small terms get lost beside a large total, and the functions in a softmax, a norm or a loss, which turn
+# a small error of their input into a large one.
+#
+# The next cell is a small Transformer as plain functions, without a word on precision. It computes in whatever
+# dtype its inputs have; with float32 parameters that is float32 throughout.
+#
+# Its parameters, for `width` d, `hidden` h, `vocab` V and at most S positions:
+# `{"token": [V, d], "position": [S, d], "layers": [layer, ...], "norm": [d], "head": [d, V]}`, and each layer is
+# `{"attention_norm": [d], "qkv": [d, 3 d], "out": [d, d], "mlp_norm": [d], "up": [d, h], "down": [h, d]}`.
+
+
+# %%
+def rms_norm(scale: jax.Array, x: jax.Array) -> jax.Array:
+    """``x`` divided by its root mean square along the last dim, times ``scale``."""
+    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def causal_softmax(scores: jax.Array) -> jax.Array:
+    """Weights over the keys (last dim) that each query (the dim before it) may see."""
+    allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    return jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean negative log-likelihood of ``targets`` ``[batch, seq]`` under ``logits`` ``[batch, seq, vocab]``."""
+    right = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), targets[..., None], axis=-1)
+    return -jnp.mean(right)
+
+
+def float32_loss(params: PyTree, batch: dict[str, jax.Array], num_heads: int) -> jax.Array:
+    """The Transformer's loss, everything in float32."""
+    tokens = batch["inputs"]
+    x = params["token"][tokens] + params["position"][: tokens.shape[1]]
+    for layer in params["layers"]:
+        normed = rms_norm(layer["attention_norm"], x)
+        qkv = (normed @ layer["qkv"]).reshape(*tokens.shape, 3, num_heads, -1)
+        q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", causal_softmax(scores), v)
+        x = x + mixed.reshape(x.shape) @ layer["out"]
+        x = x + jax.nn.gelu(rms_norm(layer["mlp_norm"], x) @ layer["up"]) @ layer["down"]
+    return cross_entropy(rms_norm(params["norm"], x) @ params["head"], batch["targets"])
+
+
+# %% [markdown]
+# How much gets lost? A sum of ten thousand ones in bfloat16, one after the other, stops growing at 256, where the gap
+# to the next number is 2. And `exp` turns the rounding of a score near 20 into several percent.
+
+# %%
+if __name__ == "__main__":
+    one = jnp.ones((), jnp.bfloat16)
+    print("ten thousand times one:", lax.fori_loop(0, 10_000, lambda _, total: total + one, one * 0))
+    score = jnp.float32(20.06)
+    rounded = score.astype(jnp.bfloat16).astype(jnp.float32)
+    print(f"exp of 20.06 {jnp.exp(score):.4g}, rounded first {jnp.exp(rounded):.4g}")
+
+# %% [markdown]
+# Write the same Transformer in mixed precision:
+#
+# | in bfloat16 | in float32 |
+# |---|---|
+# | both operands of **every** matrix product, forward and backward | parameters, and the gradients that come back |
+# | what flows between layers, and `gelu` | norms, from their input's squares to the product with `scale` |
+# | | both softmaxes: of the scores and in the loss; the loss |
+# | | every sum outside of a matrix product, also those of the backward pass |
+#
+# Mind the last row: the gradient of an embedding table is a sum over all places where a token occurs, taken in the
+# dtype of the table that was indexed. And `x.astype(...)` of what JAX keeps for the backward pass decides how much
+# memory it takes: keep bfloat16 where you can.
+#
+# | budget | |
+# |---|---|
+# | loss | within 2^-9 of the float32 loss |
+# | gradients, of each leaf | within 2^-4 of the leaf's largest element, float32 |
+# | temporaries that live at once, backward pass included | at most 0.7 times the float32 version's |
+#
+# Useful: `x.astype(jnp.bfloat16)`, and the functions above, each with arrays of the dtype it should compute in.
+
+
+# %%
+def mixed_precision_loss(params: PyTree, batch: dict[str, jax.Array], num_heads: int) -> jax.Array:
+    """The loss of ``float32_loss`` with matrix products in bfloat16.
+
+    Args:
+        params: Float32 parameters of the Transformer, a tree as described above.
+        batch: ``inputs`` and ``targets``, integer tokens ``[batch, seq]``.
+        num_heads: Heads of each attention; divides the width.
+
+    Returns:
+        The mean loss over all tokens, a float32 scalar. Its gradient by ``params`` is float32.
+    """
+
+    ### BEGIN SOLUTION
+    def low(x):
+        return x.astype(jnp.bfloat16)
+
+    def norm(scale, x):
+        return low(rms_norm(scale, x.astype(jnp.float32)))
+
+    def weights(q, k):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+        return low(causal_softmax(scores))
+
+    tokens = batch["inputs"]
+    x = low(params["token"][tokens] + params["position"][: tokens.shape[1]])
+    for layer in params["layers"]:
+        qkv = (norm(layer["attention_norm"], x) @ low(layer["qkv"])).reshape(*tokens.shape, 3, num_heads, -1)
+        q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights(q, k), v)
+        x = x + mixed.reshape(x.shape) @ low(layer["out"])
+        x = x + jax.nn.gelu(norm(layer["mlp_norm"], x) @ low(layer["up"])) @ low(layer["down"])
+    logits = norm(params["norm"], x) @ low(params["head"])
+    return cross_entropy(logits.astype(jnp.float32), batch["targets"])
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## A large batch in small ones: `accumulate_gradients`
+#
+# Activations grow with the number of rows that are computed at once; parameters and gradients do not. So cut the
+# batch into `num_microbatches` equal parts, compute the gradient of one after the other, and take their mean. With a
+# loss that is a mean over rows, the result is the gradient of the whole batch.
+
+# %%
+if __name__ == "__main__":
+    rows = jnp.arange(8.0)
+
+    def mean_square(w, rows):
+        return jnp.mean((w * rows - 1) ** 2)
+
+    halves = [jax.grad(mean_square)(2.0, rows[start : start + 4]) for start in (0, 4)]
+    print(f"gradient of 8 rows {jax.grad(mean_square)(2.0, rows)}, of 4 and 4 rows {halves[0]} and {halves[1]}")
+
+# %% [markdown]
+# Two things decide whether this saves memory. Only **one** running total of the gradient may exist, not one
+# gradient a microbatch; and the activations of a microbatch must be gone before the next one starts, which they are
+# when its backward pass is done. Use `lax.scan` over the microbatches: a Python loop makes the program, and the time to
+# compile it, grow with their number.
+#
+# `loss_fn(params, batch)` gives the mean loss over the rows it is given. Every leaf of `batch` has the rows as its
+# first dim, and `num_microbatches` divides their number.
+#
+# | budget | |
+# |---|---|
+# | operations of the program | the same for 2 and for 8 microbatches |
+# | temporaries that live at once | at most 1.15 times the reference's, which holds one microbatch's and one gradient |
+# | FLOPs of matrix products | at most 1.15 times the reference's: no pass is run twice |
+#
+# Values and gradients must equal those of the whole batch up to rounding: 2e-5 of the leaf's largest element.
+#
+# Useful: `jax.value_and_grad`, `lax.scan`, `jax.tree.map`.
+
+
+# %%
+def accumulate_gradients(
+    loss_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, batch: PyTree, num_microbatches: int
+) -> tuple[jax.Array, PyTree]:
+    """Loss and gradient of a batch as means over microbatches, one at a time.
+
+    Args:
+        loss_fn: ``(params, batch) -> scalar``, the mean over the rows of ``batch``.
+        params: Parameters, float32.
+        batch: A tree of arrays ``[batch, ...]``.
+        num_microbatches: How many equal parts to cut ``batch`` into; divides the number of rows.
+
+    Returns:
+        ``(loss, gradients)``: the mean loss over the whole batch, and its gradient, a tree like ``params``.
+    """
+
+    ### BEGIN SOLUTION
+    def cut(leaf):
+        return leaf.reshape(num_microbatches, leaf.shape[0] // num_microbatches, *leaf.shape[1:])
+
+    def step(total, microbatch):
+        found = jax.value_and_grad(loss_fn)(params, microbatch)
+        return jax.tree.map(jnp.add, total, found), None
+
+    nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    total, _ = lax.scan(step, nothing, jax.tree.map(cut, batch))
+    return jax.tree.map(lambda leaf: leaf / num_microbatches, total)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Depth as a loop: `scan_layers`
+#
+# A Python loop over 96 layers writes the layer 96 times into the program, and the compiler optimises each of them
+# anew. If all layers have parameters of the same shapes, stack them: every leaf gets a leading dim, the layer. One
+# scan over it runs a single body, and the program is as long for 96 layers as for two.
+
+# %%
+if __name__ == "__main__":
+    separate = [{"kernel": jnp.full((2, 2), float(i)), "bias": jnp.full(2, float(i))} for i in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *separate)
+    print(jax.tree.map(jnp.shape, stacked))
+
+# %% [markdown]
+# `layer(params, x)` takes one layer's parameters and gives an array like `x`.
+#
+# | budget | |
+# |---|---|
+# | operations of the program, backward pass included | the same for 2 and for 8 layers |
+#
+# Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
+#
+# Useful: `lax.scan`, whose body returns a pair: what to carry on, and what to stack.
+
+
+# %%
+def scan_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params: PyTree, x: jax.Array) -> jax.Array:
+    """Apply layers one after the other, as one loop.
+
+    Args:
+        layer: ``(one layer's params, x) -> x``.
+        stacked_params: Parameters of all layers; each leaf ``[num_layers, ...]``, the first layer first.
+        x: Activations ``[batch, ..., width]``.
+
+    Returns:
+        What the last layer gives, like ``x``.
+    """
+    ### BEGIN SOLUTION
+    x, _ = lax.scan(lambda x, params: (layer(params, x), None), x, stacked_params)
+    return x
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Compute again instead of keeping: `remat_layers`
+#
+# For the backward pass JAX keeps what the forward pass computed: in a Transformer layer, some thirty arrays, for every
+# layer, until the backward pass gets there. `jax.checkpoint` keeps only a function's inputs and computes the rest
+# again when it is needed. A *policy* says what to keep beside the inputs.
+#
+# What is kept can be looked at. This function has three matrix products and two `tanh`:
+
+# %%
+if __name__ == "__main__":
+
+    def three_products(w, x):
+        return jnp.tanh(jnp.tanh(x @ w) @ w) @ w
+
+    square = jnp.ones((4, 4))
+    for name, function in (("everything", three_products), ("remat", jax.checkpoint(three_products))):
+        _, backward = jax.vjp(function, square, square)
+        kept = [leaf.shape for leaf in jax.tree.leaves(backward)]
+        print(f"{name:12} keeps {len(kept)} arrays")
+
+# %% [markdown]
+# Run the layers as a scan, and keep so little that the limit on memory holds, without computing more again than the
+# limit on FLOPs allows. There is more than one right choice; the page compares them.
+#
+# | budget, backward pass included, 12 layers | |
+# |---|---|
+# | temporaries that live at once | at most 0.35 times those without `jax.checkpoint` |
+# | FLOPs of matrix products | at most 4/3 of those without |
+#
+# Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
+#
+# Useful: `jax.checkpoint(function, policy=...)`, `jax.checkpoint_policies`.
+
+
+# %%
+def remat_layers(layer: Callable[[PyTree, jax.Array], jax.Array], stacked_params: PyTree, x: jax.Array) -> jax.Array:
+    """Apply layers one after the other, and compute most of their activations again in the backward pass.
+
+    Args:
+        layer: ``(one layer's params, x) -> x``.
+        stacked_params: Parameters of all layers; each leaf ``[num_layers, ...]``, the first layer first.
+        x: Activations ``[batch, ..., width]``.
+
+    Returns:
+        What the last layer gives, like ``x``.
+    """
+
+    ### BEGIN SOLUTION
+    @jax.checkpoint
+    def step(x, params):
+        return layer(params, x), None
+
+    x, _ = lax.scan(step, x, stacked_params)
+    return x
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Small gradients in float16: `scaled_step`
+#
+# float16 has 11 significant bits, three more than bfloat16, and pays with its range: the largest number is 65,504, the
+# smallest 6e-8. Gradients are often smaller than that, and become zero. So multiply the loss by a large `scale`
+# before the backward pass, and divide the gradients by it afterwards, in float32.
+
+# %%
+if __name__ == "__main__":
+    small = jnp.float32(1e-8)
+    print("a gradient of 1e-8 in float16:", small.astype(jnp.float16))
+    print("the same, scaled by 2^15 on the way:", (small * 2**15).astype(jnp.float16).astype(jnp.float32) / 2**15)
+
+# %% [markdown]
+# Which scale? The largest that does not overflow, and that changes during training. So it is found while training
+# goes on: a step whose gradients are all finite counts as good, and after `growth_interval` good steps in a row the
+# scale doubles. A step with any element of any gradient infinite or NaN is **skipped**, and the scale is halved.
+#
+# One step of plain SGD on float32 parameters. `loss_fn(params, batch)` computes in the dtype of the parameters that
+# it is given, except for the loss itself, which is a float32 scalar: give it float16 parameters. `state` is
+# `{"scale": float32, "good_steps": int32}`, both scalars.
+#
+# | the gradients are | parameters | `good_steps` | `scale` |
+# |---|---|---|---|
+# | finite, not yet the `growth_interval`-th good step in a row | `p - learning_rate * gradient` | + 1 | same |
+# | finite, and it is that step | `p - learning_rate * gradient` | 0 | doubled |
+# | not finite | same, to the last bit | 0 | halved, but never below 1 |
+#
+# | budget | |
+# |---|---|
+# | operands of every matrix product | float16 |
+# | parameters and losses | within 2^-8 of the leaf's largest element |
+# | `scale`, `good_steps`, and parameters after a skipped step | exact |
+#
+# The loss that is returned is the plain one, without the scale. You may branch on data here (`lax.cond`), or choose
+# with `jnp.where`.
+#
+# Useful: `jnp.isfinite`, `jax.value_and_grad(..., has_aux=True)`, `jax.tree.leaves`.
+
+
+# %%
+def scaled_step(
+    loss_fn: Callable[[PyTree, PyTree], jax.Array],
+    params: PyTree,
+    state: dict[str, jax.Array],
+    batch: PyTree,
+    learning_rate: float,
+    growth_interval: int,
+) -> tuple[PyTree, dict[str, jax.Array], jax.Array]:
+    """A step of SGD with the forward and backward pass in float16 and a dynamic loss scale.
+
+    Args:
+        loss_fn: ``(params, batch) -> scalar``: computes in the parameters' dtype and gives a float32 loss.
+        params: Float32 parameters.
+        state: ``scale``, float32, and ``good_steps``, int32: scalars.
+        batch: What ``loss_fn`` takes.
+        learning_rate: Of the update.
+        growth_interval: After how many good steps in a row the scale doubles.
+
+    Returns:
+        ``(params, state, loss)``: the new ones, and the loss before the update, without the scale, float32.
+    """
+
+    ### BEGIN SOLUTION
+    def scaled_loss(params):
+        loss = loss_fn(jax.tree.map(lambda leaf: leaf.astype(jnp.float16), params), batch)
+        return loss * state["scale"], loss
+
+    gradients, loss = jax.grad(scaled_loss, has_aux=True)(params)
+    gradients = jax.tree.map(lambda g: g / state["scale"], gradients)
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))
+    params = jax.tree.map(lambda p, g: jnp.where(finite, p - learning_rate * g, p), params, gradients)
+    good_steps = jnp.where(finite, state["good_steps"] + 1, 0)
+    grows = good_steps >= growth_interval
+    kept_or_doubled = jnp.where(grows, 2 * state["scale"], state["scale"])
+    scale = jnp.where(finite, kept_or_doubled, jnp.maximum(state["scale"] / 2, 1))
+    return params, {"scale": scale, "good_steps": jnp.where(grows, 0, good_steps)}, loss
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Attention without the square: `chunked_attention`
+#
+# Causal attention computes a score for each pair of a query and a key: `seq x seq` elements for each head, and the
+# backward pass wants them again. At 32,768 tokens that is 4 GiB in float32, for one head of one row. But what each
+# query wants in the end is only a weighted mean of the values. A mean can be taken in parts.
+#
+# A softmax over keys needs the largest score, so that `exp` does not overflow, and the sum of all exponentials.
+# Neither is known before the last key has been seen. The trick is to go on with what is known so far, and to correct
+# it. With the keys in two parts that have the largest scores `a <= b`, exponentials taken against `a` become those
+# against `b` when multiplied by `exp(a - b)`:
+
+# %%
+if __name__ == "__main__":
+    scores = jnp.array([1.0, 3.0, 2.0, 7.0, 5.0, 6.0])
+    first, second = scores[:3], scores[3:]
+    a, b = first.max(), second.max()
+    in_parts = jnp.exp(first - a).sum() * jnp.exp(a - b) + jnp.exp(second - b).sum()
+    print(f"sum of exponentials against the maximum: at once {jnp.exp(scores - b).sum():.6f}, in parts {in_parts:.6f}")
+
+# %% [markdown]
+# Go through the keys and values in chunks of `chunk`, and carry for each query the largest score so far, the sum of
+# exponentials, and the sum of values weighted by them. Query `i` sees keys `0` to `i`. Scores are divided by the
+# square root of `head_dim`, as usual.
+#
+# There is a trap. The backward pass needs the exponentials of each chunk, and if they are kept from the forward pass,
+# all chunks together are the square again. Compute them anew.
+#
+# | budget, backward pass included, 4,096 tokens in chunks of 512 | |
+# |---|---|
+# | largest temporary | a quarter of `batch x num_heads x seq x seq` elements |
+# | temporaries that live at once | at most 0.4 times the plain version's |
+# | FLOPs of matrix products | at most 1.35 times the plain version's |
+#
+# Values and gradients must equal `jax.nn.dot_product_attention(q, k, v, is_causal=True)`'s up to rounding: 1e-4 of the
+# largest element, since scores beyond 100 occur and an error of their last bit goes into an exponent. Everything is
+# float32, and `chunk` divides `seq`.
+#
+# Useful: `lax.scan`, `jax.checkpoint`, `jnp.maximum`.
+
+
+# %%
+def chunked_attention(q: jax.Array, k: jax.Array, v: jax.Array, chunk: int) -> jax.Array:
+    """Causal attention that never holds scores of all queries with all keys.
+
+    Args:
+        q: Queries ``[batch, seq, num_heads, head_dim]``.
+        k: Keys, of the same shape.
+        v: Values, of the same shape.
+        chunk: How many keys to look at in one go; divides ``seq``.
+
+    Returns:
+        For each query the mean of the values up to its position, ``[batch, seq, num_heads, head_dim]``, weighted by
+        the softmax of its scores.
+    """
+    ### BEGIN SOLUTION
+    batch, seq, num_heads, head_dim = q.shape
+    q = q * head_dim**-0.5
+
+    def cut(x):
+        return jnp.moveaxis(x.reshape(batch, seq // chunk, chunk, num_heads, head_dim), 1, 0)
+
+    @jax.checkpoint
+    def step(carry, piece):
+        largest, total, mixed = carry
+        start, keys, values = piece
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys)
+        allowed = jnp.arange(seq)[:, None] >= start + jnp.arange(chunk)
+        scores = jnp.where(allowed, scores, -jnp.inf)
+        now = lax.stop_gradient(jnp.maximum(largest, scores.max(-1)))
+        weights, shrink = jnp.exp(scores - now[..., None]), jnp.exp(largest - now)
+        total = total * shrink + weights.sum(-1)
+        mixed = mixed * shrink[..., None] + jnp.einsum("bhqk,bkhd->bhqd", weights, values)
+        return (now, total, mixed), None
+
+    nothing = jnp.zeros((batch, num_heads, seq))
+    empty = (nothing - jnp.inf, nothing, jnp.zeros((batch, num_heads, seq, head_dim)))
+    (_, total, mixed), _ = lax.scan(step, empty, (jnp.arange(0, seq, chunk), cut(k), cut(v)))
+    return jnp.moveaxis(mixed / total[..., None], 1, 2)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# A colleague trains a model of `L` equal layers. Each layer's input takes `A` bytes, and the backward pass needs `10 A`
+# more of each layer; the forward pass of a layer takes a time `f`, its backward pass `2 f`. The memory does not
+# suffice by a factor of two. She can cut the batch into two microbatches, or compute each layer again in the backward
+# pass. Say what each costs in time and leaves in memory, and when you would do the one, the other, or both.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# Without either, the forward pass leaves `11 A L` bytes and a step takes `3 f L`. Two microbatches leave half of the
+# activations, `5.5 A L`, and no additional work, but add the running total of the gradient, which is as large as the
+# parameters, and each product is half as tall: as long as a microbatch still fills the device, that costs hardly any
+# time. Remat leaves `A L` plus one layer's `10 A`, far less, and takes `4 f L`, a third more. So: microbatches first,
+# since they are nearly free, as long as they stay large enough for the device. Remat when a microbatch is already
+# small, or when the saving must be larger than a few times; a policy that keeps the outputs of matrix products
+# brings back most of the time. Both where even one row at a time is too much, as with long sequences; and remat lets
+# microbatches be larger again, which can pay for a part of it.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: what a step takes
+#
+# Everything together, on a Transformer with 12 layers of width 1024, and 16 rows of 1,024 tokens. Nothing is computed
+# here: each step is exported from shapes alone, and predicted for one H100.
+
+# %%
+if __name__ == "__main__":
+    model = transformer(width=1024, hidden=4096, num_layers=12, num_heads=16, vocab=2048, max_seq=1024)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    tokens = jax.ShapeDtypeStruct((16, 1024), jnp.int32)
+
+    def loss_with(layers):
+        """The model's loss with ``layers(layer, stacked_params, x)`` for its depth."""
+
+        def loss(params, batch):
+            x = model.embed(params["embed"], batch["inputs"])
+            x = layers(model.layer, params["layers"], x)
+            return model.loss(params["head"], x, batch["targets"])
+
+        return loss
+
+    def predicted(step, name):
+        """What a step ``(params, batch) -> (loss, gradients)`` would take on one device."""
+
+        def program(params, batch):
+            mesh = abstract_mesh({"data": 1})
+            return jax.shard_map(step, mesh=mesh, in_specs=(P(), P()), out_specs={"loss": P(), "gradients": P()})(
+                params, batch
+            )
+
+        inputs = {"params": params, "batch": {"inputs": tokens, "targets": tokens}}
+        specs, results = dict.fromkeys(inputs, P()), {"loss": P(), "gradients": P()}
+        return predict(export(program, inputs, specs, mesh={"data": 1}, out_specs=results), "8xH100", name=name)
+
+    def whole(layers):
+        """A step on the whole batch at once."""
+        return lambda params, batch: named(jax.value_and_grad(loss_with(layers))(params, batch))
+
+    def in_four(layers):
+        """A step in four microbatches."""
+        return lambda params, batch: named(accumulate_gradients(loss_with(layers), params, batch, 4))
+
+    def named(found):
+        return dict(zip(("loss", "gradients"), found, strict=True))
+
+    steps = {
+        "scan": whole(scan_layers),
+        "scan, 4 microbatches": in_four(scan_layers),
+        "scan, remat": whole(remat_layers),
+        "scan, remat, 4 microbatches": in_four(remat_layers),
+    }
+    found = {name: predicted(step, name) for name, step in steps.items()}
+    for name, p in found.items():
+        print(f"{name:30} peak {p.memory.peak / 2**30:6.2f} GiB   predicted {1e3 * p.timeline.seconds:6.1f} ms")
+
+# %% [markdown]
+# Remat computes more and is predicted to be *faster* here: what is kept must be written to memory and read again, and
+# that takes longer than a few more products. Where the time goes, and what lies in memory at the peak:
+
+# %%
+if __name__ == "__main__":
+    first, last = "scan", "scan, remat, 4 microbatches"
+    display(HTML(comparison_html("One training step", {last: found[last], first: found[first]})))
+
+# %% [markdown]
+# And it trains: `mixed_precision_loss` in four microbatches beside the same model in float32, on a small model and with
+# plain SGD. Both curves must be the same but for the last digits.
+
+# %%
+if __name__ == "__main__":
+    width, hidden, vocab, seq = 64, 128, 32, 32
+    shapes = {"attention_norm": (width,), "qkv": (width, 3 * width), "out": (width, width), "mlp_norm": (width,),
+              "up": (width, hidden), "down": (hidden, width)}  # fmt: skip
+    keys = iter(jax.random.split(jax.random.key(0), 20))
+
+    def drawn(*shape):
+        return jnp.ones(shape) if len(shape) == 1 else jax.random.normal(next(keys), shape) * shape[0] ** -0.5
+
+    layers = [{name: drawn(*shape) for name, shape in shapes.items()} for _ in range(2)]
+    start = {"token": drawn(vocab, width), "position": drawn(seq, width), "layers": layers,
+             "norm": drawn(width), "head": drawn(width, vocab)}  # fmt: skip
+
+    def trained(loss_fn, params):
+        """Losses of eight steps."""
+
+        @jax.jit
+        def step(params, batch):
+            loss, gradients = accumulate_gradients(lambda p, b: loss_fn(p, b, 4), params, batch, 4)
+            return jax.tree.map(lambda p, g: p - 0.3 * g, params, gradients), loss
+
+        losses = []
+        for i in range(8):
+            params, loss = step(params, token_batch(0, i, batch=32, seq=seq, vocab=vocab))
+            losses.append(float(loss))
+        return losses
+
+    both = zip(trained(mixed_precision_loss, start), trained(float32_loss, start), strict=True)
+    for i, (mixed, plain) in enumerate(both):
+        print(f"step {i}   mixed precision {mixed:.4f}   float32 {plain:.4f}")
