@@ -59,7 +59,9 @@ def test_mean_of_sync_gradients_is_over_the_named_and_replicated_axes_alone():
     case = sync.CASES[0]
     inputs = sync.draw(np.random.default_rng(0), case)
     given, expected = inputs["gradients"], sync.oracle(inputs, case)["values"]
-    np.testing.assert_allclose(expected["norm"]["scale"][3, 1], given["norm"]["scale"].mean((0, 1), np.float64), rtol=1e-6)
+    np.testing.assert_allclose(
+        expected["norm"]["scale"][3, 1], given["norm"]["scale"].mean((0, 1), np.float64), rtol=1e-6
+    )
     np.testing.assert_allclose(expected["up"]["bias"][2], given["up"]["bias"].mean(0, np.float64), rtol=1e-6)
     np.testing.assert_array_equal(expected["flat"], given["flat"])
     np.testing.assert_array_equal(expected["grid"], given["grid"])
