@@ -23,6 +23,7 @@ class Panel:
     shape: tuple[int, ...]
     spec: Spec
     title: str = ""
+    note: str = ""
 
 
 PANELS: dict[str, tuple[Panel, ...]] = {
@@ -34,8 +35,9 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel((16, 8), lambda first, second: P(first), "after: two devices hold the same"),
     ),
     "add": (
-        Panel((16, 8), lambda first, second: P(first), "before: devices in one block hold different summands"),
-        Panel((16, 8), lambda first, second: P((first, second)), "after: each device holds a finished part of the sum"),
+        Panel((16, 8), lambda first, second: P(first), "before: summands",
+              "The two devices in one block hold different summands of shape [4, 8]; their sum is the block."),
+        Panel((16, 8), lambda first, second: P((first, second)), "after: finished sums"),
     ),
     "turn": (
         Panel((8, 8), lambda first, second: P(first), "before: rows"),
@@ -79,4 +81,6 @@ def picture(name: str, axes: tuple[str, str] = AXES) -> Picture:
     if name not in PANELS:
         raise LookupError(f"no picture is called {name!r}; there are: {', '.join(PANELS)}")
     mesh = mesh_of(axes)
-    return Picture(tuple(Holdings(panel.shape, panel.spec(*axes), mesh, panel.title) for panel in PANELS[name]))
+    return Picture(
+        tuple(Holdings(panel.shape, panel.spec(*axes), mesh, panel.title, note=panel.note) for panel in PANELS[name])
+    )

@@ -343,12 +343,12 @@ def puzzle_slices(first: str, second: str) -> P:
 # ### `puzzle_block`: how large is a block?
 #
 # Now for any array and any mesh. In the picture, `[24, 16]` with the spec that stands above it gives blocks of
-# `[12, 4]`: dim 0 is split over 2 devices and dim 1 over 4. All dims are divisible. A spec may have fewer entries
+# `[6, 8]`: dim 0 is split over 4 devices and dim 1 over 2. All dims are divisible. A spec may have fewer entries
 # than the array has dims; those that are missing are `None`.
 
 # %%
 if __name__ == "__main__":
-    display(Holdings((24, 16), P("tensor", "data"), {"data": 4, "tensor": 2}, show_spec=True))
+    display(Holdings((24, 16), P("data", "tensor"), {"data": 4, "tensor": 2}, show_spec=True))
 
 
 # %%
@@ -373,11 +373,11 @@ def puzzle_block(shape: tuple[int, ...], spec: P, mesh: dict[str, int]) -> tuple
 # %% [markdown]
 # ### `puzzle_copies`: how often is a block held?
 #
-# In this picture every block lies on two devices, so a byte of the array costs two bytes of memory.
+# In this picture every block lies on four devices, so a byte of the array costs four bytes of memory.
 
 # %%
 if __name__ == "__main__":
-    display(Holdings((24, 16), P(None, "data"), {"data": 4, "tensor": 2}, show_spec=True))
+    display(Holdings((24, 16), P(None, "tensor"), {"data": 4, "tensor": 2}, show_spec=True))
 
 
 # %%

@@ -37,6 +37,7 @@ class Holdings:
         title: What stands above; by default the shape and the mesh.
         labels: Names of the dims.
         show_spec: Whether the spec is written there too. An exercise that asks for it leaves it out.
+        note: What stands below; by default the shape of a block and how often each is held.
     """
 
     shape: tuple[int, ...]
@@ -45,17 +46,19 @@ class Holdings:
     title: str = ""
     labels: tuple[str, ...] = ()
     show_spec: bool = False
+    note: str = ""
 
     def _repr_html_(self) -> str:
         picture = holdings_svg(
-            self.shape, self.spec, self.mesh, title=self.title, labels=self.labels, show_spec=self.show_spec
-        )
+            self.shape, self.spec, self.mesh, title=self.title, labels=self.labels, show_spec=self.show_spec,
+            note=self.note,
+        )  # fmt: skip
         return f'<div style="overflow-x:auto;margin:8px 0;">{picture}</div>'
 
     def __repr__(self) -> str:
         found = layout(self.shape, self.spec, self.mesh)
         head = [self.title or _heading(found), *([_spec_text(self.spec)] if self.show_spec else [])]
-        return "\n".join([*head, holdings_table(self.shape, self.spec, self.mesh), _said(found)])
+        return "\n".join([*head, holdings_table(self.shape, self.spec, self.mesh), self.note or _said(found)])
 
 
 def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False) -> Holdings:
@@ -103,7 +106,7 @@ def _places(found: Layout) -> list[tuple[int, ...]]:
 
 def holdings_svg(
     shape: Sequence[int], spec: Any, mesh: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False,
-    file: bool = False
+    note: str = "", file: bool = False
 ) -> str:  # fmt: skip
     """An array as a grid of blocks, each with the devices that hold it, beside the mesh in the same colours.
 
@@ -116,6 +119,7 @@ def holdings_svg(
         title: What stands above; by default the shape and the mesh.
         labels: Names of the dims; ``dim 0`` and so on where there are none.
         show_spec: Whether the spec is written beside the shape.
+        note: What stands below; by default the shape of a block and how often each is held.
         file: Whether the picture is to stand alone, with colours of its own.
 
     Raises:
@@ -141,12 +145,12 @@ def holdings_svg(
     top = 17.0 * len(head) + 20
     array, low = _array(found, names, left, top)
     devices, lower = _mesh(found, left + GRID + GAP, top)
-    foot = textwrap.wrap(" ".join([_said(found), *_fold_note(names)]), int(width / LETTER))
+    foot = textwrap.wrap(" ".join([note or _said(found), *_fold_note(names)]), int(width / LETTER))
     y = max(low, lower) + 20
     parts += [*array, *devices, *(text(line, 0, y + 15 * i, faint=True) for i, line in enumerate(foot))]
     held = " ".join(f"Block [{', '.join(found.ranges(i))}]: {_listed(ids)}." for i, ids in found.holders.items())
     name = "s" + hashlib.sha256(repr((parts, file)).encode()).hexdigest()[:10]
-    about = f"{_said(found)} {held}"
+    about = f"{note or _said(found)} {held}"
     return svg(width, y + 15 * len(foot) - 6, f"Who holds what: {' '.join(head)}", about, "".join(parts), name,
                file=file, least=LEAST)  # fmt: skip
 

@@ -160,3 +160,10 @@ def test_a_picture_needs_nothing_from_elsewhere_and_is_read_at_the_width_of_a_ph
         right = [float(r.get("x", "")) + float(r.get("width", "")) for r in root.iter(f"{SVG}rect")]
         assert max(right) <= width
     assert 'width="' in holdings_svg((8,), P(), MESH, file=True)[:400]
+
+
+def test_a_note_stands_in_place_of_what_is_said_about_blocks():
+    held = Holdings((16, 8), P("data"), {"data": 4, "tensor": 2}, note="Devices in a block hold summands of it.")
+    for said in (held._repr_html_(), repr(held)):
+        assert "Devices in a block hold summands of it." in said
+        assert "held twice" not in said

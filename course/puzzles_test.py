@@ -1,0 +1,25 @@
+"""The puzzles' pictures: they show who holds what, and never the spec."""
+
+import pytest
+
+from course.puzzles import PANELS, picture
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_picture_shows_all_devices_and_not_its_spec(name):
+    drawn, said = picture(name)._repr_html_(), repr(picture(name, ("pipe", "expert")))
+    assert drawn.count("<svg") == len(PANELS[name])
+    assert "P(" not in drawn and "P(" not in said
+    assert "pipe" in said and "data" not in said
+    assert said.count("\n7 ") == len(PANELS[name])
+
+
+def test_summands_are_not_called_copies():
+    before, after = picture("add").panels
+    assert "summands" in repr(before) and "held" not in repr(before).splitlines()[-1]
+    assert "held once" in repr(after)
+
+
+def test_an_unknown_picture_is_told_which_there_are():
+    with pytest.raises(LookupError, match="there are: rows, crossed"):
+        picture("columns")
