@@ -66,7 +66,8 @@ def judge(monkeypatch):
 def test_a_chapter_that_does_not_exist_is_one_clear_sentence(meshcraft, command):
     ended = meshcraft(command, "nosuchchapter")
     assert ended.status == 2 and ended.out == ""
-    assert ended.err == "meshcraft: there is no chapter called 'nosuchchapter'; the chapters are: fsdp\n"
+    known = ", ".join(entry.name for entry in CHAPTERS)
+    assert ended.err == f"meshcraft: there is no chapter called 'nosuchchapter'; the chapters are: {known}\n"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,10 @@ def test_list_shows_progress(meshcraft, judge):
     meshcraft("start", "fsdp", "--no-open")
     meshcraft("check", "fsdp")
     assert "1 of 2 pass" in meshcraft("list").out
-    primer, row = json.loads(meshcraft("list", "--json").out)["chapters"]
+    primer, *rows = json.loads(meshcraft("list", "--json").out)["chapters"]
     assert primer["chapter"] == "primer" and not primer["started"] and primer["judged"] == []
+    assert [row["chapter"] for row in rows] == [entry.name for entry in CHAPTERS]
+    (row,) = (row for row in rows if row["chapter"] == "fsdp")
     assert row["started"] and row["passed"] == ["shard_params"]
 
 
