@@ -8,7 +8,7 @@ from typing import Any
 
 from autograder.check import executor, locate_file
 from autograder.contract import load
-from autograder.grading.judge import judge, plan, stopped
+from autograder.grading.judge import Plan, judge, plan, stopped
 from autograder.grading.tracing import Problem, trace_cases
 from autograder.verdict import Result
 
@@ -37,15 +37,27 @@ def mutant(task: str, function: Callable[..., Any], *fails: str, shown_by: tuple
 
 
 def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
-    """The judgement of a mutant: on all meshes, or on the smallest case that shows it and the realistic size."""
+    """The judgement of a mutant: on all meshes, or on the smallest case that shows it.
+
+    The short form looks at the realistic size only where the small one does not show all that the mutant names.
+    """
     task = load(chapter).task(mutant.task)
     planned = plan(chapter, task, full=True)
-    if not full:
-        needed = set(mutant.shown_by or (task.cases[0].name,))
-        needed |= {task.analysed[1]} if task.analysed else set()
-        planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
-    traced = trace_cases(task, mutant.function, planned.traced, locate_file(mutant.function))
+    if full:
+        return _judged(planned, mutant)
+    shown_by = set(mutant.shown_by or (task.cases[0].name,))
+    small = replace(planned, cases=tuple(c for c in planned.cases if c.name in shown_by), analysed=None)
+    result = _judged(small, mutant)
+    short = {fact.name for fact in result.facts if fact.passed is False and fact.weight}
+    if task.analysed is None or short == mutant.fails:
+        return result
+    needed = shown_by | {task.analysed[1]}
+    return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant)
+
+
+def _judged(planned: Plan, mutant: Mutant) -> Result:
+    traced = trace_cases(planned.task, mutant.function, planned.traced, locate_file(mutant.function))
     if isinstance(traced, Problem):
-        return stopped(task, traced)
+        return stopped(planned.task, traced)
     programs = {name: program.serialise() for name, program in traced.programs.items()}
     return judge(planned, programs, traced.line, executor().ask)
