@@ -42,7 +42,6 @@ from course.mesh import abstract_mesh, as_varying, make_mesh, shard_map_with_spe
 from course.model import Model, mlp, transformer
 from course.predict import predict
 from course.program import export
-from course.show import memory_svg, timeline_svg
 from course.train import make_train_step
 
 PyTree = Any
@@ -567,7 +566,4 @@ if __name__ == "__main__":
     prediction = predict(step, "8xH100")
     for name, figure in prediction.figures().items():
         print(f"{name:24} {figure}")
-    from IPython.display import HTML, display
-
-    memory = memory_svg(prediction.memory, prediction.machine.memory_bytes)
-    display(HTML(timeline_svg(prediction.timeline)), HTML(memory))
+    prediction  # noqa: B018  a notebook shows it as a picture

@@ -14,10 +14,12 @@ READ = {
     "state bytes per device": ("fsdp", "Which leaves, and along which dim"),
     "communication": ("fsdp", "Which leaves, and along which dim"),
     "live temporaries": ("fsdp", "Why the backward pass gathers again"),
-    "predicted time": ("fsdp", "One layer at a time"),
+    "predicted time": ("fsdp", "The next layer on its way"),
     "exposed communication": ("lenses", "How to read a timeline"),
     "all-gather bytes": ("fsdp", "Where the 1.5 comes from"),
     "reduce-scatter bytes": ("fsdp", "Where the 1.5 comes from"),
+    "all-reduce bytes": ("fsdp", "The scale of a gradient"),
+    "bytes between nodes": ("fsdp", "Hybrid sharding: inside a node"),
     "other collectives": ("fsdp", "Where the 1.5 comes from"),
 }
 
