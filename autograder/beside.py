@@ -26,13 +26,13 @@ def versions(chapter: str, task: Task) -> dict[str, Found]:
     one for time, another has one or none.
     """
     ways = dict.fromkeys(name for name in (task.naive, task.slow) if name)
-    naive = {name.replace("_", " "): _mutant(chapter, name) for name in ways}
+    naive = {name.replace("_", " "): _mutant(chapter, task.name, name) for name in ways}
     return {REFERENCE: solution(chapter, task.name), **naive}
 
 
-def _mutant(chapter: str, name: str) -> Found:
-    found = _of_module(f"autograder.mutants.{chapter}", lambda module: {m.name: m for m in module.MUTANTS})
-    return found if isinstance(found, str) else found[name].function
+def _mutant(chapter: str, task: str, name: str) -> Found:
+    found = _of_module(f"autograder.mutants.{chapter}", lambda module: {(m.task, m.name): m for m in module.MUTANTS})
+    return found if isinstance(found, str) else found[task, name].function
 
 
 def _of_module(name: str, what: Callable[[Any], Any]) -> Any:

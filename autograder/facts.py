@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from autograder.contract import Evidence
 from autograder.verdict import Fact
 from course.program import Collective
+from course.program.program import spec_of
 
 # float32 results of differently ordered sums agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
@@ -159,6 +162,48 @@ def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]
         line = others[0].line if others else ""
         found.append(Fact(name, not others, str(count), "0", "", case=e.case.name, line=line, message=message))
     return worst(found)
+
+
+def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
+    """The outputs, which are the state that a device keeps, have exactly the bytes of the closed form.
+
+    Args:
+        cases: Whose outputs are the state.
+        expected: The closed form of a case: bytes on one device, the sum of ``held_bytes``.
+        whole: Bytes of the state if nothing is split.
+    """
+    found = []
+    for e in cases:
+        held, form = sum(part.local_bytes(e.case.mesh) for part in e.outputs), expected(e)
+        message = "" if held == form else (
+            f"on mesh {e.case.mesh_text} each device holds {held:,} bytes and should hold {form:,}; "
+            f"the whole tree has {whole(e):,}")  # fmt: skip
+        found.append(Fact("state bytes per device", held == form, f"{held:,}", f"{form:,}", "bytes",
+                          naive=f"{whole(e):,}", case=e.case.name, line=e.line, message=message))  # fmt: skip
+    return worst(found)
+
+
+def held_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsize: int = 4) -> int:
+    """Bytes that a device holds of an array: all of them, divided by the size of every axis that its spec names."""
+    parts = math.prod(mesh[axis] for axes in spec_of(spec, len(shape)) for axis in axes)
+    return itemsize * math.prod(shape) // parts
+
+
+def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip: int = 0) -> P:
+    """The spec of a leaf that is split as the chapter ``fsdp`` does it: its largest dim that ``size`` divides.
+
+    Args:
+        shape: Of the whole leaf.
+        size: Of the axis.
+        min_size: Leaves with fewer elements stay whole.
+        axis: The axis's name.
+        skip: So many of the first dims are never split: those that stack layers.
+    """
+    dims = [d for d in range(skip, len(shape)) if shape[d] % size == 0]
+    if math.prod(shape) < min_size or not dims:
+        return P()
+    largest = max(dims, key=lambda d: (shape[d], -d))
+    return P(*[None] * largest, axis)
 
 
 def worst(facts: list[Fact]) -> Fact:

@@ -23,12 +23,12 @@ def measure(chapter: str) -> dict[str, Any]:
         task's naive way may be another one for time than for memory.
     """
     solution = importlib.import_module(f"solutions.{chapter}")
-    mutants = {m.name: m for m in importlib.import_module(f"autograder.mutants.{chapter}").MUTANTS}
+    mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.mutants.{chapter}").MUTANTS}
     found = {}
     for task in load(chapter).tasks:
         if task.analysed:
             reference = look(task, getattr(solution, task.name))
-            naive = {name: look(task, mutants[name].function) for name in {task.naive, task.slow} if name}
+            naive = {name: look(task, mutants[task.name, name].function) for name in {task.naive, task.slow} if name}
             found[task.name] = {
                 figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
                 for figure, name in (

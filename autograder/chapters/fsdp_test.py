@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from autograder import variants
-from autograder.chapters.fsdp import CONTRACT, rule
+from autograder.chapters.fsdp import CONTRACT
 from autograder.check import check_function
 from autograder.contract import references
-from autograder.mutants.fsdp import sums_gradients
+from autograder.facts import split_spec
+from autograder.mutants.fsdp.parts import sums_gradients
 from autograder.variants.fsdp import ALIKE, VARIANTS
 from autograder.variants.rewrites import rewritten
 from autograder.verdict import PARTIAL
@@ -58,12 +59,12 @@ def test_bad_gather_is_told_leaf_mesh_values_and_line():
 
 
 def test_rule_takes_the_largest_divisible_dim_and_the_first_of_equals():
-    assert rule((16, 32), 8, 64, "data") == jax.P(None, "data")
-    assert rule((34, 16), 8, 64, "data") == jax.P(None, "data")
-    assert rule((16, 16), 8, 64, "data") == jax.P("data")
-    assert rule((7, 9, 5), 8, 64, "data") == jax.P()
-    assert rule((8, 4), 8, 64, "data") == jax.P()
-    assert rule((64, 16, 8), 8, 64, "data", skip=1) == jax.P(None, "data")
+    assert split_spec((16, 32), 8, 64, "data") == jax.P(None, "data")
+    assert split_spec((34, 16), 8, 64, "data") == jax.P(None, "data")
+    assert split_spec((16, 16), 8, 64, "data") == jax.P("data")
+    assert split_spec((7, 9, 5), 8, 64, "data") == jax.P()
+    assert split_spec((8, 4), 8, 64, "data") == jax.P()
+    assert split_spec((64, 16, 8), 8, 64, "data", skip=1) == jax.P(None, "data")
 
 
 def test_oracle_of_gather_params_equals_central_differences():

@@ -15,13 +15,14 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from autograder.contract import load
 from autograder.grading import batch, pipeline, pools
 from autograder.grading.course import CourseError, locked, make_course, open_ledger, secret, students
 from autograder.grading.export import grades_csv, neutral, overview
 from autograder.grading.submissions import find_submissions
 from autograder.verdict import NEEDS_HUMAN, PASS, REFUSED, Report, Result
 
-POINTS = {"shard_params": 2, "gather_params": 3, "fsdp_loss": 5}
+POINTS = {task.name: task.points for task in load("fsdp").tasks}
 PASSED = Report("fsdp", tuple(Result(name, points, points, PASS) for name, points in POINTS.items()))
 
 
@@ -252,7 +253,7 @@ DRIVER = """
     from types import SimpleNamespace
     from autograder.verdict import PASS, Report, Result
 
-    POINTS = {"shard_params": 2.0, "gather_params": 3.0, "fsdp_loss": 5.0}
+    POINTS = {"shard_params": 2.0, "gather_params": 3.0, "fsdp_loss": 5.0, "fsdp_train_step": 5.0, "hybrid_shard_step": 3.0}
 
     class Grader:
         def __init__(self, chapter, *, secret, level, limits): pass
@@ -309,4 +310,4 @@ def test_kill_9_in_the_middle_and_run_again_gives_the_grades_of_an_undisturbed_r
     assert outcome(disturbed) == (entries, csv)
     assert all(booked for _, booked in entries.values())
     assert {student for student, (report, _) in entries.items() if verdicts(report) == {NEEDS_HUMAN}} == {"killer"}
-    assert "\nfsdp,ccc,graded,3.0,12.0" in csv
+    assert "\nfsdp,ccc,graded,5.4,20.0" in csv

@@ -148,7 +148,7 @@ def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(cour
     assert in_canvas(meshcraft) == "3.5"
     meshcraft("feedback", "fsdp")
     feedback = (course / "feedback" / "ada" / "fsdp" / "fsdp.html").read_text()
-    assert "1.5 / 2" in feedback and "Say how much memory." in feedback and "3.5 / 12" in feedback
+    assert "1.5 / 2" in feedback and "Say how much memory." in feedback and "3.5 / 20" in feedback
 
 
 def saves(response, what):
@@ -159,7 +159,7 @@ def in_canvas(meshcraft):
     """What Canvas would get: the score of the one student."""
     text = meshcraft("export", "--canvas", "--column", "fsdp=FSDP (4711)")
     points, row = csv.DictReader(text.splitlines())
-    assert (points["FSDP (4711)"], row["ID"], row["SIS Login ID"]) == ("12.0", "101", "ada")
+    assert (points["FSDP (4711)"], row["ID"], row["SIS Login ID"]) == ("20.0", "101", "ada")
     return row["FSDP (4711)"]
 
 

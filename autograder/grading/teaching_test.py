@@ -232,17 +232,17 @@ def test_the_whole_way_over_nbgraders_exchange(course, tmp_path):
     rows = {row["student"]: row for row in overview(course, "fsdp")}
     assert (rows["bob"]["days_late"], rows["eve"]["days_late"]) == (2, 0)
 
-    assert row_of(course, "bob")["late_penalty"] == "2.0"
+    assert row_of(course, "bob")["late_penalty"] == "3.6"
     for student in ("bob", "eve"):
         score_by_hand(course, student, 2.0)
     row = row_of(course, "bob")
-    assert (row["state"], row["late_penalty"], row["score"]) == ("graded", "2.4", "9.6")
+    assert (row["state"], row["late_penalty"], row["score"]) == ("graded", "4.0", "16.0")
     rows = {row["student"]: row for row in overview(course, "fsdp")}
     assert rows["eve"]["why"] == "nobody knows when it was handed in; it counts as in time"
     assert counts([*rows.values()]) == {"nothing handed in": 1, "graded": 2}
 
     pages, problems = write_feedback(course, "fsdp")
-    assert problems == {} and "late submission" in pages[0].read_text() and "2.4" in pages[0].read_text()
+    assert problems == {} and "late submission" in pages[0].read_text() and "−4" in pages[0].read_text()
     nbgrader(
         (course, "release_feedback fsdp --CourseDirectory.student_id_exclude=eve"), (home, "fetch_feedback fsdp")
     )  # fmt: skip
@@ -255,10 +255,10 @@ def test_an_extension_and_a_new_due_date_count_at_once(course):
     hand_in(course, "ada", stamp="2026-03-02 18:00:00.000000 UTC")
     judge(course, "ada")
     score_by_hand(course, "ada", 0.0)
-    assert row_of(course, "ada")["late_penalty"] == "2.0"
+    assert row_of(course, "ada")["late_penalty"] == "3.6"
     with open_gradebook(course) as gradebook:
         gradebook.grant_extension("fsdp", "ada", hours=24)
-    assert row_of(course, "ada")["late_penalty"] == "1.0"
+    assert row_of(course, "ada")["late_penalty"] == "1.8"
     init(course, (), due=datetime(2026, 3, 5, 12, 0, tzinfo=UTC))
     assert row_of(course, "ada")["late_penalty"] == "0.0"
 
@@ -284,7 +284,7 @@ def test_a_late_penalty_of_the_instructors_own_counts_and_no_setting_lets_a_note
     hand_in(course, "ada", stamp="2026-03-02 18:00:00.000000 UTC")
     judge(course, "ada")
     score_by_hand(course, "ada", 2.0)
-    assert (row_of(course, "ada")["late_penalty"], row_of(course, "ada")["score"]) == ("12.0", "0.0")
+    assert (row_of(course, "ada")["late_penalty"], row_of(course, "ada")["score"]) == ("20.0", "0.0")
     assert "Execute" not in str(bridge.configuration(course, "fsdp").Autograde)
     config.write_text("c = get_config()\nraise ValueError('a typing error')\n")
     with pytest.raises(CourseError, match=r"nbgrader_config.py raises ValueError: a typing error; correct it"):
@@ -299,7 +299,7 @@ def test_nbgraders_own_autograde_runs_nothing_of_a_students(course, tmp_path):
     nbformat.write(notebook, path)
     judge(course, "ada")
     nbgrader((course, "autograde fsdp --force"))
-    assert not (tmp_path / "ran").exists() and row_of(course, "ada")["score"] == "10.0"
+    assert not (tmp_path / "ran").exists() and row_of(course, "ada")["score"] == "18.0"
 
 
 def test_points_given_by_hand_stay_and_wait_again_only_if_something_changed(course):
@@ -308,13 +308,13 @@ def test_points_given_by_hand_stay_and_wait_again_only_if_something_changed(cour
     assert row_of(course, "ada")["state"] == "waits for grading by hand (score so far)"
     score_by_hand(course, "ada", 1.5)
     judge(course, "ada")
-    assert (row_of(course, "ada")["state"], row_of(course, "ada")["score"]) == ("graded", "11.5")
+    assert (row_of(course, "ada")["state"], row_of(course, "ada")["score"]) == ("graded", "19.5")
     hand_in(course, "ada", "Because I say so.")
     assert [row["state"] for row in overview(course, "fsdp")] == ["changed since graded"]
     judge(course, "ada")
     assert (row_of(course, "ada")["state"], row_of(course, "ada")["score"]) == (
         "waits for grading by hand (score so far)",
-        "11.5",
+        "19.5",
     )
 
 
@@ -333,9 +333,9 @@ def test_canvas_gets_a_number_only_where_a_grade_is_final(course, tmp_path):
     head, points, *rows = csv.reader(text.splitlines())
     assert head[:5] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
     assert head[5:] == ["Fully sharded data parallelism", "Data parallelism (4711)"]
-    assert points[0].strip() == "Points Possible" and points[1:6] == ["", "", "", "", "12.0"]
+    assert points[0].strip() == "Points Possible" and points[1:6] == ["", "", "", "", "20.0"]
     assert rows == [
-        ["Lovelace, Ada", "101", "", "ada", "", "11.0", ""],
+        ["Lovelace, Ada", "101", "", "ada", "", "19.0", ""],
         ["'@SUM(A1), =1+1", "", "", "bob", "", "", ""],
         ["idle", "103", "", "idle", "", "", ""],
     ]

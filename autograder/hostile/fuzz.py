@@ -28,7 +28,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import autograder.mutants.fsdp as wrong
 from autograder.commands.terminal import bar
 from autograder.contract import Case, Task, load
 from autograder.grading import wire
@@ -38,6 +37,8 @@ from autograder.grading.sandbox import best_level
 from autograder.grading.tracing import Problem, Traced, trace_cases
 from autograder.grading.workers import LocalProcess, Worker, sandboxed
 from autograder.hostile.mutate import LAYERS, mutate_bytes, mutate_message
+from autograder.mutants.fsdp import loss as wrong_loss
+from autograder.mutants.fsdp import parts as wrong
 from autograder.verdict import NEEDS_HUMAN, REFUSED, Result
 from solutions import fsdp as right
 
@@ -59,8 +60,8 @@ ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
     ("gather_params", wrong.all_reduces_gradients, "pipe=4 x tensor=2", 4),
     ("gather_params", wrong.keeps_own_gradient, "data=2", 4),
     ("fsdp_loss", right.fsdp_loss, "data=8", 6),
-    ("fsdp_loss", wrong.keeps_gathered_weights, "data=8", 3),
-    ("fsdp_loss", wrong.forgets_the_first_layers_gradient, "data=8", 2),
+    ("fsdp_loss", wrong_loss.keeps_gathered_weights, "data=8", 3),
+    ("fsdp_loss", wrong_loss.forgets_the_first_layers_gradient, "data=8", 2),
 )
 
 

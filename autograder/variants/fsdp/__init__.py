@@ -3,8 +3,10 @@
 from autograder.variants.fsdp import (
     fsdp_loss,
     fsdp_loss_memory,
+    fsdp_train_step,
     gather_params,
     gather_params_layouts,
+    hybrid_shard_step,
     shard_params,
     shard_params_cuts,
 )
@@ -13,6 +15,8 @@ VARIANTS = {
     "shard_params": (*shard_params.VARIANTS, *shard_params_cuts.VARIANTS),
     "gather_params": (*gather_params.VARIANTS, *gather_params_layouts.VARIANTS),
     "fsdp_loss": (*fsdp_loss.VARIANTS, *fsdp_loss_memory.VARIANTS),
+    "fsdp_train_step": fsdp_train_step.VARIANTS,
+    "hybrid_shard_step": hybrid_shard_step.VARIANTS,
 }
 
 # Programs that another variant or the reference has too: these differ in Python only.

@@ -15,6 +15,6 @@ from autograder.hostile.fixtures import answered
 
 def submit(folder: Path, released: Path) -> None:
     notebook, cells = answered(released)
-    gone = ("check-shard_params", "check-gather_params", "check-fsdp_loss", "question")
+    gone = (*(name for name in cells if name and name.startswith("check-")), "question")
     notebook["cells"] = [cell for cell in notebook["cells"] if cell not in [cells[name] for name in gone]]
     (folder / released.name).write_text(json.dumps(notebook))

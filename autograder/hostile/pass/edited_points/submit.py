@@ -15,6 +15,6 @@ from autograder.hostile.fixtures import answered
 
 def submit(folder: Path, released: Path) -> None:
     notebook, cells = answered(released)
-    for name in ("check-shard_params", "check-gather_params", "check-fsdp_loss", "question"):
+    for name in (*(name for name in cells if name and name.startswith("check-")), "question"):
         cells[name]["metadata"]["nbgrader"]["points"] *= 100
     (folder / released.name).write_text(json.dumps(notebook))

@@ -1,0 +1,130 @@
+"""``hybrid_shard_step``: split inside a node, replicated across nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autograder import facts
+from autograder.cases import axis_of
+from autograder.chapters.fsdp.shared import bytes_of, ring_bytes, whole_and_split
+from autograder.chapters.fsdp.steps import draw_step, step_oracle, wrap_step
+from autograder.contract import Case, Evidence, Task
+from autograder.verdict import Fact
+
+NAME = "hybrid_shard_step"
+
+
+def _axes(case: Case) -> tuple[str, str]:
+    """The axis inside a node, along which parameters are split, and the one across nodes."""
+    inside = axis_of(case)
+    (across,) = (axis for axis in case.mesh if axis != inside)
+    return inside, across
+
+
+def _inside(e: Evidence) -> float:
+    return e.case.sizes["steps"] * ring_bytes(e)
+
+
+def _between(e: Evidence) -> tuple[float, float]:
+    """The least and the most that a device has to send across nodes: an all-reduce of its parts of the gradient.
+
+    Leaves that stay whole, and the loss, are all-reduced over all devices at once, or inside a node and then across.
+    """
+    inside, across = (e.case.mesh[axis] for axis in _axes(e.case))
+    whole, split = map(bytes_of, whole_and_split(e))
+    if across == 1:
+        return 0.0, 0.0
+    parts, ring = split / inside, 2 * (across - 1) / across
+    at_once = 2 * (inside * across - 1) / (inside * across)
+    return e.case.sizes["steps"] * ring * (parts + whole), e.case.sizes["steps"] * (
+        ring * parts + at_once * (whole + 4)
+    )
+
+
+def _bytes_between_nodes(cases: list[Evidence]) -> Fact:
+    """What goes over the axis across nodes, whichever collective sends it."""
+    found = []
+    for e in cases:
+        axis = _axes(e.case)[1]
+        sent = [c for c in e.costs.collectives if axis in c.axes]
+        total, (low, high) = sum(c.total_bytes for c in sent), _between(e)
+        passed = bool(low * 0.9999 <= total <= high * 1.0001)
+        most = max(sent, key=lambda c: c.total_bytes, default=None)
+        message = ""
+        if not passed:
+            message = (
+                f"on mesh {e.case.mesh_text} a device sends {facts.bytes_text(total)} bytes over {axis!r} and should "
+                f"send {_range(low, high)}; {_most(most)} What is the least that nodes must tell each other?"
+            )
+        line = most.line if most else e.line
+        found.append(Fact("bytes between nodes", passed, facts.bytes_text(total), _range(low, high), "bytes",
+                          case=e.case.name, line=line, message=message))  # fmt: skip
+    return facts.worst(found)
+
+
+def _range(low: float, high: float) -> str:
+    return f"{facts.bytes_text(low)} to {facts.bytes_text(high)}" if high else "0"
+
+
+def _most(collective: Any) -> str:
+    if collective is None:
+        return "it sends nothing."
+    shape, axes = "x".join(map(str, collective.shape)), " and ".join(collective.axes)
+    return f"most of it is {facts.plain(collective.kind)} of {collective.dtype}[{shape}] over {axes}."
+
+
+def hybrid_shard_step_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
+    return [
+        facts.arrays_match("values", cases, "values"),
+        facts.arrays_match("gradients", cases, "gradients", weight=2),
+        facts.global_norm_matches(cases, "gradients"),
+        _over_inside("all-gather bytes", cases, "all_gather", (1, 2)),
+        _over_inside("reduce-scatter bytes", cases, "reduce_scatter", (1, 1)),
+        _bytes_between_nodes(cases),
+        facts.only_collectives("other collectives", cases, ("all_gather", "reduce_scatter", "all_reduce")),
+    ]
+
+
+def _over_inside(name: str, cases: list[Evidence], kind: str, times: tuple[int, int]) -> Fact:
+    """Bytes sent by one kind of collective over the axis inside a node, on every mesh by that mesh's own name."""
+    found = []
+    for e in cases:
+        found.append(facts.bytes_sent(name, [e], kind, _inside, times=times, axes=_axes(e.case)[:1]))
+    return facts.worst(found)
+
+
+# Names and order of the axes differ from mesh to mesh; parameters are split over `data`, or over the first axis.
+_MLP = {"width": 16, "hidden": 32, "num_layers": 3, "features": 8, "rows": 4, "min_size": 64, "steps": 1, "rate": 100}
+_TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "rows": 2, "min_size": 64,
+                "steps": 3, "rate": 200}  # fmt: skip
+_CASES = (
+    Case("replica=2 x data=4", {"replica": 2, "data": 4}, _MLP, quick=True),
+    Case("device=2 x node=4", {"device": 2, "node": 4}, {**_MLP, "steps": 3, "rate": 20}, quick=True),
+    Case("data=2 x replica=2", {"data": 2, "replica": 2}, _TRANSFORMER),
+    Case("replica=1 x data=8", {"replica": 1, "data": 8}, _MLP),
+    Case("replica=4 x data=1", {"replica": 4, "data": 1}, _MLP),
+)
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    meshes = [{"data": 4, "replica": 2}, {"pod": 4, "data": 2}, {"data": 2, "host": 2}, {"replica": 2, "data": 2}]
+    mesh = meshes[rng.integers(len(meshes))]
+    sizes = {**_MLP, "width": int(rng.choice([16, 32])), "hidden": 64, "num_layers": int(rng.choice([2, 4]))}
+    return Case("unseen", mesh, sizes)
+
+
+HYBRID_SHARD_STEP = Task(
+    name=NAME,
+    kind="local",
+    signature="(shards, specs, batch, model, axis_name, replica_axis, learning_rate)",
+    points=3,
+    cases=_CASES,
+    unseen=_unseen,
+    wrap=lambda function, case: wrap_step(NAME, function, case, _axes(case)),
+    draw=lambda rng, case: draw_step(rng, case, _axes(case)),
+    oracle=lambda inputs, case: step_oracle(inputs, case, _axes(case)),
+    facts=hybrid_shard_step_facts,
+    naive="reduces_whole_gradients_between_nodes",
+)

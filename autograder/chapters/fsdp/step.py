@@ -1,0 +1,87 @@
+"""``fsdp_train_step``: the whole step, with the next layer's weights on their way while this layer computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autograder import facts, limits
+from autograder.cases import axis_of, axis_size, meshes, unseen_mesh
+from autograder.chapters.fsdp.loss import TOO_MUCH
+from autograder.chapters.fsdp.shared import bytes_of, ring_bytes, whole_and_split
+from autograder.chapters.fsdp.steps import draw_step, step_oracle, wrap_step
+from autograder.contract import Case, Evidence, Task
+from autograder.verdict import Fact
+
+NAME = "fsdp_train_step"
+_TOO_SLOW = (
+    "Look at the timeline: which transfer does the device wait for, forward and backward, and what could it compute "
+    "in the meantime?"
+)
+_EXPOSED = "The first gather and the last reduce-scatter of a step have nothing to hide behind; the others do."
+
+
+def _averaged(e: Evidence) -> float:
+    """The all-reduces of a step: the gradient of every whole leaf, and the loss."""
+    n = axis_size(e.case)
+    return 2 * (n - 1) / n * e.case.sizes["steps"] * (bytes_of(whole_and_split(e)[0]) + 4)
+
+
+def _split(e: Evidence) -> float:
+    return e.case.sizes["steps"] * ring_bytes(e)
+
+
+def fsdp_train_step_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    counted = [*cases, large] if large else cases
+    return [
+        facts.arrays_match("values", cases, "values"),
+        facts.arrays_match("gradients", cases, "gradients", weight=2),
+        facts.global_norm_matches(cases, "gradients"),
+        limits.time_within(large, references, 1.08, _TOO_SLOW, weight=4),
+        limits.temporaries_within(large, references, 1.15, TOO_MUCH, weight=2),
+        limits.exposed_within(large, references, 1.15, _EXPOSED, weight=0),
+        facts.bytes_sent("all-gather bytes", counted, "all_gather", _split, times=(1, 2)),
+        facts.bytes_sent("reduce-scatter bytes", counted, "reduce_scatter", _split),
+        facts.bytes_sent("all-reduce bytes", counted, "all_reduce", _averaged),
+        facts.only_collectives("other collectives", counted, ("all_gather", "reduce_scatter", "all_reduce")),
+    ]
+
+
+def _axes(case: Case) -> tuple[str]:
+    return (axis_of(case),)
+
+
+# As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
+_MLP = {"width": 16, "hidden": 32, "num_layers": 8, "features": 8, "rows": 4, "min_size": 64, "steps": 1, "rate": 100}
+_TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 3, "vocab": 32, "seq": 8, "rows": 4, "min_size": 64,
+                "steps": 3, "rate": 200}  # fmt: skip
+_LARGE_MLP = {**_MLP, "width": 4096, "hidden": 16384, "features": 2048, "rows": 2048, "min_size": 16384}
+_SMALLER = {**_MLP, "num_layers": 3, "steps": 3, "rate": 20}
+
+
+def _cases() -> tuple[Case, ...]:
+    eight, other, two, one = meshes(_MLP, two=_TRANSFORMER)
+    return eight, Case(other.name, other.mesh, _SMALLER, quick=True), two, one
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    sizes = {**_MLP, "width": int(rng.choice([16, 32])), "hidden": 64, "num_layers": int(rng.choice([2, 4]))}
+    return Case("unseen", unseen_mesh(rng), sizes)
+
+
+FSDP_TRAIN_STEP = Task(
+    name=NAME,
+    kind="local",
+    signature="(shards, specs, batch, model, axis_name, learning_rate)",
+    points=5,
+    cases=_cases(),
+    unseen=_unseen,
+    wrap=lambda function, case: wrap_step(NAME, function, case, _axes(case)),
+    draw=lambda rng, case: draw_step(rng, case, _axes(case)),
+    oracle=lambda inputs, case: step_oracle(inputs, case, _axes(case)),
+    facts=fsdp_train_step_facts,
+    analysed=(Case("data=8, 8 layers of width 4096", {"data": 8}, _LARGE_MLP), "data=8"),
+    naive="gathers_everything_first",
+    slow="gathers_when_it_computes",
+)
