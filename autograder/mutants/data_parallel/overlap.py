@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 from jax import lax
 
