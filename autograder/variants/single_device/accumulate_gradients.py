@@ -47,7 +47,7 @@ def by_a_loss_of_shares(loss_fn, params, batch, num_microbatches):
         loss, new = jax.value_and_grad(share)(params, part)
         return jax.tree.map(jnp.add, gradients, new), loss
 
-    parts = jax.tree.map(lambda leaf: jnp.stack(jnp.split(leaf, num_microbatches)), batch)
+    parts = jax.tree.map(lambda leaf: jnp.reshape(leaf, (num_microbatches, -1, *leaf.shape[1:])), batch)
     gradients, losses = lax.scan(step, jax.tree.map(jnp.zeros_like, params), parts)
     return jnp.sum(losses), gradients
 
