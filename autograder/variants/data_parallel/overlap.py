@@ -178,12 +178,13 @@ def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches
     d_head = mean(d_head, total["head"])
     stack = (params["layers"], inputs, total["layers"])
     carry = back(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
-    (dx, waiting), others = lax.scan(
-        lambda carry, one: (back(carry[0], *one), mean(*carry[1])),
-        carry,
-        jax.tree.map(lambda leaf: leaf[:-1], stack),
-        reverse=True,
-    )
+
+    def step(carry, one):
+        done = mean(*carry[1])
+        return back(carry[0], *one), done
+
+    rest = jax.tree.map(lambda leaf: leaf[:-1], stack)
+    (dx, waiting), others = lax.scan(step, carry, rest, reverse=True)
     layers = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), mean(*waiting), others)
     d_embed = mean(embed(dx)[0], total["embed"])
     return (loss + last_loss) / num_microbatches, {"head": d_head, "layers": layers, "embed": d_embed}
