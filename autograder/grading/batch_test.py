@@ -253,8 +253,8 @@ DRIVER = """
     from types import SimpleNamespace
     from autograder.verdict import PASS, Report, Result
 
-    POINTS = {"shard_params": 2.0, "gather_params": 3.0, "fsdp_loss": 5.0,
-              "fsdp_train_step": 5.0, "hybrid_shard_step": 3.0}
+    POINTS = {"shard_params": 2.0, "gather_params": 3.0, "fsdp_loss": 5.0}
+    POINTS |= {"fsdp_train_step": 5.0, "hybrid_shard_step": 3.0}
 
     class Grader:
         def __init__(self, chapter, *, secret, level, limits): pass

@@ -58,12 +58,6 @@ def main(folder: Path) -> None:
     for name, picture in (("ahead, JAX with checkpoint", "kept"), ("ahead in both passes", "memory")):
         shown = memory_svg(found[name].memory, found[name].machine.memory_bytes)
         folder.joinpath(f"fsdp_prefetch_{picture}.svg").write_text(shown)
-    print("\ntemporaries at the peak, with checkpoint and without carrying on by JAX:")
-    for name in ("ahead, JAX with checkpoint", "ahead in both passes"):
-        print(f"  {name}")
-        for alive in found[name].memory.alive[:6]:
-            shape = "x".join(map(str, alive.shape))
-            print(f"    {alive.bytes / 2**20:6,.0f} MiB  {alive.dtype}[{shape}] made by {alive.kind.replace('_', '-')}")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,14 @@ from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
 
 NAME = "fsdp_train_step"
+# A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.09 times as
+# long; one that gathers ahead in the forward pass only, 1.21.
+SLOWER = 1.15
 _TOO_SLOW = (
     "Look at the timeline: which transfer does the device wait for, forward and backward, and what could it compute "
     "in the meantime?"
 )
-_EXPOSED = "The first gather and the last reduce-scatter of a step have nothing to hide behind; the others do."
+_EXPOSED = "The first gather and the end of the last reduce-scatter have nothing to hide behind; the others do."
 
 
 def _averaged(e: Evidence) -> float:
@@ -38,7 +41,7 @@ def fsdp_train_step_facts(cases: list[Evidence], large: Evidence | None, referen
         facts.arrays_match("values", cases, "values"),
         facts.arrays_match("gradients", cases, "gradients", weight=2),
         facts.global_norm_matches(cases, "gradients"),
-        limits.time_within(large, references, 1.08, _TOO_SLOW, weight=4),
+        limits.time_within(large, references, SLOWER, _TOO_SLOW, weight=4),
         limits.temporaries_within(large, references, 1.15, TOO_MUCH, weight=2),
         limits.exposed_within(large, references, 1.15, _EXPOSED, weight=0),
         facts.bytes_sent("all-gather bytes", counted, "all_gather", _split, times=(1, 2)),

@@ -89,31 +89,38 @@ def _by_hand(shards, specs, batch, model, axis_name, learning_rate, backward, ga
     return _updated(shards, specs, gradients, axis_name, learning_rate), lax.pmean(loss, axis_name)
 
 
-def _prefetched(model: Any, specs: Any, axis_name: str, *, divide: bool = True, stale: bool = False, shift: int = 0):
+def _prefetched(
+    model: Any,
+    specs: Any,
+    axis_name: str,
+    *,
+    divide: bool = True,
+    stale: bool = False,
+    shift: int = 0,
+    before: Any = None,
+):
     """The right backward pass, with room for mistakes."""
     own = layer_specs(specs)
 
     def scatter(gradients):
+        if before:
+            gradients = jax.tree.map(lambda g, spec: before(g) if axis_name in spec else g, gradients, own)
         return _scatter(gradients, own, axis_name, divide)
 
     def backward(saved, gradient, gather):
         stack, inputs, x, whole = saved
 
         def step(carry, layer):
-            gradient, whole, waiting = carry
+            gradient, whole = carry
             part, x = layer
-            coming, done = gather(part), scatter(waiting)
-            waiting, gradient = _back(model, coming if stale else whole, x, gradient)
-            return (gradient, coming, waiting), done
+            coming = gather(part)
+            of_whole, gradient = _back(model, coming if stale else whole, x, gradient)
+            return (gradient, coming), scatter(of_whole)
 
-        coming = gather(_take(stack, -2))
-        waiting, gradient = _back(model, whole, x, gradient)
-        carry = (gradient, coming, waiting)
-        (gradient, whole, waiting), done = lax.scan(step, carry, (_take(stack, slice(-2)), inputs[1:]), reverse=True)
-        second = scatter(waiting)
+        layers = _take(stack, slice(-1)), jnp.concatenate([inputs[1:], x[None]])
+        (gradient, whole), done = lax.scan(step, (gradient, whole), layers, reverse=True)
         first, gradient = _back(model, whole, inputs[0], gradient)
-        ends = jax.tree.map(lambda *layers: jnp.stack(layers), scatter(first), second)
-        every = jax.tree.map(lambda *parts: jnp.concatenate(parts), ends, done)
+        every = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), scatter(first), done)
         return jax.tree.map(lambda leaf: jnp.roll(leaf, shift, 0), every) if shift else every, gradient
 
     return backward
@@ -188,40 +195,42 @@ def gathers_everything_first(shards, specs, batch, model, axis_name, learning_ra
 
 
 def gathers_round_the_end(shards, specs, batch, model, axis_name, learning_rate):
-    """No code for first and last layers: the scan's last iteration gathers the first layer once more, for nobody."""
+    """No code for first and last layers: both scans gather one layer more, for nobody."""
+    own = layer_specs(specs)
 
     def forward(stack, x, gather, model):
         def step(carry, part):
             x, whole = carry
-            return (model.layer(whole, x), gather(part)), x
+            coming = gather(part)
+            return (model.layer(whole, x), coming), x
 
         after = jax.tree.map(lambda leaf: jnp.roll(leaf, -1, 0), stack)
-        (x, whole), inputs = lax.scan(step, (x, gather(_take(stack, 0))), after)
-        return x, (inputs, whole)
-
-    own = layer_specs(specs)
+        (x, _), inputs = lax.scan(step, (x, gather(_take(stack, 0))), after)
+        return x, (inputs,)
 
     def backward(saved, gradient, gather):
-        stack, inputs, unused = saved
+        stack, inputs = saved
 
         def step(carry, layer):
-            gradient, whole, waiting = carry
+            gradient, whole = carry
             part, x = layer
-            coming, done = gather(part), _scatter(waiting, own, axis_name)
-            waiting, gradient = _back(model, whole, x, gradient)
-            return (gradient, coming, waiting), done
+            coming = gather(part)
+            of_whole, gradient = _back(model, whole, x, gradient)
+            return (gradient, coming), _scatter(of_whole, own, axis_name)
 
-        # What the forward pass gathered for nobody is added as zeros, so that its gather is not dead code.
-        last = jax.tree.map(lambda a, b: a + 0 * b, gather(_take(stack, -1)), unused)
-        waiting, gradient = _back(model, last, inputs[-1], gradient)
-        before = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, 0)[:-1], stack)
-        whole = gather(_take(stack, -2))
-        carry = (gradient, whole, waiting)
-        (gradient, _, waiting), done = lax.scan(step, carry, (before, inputs[:-1]), reverse=True)
-        first = _scatter(waiting, own, axis_name)
-        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, done), gradient
+        before = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, 0), stack)
+        carry = (gradient, gather(_take(stack, -1)))
+        (gradient, _), done = lax.scan(step, carry, (before, inputs), reverse=True)
+        return done, gradient
 
     return _by_hand(shards, specs, batch, model, axis_name, learning_rate, backward, forward=forward)
+
+
+def divides_before_it_sends(shards, specs, batch, model, axis_name, learning_rate):
+    """Divides whole gradients: as many times the work as there are devices, and transfers must wait for it."""
+    size = lax.axis_size(axis_name)
+    right = _prefetched(model, specs, axis_name, divide=False, before=lambda g: g / size)
+    return _by_hand(shards, specs, batch, model, axis_name, learning_rate, right)
 
 
 def sums_over_devices(shards, specs, batch, model, axis_name, learning_rate):
@@ -299,6 +308,7 @@ MUTANTS = (
     mutant("fsdp_train_step", prefetches_forward_only, TIME),
     mutant("fsdp_train_step", keeps_gathered_weights, TEMPORARIES, TIME),
     mutant("fsdp_train_step", keeps_the_carry_of_a_checkpoint, TEMPORARIES),
+    mutant("fsdp_train_step", divides_before_it_sends, TIME),
     mutant("fsdp_train_step", gathers_everything_first, TEMPORARIES, TIME),
     mutant("fsdp_train_step", gathers_round_the_end, GATHERED),
     mutant("fsdp_train_step", sums_over_devices, *WRONG),

@@ -24,12 +24,12 @@ def take(stack, at):
 
 def scatter(gradients, specs, axis_name):
     """This device's part of the mean of each split leaf's gradient; others pass through."""
+    size = lax.axis_size(axis_name)
 
     def split(g, spec):
         if axis_name not in spec:
             return g
-        return lax.psum_scatter(g / lax.axis_size(axis_name), axis_name, scatter_dimension=spec.index(axis_name),
-                                tiled=True)  # fmt: skip
+        return lax.psum_scatter(g, axis_name, scatter_dimension=spec.index(axis_name), tiled=True) / size
 
     return jax.tree.map(split, gradients, specs)
 
@@ -55,32 +55,62 @@ def ends(shards, specs, batch, model, axis_name):
     return x, lambda g: embed_back(g)[0], partial(jax.value_and_grad(head, argnums=(0, 1)), shards["head"])
 
 
+def ahead(stack, x, gather, model):
+    """All layers but the last, each beside the gather of the next: the last one's input and weights, and all inputs."""
+
+    def step(carry, part):
+        (x, whole), coming = carry, gather(part)
+        return (model.layer(whole, x), coming), x
+
+    return lax.scan(step, (x, gather(take(stack, 0))), take(stack, slice(1, None)))
+
+
 def by_hand(shards, specs, batch, model, axis_name, learning_rate):
     """No custom derivative: a step is never differentiated, so its two passes just stand one after the other."""
     own, stack = layer_specs(specs), shards["layers"]
     gather = partial(gather_params, specs=own, axis_name=axis_name)
     x, embed_back, head = ends(shards, specs, batch, model, axis_name)
 
-    def forward(carry, part):
-        x, whole = carry
-        return (model.layer(whole, x), gather(part)), x
+    def backward(carry, layer):
+        g, whole = carry
+        part, x = layer
+        coming = gather(part)
+        of_whole, g = jax.vjp(model.layer, whole, x)[1](g)
+        return (g, coming), scatter(of_whole, own, axis_name)
 
-    (x, whole), inputs = lax.scan(forward, (x, gather(take(stack, 0))), take(stack, slice(1, None)))
+    (x, whole), inputs = ahead(stack, x, gather, model)
     loss, (of_head, g) = head(model.layer(whole, x))
+    layers = take(stack, slice(-1)), jnp.concatenate([inputs[1:], x[None]])
+    (g, whole), others = lax.scan(backward, (g, whole), layers, reverse=True)
+    first, g = jax.vjp(model.layer, whole, inputs[0])[1](g)
+    first = take(scatter(first, own, axis_name), None)
+    of_layers = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), first, others)
+    gradients = {"embed": embed_back(g), "layers": of_layers, "head": of_head}
+    return descend(shards, specs, gradients, axis_name, learning_rate), lax.pmean(loss, axis_name)
+
+
+def with_delay(shards, specs, batch, model, axis_name, learning_rate):
+    """The gradient of a layer waits in the carry, and is reduce-scattered beside the layer before."""
+    own, stack = layer_specs(specs), shards["layers"]
+    gather = partial(gather_params, specs=own, axis_name=axis_name)
+    x, embed_back, head = ends(shards, specs, batch, model, axis_name)
 
     def backward(carry, layer):
         g, whole, waiting = carry
         part, x = layer
         coming, done = gather(part), scatter(waiting, own, axis_name)
-        of_whole, g = jax.vjp(model.layer, whole, x)[1](g)
-        return (g, coming, of_whole), done
+        waiting, g = jax.vjp(model.layer, whole, x)[1](g)
+        return (g, coming, waiting), done
 
+    (x, whole), inputs = ahead(stack, x, gather, model)
+    loss, (of_head, g) = head(model.layer(whole, x))
     coming = gather(take(stack, -2))
     waiting, g = jax.vjp(model.layer, whole, x)[1](g)
     carry, done = lax.scan(backward, (g, coming, waiting), (take(stack, slice(-2)), inputs[1:]), reverse=True)
     g, whole, waiting = carry
+    second = scatter(waiting, own, axis_name)
     first, g = jax.vjp(model.layer, whole, inputs[0])[1](g)
-    of_layers = [take(tree, None) for tree in (scatter(first, own, axis_name), scatter(waiting, own, axis_name))]
+    of_layers = [take(tree, None) for tree in (scatter(first, own, axis_name), second)]
     of_layers = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *of_layers, done)
     gradients = {"embed": embed_back(g), "layers": of_layers, "head": of_head}
     return descend(shards, specs, gradients, axis_name, learning_rate), lax.pmean(loss, axis_name)
@@ -97,28 +127,28 @@ def with_counted_loops(shards, specs, batch, model, axis_name, learning_rate):
 
     def forward(i, carry):
         x, whole, inputs = carry
-        return model.layer(whole, x), gather(i + 1), inputs.at[i].set(x)
+        coming = gather(i + 1)
+        return model.layer(whole, x), coming, inputs.at[i].set(x)
 
     buffer = jnp.zeros_like(x, shape=(count - 1, *x.shape))
     x, whole, inputs = lax.fori_loop(0, count - 1, forward, (x, gather(0), buffer))
     loss, (of_head, g) = head(model.layer(whole, x))
 
-    def put(found, i, waiting):
-        done = scatter(waiting, own, axis_name)
+    def put(found, i, of_whole):
+        done = scatter(of_whole, own, axis_name)
         return jax.tree.map(lambda leaf, one: lax.dynamic_update_index_in_dim(leaf, one, i, 0), found, done)
 
     def backward(back, carry):
         i = count - 2 - back
-        g, whole, waiting, found = carry
-        coming, found = gather(i - 1), put(found, i + 1, waiting)
-        waiting, g = jax.vjp(model.layer, whole, inputs[i])[1](g)
-        return g, coming, waiting, found
+        g, whole, found = carry
+        coming = gather(i - 1)
+        of_whole, g = jax.vjp(model.layer, whole, inputs[i])[1](g)
+        return g, coming, put(found, i, of_whole)
 
     coming = gather(count - 2)
-    waiting, g = jax.vjp(model.layer, whole, x)[1](g)
-    carry = (g, coming, waiting, jax.tree.map(jnp.zeros_like, stack))
-    g, whole, waiting, found = lax.fori_loop(0, count - 2, backward, carry)
-    found = put(found, 1, waiting)
+    of_whole, g = jax.vjp(model.layer, whole, x)[1](g)
+    found = put(jax.tree.map(jnp.zeros_like, stack), count - 1, of_whole)
+    g, whole, found = lax.fori_loop(0, count - 2, backward, (g, coming, found))
     first, g = jax.vjp(model.layer, whole, inputs[0])[1](g)
     gradients = {"embed": embed_back(g), "layers": put(found, 0, first), "head": of_head}
     return descend(shards, specs, gradients, axis_name, learning_rate), lax.pmean(loss, axis_name)
@@ -130,65 +160,28 @@ def updating_on_the_way(shards, specs, batch, model, axis_name, learning_rate):
     gather = partial(gather_params, specs=own, axis_name=axis_name)
     x, embed_back, head = ends(shards, specs, batch, model, axis_name)
 
-    def forward(carry, part):
-        x, whole = carry
-        return (model.layer(whole, x), gather(part)), x
-
-    (x, whole), inputs = lax.scan(forward, (x, gather(take(stack, 0))), take(stack, slice(1, None)))
-    loss, (of_head, g) = head(model.layer(whole, x))
-
-    def update(part, waiting):
-        return descend(part, own, scatter(waiting, own, axis_name), axis_name, learning_rate)
-
-    def backward(carry, layer):
-        g, whole, waiting = carry
-        part, after, x = layer
-        coming, updated = gather(part), update(after, waiting)
-        waiting, g = jax.vjp(model.layer, whole, x)[1](g)
-        return (g, coming, waiting), updated
-
-    coming = gather(take(stack, -2))
-    waiting, g = jax.vjp(model.layer, whole, x)[1](g)
-    layers = take(stack, slice(-2)), take(stack, slice(2, None)), inputs[1:]
-    (g, whole, waiting), others = lax.scan(backward, (g, coming, waiting), layers, reverse=True)
-    second = update(take(stack, 1), waiting)
-    first, g = jax.vjp(model.layer, whole, inputs[0])[1](g)
-    parts = [take(tree, None) for tree in (update(take(stack, 0), first), second)]
-    updated = {
-        "embed": descend(shards["embed"], specs["embed"], embed_back(g), axis_name, learning_rate),
-        "layers": jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts, others),
-        "head": descend(shards["head"], specs["head"], of_head, axis_name, learning_rate),
-    }
-    return updated, lax.pmean(loss, axis_name)
-
-
-def without_delay(shards, specs, batch, model, axis_name, learning_rate):
-    """Gathers ahead in both passes, and reduce-scatters what the iteration itself has just computed, leaf by leaf."""
-    own, stack = layer_specs(specs), shards["layers"]
-    gather = partial(gather_params, specs=own, axis_name=axis_name)
-    x, embed_back, head = ends(shards, specs, batch, model, axis_name)
-
-    def forward(carry, part):
-        x, whole = carry
-        return (model.layer(whole, x), gather(part)), x
-
-    (x, whole), inputs = lax.scan(forward, (x, gather(take(stack, 0))), take(stack, slice(1, None)))
-    loss, (of_head, g) = head(model.layer(whole, x))
+    def update(part, of_whole):
+        return descend(part, own, scatter(of_whole, own, axis_name), axis_name, learning_rate)
 
     def backward(carry, layer):
         g, whole = carry
-        part, x = layer
-        coming = gather(part)
+        before, part, x = layer
+        coming = gather(before)
         of_whole, g = jax.vjp(model.layer, whole, x)[1](g)
-        return (g, coming), scatter(of_whole, own, axis_name)
+        return (g, coming), update(part, of_whole)
 
-    layers = take(stack, slice(-1)), jnp.concatenate([inputs[1:], x[None]])
+    (x, whole), inputs = ahead(stack, x, gather, model)
+    loss, (of_head, g) = head(model.layer(whole, x))
+    layers = take(stack, slice(-1)), take(stack, slice(1, None)), jnp.concatenate([inputs[1:], x[None]])
     (g, whole), others = lax.scan(backward, (g, whole), layers, reverse=True)
     first, g = jax.vjp(model.layer, whole, inputs[0])[1](g)
-    first = take(scatter(first, own, axis_name), None)
-    of_layers = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), first, others)
-    gradients = {"embed": embed_back(g), "layers": of_layers, "head": of_head}
-    return descend(shards, specs, gradients, axis_name, learning_rate), lax.pmean(loss, axis_name)
+    first = take(update(take(stack, 0), first), None)
+    updated = {
+        "embed": descend(shards["embed"], specs["embed"], embed_back(g), axis_name, learning_rate),
+        "layers": jax.tree.map(lambda *leaves: jnp.concatenate(leaves), first, others),
+        "head": descend(shards["head"], specs["head"], of_head, axis_name, learning_rate),
+    }
+    return updated, lax.pmean(loss, axis_name)
 
 
 def layer_by_layer(shards, specs, batch, model, axis_name, learning_rate):
@@ -219,4 +212,4 @@ def layer_by_layer(shards, specs, batch, model, axis_name, learning_rate):
     return descend(shards, specs, gradients, axis_name, learning_rate), lax.pmean(loss, axis_name)
 
 
-VARIANTS = (by_hand, with_counted_loops, updating_on_the_way, without_delay, layer_by_layer)
+VARIANTS = (by_hand, with_delay, with_counted_loops, updating_on_the_way, layer_by_layer)
