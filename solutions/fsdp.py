@@ -258,8 +258,8 @@ if __name__ == "__main__":
 # - Every leaf of `shards` enters varying over `axis_name`, those that stay whole too: their gradients are each
 #   device's own, until you average them, once per leaf and step.
 # - The returned loss is the mean over **all** rows, the same on every device.
-# - The gradient of a sharded leaf is a mean, like `gather_params`'s. Divide what the reduce-scatter *gives*: what it takes
-#   is `n` times as large, and the transfer would have to wait for the division.
+# - The gradient of a sharded leaf is a mean, like `gather_params`'s. Divide what the reduce-scatter *gives*: what it
+#   takes is `n` times as large, and the transfer would have to wait for the division.
 # - `model` and `specs` are those of `fsdp_loss`.
 #
 # | budget | |
