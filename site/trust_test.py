@@ -14,6 +14,17 @@ from course.show.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "trust.md"
 RESULTS = Path(__file__).parents[1] / "autograder" / "hostile" / "results.json"
+SOAK = Path(__file__).parents[1] / "autograder" / "soak.json"
+# What the soak calls the processes that it kills.
+KINDS = {
+    "worker": "a worker",
+    "grader": "the grader itself",
+    "sandbox": "a sandbox's outermost process",
+    "tracer": "the process that submissions' processes are forked from",
+    "submission": "a submission's own process",
+    "executor": "the process that runs Programs",
+    "other": "another: a trial of the sandbox, a step of its start",
+}
 RUNGS, USERS = ("bubblewrap", "landlock"), ("root", "a plain user")
 PACKAGES = ("python", "jax", "numpy")
 AGAIN = "run: python -m autograder.hostile --write (each rung, as root and as a user, once with --stock)"
@@ -77,7 +88,20 @@ def _plain(text: str) -> str:
     return text
 
 
-BLOCKS = {"runs": runs, "control": control, "attacks": attacks}
+def faults() -> str:
+    """What the kept soak counted."""
+    found = json.loads(SOAK.read_text())
+    by_kind = sorted(found["kills"].items(), key=lambda entry: -entry[1])
+    head = f"{found['submissions']} submissions, {sum(found['kills'].values())} processes killed, the grader started"
+    head += f" {found['runs'] + 1} times; with Python {found['python']} and jax {found['jax']}."
+    rows = [f"| {KINDS[kind]} | {count} |" for kind, count in by_kind]
+    ends = [f"| {what} | {len(found[what])} |" for what in ("lost", "doubled", "different", "left")]
+    return "\n".join(
+        [head, "", "| killed | times |", "|---|---:|", *rows, "", "| afterwards | submissions |", "|---|---:|", *ends]
+    )
+
+
+BLOCKS = {"runs": runs, "control": control, "attacks": attacks, "faults": faults}
 
 
 def write() -> None:
@@ -88,6 +112,12 @@ def write() -> None:
 @pytest.mark.parametrize("name", BLOCKS)
 def test_generated_part_is_what_was_kept(name):
     assert generated(PAGE, name) == BLOCKS[name](), "run: python site/trust_test.py"
+
+
+def test_nothing_was_lost_doubled_different_or_left_in_the_kept_soak():
+    found = json.loads(SOAK.read_text())
+    assert found["submissions"] >= 200 and sum(found["kills"].values()) >= 300, "run: make soak ARGS=--write"
+    assert [found[what] for what in ("lost", "doubled", "different", "left")] == [[]] * 4
 
 
 def test_every_rung_was_run_as_root_and_as_a_plain_user():
