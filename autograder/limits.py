@@ -173,7 +173,7 @@ def within(
 
 
 def _incomparable(
-    evidence: Evidence, references: dict[str, Any], figure: str, than: str, least: float
+    evidence: Evidence, references: dict[str, Any], figure: str, than: str, least: float = LEAST_WORK
 ) -> str | tuple[str, str]:
     """Why the realistic size cannot be compared with the reference; empty if it can.
 
