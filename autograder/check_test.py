@@ -195,7 +195,7 @@ def test_outcome_is_a_number_to_nbgrader_a_table_to_people_and_text_elsewhere():
 
 
 def test_check_of_an_unknown_function_lists_what_there_is():
-    with pytest.raises(LookupError, match="check knows: .*shard_params, gather_params, fsdp_loss"):
+    with pytest.raises(LookupError, match=r"check knows: .*shard_params, gather_params, fsdp_loss"):
         check(solution)
 
 

@@ -97,12 +97,9 @@ def _over_inside(name: str, cases: list[Evidence], kind: str, times: tuple[int, 
 
 # Names and order of the axes differ from mesh to mesh; parameters are split over `data`, or over the first axis.
 _MLP = {"width": 16, "hidden": 32, "num_layers": 3, "features": 8, "rows": 4, "min_size": 64, "steps": 1, "rate": 100}
-_TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "rows": 2, "min_size": 64,
-                "steps": 3, "rate": 200}  # fmt: skip
 _CASES = (
     Case("replica=2 x data=4", {"replica": 2, "data": 4}, _MLP, quick=True),
     Case("device=2 x node=4", {"device": 2, "node": 4}, {**_MLP, "steps": 3, "rate": 20}, quick=True),
-    Case("data=2 x replica=2", {"data": 2, "replica": 2}, _TRANSFORMER),
     Case("replica=1 x data=8", {"replica": 1, "data": 8}, _MLP),
     Case("replica=4 x data=1", {"replica": 4, "data": 1}, _MLP),
 )

@@ -57,8 +57,8 @@ def _axes(case: Case) -> tuple[str]:
 
 # As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
 _MLP = {"width": 16, "hidden": 32, "num_layers": 8, "features": 8, "rows": 4, "min_size": 64, "steps": 1, "rate": 100}
-_TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 3, "vocab": 32, "seq": 8, "rows": 4, "min_size": 64,
-                "steps": 3, "rate": 200}  # fmt: skip
+_TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "rows": 4, "min_size": 64,
+                "steps": 1, "rate": 200}  # fmt: skip
 _LARGE_MLP = {**_MLP, "width": 4096, "hidden": 16384, "features": 2048, "rows": 2048, "min_size": 16384}
 _SMALLER = {**_MLP, "num_layers": 3, "steps": 3, "rate": 20}
 
