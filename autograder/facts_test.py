@@ -3,12 +3,15 @@
 import re
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 from autograder.contract import Case, Evidence
 from autograder.facts import arrays_match, global_norm_matches, precise_in
 from course.program import Costs, Memory
+from autograder.facts import arrays_match, global_norm_matches, held_bytes, split_spec, state_bytes
+from course.program import Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
 ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4) == 2)[:, None]
@@ -72,3 +75,26 @@ def test_functions_and_sums_in_another_dtype_are_named():
     assert fact.message == "beside 2 of f32 there are 3 sum of bf16. Look here."
     only = replace(found, costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2}))
     assert precise_in("functions", [only], "f32", "").passed is True
+
+
+def test_rule_takes_the_largest_divisible_dim_and_the_first_of_equals():
+    assert split_spec((16, 32), 8, 64, "data") == jax.P(None, "data")
+    assert split_spec((34, 16), 8, 64, "data") == jax.P(None, "data")
+    assert split_spec((16, 16), 8, 64, "data") == jax.P("data")
+    assert split_spec((7, 9, 5), 8, 64, "data") == jax.P()
+    assert split_spec((8, 4), 8, 64, "data") == jax.P()
+    assert split_spec((64, 16, 8), 8, 64, "data", skip=1) == jax.P(None, "data")
+
+
+def test_state_bytes_are_those_of_the_parts_that_a_device_holds():
+    mesh = {"data": 4, "tensor": 2}
+    assert held_bytes((16, 8), jax.P(), mesh) == 512
+    assert held_bytes((16, 8), jax.P("data"), mesh) == 128
+    assert held_bytes((16, 8), jax.P(("data", "tensor")), mesh, itemsize=2) == 32
+    assert held_bytes((16, 8), jax.P("data", "tensor"), mesh) == 64
+    split = Leaf("values/up", (16, 8), "float32", (("data",), ()), "result")
+    e = replace(evidence(DRAWN, secret=False), case=Case("two axes", mesh, {}), outputs=(split,))
+    for form, passed in ((128, True), (512, False)):
+        fact = state_bytes([e], lambda _, form=form: form, lambda _: 512)
+        assert (fact.passed, fact.measured, fact.limit, fact.naive) == (passed, "128", str(form), "512")
+        assert bool(fact.message) is not passed

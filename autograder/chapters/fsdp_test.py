@@ -1,6 +1,7 @@
 """The contract of ``fsdp`` is not fooled: right answers of any style pass, each mutant fails what it names."""
 
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -8,13 +9,16 @@ import pytest
 
 from autograder import variants
 from autograder.chapters.fsdp import CONTRACT
+from autograder.chapters.fsdp.step import SLOWER
 from autograder.check import check_function
-from autograder.contract import references
-from autograder.facts import split_spec
+from autograder.contract import references, trace
 from autograder.mutants.fsdp.parts import sums_gradients
+from autograder.mutants.fsdp.step import prefetches_forward_only
 from autograder.variants.fsdp import ALIKE, VARIANTS
 from autograder.variants.rewrites import rewritten
 from autograder.verdict import PARTIAL
+from course.machines import machine
+from course.program import parse, timeline
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 
@@ -58,15 +62,6 @@ def test_bad_gather_is_told_leaf_mesh_values_and_line():
     assert "8 times too large, and axis 'data' has that size" in fact.message
 
 
-def test_rule_takes_the_largest_divisible_dim_and_the_first_of_equals():
-    assert split_spec((16, 32), 8, 64, "data") == jax.P(None, "data")
-    assert split_spec((34, 16), 8, 64, "data") == jax.P(None, "data")
-    assert split_spec((16, 16), 8, 64, "data") == jax.P("data")
-    assert split_spec((7, 9, 5), 8, 64, "data") == jax.P()
-    assert split_spec((8, 4), 8, 64, "data") == jax.P()
-    assert split_spec((64, 16, 8), 8, 64, "data", skip=1) == jax.P(None, "data")
-
-
 def test_oracle_of_gather_params_equals_central_differences():
     task = TASKS["gather_params"]
     case = task.cases[0]
@@ -104,6 +99,76 @@ def test_oracle_of_fsdp_loss_equals_central_differences(place):
         step[at] = 5e-3
         difference = (loss(leaf + step, path) - loss(leaf - step, path)) / 1e-2
         assert gradient[at] == pytest.approx(difference, rel=5e-3), path
+
+
+STEPS = [
+    ("fsdp_train_step", "data=8"),
+    ("fsdp_train_step", "data=2"),
+    ("hybrid_shard_step", "replica=2 x data=4"),
+    ("hybrid_shard_step", "replica=4 x data=1"),
+]
+
+
+@pytest.mark.parametrize(("name", "place"), STEPS)
+def test_oracle_of_a_step_equals_central_differences_of_its_loss(name, place):
+    task = TASKS[name]
+    case = next(case for case in task.cases if case.name == place)
+    inputs = task.draw(np.random.default_rng(0), case)
+    found = task.oracle(inputs, case)
+
+    def loss(leaf, path):
+        moved = jax.tree.map_with_path(lambda p, x: leaf if p == path else x, inputs["shards"])
+        return np.mean(task.oracle({**inputs, "shards": moved}, case)["values"]["loss"], dtype=np.float64)
+
+    for path, leaf in jax.tree.leaves_with_path(inputs["shards"]):
+        gradient, after = (
+            dict(jax.tree.leaves_with_path(tree))[path] for tree in (found["gradients"], found["values"]["shards"])
+        )
+        held = (gradient, after) if gradient.shape != leaf.shape else (gradient[None], after[None])
+        assert all(np.array_equal(copy, copies[0]) for copies in held for copy in copies), "copies differ"
+        gradient, after = (copies[0] for copies in held)
+        np.testing.assert_allclose(after, leaf - inputs["learning_rate"] * gradient, rtol=0, atol=1e-6)
+        at = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
+        step = np.zeros_like(leaf)
+        step[at] = 5e-3
+        difference = (loss(leaf + step, path) - loss(leaf - step, path)) / 1e-2
+        assert gradient[at] == pytest.approx(difference, rel=1e-2, abs=1e-4), path
+
+
+def test_oracle_of_three_steps_is_that_of_one_step_three_times():
+    task = TASKS["fsdp_train_step"]
+    case = next(case for case in task.cases if case.sizes["steps"] == 3)
+    inputs = task.draw(np.random.default_rng(1), case)
+    found = task.oracle(inputs, case)["values"]
+    one, shards = replace(case, sizes={**case.sizes, "steps": 1}), inputs["shards"]
+    for i in range(3):
+        batch = {name: rows[i : i + 1] for name, rows in inputs["batch"].items()}
+        after = task.oracle({**inputs, "shards": shards, "batch": batch}, one)["values"]
+        assert after["loss"][0, 0] == pytest.approx(found["loss"][0, i], rel=1e-5)
+        shards = jax.tree.map(lambda old, new: new if new.shape == old.shape else new[0], shards, after["shards"])
+    for found_leaf, leaf in zip(jax.tree.leaves(found["shards"]), jax.tree.leaves(shards), strict=True):
+        np.testing.assert_allclose(found_leaf if found_leaf.shape == leaf.shape else found_leaf[0], leaf, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["fsdp_train_step", "hybrid_shard_step"])
+def test_an_update_is_large_enough_to_read_the_gradient_off_it(name):
+    for case in TASKS[name].cases:
+        inputs = TASKS[name].draw(np.random.default_rng(2), case)
+        found = TASKS[name].oracle(inputs, case)
+        pairs = zip(jax.tree.leaves(found["gradients"]), jax.tree.leaves(inputs["shards"]), strict=True)
+        for gradient, before in pairs:
+            assert inputs["learning_rate"] * np.max(np.abs(gradient)) > 0.005 * np.max(np.abs(before)), case.name
+
+
+def test_limits_on_time_and_temporaries_separate_the_step_from_naive_ones_by_more_than_15_percent():
+    known = references("fsdp")["fsdp_train_step"]
+    assert known["seconds"]["naive"] > 1.15 * SLOWER * known["seconds"]["reference"]
+    assert known["temporaries"]["naive"] > 1.15 * 1.15 * known["temporaries"]["reference"]
+    task = TASKS["fsdp_train_step"]
+    assert task.analysed
+    program = trace(task, prefetches_forward_only, task.analysed[0], lambda _: None)
+    half = timeline(parse(program), machine(task.machine)).seconds
+    assert half > 1.15 * known["seconds"]["reference"] and half > 1.04 * SLOWER * known["seconds"]["reference"]
 
 
 def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_percent():

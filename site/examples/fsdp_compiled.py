@@ -12,7 +12,7 @@ from autograder.contract import trace
 from course.program.compiled import DEFAULT_FLAGS, AotMissing, compile_all
 
 SHOWN = ("gathers when it computes", "ahead forward only", "ahead in both passes")
-BUFFERED = DEFAULT_FLAGS | {"xla_gpu_enable_while_loop_double_buffering": True}
+BUFFERED = {**DEFAULT_FLAGS, "xla_gpu_enable_while_loop_double_buffering": True}
 
 
 def main() -> None:
