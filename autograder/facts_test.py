@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from autograder.contract import Case, Evidence
-from autograder.facts import arrays_match, global_norm_matches, precise_in
-from course.program import Costs, Memory
-from autograder.facts import arrays_match, global_norm_matches, held_bytes, split_spec, state_bytes
+from autograder.facts import arrays_match, global_norm_matches, held_bytes, precise_in, split_spec, state_bytes
 from course.program import Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
