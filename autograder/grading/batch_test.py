@@ -109,7 +109,7 @@ def test_every_submission_gets_a_verdict_and_the_batch_goes_on(course):
     assert rows["idle"] == "nothing handed in" and rows["ada"] == "graded" and rows["broken"] == "needs a person"
     lines = {line.split(",")[1]: line for line in grades_csv(course, ["fsdp"]).splitlines()}
     assert (
-        lines["ada"].startswith("fsdp,ada,graded,10.0,12.0") and lines["idle"] == "fsdp,idle,nothing handed in,,,,,,,"
+        lines["ada"].startswith("fsdp,ada,graded,18.0,20.0") and lines["idle"] == "fsdp,idle,nothing handed in,,,,,,,,,"
     )
 
 
@@ -268,6 +268,7 @@ DRIVER = """
 
     tasks = [SimpleNamespace(name=n, points=p) for n, p in POINTS.items()]
     contract = SimpleNamespace(load=lambda chapter: SimpleNamespace(tasks=tasks, question_points=2.0))
+    contract.JUDGED_BY, contract.contract_files = (), lambda chapter: []
     sys.modules["autograder.grading.pipeline"] = SimpleNamespace(Grader=Grader, LIMITS=None)
     sys.modules["autograder.contract"] = contract
     import autograder
