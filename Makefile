@@ -34,9 +34,9 @@ bench: $(READY) system
 attacks: $(READY) system
 	@$(BIN)/python -m autograder.hostile $(ARGS)
 
-# Ten thousand mutations of real Programs.
+# Ten thousand mutations of real Programs; stopped, it goes on where it was.
 fuzz: $(READY) system
-	@$(BIN)/python -m autograder.hostile.fuzz $(ARGS)
+	@$(BIN)/python -m autograder.hostile.campaign $(ARGS)
 
 # A class of 200, graded while 300 processes are killed.
 soak: $(READY) system

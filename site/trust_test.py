@@ -15,6 +15,19 @@ from course.show.page_parts import generated, write_parts
 PAGE = Path(__file__).parent / "pages" / "trust.md"
 RESULTS = Path(__file__).parents[1] / "autograder" / "hostile" / "results.json"
 SOAK = Path(__file__).parents[1] / "autograder" / "soak.json"
+FUZZ = Path(__file__).parents[1] / "autograder" / "hostile" / "fuzz.json"
+# Where a mutation's way ended, in the fuzzer's words.
+ENDS = {
+    "wire": "read as no message",
+    "header": "refused by its header",
+    "audit or lens": "refused by the audit, or could not be counted",
+    "compiler": "refused by the compiler",
+    "run": "failed when it ran",
+    "executor": "ended the process that runs Programs",
+    "judged": "judged by its values",
+    "fault": "the grader failed",
+    "grader": "the grader raised",
+}
 # What the soak calls the processes that it kills.
 KINDS = {
     "worker": "a worker",
@@ -101,7 +114,22 @@ def faults() -> str:
     )
 
 
-BLOCKS = {"runs": runs, "control": control, "attacks": attacks, "faults": faults}
+def mutations() -> str:
+    """What became of the kept campaign's mutations."""
+    found = json.loads(FUZZ.read_text())
+    head = f"{found['mutations']:,} mutations, seed {found['seed']}; with Python {found['python']} and jax {found['jax']}."
+    layers = list(found["stages"])
+    ends = [end for end in ENDS if any(found["stages"][layer].get(end) for layer in layers)]
+    rows = []
+    for end in ends:
+        counts = [found["stages"][layer].get(end, 0) for layer in layers]
+        rows.append(f"| {ENDS[end]} | {' | '.join(f'{count:,}' for count in counts)} | {sum(counts):,} |")
+    said = f"Crashes of the grader, and points that nobody earned: {len(found['failures'])}."
+    titles, line = " | ".join(layers), "---:|" * (len(layers) + 1)
+    return "\n".join([head, "", f"| what became of it | {titles} | all |", f"|---|{line}", *rows, "", said])
+
+
+BLOCKS = {"runs": runs, "control": control, "attacks": attacks, "mutations": mutations, "faults": faults}
 
 
 def write() -> None:
@@ -118,6 +146,12 @@ def test_nothing_was_lost_doubled_different_or_left_in_the_kept_soak():
     found = json.loads(SOAK.read_text())
     assert found["submissions"] >= 200 and sum(found["kills"].values()) >= 300, "run: make soak ARGS=--write"
     assert [found[what] for what in ("lost", "doubled", "different", "left")] == [[]] * 4
+
+
+def test_no_mutation_crashed_the_grader_or_earned_a_point_in_the_kept_campaign():
+    found = json.loads(FUZZ.read_text())
+    assert found["mutations"] >= 10_000, "run: make fuzz ARGS=--write"
+    assert found["failures"] == [] and sum(found["verdicts"].values()) == found["mutations"]
 
 
 def test_every_rung_was_run_as_root_and_as_a_plain_user():

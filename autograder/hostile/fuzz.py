@@ -1,34 +1,26 @@
 """A fuzzer of official grading: real artefacts, mutated, through the code that grades them, in a real sandbox.
 
-``python -m autograder.hostile.fuzz --mutations 10000 --seed 1`` prints what became of each mutation, and everything
-that a person must look at. It counts as a failure when
+It counts as a failure when
 
 - the grader itself raises, or says that it failed (``fault``), or takes longer than its deadlines;
 - a mutation of a wrong answer earns more points than the answer itself;
 - a mutation of a right answer keeps all points, and at the realistic size, which is not run, is cheaper by a figure
   that points hang on. What is cheaper where it runs gave the right values, and is shown for a person to look at.
 
-``--only N`` makes and judges mutation N alone. The same seed and number give the same mutation.
+The same seed and number give the same mutation. ``campaign`` runs thousands of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import random
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from autograder.commands.terminal import bar
 from autograder.contract import Case, Task, load
 from autograder.grading import wire
 from autograder.grading.judge import Plan, Stopped, judge, plan, stopped
@@ -265,66 +257,3 @@ def judged(base: Base, result: Result, figures: dict[str, dict[str, float]], sec
     seen = any(text.startswith("run") for text in less)
     failure = f"keeps all points with {', '.join(unseen)}" if unseen and not seen else ""
     return failure, ", ".join(less)
-
-
-def fuzz(
-    mutations: int, seed: int, bases: list[Base], numbers: list[int] | None = None,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
-) -> list[Outcome]:  # fmt: skip
-    """Every mutation's outcome, in order."""
-    found = []
-    with Fuzzer(seed, bases) as fuzzer:
-        for number in numbers or range(mutations):
-            found.append(fuzzer.run(number))
-            progress("mutations", len(found), len(numbers) if numbers else mutations)
-    return found
-
-
-def show(outcomes: list[Outcome], seconds: float, console: Console) -> None:
-    """Tables: by layer and stage, by verdict, and what a person must look at."""
-    order = ["wire", "header", "executor", "audit or lens", "compiler", "run", "judged", "fault", "grader"]
-    stages = [stage for stage in order if any(o.stage == stage for o in outcomes)]
-    table = Table("layer", *stages, "all", title="How far mutations came")
-    for layer in (*LAYERS, None):
-        ours = [o for o in outcomes if layer in (None, o.layer)]
-        counts = Counter(o.stage for o in ours)
-        table.add_row(layer or "all", *(str(counts[stage] or "") for stage in stages), str(len(ours)))
-    console.print(table)
-    verdicts = Table("verdict", "mutations", title="What they were told")
-    for verdict, count in Counter(o.verdict for o in outcomes).most_common():
-        verdicts.add_row(verdict, str(count))
-    console.print(verdicts)
-    died = [o for o in outcomes if o.verdict == NEEDS_HUMAN]
-    for title, chosen in (
-        ("failures", [o for o in outcomes if o.failure]),
-        ("executor died", died),
-        ("right values, something cheaper", [o for o in outcomes if o.look and not o.failure]),
-    ):
-        console.print(f"{len(chosen)} {title}", style="bold red" if chosen and title == "failures" else "bold")
-        for o in chosen[:200]:
-            console.print(f"  {o.number}: {o.base}; {o.what}; {o.failure or o.look or o.message}", markup=False)
-    console.print(f"{len(outcomes) / seconds:.1f} mutations a second")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m autograder.hostile.fuzz", description=str(__doc__).split("\n\n")[0]
-    )
-    parser.add_argument("--mutations", type=int, default=10_000, help="how many (default 10000)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="these mutations alone")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    options = parser.parse_args()
-    begin = time.monotonic()
-    with bar() as progress:
-        found = fuzz(options.mutations, options.seed, answers(), options.only, progress)
-    seconds = time.monotonic() - begin
-    if options.json:
-        print(json.dumps({"seconds": seconds, "outcomes": [asdict(o) for o in found]}))
-    else:
-        show(found, seconds, Console())
-    return 3 if any(o.failure for o in found) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

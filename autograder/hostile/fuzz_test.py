@@ -2,12 +2,14 @@
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from autograder.grading import wire
-from autograder.hostile.fuzz import ANSWERS, Fuzzer, answers, judged, message_of
+from autograder.hostile import campaign
+from autograder.hostile.fuzz import ANSWERS, Fuzzer, Outcome, answers, judged, message_of
 from autograder.hostile.mutate import LAYERS, join, split
 from autograder.verdict import NEEDS_HUMAN, PARTIAL, PASS, Result
 
@@ -78,3 +80,25 @@ def test_faults_and_hangs_are_failures(fuzzer):
     assert judged(fuzzer.bases[0], fault, {}, 1.0)[0].endswith("KeyError: 7")
     assert judged(fuzzer.bases[0], died, {}, 1.0) == ("", "")
     assert judged(fuzzer.bases[0], result(2.0), fuzzer.bases[0].figures, 9999.0)[0] == "it took 9999 s"
+
+
+def test_campaign_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    made = []
+
+    class Threads(ThreadPoolExecutor):
+        def __init__(self, workers, mp_context):
+            super().__init__(workers)
+
+    def chunk(seed, numbers):
+        made.extend(numbers)
+        return [Outcome(n, "base", "wire", "wire", "refused", "wire", 0.0, "", 0.1) for n in numbers]
+
+    monkeypatch.setattr(campaign, "ProcessPoolExecutor", Threads)
+    monkeypatch.setattr(campaign, "_chunk", chunk)
+    log = tmp_path / "build" / "log.jsonl"
+    campaign.campaign(1, range(70), 1, log)
+    log.write_text(log.read_text() + '{"number": 70, "ba')
+    made.clear()
+    found = campaign.campaign(1, range(80), 2, log)
+    assert made == list(range(70, 80)) and [o.number for o in found] == list(range(80))
+    assert campaign.summary(found)["stages"]["wire"] == {"wire": 80}
