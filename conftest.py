@@ -12,3 +12,4 @@ import jupyter_core.paths  # noqa: F401
 import course  # noqa: F401  emulates the devices
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_disable_most_optimizations", True)  # most tests compute little, and compile for long
