@@ -93,7 +93,7 @@ def _loss_of_each_device(sizes: tuple[tuple[str, int], ...]) -> Any:
 
 _EXPOSED = (
     "Which computation is left to hide a reduction behind when it begins, and is the sum that it needs computed by "
-    "then? Operations run in the order in which your program has them."
+    "then? Computations run in the order in which your program has them."
 )
 _SLOW = "What is computed more often than it must be? Work that only fills the wait is no gain."
 
