@@ -1,4 +1,4 @@
-"""The numbers in the prose of ``data_parallel`` and of its walkthrough are computed here, or printed by its examples."""
+"""The numbers in the prose of ``data_parallel`` and of its walkthrough are computed here, or printed by examples."""
 
 import re
 from pathlib import Path
@@ -126,5 +126,5 @@ def test_what_the_walkthrough_says_of_the_compiler_holds():
     assert all(held[way] < 24 for way in ways if way != ways[1])
     large, small = (re.search(rf" {size} MB  in the loop  (\w+)", lines) for size in ("67.11", "0.05"))
     assert large and small and (large[1], small[1]) == ("beside", "alone")
-    layers, kernel = overlap.ANALYSED[0].sizes["num_layers"], 4 * 2048 * 8192 / 1e6
-    assert f"{2 * (layers - 1)} x  {kernel:.2f} MB" in lines and f"{2 * (layers - 1)} reductions of {kernel:.0f} MB" in text
+    each, kernel = 2 * (overlap.ANALYSED[0].sizes["num_layers"] - 1), 4 * 2048 * 8192 / 1e6
+    assert f"{each} x  {kernel:.2f} MB" in lines and f"{each} reductions of {kernel:.0f} MB" in text
