@@ -6,12 +6,15 @@ from jax import lax
 
 from autograder import compiled
 from autograder.check import check_solution
-from autograder.compiled import NAMES, add_compiled, compiled_facts
-from autograder.contract import load
+from autograder.compiled import EXPOSED, NAMES, add_compiled, compiled_facts
+from autograder.contract import load, references
 from autograder.grading.tracing import Problem, TooLong
 from autograder.mutants.fsdp import MUTANTS
-from course.program.compiled import plugin
-from solutions import fsdp
+from course.program.compiled import GpuReport, plugin
+from course.program.compiled.collectives import GpuCollective
+from course.program.compiled.replay import Replay
+from course.program.compiled.report import GpuMemory
+from solutions import data_parallel, fsdp
 
 TASK = load("fsdp").task("fsdp_loss")
 NAIVE = next(mutant.function for mutant in MUTANTS if (mutant.task, mutant.name) == (TASK.name, TASK.naive))
@@ -93,3 +96,26 @@ def test_what_cannot_be_exported_is_not_measured_and_says_why(function, said):
         (name, None, "not measured") for name in NAMES
     ]
     assert all(said in fact.message for fact in facts)
+
+
+def compiled_with(exposed, spans):
+    """A report in which all-reduces of 1 MB leave so many seconds exposed."""
+    sent = GpuCollective("all_reduce", ("data",), 8, 10**6, 11, True, spans, True, "cell:3")
+    replay = Replay("8xA5000", 1.0, 0.9, 0.8, {"data": exposed})
+    return GpuReport("8xA5000", {"data": 8}, {}, {}, GpuMemory(1, 1, 1, 0, 0), (sent,), replay)
+
+
+@pytest.mark.parametrize(("share", "spans", "passed"), [(0.36, False, False), (0.34, False, True), (0.1, True, True)])
+def test_exposed_time_of_the_compiled_schedule_has_the_timelines_limit_as_advice(monkeypatch, share, spans, passed):
+    task = load("data_parallel").task("overlapped_gradients")
+    naive = references("data_parallel")[task.name]["exposed"]["naive"]
+    reports = [compiled_with(share * naive, spans), compiled_with(0.1 * naive, True)]
+    monkeypatch.setattr(compiled, "compile_all", lambda *_: reports)
+    found = compiled_facts("data_parallel", task, data_parallel.overlapped_gradients, lambda _: None)
+    assert [fact.name for fact in found] == [*NAMES, EXPOSED]
+    fact = found[-1]
+    assert (fact.passed, fact.weight) == (passed, 0)
+    assert passed is not ("all-reduce of 1 MB runs 11 times with no matrix product beside it" in fact.message)
+    assert fact.line == ("" if passed else "cell:3")
+    monkeypatch.setattr(compiled, "references", lambda _: {})
+    assert compiled_facts("data_parallel", task, data_parallel.overlapped_gradients, lambda _: None)[-1].passed is None

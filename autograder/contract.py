@@ -111,6 +111,8 @@ class Task:
         slow: The mutant that shows what the naive way costs in time.
         machine: What the time of ``analysed`` is predicted for.
         data_branches: Whether the Program may branch on data: such a branch is priced as its dearer side.
+        compiled_exposed: How much of the naive version's exposed communication the compiled schedule may have, which
+            ``check --aot`` gives as advice; 0 where it says nothing.
     """
 
     name: str
@@ -128,6 +130,7 @@ class Task:
     slow: str = ""
     machine: str = "8xH100"
     data_branches: bool = False
+    compiled_exposed: float = 0
 
 
 # --8<-- [end:task]

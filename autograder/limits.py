@@ -127,7 +127,8 @@ def exposed_within(evidence: Evidence | None, references: dict[str, Any], ratio:
             f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
             f"transfer goes on ({axes}), {{times}}. {hint}"
         )
-        return _Look(e.timeline.exposed_seconds, f"ms on {e.timeline.machine}", _ms, e.line, said)
+        sent = next((piece.line for piece in e.timeline.critical if piece.stream != "compute"), "")
+        return _Look(e.timeline.exposed_seconds, f"ms on {e.timeline.machine}", _ms, sent or e.line, said)
 
     return within("exposed communication", "exposed", look, evidence, references, ratio, **how)
 

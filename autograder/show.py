@@ -175,10 +175,15 @@ def _remark(message: str, line: str, colour: str) -> str:
     return f'<div style="{style}">{_line_html(line)}{text}</div>'
 
 
+def whose(line: str) -> str:
+    """What a line is called; a gradient of the course's model is computed, and reduced, at the model's own lines."""
+    return "the course's line" if line.startswith("course/") else "your line"
+
+
 def _line_html(line: str) -> str:
     if not line:
         return ""
-    said = f'<span style="{_FAINT}">your line</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
+    said = f'<span style="{_FAINT}">{whose(line)}</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
     return f'<div style="margin:2px 0;">{said}</div>'
 
 
@@ -258,7 +263,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
 
 
 def _line_rich(line: str, *before: str | tuple[str, str]) -> Text:
-    return Text.assemble(*before, *([("your line ", "dim"), (plain(line), "bold yellow")] if line else []))
+    return Text.assemble(*before, *([(f"{whose(line)} ", "dim"), (plain(line), "bold yellow")] if line else []))
 
 
 def _remark_rich(where: Text, message: str) -> RenderableType:

@@ -3,6 +3,7 @@
 import io
 import re
 
+import pytest
 from rich.console import Console
 
 from autograder.show import facts_html, facts_table, number, plain, size
@@ -61,6 +62,12 @@ def test_what_a_fact_says_is_not_said_twice():
     result = Result("f", 0, 1, FAIL, (fact,), "f:1", "expected a scalar")
     for shown in (facts_html(result), printed(result)):
         assert shown.count("expected a scalar") == 1 and shown.count("f:1") == 1
+
+
+@pytest.mark.parametrize(("line", "said"), [("f:1", "your line"), ("course/model.py:70", "the course's line")])
+def test_a_line_of_the_course_is_not_called_the_readers(line, said):
+    result = Result("f", 0, 1, FAIL, (Fact("bytes", False, 2, 1, line=line, message="too many"),))
+    assert all(f"{said} {line}" in re.sub("<.*?>", "", shown) for shown in (facts_html(result), printed(result)))
 
 
 def test_html_is_escaped_and_asks_for_nothing():

@@ -244,7 +244,7 @@ if __name__ == "__main__":
 # Side by side works only for things that do not need each other. The gather of the *next* layer needs nothing that
 # this layer computes. Inside one iteration of a `lax.scan`, a transfer can run beside a computation; from one iteration
 # to the next nothing is in flight. So what an iteration computes with must be in its carry already, whole, and what it
-# gathers is for the next one. Write the gather before the computation: the timeline runs a program in its order.
+# gathers is for the next one. A transfer starts as soon as what it sends is there, wherever in the iteration it stands.
 #
 # In the forward pass that is all. The backward pass you must write yourself: JAX's derivative of a scan saves the
 # carry of every iteration, and now a whole layer is in it. `jax.checkpoint` does not help, since what enters an

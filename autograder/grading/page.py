@@ -11,7 +11,7 @@ from functools import lru_cache
 from html import escape
 
 from autograder.contract import load
-from autograder.show import COLOURS, RED, WORDS, plain, table_html
+from autograder.show import COLOURS, RED, WORDS, plain, table_html, whose
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, REFUSED, STUDENT_ERROR, Fact, Result
 from course.program import ProgramError, Timeline
 from course.show import side_by_side
@@ -116,7 +116,7 @@ def _line(line: str, sources: Mapping[str, str]) -> str:
     name = _safe(line)
     quoted = sources.get(line, "").strip()
     where = f'<a href="#{_safe(anchor(line))}">{name}</a>' if line in sources else f"<code>{name}</code>"
-    return f"<p>your line {where}{' ' + _code(quoted) if quoted else ''}</p>"
+    return f"<p>{whose(line)} {where}{' ' + _code(quoted) if quoted else ''}</p>"
 
 
 def _next(chapter: str, result: Result, failed: list[Fact]) -> str:

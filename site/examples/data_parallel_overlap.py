@@ -38,8 +38,8 @@ def main(folder: Path) -> None:
             f"{time.exposed_seconds / naive:10.2f}{sent / 1e9:10.2f}"
         )
         (folder / f"data_parallel_overlap_{name}.svg").write_text(timeline_svg(time))
-    link = machine(TASK.machine).links[-1]
-    print(f"\n{TASK.analysed[0].name} on {TASK.machine}; {link.name} at {link.bandwidth / 1e9:g} GB/s each way")
+    each_way = machine(TASK.machine).bandwidth_of(tuple(range(8)))
+    print(f"\n{TASK.analysed[0].name} on {TASK.machine}; a ring over all of them sends {each_way / 1e9:g} GB/s")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ def tokens(flops: float, bandwidth: float, size: int, devices: int = DEVICES) ->
 def hiding() -> None:
     print(f"{'8 devices':28}{'TFLOP/s':>9}{'GB/s':>8}{'tokens, float32':>18}{'tokens, bfloat16':>18}")
     for name, label, bandwidth in (
-        ("8xA5000", "A5000, PCIe", None),
+        ("8xA5000", "A5000, pairs and PCIe", None),
         ("8xA100", "A100, NVLink", None),
         ("8xH100", "H100, NVLink", None),
         ("8xH100", "H100, 400 Gbit/s network", GIGABIT_400),
     ):
         of = machine(name)
-        rate, link = of.matmul_flops["bf16"], bandwidth or of.links[-1].bandwidth
+        rate, link = of.matmul_flops["bf16"], bandwidth or of.bandwidth_of(tuple(range(DEVICES)))
         needed = (f"{tokens(rate, link, size):,.0f}" for size in (4, 2))
         print(f"{label:28}{rate / 1e12:9.1f}{link / 1e9:8.1f}" + "".join(f"{text:>18}" for text in needed))
 

@@ -13,6 +13,7 @@ READ = {
     "other collectives": ("data_parallel", "What an all-reduce costs"),
     "live temporaries": ("data_parallel", "Accumulate first, reduce once"),
     "exposed communication": ("data_parallel", "Reduce while the backward pass goes on"),
+    "compiled exposed": ("profiling/data_parallel", "What the compiler makes of it"),
     "predicted time": ("data_parallel", "Reduce while the backward pass goes on"),
 }
 
@@ -72,6 +73,7 @@ CONTRACT = Contract(
             naive="reduces_after_the_backward_pass",
             slow="reduces_after_the_backward_pass",
             machine="8xA5000",
+            compiled_exposed=overlap.EXPOSED,
         ),
     ),
     question_points=2,

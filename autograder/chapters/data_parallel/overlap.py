@@ -31,6 +31,10 @@ CASES = (
 ANALYSED = (Case("data=8, width 2048", {"data": 8}, _LARGE), "data=8")
 
 
+# Of what one synchronisation after the whole backward pass exposes; also asked of the compiled schedule, as advice.
+EXPOSED = 0.35
+
+
 def unseen(rng: np.random.Generator) -> Case:
     more = {"num_layers": int(rng.choice([2, 4])), "rows": 8, "num_microbatches": int(rng.choice([2, 4]))}
     return Case("unseen", unseen_mesh(rng), {**_THREE, **more})
@@ -89,7 +93,7 @@ def _loss_of_each_device(sizes: tuple[tuple[str, int], ...]) -> Any:
 
 _EXPOSED = (
     "Which computation is left to hide a reduction behind when it begins, and is the sum that it needs computed by "
-    "then? Operations run in the order in which your program has them."
+    "then? Computations run in the order in which your program has them."
 )
 _SLOW = "What is computed more often than it must be? Work that only fills the wait is no gain."
 
@@ -108,6 +112,6 @@ def overlap_facts(cases: list[Evidence], large: Evidence | None, references: dic
         facts.global_norm_matches(cases, "gradients"),
         facts.bytes_sent("all-reduce bytes", counted, "all_reduce", form, weight=2),
         facts.only_collectives("other collectives", counted, ("all_reduce",)),
-        limits.exposed_within(large, references, 0.35, _EXPOSED, weight=4, than=limits.NAIVE),
+        limits.exposed_within(large, references, EXPOSED, _EXPOSED, weight=4, than=limits.NAIVE),
         limits.time_within(large, references, 1.25, _SLOW),
     ]
