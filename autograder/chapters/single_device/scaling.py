@@ -16,8 +16,8 @@ from autograder.chapters.single_device.common import MESH, float32_scalar, like,
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
 
-# float16 rounds by 2^-12 at most. A gradient meets a dozen roundings on its way; the update is about as large as the
-# parameter, and the steps add up.
+# float16 rounds by 2^-11 at most, and by about 2^-12 on the average. A gradient meets a dozen roundings on its way; the
+# update is about as large as the parameter, and the steps add up.
 TOLERANCE = 2**-8
 STEPS = 6
 # The target of a bad step: its gradient, at any scale from 1 on, is beyond float16, and its loss well within float32.
@@ -149,7 +149,7 @@ def _skipped(cases: list[Evidence]) -> Fact:
 
 
 # Where steps are stacked, the first index says which one.
-_VALUES = "The first index is the step, from 0. Is that step to be skipped? If not: in which dtype is a gradient divided? "
+_VALUES = "The first index is the step, from 0. Is it to be skipped? If not: in which dtype is a gradient divided? "
 _LOSSES = "It is the loss before the update, without the scale. Were the parameters right that it was taken at? "
 _SCALE = "The index is the step, from 0. Which steps so far were good, and which of them ended an interval? "
 _PRODUCTS = "What dtype do the parameters have that the loss function gets?"
