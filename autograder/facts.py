@@ -116,7 +116,7 @@ def products_of(name: str, evidence: list[Evidence], allowed: str, hint: str) ->
         message = f"beside {right} products of {wanted} there are {said}. {hint}" if others else ""
         passed = not others and every > 0
         found.append(Fact(name, passed, f"{right} of {every}", f"{every} of {every}", f"{wanted} products",
-                          case=e.case.name, line=e.line, message=message))  # fmt: skip
+                          case=e.case.name, line=_line_of(e, others), message=message))  # fmt: skip
     return worst(found)
 
 
@@ -130,8 +130,13 @@ def precise_in(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fa
         total, wrong = sum(every.values()), sum(others.values())
         message = f"beside {total - wrong} of {dtype} there are {said}. {hint}" if others else ""
         found.append(Fact(name, not others, f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}",
-                          case=e.case.name, line=e.line, message=message))  # fmt: skip
+                          case=e.case.name, line=_line_of(e, others), message=message))  # fmt: skip
     return worst(found)
+
+
+def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
+    """Where the first operation of one of these kinds stands; the function's line if nobody knows."""
+    return next((e.costs.lines[kind] for kind in kinds if kind in e.costs.lines), e.line)
 
 
 def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:

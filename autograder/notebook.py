@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -332,12 +333,16 @@ def _roles(grade_id: str, kind: str, points: float | None = None, *, solution: b
 
 
 def _stamp_ids(cells: list[NotebookNode]) -> None:
-    """Ids that stay the same from build to build: the grade id, else a hash of the text."""
-    seen: dict[str, int] = {}
-    for cell in cells:
-        name = cell.metadata.get("nbgrader", {}).get("grade_id")
+    """Ids that stay the same from build to build: the grade id, else the first function in the cell, else a hash.
+
+    Messages name a line by its cell's id, and it may be the line of a function that the notebook gives.
+    """
+    graded = [cell.metadata.get("nbgrader", {}).get("grade_id", "") for cell in cells]
+    seen: Counter[str] = Counter()
+    for cell, grade_id in zip(cells, graded, strict=True):
+        first = re.search(r"^def (\w+)", cell.source, re.MULTILINE) if cell.cell_type == "code" else None
+        name = grade_id or (first[1] if first and first[1] not in graded else "")
         if not name:
-            digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
-            seen[digest] = seen.get(digest, 0) + 1
-            name = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
-        cell.id = name
+            name = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
+        seen[name] += 1
+        cell.id = name if seen[name] == 1 else f"{name}-{seen[name]}"

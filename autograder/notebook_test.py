@@ -70,6 +70,13 @@ def test_build_strips_the_solution_and_keeps_signature_and_docstring(house):
     assert stub.metadata.nbgrader.grade_id == "twice" and stub.id == "twice"
 
 
+def test_cells_are_named_by_their_first_function_and_no_two_alike(house):
+    helper = "# %%\ndef helper(x):\n    return x\n\n"
+    cells = cells_of(house(MODULE.replace("# %%\ndef twice", helper + helper + "# %%\ndef twice")))
+    assert [cell.id for cell in cells[2:6]] == ["helper", "helper-2", "twice", "check-twice"]
+    assert len({cell.id for cell in cells}) == len(cells)
+
+
 def test_build_puts_a_locked_check_cell_with_the_contracts_points_after_the_function(house):
     check = cells_of(house(MODULE))[3]
     roles = check.metadata.nbgrader

@@ -279,8 +279,8 @@ def _facts_rich(facts: tuple[Fact, ...]) -> Table:
     table.add_column(" ", no_wrap=True)
     rows = [[_cell_rich(i, fact) for i in columns] for fact in facts]
     for at, i in enumerate(columns):
-        longest = max(len(row[at].plain) for row in rows)
-        whole = longest <= 26 if i == 0 else i in NUMBERS and longest <= 13
+        longest = max(len(line) for row in rows for line in row[at].plain.splitlines() or [""])
+        whole = longest <= 20 if i == 0 else i in NUMBERS and longest <= 13
         table.add_column(COLUMNS[i], overflow="fold", no_wrap=whole)
     for fact, row in zip(facts, rows, strict=True):
         colour = {True: "green", False: "red" if fact.weight else "yellow", None: "dim"}[fact.passed]
@@ -291,7 +291,8 @@ def _facts_rich(facts: tuple[Fact, ...]) -> Table:
 def _cell_rich(column: int, fact: Fact) -> Text:
     if column == 0:
         name, unit = _name(fact)
-        return Text.assemble(name, (f" {unit}" if unit else "", "dim"))
+        below = "\n" if len(name) + len(unit) > 18 else " "
+        return Text.assemble(name, (f"{below}{unit}" if unit else "", "dim"))
     value = _values(fact)[column]
     return Text(
         (column in NUMBERS and _size(fact, value)) or value,

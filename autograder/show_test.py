@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from autograder.show import facts_html, facts_table, number, plain, size
-from autograder.verdict import FAIL, STUDENT_ERROR, Fact, Report, Result
+from autograder.verdict import FAIL, PASS, STUDENT_ERROR, Fact, Report, Result
 
 HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
 
@@ -55,6 +55,14 @@ def test_at_80_columns_no_number_and_no_name_is_broken():
     shown = printed(Result("fsdp_loss", 1, 5, FAIL, facts), width=80)
     words = ["live temporaries", "reduce-scatter bytes", "5.063 GiB", "1.366 GiB", "1.188 GiB", "your line gather:3"]
     assert [word for word in words if word not in shown] == []
+
+
+def test_at_80_columns_the_words_of_a_case_stay_whole():
+    large = Fact("live temporaries", True, "689,122,048", "792,490,355", "bytes", "689,122,048", "1,501,847,592",
+                 "8 microbatches, width 2048")  # fmt: skip
+    size = Fact("program size", True, "311", "311", "operations", case="8 microbatches")
+    shown = printed(Result("accumulate_gradients", 2, 2, PASS, (large, size)), width=80)
+    assert all(word in shown for word in ("microbatches,", "live temporaries", "(operations)", "1.399 GiB"))
 
 
 def test_what_a_fact_says_is_not_said_twice():

@@ -64,6 +64,7 @@ class Costs:
         operations: How many the Program has as written: each loop's body once, however often it runs.
         precise: How often each function of ``PRECISE``, and each sum over a dim or into places of an array, is taken
             in a dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``.
+        lines: The learner's line of the first operation of each kind in ``products`` and ``precise``, where known.
     """
 
     flops: float
@@ -73,6 +74,7 @@ class Costs:
     products: dict[str, int]
     operations: int = 0
     precise: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,11 +159,12 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
             total.products[kind] += count * products
         for kind, often in found.precise.items():
             total.precise[kind] += count * often
+        total.lines = found.lines | total.lines
         for collective in found.collectives:
             sent[collective] += count
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
     written = sum(1 for op in walk(module.main) if op.kind != "constant")
-    counted = dict(total.products), written, dict(total.precise)
+    counted = dict(total.products), written, dict(total.precise), total.lines
     return Costs(total.flops, total.elementwise, total.touched, collectives, *counted)
 
 
@@ -174,6 +177,7 @@ class _BlockCosts:
     touched: float = 0.0
     products: Counter[str] = field(default_factory=Counter)
     precise: Counter[str] = field(default_factory=Counter)
+    lines: dict[str, str] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
 
 
@@ -184,7 +188,9 @@ def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
             found.collectives += _collectives(op, mesh, device)
         elif op.kind == "dot_general":
             found.flops += dot_flops(op)
-            found.products[" x ".join(operand.dtype for operand in op.operands)] += 1
+            dtypes = " x ".join(operand.dtype for operand in op.operands)
+            found.products[dtypes] += 1
+            _note_line(found.lines, dtypes, op)
         elif op.kind in ELEMENTWISE or op.kind in ("sort", "rng_bit_generator"):
             found.elementwise += sum(result.elements for result in op.results)
         elif op.kind == "reduce" or op.kind == "reduce_window":
@@ -193,7 +199,13 @@ def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
             found.touched += _touched(op)
         if kind := _precise(op):
             found.precise[kind] += 1
+            _note_line(found.lines, kind, op)
     return found
+
+
+def _note_line(lines: dict[str, str], kind: str, op: Op) -> None:
+    if op.line:
+        lines.setdefault(kind, op.line)
 
 
 def _precise(op: Op) -> str:

@@ -105,8 +105,11 @@ def test_functions_and_sums_are_counted_by_dtype_in_loops_too():
         return table * lax.rsqrt(jnp.max(x, keepdims=True)), low.astype(jnp.float32), jnp.tanh(x)
 
     program = program_of(local, {"x": struct(8, 4)}, {"x": P("data")}, (P("data"), P("data"), P("data")), {"data": 2})
-    found = costs(parse(program)).precise
-    assert found == {"exponential of bf16": 3, "sum of bf16": 1, "sum of f32": 1, "rsqrt of f32": 1}
+    found = costs(parse(program))
+    assert found.precise == {"exponential of bf16": 3, "sum of bf16": 1, "sum of f32": 1, "rsqrt of f32": 1}
+    assert set(found.lines) == set(found.precise)
+    first, low = (int(found.lines[kind].partition(":")[2]) for kind in ("exponential of bf16", "sum of bf16"))
+    assert low - first == 3
 
 
 def test_dead_code_costs_nothing_even_in_a_loop():

@@ -16,9 +16,9 @@ from autograder.contract import Case, Evidence, Task, Wrapped
 from autograder.verdict import Fact
 from course.data import token_batch
 
-# An operand rounded to bfloat16 is off by 2^-9 at most. On its way through two layers and back a gradient meets some
-# thirty such roundings in random directions: 2^-9 times the root of 30 is 1 %, and the worst of some thousand elements
-# is off by up to four times as much. A loss is a mean over all tokens, where most of that cancels.
+# An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on the average. On its way through two layers
+# and back a gradient meets some thirty such roundings in random directions: 2^-9 times the root of 30 is 1 %, and the
+# worst of some thousand elements is off by up to four times as much. A loss is a mean over all tokens: most cancels.
 OF_THE_LOSS, OF_A_GRADIENT = 2**-9, 2**-4
 
 

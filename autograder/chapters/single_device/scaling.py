@@ -16,8 +16,8 @@ from autograder.chapters.single_device.common import MESH, float32_scalar, like,
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
 
-# float16 rounds by 2^-12 at most. A gradient meets a dozen roundings on its way; the update is about as large as the
-# parameter, and the steps add up.
+# float16 rounds by 2^-11 at most, and by about 2^-12 on the average. A gradient meets a dozen roundings on its way; the
+# update is about as large as the parameter, and the steps add up.
 TOLERANCE = 2**-8
 STEPS = 6
 # The target of a bad step: its gradient, at any scale from 1 on, is beyond float16, and its loss well within float32.
@@ -57,6 +57,11 @@ def bad_steps(case: Case) -> list[int]:
     return [step for step in range(STEPS) if case.sizes["bad"] >> step & 1]
 
 
+def _by_step(losses: Any) -> dict[str, Any]:
+    """The losses under names that a message can say."""
+    return {f"step_{step}": losses[step] for step in range(STEPS)}
+
+
 def _wrap(function: Any, case: Case) -> Wrapped:
     s, params = case.sizes, _params(case)
     rows = jax.ShapeDtypeStruct((STEPS, s["rows"], s["features"]), np.float32)
@@ -76,7 +81,7 @@ def _wrap(function: Any, case: Case) -> Wrapped:
     def local(params, scale, batches):
         start = params, {"scale": scale, "good_steps": jnp.zeros((), jnp.int32)}
         _, (every, state, losses) = jax.lax.scan(step, start, batches)
-        return {"values": every, "losses": list(losses), **state}
+        return {"values": every, "losses": _by_step(losses), **state}
 
     inputs = {
         "params": params,
@@ -117,7 +122,7 @@ def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
         found.append((params, np.asarray(loss), np.float32(scale), np.int32(good)))
     values, losses, scales, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
     # Each loss by itself: that of an outlier is larger than any error of the others.
-    return {"values": values, "losses": list(losses), "scale": scales, "good_steps": counts}
+    return {"values": values, "losses": _by_step(losses), "scale": scales, "good_steps": counts}
 
 
 def _skipped(cases: list[Evidence]) -> Fact:
@@ -135,7 +140,7 @@ def _skipped(cases: list[Evidence]) -> Fact:
         if moved:
             leaf, step = moved[0]
             message = (
-                f"in the case {e.case.name} step {step} has a gradient that is not finite, and leaf {leaf} changes. "
+                f"in the case {e.case.name!r}, step {step} has a gradient that is not finite, and leaf {leaf} changes. "
                 "Does one bad element anywhere stop the whole update?"
             )
         found.append(Fact("skipped steps", not moved, f"{len(bad) - wrong} of {len(bad)}", f"{len(bad)} of {len(bad)}",
@@ -143,14 +148,17 @@ def _skipped(cases: list[Evidence]) -> Fact:
     return facts.worst(found)
 
 
-_SCALE = "Go through the steps of that case by hand: which are good, which the last one of an interval? "
+# Where steps are stacked, the first index says which one.
+_VALUES = "The first index is the step, from 0. Is it to be skipped? If not: in which dtype is a gradient divided? "
+_LOSSES = "It is the loss before the update, without the scale. Were the parameters right that it was taken at? "
+_SCALE = "The index is the step, from 0. Which steps so far were good, and which of them ended an interval? "
 _PRODUCTS = "What dtype do the parameters have that the loss function gets?"
 
 
 def _facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
     return [
-        facts.arrays_match("values", cases, "values", tolerance=TOLERANCE),
-        facts.arrays_match("losses", cases, "losses", tolerance=TOLERANCE),
+        facts.arrays_match("values", cases, "values", _VALUES, tolerance=TOLERANCE),
+        facts.arrays_match("losses", cases, "losses", _LOSSES, tolerance=TOLERANCE),
         _skipped(cases),
         facts.arrays_match("scale", cases, "scale", _SCALE, tolerance=0),
         facts.arrays_match("good steps", cases, "good_steps", _SCALE, tolerance=0),
