@@ -239,7 +239,7 @@ def _leaf_match(name: str, e: Evidence, leaf: str, hint: str, tolerance: float =
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
         return Fact(
-            name, False, f"{bad} not finite", "finite", **fail, message=f"{where}: {bad} elements are not finite"
+            name, False, f"{bad} not finite", "finite", **fail, message=f"{where}: {bad} of {measured.size} not finite"
         )
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))

@@ -140,7 +140,7 @@ if __name__ == "__main__":
 # | `lax.psum`, `lax.pmean` (all-reduce) | the sum or the mean of all blocks, of $W$ bytes each | $2W(n-1)/n$ |
 # | `lax.all_gather(tiled=True)` | all blocks in a row, $W$ bytes together | $W(n-1)/n$ |
 # | `lax.psum_scatter(tiled=True)` (reduce-scatter) | its part of the sum of arrays of $W$ bytes | $W(n-1)/n$ |
-# | `lax.all_to_all(tiled=True)` | the part that each other has for it, of $W$ bytes each | $W(n-1)/n$ |
+# | `lax.all_to_all(tiled=True)` | the part that every other has for it, of arrays of $W$ bytes | $W(n-1)/n$ |
 # | `lax.ppermute` | the block of whoever sends to it, $W$ bytes | $W$ |
 #
 # Here are four devices in a row, each with two numbers.

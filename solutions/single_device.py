@@ -116,8 +116,9 @@ if __name__ == "__main__":
 # | | every sum outside of a matrix product, also those of the backward pass |
 #
 # Mind the last row: the gradient of an embedding table is a sum over all places where a token occurs, taken in the
-# dtype of the table that was indexed. And `x.astype(...)` of what JAX keeps for the backward pass decides how much
-# memory it takes: keep bfloat16 where you can.
+# dtype of the table that was indexed. Scores and logits may come out of their products in bfloat16: cast them before
+# the softmax. And `x.astype(...)` of what JAX keeps for the backward pass decides how much memory it takes: keep
+# bfloat16 where you can.
 #
 # | budget | |
 # |---|---|

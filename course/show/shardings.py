@@ -217,8 +217,9 @@ def _array(found: Layout, names: Sequence[str], left: float, top: float) -> tupl
     height = LOWEST if len(shape) < 2 else min(max(GRID * shape[-2] / max(shape[-1], 1), LOWEST), HIGHEST)
     height = max(height, ROW * rows)
     wide, high = GRID / columns, height / rows
-    down = " × ".join(f"{n} {s}" for n, s in zip(names[:-1], shape[:-1], strict=True))
-    across = f"{names[-1]} {shape[-1]} →" if shape else "a single number"
+    sized = [f"{n}: {s}" if n[-1:].isdigit() else f"{n} {s}" for n, s in zip(names, shape, strict=True)]
+    down = " × ".join(sized[:-1])
+    across = f"{sized[-1]} →" if shape else "a single number"
     parts = [text(f"{down} ↓", 0, top, size=TEXT)] if down else []
     lines = 2 if (len(down) + len(across) + 5) * LETTER * 1.1 > left + GRID else 1
     y = top + 15.0 * (lines - 1)
