@@ -1,10 +1,12 @@
-"""A forward pass through eight stages, drawn for few and many microbatches, and its bubble beside the formula's.
+"""A forward pass with few and many microbatches: its bubble beside the formula's, and drawn with idle stages idle.
 
 The pictures go into the folder that is named.
 """
 
 import sys
 from pathlib import Path
+
+from pipeline_idle import idle
 
 from autograder.chapters.pipeline.shared import stage_seconds
 from autograder.contract import Case, load, trace
@@ -15,6 +17,11 @@ from solutions.pipeline import execute_pipeline
 
 TASK = load("pipeline").task("execute_pipeline")
 DRAWN = {1: "one", 4: "few", 16: "many"}
+
+
+def drawn(case: Case) -> str:
+    module = parse(trace(TASK, idle, case, lambda _: None))
+    return timeline_svg(timeline(module, machine(TASK.machine)))
 
 
 def main(folder: Path) -> None:
@@ -29,7 +36,7 @@ def main(folder: Path) -> None:
             form = (stages - 1) / (count + stages - 1)
             print(f"{stages:6}{count:14}{time.seconds / stage_seconds(case):7.0f}{found:24.4f}{form:16.4f}")
             if stages == 4 and count in DRAWN:
-                folder.joinpath(f"pipeline_bubble_{DRAWN[count]}.svg").write_text(timeline_svg(time))
+                folder.joinpath(f"pipeline_bubble_{DRAWN[count]}.svg").write_text(drawn(case))
 
 
 if __name__ == "__main__":

@@ -44,12 +44,12 @@ def nothing(stage, microbatches, axis_name):
     return execute_pipeline(jax.checkpoint(skipping(stage, microbatches.shape[0])), microbatches, axis_name)
 
 
-def nothing_kept(stage, microbatches, axis_name):
+def idle(stage, microbatches, axis_name):
     """Without recomputation the derivative of a branch writes down what it needs, in idle ticks too."""
     return execute_pipeline(skipping(stage, microbatches.shape[0]), microbatches, axis_name)
 
 
-WAYS = {"garbage": garbage, "nothing": nothing, "nothing, all kept": nothing_kept}
+WAYS = {"garbage": garbage, "nothing": nothing, "nothing, all kept": idle}
 
 
 def main(folder: Path) -> None:
@@ -64,8 +64,10 @@ def main(folder: Path) -> None:
                 f"{count:12}  {name:20}{costs(module).flops / 1e9:16.1f}{1e3 * time.seconds:11.3f}"
                 f"{1e3 * busy / STAGES:16.3f}{busy * WATTS:12.2f}"
             )
-            if count == 8 and name in PICTURES:
-                folder.joinpath(f"pipeline_idle_{name}.svg").write_text(timeline_svg(time))
+    for name in PICTURES:
+        case = Case("", {"pipe": 4}, {**SIZES, "backward": 0, "microbatches": 4})
+        time = timeline(parse(trace(TASK, WAYS[name], case, lambda _: None)), machine(TASK.machine))
+        folder.joinpath(f"pipeline_idle_{name}.svg").write_text(timeline_svg(time))
 
 
 if __name__ == "__main__":
