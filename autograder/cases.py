@@ -47,7 +47,10 @@ def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
 
 
 def model_of(case: Case) -> Model:
-    """The model that the case's sizes describe: a Transformer where they name a sequence, else an MLP."""
+    """The model that the case's sizes describe: a Transformer where they name a sequence, else an MLP.
+
+    ``outputs`` of an MLP are as many as ``features`` where they are not named; ``dropout`` is in percent.
+    """
     return _model_of(tuple(case.sizes.items()))
 
 
@@ -62,9 +65,10 @@ def _model_of(sizes: tuple[tuple[str, int], ...]) -> Model:
     s = dict(sizes)
     if "seq" in s:
         return transformer(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"],
-                           num_heads=s.get("num_heads", 2), vocab=s["vocab"], max_seq=s["seq"])  # fmt: skip
+                           num_heads=s.get("num_heads", 2), vocab=s["vocab"], max_seq=s["seq"],
+                           dropout=s.get("dropout", 0) / 100)  # fmt: skip
     return mlp(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_inputs=s["features"],
-               num_outputs=s["features"])  # fmt: skip
+               num_outputs=s.get("outputs", s["features"]), dropout=s.get("dropout", 0) / 100)  # fmt: skip
 
 
 @lru_cache(maxsize=64)

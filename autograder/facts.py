@@ -58,6 +58,7 @@ def bytes_sent(
     expected: Callable[[Evidence], float],
     *,
     times: tuple[int, int] = (1, 1),
+    least: Callable[[Evidence], float] | None = None,
     axes: tuple[str, ...] | None = None,
     weight: float = 1,
 ) -> Fact:
@@ -69,6 +70,7 @@ def bytes_sent(
         kind: StableHLO's name, ``all_reduce``.
         expected: The closed form of a case.
         times: The least and the most multiples of it.
+        least: Another closed form, where from that on it is enough.
         axes: Count only what goes over exactly these axes; over any if left out.
         weight: How much the fact counts.
     """
@@ -76,7 +78,7 @@ def bytes_sent(
     for e in evidence:
         sent = [c for c in e.costs.collectives if c.kind == kind and (axes is None or set(c.axes) == set(axes))]
         total, form = sum(c.total_bytes for c in sent), expected(e)
-        low, high = (form * count for count in times)
+        low, high = least(e) if least else form * times[0], form * times[1]
         passed = bool(low * 0.9999 <= total <= high * 1.0001)
         limit = bytes_text(low) if low == high else f"{bytes_text(low)} to {bytes_text(high)}"
         message = "" if passed else _bytes_message(e, kind, sent, total, low, high)

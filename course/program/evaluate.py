@@ -83,6 +83,9 @@ def _deciding(main: Block) -> set[Op]:
             index = op.results.index(value)
             queue += [region.returns[index] for region in (op.regions[1:] if op.kind == "while" else op.regions)]
             queue += [op.operands[index]] if op.kind == "while" else []
+        elif op.kind == "optimization_barrier":
+            found.add(op)
+            queue.append(op.operands[op.results.index(value)])
         else:
             found.add(op)
             queue += op.operands
@@ -185,6 +188,9 @@ def _bind(targets: list[Value], sources: list[Value], known: Known) -> None:
 
 def _evaluate(op: Op, known: Known, device: int) -> None:
     """Put the op's result among the known values if it can be computed; forget an older one if not."""
+    if op.kind == "optimization_barrier":  # of remat: each value by itself, whatever passes beside it
+        _bind(op.results, op.operands, known)
+        return
     for result in op.results:
         known.pop(result, None)
     if not op.results or any(result.elements > MAX_ELEMENTS or result.dtype not in _DTYPES for result in op.results):
@@ -194,9 +200,6 @@ def _evaluate(op: Op, known: Known, device: int) -> None:
         return
     operands = [known.get(operand) for operand in op.operands]
     if any(operand is None for operand in operands):
-        return
-    if op.kind == "optimization_barrier":
-        known.update(zip(op.results, operands, strict=True))  # type: ignore[arg-type]
         return
     rule = _RULES.get(op.kind)
     if rule is None:

@@ -70,6 +70,23 @@ def test_branch_by_device_is_resolved_and_the_busiest_device_counts():
     assert costs(parse(program)).flops == 2 * 2 * 4**3
 
 
+def test_branch_by_a_number_that_passes_a_checkpoint_beside_data_is_resolved():
+    """As an idle tick of a pipeline is skipped, and computed again: the number and ``x`` pass one barrier."""
+
+    def local(x):
+        @jax.checkpoint
+        def tick(x, number):
+            return lax.cond(number >= lax.axis_index("data"), lambda x: jnp.sin(x @ x), lambda x: x, x)
+
+        def loss(x):
+            return jnp.sum(lax.scan(lambda x, number: (tick(x, number), None), x, jnp.arange(3))[0])
+
+        return jax.grad(loss)(x)
+
+    program = program_of(local, {"x": struct(32, 4)}, {"x": P("data")}, P("data"))
+    assert costs(parse(program)).flops == 3 * 4 * 2 * 4**3  # forward, again, and two products backward
+
+
 def test_collective_that_not_every_device_reaches_is_a_deadlock_with_its_line():
     def local(x):
         def reduced(x):

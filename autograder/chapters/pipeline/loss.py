@@ -1,0 +1,178 @@
+"""``pipeline_loss``: a model's loss over the stages, the same on all of them, and its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder import facts, forms, limits
+from autograder.cases import model_of, params_of
+from autograder.chapters.pipeline.batches import (
+    batch_shapes,
+    draw_batch,
+    draw_key,
+    draw_params,
+    one_device_loss,
+    row_axes,
+    specs_of,
+    varying,
+)
+from autograder.chapters.pipeline.shared import (
+    OTHER,
+    PERMUTES,
+    block_bytes,
+    bytes_at_most,
+    groups_of,
+    needed,
+    others_of,
+    passed_on,
+    pipe_of,
+    refused,
+    refuses,
+    stages_of,
+)
+from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.verdict import Fact
+from course.mesh import abstract_mesh
+
+NAME = "pipeline_loss"
+ENDS = ("embed", "head")
+SHARING = ("reduce_scatter", "all_gather", "all_to_all")
+_GRADIENTS = "Which stages have a part in the loss, and is each part counted once?"
+_UNEVEN = "A stage that holds fewer layers than the others would be given some that are none."
+_LOSS = "Only the last stage has activations that count; what do the others need of them?"
+_STRETCH = "All stages wait while the loss is computed. Could each compute a part of it?"
+FASTER = 0.85
+
+
+def wrap(function: Any, case: Case) -> Wrapped:
+    """Loss and gradients of every device. Each returns its own share of the gradient of embedding and head."""
+    axis, model, rows = pipe_of(case), model_of(case), row_axes(case)
+    results = {"values": P((*others_of(case), axis)), "gradients": P(rows, axis), "refused": P()}
+
+    def local(params, batch, key):
+        params, key = varying(params, case), jax.random.wrap_key_data(key[0])
+
+        def loss_of(params, model=model):
+            loss = function(params, batch, key, model, case.sizes["microbatches"], axis)
+            if not hasattr(loss, "shape") or loss.shape != ():
+                raise Mismatch(f"{NAME} returned {forms.describe(loss)}, expected a scalar, the mean loss of all rows")
+            return loss
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        odd = model.num_layers + 1
+        uneven = lambda: loss_of(params, replace(model, num_layers=odd))  # noqa: E731
+        flag = stages_of(case) == 1 or refuses(uneven, odd, stages_of(case))
+        ends = {name: jax.tree.map(lambda g: g[None], gradients[name]) for name in ENDS}
+        found = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
+        return {"values": varying(loss, case)[None], "gradients": found, "refused": jnp.asarray(flag)}
+
+    in_specs = {"params": specs_of(case), "batch": P(rows), "key": P(rows)}
+
+    def program(params, batch, key):
+        specs = tuple(in_specs.values())
+        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
+        return mapped(params, batch, key)
+
+    keys = jax.ShapeDtypeStruct((groups_of(case), 2), np.uint32)
+    inputs = {"params": params_of(case), "batch": batch_shapes(case, 0), "key": keys}
+    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
+
+
+def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    batch = draw_batch(rng, case, 0)
+    return {"params": draw_params(rng, case), "batch": batch, "key": draw_key(rng, groups_of(case))}
+
+
+def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """The loss of each group's rows on one device, on every stage; gradients of its share of the batch."""
+    groups, stages = groups_of(case), stages_of(case)
+    rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), inputs["batch"])
+    losses, gradients = jax.tree.map(
+        np.asarray, _each_group(tuple(case.sizes.items()))(inputs["params"], rows, inputs["key"])
+    )
+    return {"values": np.repeat(losses, stages), "gradients": gradients, "refused": np.True_}
+
+
+@lru_cache(maxsize=32)
+def _each_group(sizes: tuple[tuple[str, int], ...]) -> Any:
+    loss = one_device_loss(Case("", {}, dict(sizes)))
+
+    def run(params, rows, keys):
+        each = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0, 0))
+        return each(params, rows, jax.vmap(jax.random.wrap_key_data)(keys))
+
+    return jax.jit(run)
+
+
+def summed(e: Evidence) -> Evidence:
+    """With the stages' shares of the gradient of embedding and head added up: no stage need hold all of it."""
+    prefixes = tuple(f"gradients/{name}/" for name in ENDS)
+    added = {name: a.sum(1, dtype=a.dtype) for name, a in e.measured.items() if name.startswith(prefixes)}
+    return replace(e, measured={**e.measured, **added})
+
+
+def shared_bytes(e: Evidence) -> float:
+    """The last stage's outputs in equal parts to all stages, and their gradients back; and the loss itself."""
+    n, outputs = stages_of(e.case), e.case.sizes["microbatches"] * block_bytes(e)
+    return 0.0 if n == 1 else 2 * (n - 1) / n * (outputs + 16)
+
+
+def loss_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    counted = [*cases, large] if large else cases
+    whole = [summed(e) for e in cases]
+    return [
+        facts.arrays_match("values", cases, "values", "Each stage returns the mean over all rows of its group."),
+        facts.arrays_match("gradients", whole, "gradients", _GRADIENTS, weight=2),
+        facts.global_norm_matches(whole, "gradients"),
+        refused("uneven layers", cases, "a model with one layer too many", _UNEVEN),
+        facts.bytes_sent(PERMUTES, counted, "collective_permute", lambda e: passed_on(e, 2),
+                         least=lambda e: needed(e, 2)),
+        bytes_at_most("loss bytes", counted, ("all_reduce", *SHARING), shared_bytes, _LOSS),
+        facts.only_collectives(OTHER, counted, ("collective_permute", "all_reduce", *SHARING)),
+        limits.time_within(large, references, FASTER, _STRETCH, than=limits.NAIVE, weight=0, least=0.4),
+    ]  # fmt: skip
+
+
+# Rows of every case differ from its stages and layers; dropout is in percent.
+_SIZES = {"width": 16, "hidden": 32, "num_layers": 8, "features": 6, "outputs": 10, "microbatches": 6, "rows": 2,
+          "dropout": 25}  # fmt: skip
+_FEWER = {**_SIZES, "microbatches": 4, "rows": 4, "dropout": 0}
+_LARGE = {**_FEWER, "width": 1024, "hidden": 4096, "features": 512, "outputs": 32768, "rows": 512}
+_TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "microbatches": 3, "rows": 3,
+                "dropout": 25}  # fmt: skip
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    mesh = [{"pipe": 2, "data": 4}, {"data": 2, "stage": 4}, {"pipe": 8}][rng.integers(3)]
+    sizes = {**_SIZES, "microbatches": int(rng.choice([2, 3, 5])), "rows": int(rng.choice([2, 3]))}
+    return Case("unseen", mesh, sizes)
+
+
+PIPELINE_LOSS = Task(
+    name=NAME,
+    kind="local",
+    signature="(params, batch, key, model, num_microbatches, axis_name)",
+    points=5,
+    cases=(
+        Case("pipe=4, 6 microbatches", {"pipe": 4}, {**_SIZES, "num_layers": 4}, quick=True),
+        Case("pipe=8, 4 microbatches", {"pipe": 8}, _FEWER, quick=True),
+        Case("data=2 x pipe=2, 3 microbatches", {"data": 2, "pipe": 2}, _TRANSFORMER),
+        Case("data=4 x stage=2, 5 microbatches", {"data": 4, "stage": 2}, {**_SIZES, "microbatches": 5, "rows": 1}),
+        Case("pipe=1, 2 microbatches", {"pipe": 1}, {**_SIZES, "microbatches": 2}),
+    ),
+    unseen=_unseen,
+    wrap=wrap,
+    draw=draw,
+    oracle=oracle,
+    facts=loss_facts,
+    analysed=(Case("pipe=8, width 1024, 32,768 outputs", {"pipe": 8}, _LARGE), "pipe=8, 4 microbatches"),
+    naive="broadcasts_outputs",
+    slow="broadcasts_outputs",
+)

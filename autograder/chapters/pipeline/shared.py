@@ -1,0 +1,125 @@
+"""What the functions of ``pipeline`` share: where the stages are, how long a pass lasts, and what one stage does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.contract import Case, Evidence
+from autograder.facts import plain, worst
+from autograder.verdict import Fact
+
+OTHER = "other collectives"
+PERMUTES = "permute bytes"
+
+
+def pipe_of(case: Case) -> str:
+    """The axis of the stages: ``pipe`` where there is one, else the last."""
+    return "pipe" if "pipe" in case.mesh else list(case.mesh)[-1]
+
+
+def stages_of(case: Case) -> int:
+    return case.mesh[pipe_of(case)]
+
+
+def others_of(case: Case) -> tuple[str, ...]:
+    """The axes along which the rows of a batch are split: all but that of the stages."""
+    return tuple(axis for axis in case.mesh if axis != pipe_of(case))
+
+
+def groups_of(case: Case) -> int:
+    """How many pipelines there are side by side, each with rows of its own."""
+    return math.prod(case.mesh[axis] for axis in others_of(case))
+
+
+def ticks_of(case: Case) -> int:
+    """Stage times of a forward pass: every microbatch enters, and the last one passes all stages."""
+    return case.sizes["microbatches"] + stages_of(case) - 1
+
+
+def block_bytes(e: Evidence) -> int:
+    """Of one microbatch between two stages: float32 of the model's width, for each row or token."""
+    sizes = e.case.sizes
+    return 4 * sizes["rows"] * sizes.get("seq", 1) * sizes["width"]
+
+
+def passed_on(e: Evidence, passes: int) -> float:
+    """What a stage sends if it sends at every tick, in so many passes over the schedule."""
+    return 0.0 if stages_of(e.case) == 1 else float(passes * ticks_of(e.case) * block_bytes(e))
+
+
+def needed(e: Evidence, passes: int) -> float:
+    """What it sends if it sends its microbatches alone.
+
+    Of two stages one may send forward alone, and the other backward alone.
+    """
+    alone = (passes + 1) // 2 if stages_of(e.case) == 2 else passes
+    return 0.0 if stages_of(e.case) == 1 else float(alone * e.case.sizes["microbatches"] * block_bytes(e))
+
+
+# --8<-- [start:stage]
+def stage_of(weights: jax.Array) -> Callable[..., jax.Array]:
+    """A stage that gives every microbatch another result: ``[microbatch_size, width] -> `` the same."""
+
+    def stage(x, microbatch):
+        return x + (1 + jnp.asarray(microbatch).astype(x.dtype) / 8) * jnp.tanh(x @ weights)
+
+    return stage
+
+
+# --8<-- [end:stage]
+
+
+def stage_seconds(case: Case) -> float:
+    """What the matmul of ``stage_of`` takes on the machine with a free network, at 1 TFLOP/s."""
+    return 2 * case.sizes["rows"] * case.sizes["width"] ** 2 / 1e12
+
+
+def refuses(call: Callable[[], Any], *numbers: int) -> bool:
+    """Whether ``call`` raises a ``ValueError`` that names the numbers; nothing of it enters the program."""
+    try:
+        jax.eval_shape(call)
+    except ValueError as error:
+        return all(str(number) in str(error) for number in numbers)
+    except Exception:
+        return False
+    return False
+
+
+def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
+    """The leaf ``refused`` of the results says that ``refuses`` was true."""
+    found = []
+    for e in cases:
+        flag = e.measured.get("refused")
+        passed = flag is not None and flag.shape == () and bool(flag == np.True_)
+        message = "" if passed else (
+            f"on mesh {e.case.mesh_text} the function was given {what}, and raised no ValueError that names both "
+            f"numbers. {hint}")  # fmt: skip
+        found.append(Fact(name, passed, "refused" if passed else "not refused", "refused", case=e.case.name,
+                          line="" if passed else e.line, message=message))  # fmt: skip
+    return worst(found)
+
+
+def bytes_at_most(
+    name: str, cases: list[Evidence], kinds: tuple[str, ...], most: Callable[[Evidence], float], hint: str
+) -> Fact:
+    """What a device sends by all these kinds of collectives together is at most a closed form."""
+    found = []
+    for e in cases:
+        sent = [c for c in e.costs.collectives if c.kind in kinds]
+        total, limit = sum(c.total_bytes for c in sent), most(e)
+        passed, message, line = bool(total <= 1.0001 * limit), "", e.line
+        if not passed:
+            largest = max(sent, key=lambda c: c.total_bytes)
+            shape, line = "x".join(map(str, largest.shape)), largest.line
+            message = (
+                f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes and should send at most {limit:,.0f}; "
+                f"most of it is {plain(largest.kind)} of {largest.dtype}[{shape}]. {hint}")  # fmt: skip
+        found.append(Fact(name, passed, f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name, line=line,
+                          message=message))  # fmt: skip
+    return worst(found)

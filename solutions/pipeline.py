@@ -1,0 +1,557 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Pipelines
+#
+# FSDP splits every layer over all devices and sends weights. A pipeline leaves layers whole and sends
+# *activations*: the first device holds the first layers, the next device the next ones, and what one has computed
+# travels on to the other. A position in this row is called a **stage**.
+#
+# With one batch, only one stage would have work at a time. So the batch is cut into **microbatches** that follow
+# each other through the stages, and after a few ticks all stages are busy, each with another microbatch. At both
+# ends some wait: that is the **bubble**.
+#
+# You will write it in five functions:
+#
+# | function | what it does |
+# |---|---|
+# | `split_microbatches` | cuts a batch into microbatches |
+# | `pipeline_tick` | one tick of one stage: pick the input, compute, pass on |
+# | `execute_pipeline` | all ticks, for any number of stages and microbatches |
+# | `pipeline_loss` | a model's loss over the stages, with a gradient of the right scale on each of them |
+# | `pipeline_train_step` | the whole step on `data` x `pipe`, with little to remember |
+#
+# The theory is on the course's page `pipeline`: `make serve` shows it, and `site/pages/pipeline.md` is its source.
+# Run the next cell first: it gives this notebook 8 emulated devices.
+
+# %%
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.data import token_batch
+from course.machines import machine
+from course.mesh import abstract_mesh, as_varying, make_mesh
+from course.model import Model, full_loss, layer_key, mlp, transformer
+from course.predict import predict
+from course.program import export
+from solutions.data_parallel import fold_key_over_axes
+
+PyTree = Any
+
+# %% [markdown]
+# ## Cut the batch: `split_microbatches`
+#
+# Microbatches are equally large, since every tick runs the same program. Twelve rows in three microbatches:
+
+# %%
+if __name__ == "__main__":
+    for number, rows in enumerate(np.array_split(np.arange(12), 3)):
+        print(f"microbatch {number}: rows {rows}")
+
+# %% [markdown]
+# - Microbatch 0 is the first `batch / num_microbatches` rows, in their order, and so on. Every leaf of `batch` is
+#   cut so.
+# - A batch that cannot be cut into equal parts is refused: raise a `ValueError` that names both numbers, the rows
+#   and `num_microbatches`. A row that is dropped without a word is a row that nobody trains on.
+#
+# | | |
+# |---|---|
+# | each leaf | `[batch/data, ...]` becomes `[num_microbatches, microbatch_size, ...]` |
+# | communication | none |
+
+
+# %%
+def split_microbatches(batch: PyTree, num_microbatches: int) -> PyTree:
+    """A batch in equal parts, in the order of its rows.
+
+    Args:
+        batch: A tree of arrays ``[rows, ...]``.
+        num_microbatches: How many parts.
+
+    Returns:
+        The same tree with leaves ``[num_microbatches, rows/num_microbatches, ...]``.
+
+    Raises:
+        ValueError: The rows cannot be split into so many equal parts; the message names both numbers.
+    """
+
+    ### BEGIN SOLUTION
+    def split(leaf):
+        rows = leaf.shape[0]
+        if rows % num_microbatches:
+            raise ValueError(f"{rows} rows cannot be split into {num_microbatches} equal microbatches")
+        return leaf.reshape(num_microbatches, rows // num_microbatches, *leaf.shape[1:])
+
+    return jax.tree.map(split, batch)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## One tick of one stage: `pipeline_tick`
+#
+# All devices run the same program, so a stage finds out with `lax.axis_index` which one it is. In one tick, it
+#
+# 1. picks its input: the first stage takes the next microbatch, the others what has just arrived;
+# 2. computes;
+# 3. passes its result on to the next stage.
+#
+# For the last of these there is `lax.ppermute`, which is given pairs of a sender and a receiver. Whoever nobody
+# sends to gets zeros:
+
+# %%
+if __name__ == "__main__":
+    numbered = jax.shard_map(
+        lambda x: lax.ppermute(x, "pipe", [(0, 1), (1, 2), (2, 3)]),
+        mesh=make_mesh({"pipe": 4}),
+        in_specs=P("pipe"),
+        out_specs=P("pipe"),
+    )
+    print("each sends 10 times its number:", numbered(10 * jnp.arange(4)))
+
+# %% [markdown]
+# What a stage computes is handed to you as a function, `stage(x, microbatch)`. It takes the activations of one
+# microbatch, and the microbatch's number as an integer (a traced one will do), for whatever is different from one
+# microbatch to another: dropout is. So you must know which microbatch a stage works on at a tick. Microbatch 0
+# enters stage 0 at tick 0.
+#
+# At the beginning and the end a stage has nothing to do. It may compute anything then, garbage included, since
+# nobody uses it: devices that run one program in step have nothing better to do. Only an index into `microbatches`
+# must exist.
+#
+# | | |
+# |---|---|
+# | `microbatches` | `[num_microbatches, microbatch_size, ...]`, the same on every stage, varying over `axis_name` |
+# | `arrived`, and both results | `[microbatch_size, ...]`, varying over `axis_name` |
+# | communication | one `ppermute` in a tick; any other collective: none |
+#
+# `axis_name` has any number of stages, 1 included. `check` looks at every tick of a schedule, at what comes out,
+# and at gradients: of the weights of each stage, of the microbatches, and of what arrived.
+#
+# Useful: `lax.axis_index`, `lax.axis_size`, `jnp.clip`, `jnp.where`, `lax.ppermute`.
+
+
+# %%
+# --8<-- [start:tick_signature]
+def pipeline_tick(
+    stage: Callable[[jax.Array, jax.Array], jax.Array],
+    microbatches: jax.Array,
+    arrived: jax.Array,
+    tick: jax.Array,
+    axis_name: str,
+) -> tuple[jax.Array, jax.Array]:
+    # --8<-- [end:tick_signature]
+    """What this stage does in one tick. Runs inside ``shard_map``.
+
+    Args:
+        stage: ``(x, microbatch) -> y`` of the same shape; never communicates over ``axis_name``.
+        microbatches: What enters the pipeline, ``[num_microbatches, microbatch_size, ...]``.
+        arrived: What the stage before this one computed in the last tick, ``[microbatch_size, ...]``.
+        tick: The tick's number, a scalar.
+        axis_name: The mesh axis of the stages.
+
+    Returns:
+        ``(y, sent)``: what this stage computed, and what it has been sent for its next tick.
+    """
+    ### BEGIN SOLUTION
+    number, num_stages = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    entering = microbatches[jnp.clip(tick, 0, microbatches.shape[0] - 1)]
+    y = stage(jnp.where(number == 0, entering, arrived), tick - number)
+    return y, lax.ppermute(y, axis_name, [(i, i + 1) for i in range(num_stages - 1)])
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## All ticks: `execute_pipeline`
+#
+# Draw a table with a row for each of 3 stages and a column for each tick, and write the number of the microbatch
+# into every cell, for 4 microbatches. Then compare:
+
+# %%
+if __name__ == "__main__":
+    print("tick     0  1  2  3  4  5")
+    for stage_number, row in enumerate(["0  1  2  3  .  .", ".  0  1  2  3  .", ".  .  0  1  2  3"]):
+        print(f"stage {stage_number}  {row}")
+
+# %% [markdown]
+# Each stage has work in as many ticks as there are microbatches. The other ticks are the bubble. How many ticks are
+# there for `S` stages and `M` microbatches, and in which ones does the last stage finish a microbatch? It works for
+# any `S` and `M`: for fewer microbatches than stages, too, where no tick has work for all.
+#
+# | budget | |
+# |---|---|
+# | bubble, for 8 stages and 5 microbatches | 7/12 of the devices' time, within 1 % |
+# | `ppermute` | at most one a tick, and one for its gradient |
+# | any other collective | none: activations are never gathered |
+#
+# The result is `[num_microbatches, microbatch_size, ...]` in the order of the microbatches. It counts on the last
+# stage, and holds anything on the others.
+#
+# Useful: `lax.scan` over ticks. What arrives at a stage in the first tick, when nobody has sent anything yet, must
+# be typed like what arrives later: `jnp.zeros_like` of a microbatch is.
+
+
+# %%
+def execute_pipeline(
+    stage: Callable[[jax.Array, jax.Array], jax.Array], microbatches: jax.Array, axis_name: str
+) -> jax.Array:
+    """All microbatches through all stages. Runs inside ``shard_map``.
+
+    Args:
+        stage: ``(x, microbatch) -> y`` of the same shape; never communicates over ``axis_name``.
+        microbatches: What enters the pipeline, ``[num_microbatches, microbatch_size, ...]``; varies over ``axis_name``.
+        axis_name: The mesh axis of the stages.
+
+    Returns:
+        On the last stage what it computed for each microbatch, like ``microbatches``; on the others anything.
+    """
+    ### BEGIN SOLUTION
+    num_stages, num_microbatches = lax.axis_size(axis_name), microbatches.shape[0]
+
+    def step(arrived, tick):
+        y, sent = pipeline_tick(stage, microbatches, arrived, tick, axis_name)
+        return sent, y
+
+    ticks = jnp.arange(num_microbatches + num_stages - 1)
+    _, outputs = lax.scan(step, jnp.zeros_like(microbatches[0]), ticks)
+    return outputs[num_stages - 1 :]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## A model: `pipeline_loss`
+#
+# A stage holds `num_layers / num_stages` layers of the model, those in the middle: stage `s` has the first of them
+# if `s` is 0, and so on. The embedding and the head are small beside the layers, and every stage holds a copy of
+# both. It is simplest to embed all rows on every stage, though only the first stage's count, and to compute the
+# loss of what comes out everywhere, though only the last stage's counts.
+#
+# The loss that you return is the mean over **all** rows, **the same on every stage**. Its gradient is where things
+# go wrong. Suppose that a weight `w` is 1 everywhere, that the last of four stages has the loss `3 w`, and that the
+# others take it from there with an all-gather:
+
+# %%
+if __name__ == "__main__":
+
+    def gathered(w):
+        """The last stage's loss, on every stage."""
+        return lax.all_gather(3 * w, "pipe")[-1]
+
+    gradients = jax.shard_map(
+        lambda w: jax.grad(lambda w: gathered(w[0]))(w),
+        mesh=make_mesh({"pipe": 4}),
+        in_specs=P("pipe"),
+        out_specs=P("pipe"),
+    )(jnp.ones(4))
+    print("d(3 w)/dw on each stage:", gradients)
+
+# %% [markdown]
+# The loss is right on every stage, and the gradient is four times too large. Each device differentiates the number
+# that *it* returns, four devices return it, and the gather's transpose adds the four up. A number that is typed as
+# the same everywhere is differentiated once.
+#
+# - `params["embed"]` and `params["head"]` are whole; leaves under `layers` are `[num_layers/pipe, ...]`. All enter
+#   varying over `axis_name`. So a stage's gradient of embedding and head is its own share of it, zero where it has
+#   none: `check` adds the shares up, and so will your training step.
+# - Layers of the model are numbered from 0. For microbatch `m` and layer `l`, `model.layer(layer_params, x, key)`
+#   is given the key `layer_key(key, m, l)`. So the same things are dropped as on one device, in whatever order
+#   stages compute.
+# - Layers that cannot be shared out evenly are refused: raise a `ValueError` that names both numbers,
+#   `model.num_layers` and the stages.
+#
+# | budget | |
+# |---|---|
+# | `ppermute` | as in `execute_pipeline`, forward and backward |
+# | any other collectives | together `2 (S-1)/S` of the bytes of all outputs, at most; a scalar is next to nothing |
+# | *no points:* predicted time, 8 H100, 32,768 outputs | at most 0.85 of computing the loss of all rows on one stage |
+#
+# The last line is a stretch goal. With a large vocabulary the head costs as much as several layers, and all stages
+# but one compute it for nothing. Make the plain version work first. Then let each stage compute the loss of `1/S`
+# of the rows, wherever `S` divides them.
+#
+# Useful: `lax.scan` over the layers of a stage, `lax.psum`, `lax.pmean`; for the stretch goal `lax.psum_scatter`.
+
+
+# %%
+def pipeline_loss(
+    params: PyTree, batch: dict[str, jax.Array], key: jax.Array, model: Model, num_microbatches: int, axis_name: str
+) -> jax.Array:
+    """The mean loss of a batch over the stages of a model. Runs inside ``shard_map``.
+
+    Args:
+        params: ``embed`` and ``head`` whole, ``layers`` with leaves ``[num_layers/pipe, ...]``; all varying over
+            ``axis_name``.
+        batch: ``inputs`` and ``targets``, ``[rows, ...]``, the same on every stage.
+        key: For dropout, the same on every stage.
+        model: The model's pure functions.
+        num_microbatches: In how many parts the rows pass the stages.
+        axis_name: The mesh axis of the stages.
+
+    Returns:
+        The mean over all rows, a scalar, the same on every stage.
+
+    Raises:
+        ValueError: The layers cannot be shared out evenly, or the rows not be split; the message names both numbers.
+    """
+    ### BEGIN SOLUTION
+    number, num_stages = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    per_stage, rest = divmod(model.num_layers, num_stages)
+    if rest:
+        raise ValueError(f"{model.num_layers} layers cannot be shared out evenly over {num_stages} stages")
+
+    @jax.checkpoint
+    def stage(x, microbatch):
+        def layer(x, numbered):
+            index, weights = numbered
+            return model.layer(weights, x, layer_key(key, microbatch, index)), None
+
+        own = number * per_stage + jnp.arange(per_stage)
+        return lax.scan(layer, x, (own, params["layers"]))[0]
+
+    x = model.embed(params["embed"], batch["inputs"])
+    y = execute_pipeline(stage, split_microbatches(x, num_microbatches), axis_name).reshape(x.shape)
+    last, rows = number == num_stages - 1, y.shape[0]
+    if rows % num_stages:
+        loss = model.loss(params["head"], y, batch["targets"])
+        return lax.psum(jnp.where(last, loss, 0.0), axis_name)
+    share = lax.psum_scatter(jnp.where(last, y, 0.0), axis_name, tiled=True)
+    targets = lax.dynamic_slice_in_dim(batch["targets"], number * (rows // num_stages), rows // num_stages)
+    return lax.pmean(model.loss(params["head"], share, targets), axis_name)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## The whole step: `pipeline_train_step`
+#
+# Several pipelines stand side by side: each place on `data_axis` has rows of its own, and a copy of every stage.
+#
+# What does the backward pass need? Every tick, whatever its layers did not forget. For a stage of 2 layers of width
+# 512 and hidden size 2,048, with 1,024 rows in a microbatch and 32 microbatches on 4 stages, the size that you are
+# judged on:
+
+# %%
+if __name__ == "__main__":
+    ticks, block, hidden = 32 + 4 - 1, 1024 * 512 * 4 / 2**20, 1024 * 2048 * 4 / 2**20
+    kept = 2 * (6 * hidden + 2 * block)  # about, for two layers: six arrays of the hidden size, and two blocks
+    print(f"what a stage is given in a tick: {block:.0f} MiB; in all {ticks} ticks {ticks * block:.0f} MiB")
+    print(f"what its layers keep in a tick: {kept:.0f} MiB; in all {ticks} ticks {ticks * kept:.0f} MiB")
+
+# %% [markdown]
+# So keep what a stage was *given*, and let the backward pass of a tick compute its layers once more.
+# `pipeline_loss` is the place for that, or you may hand it a model whose layers do it by themselves.
+#
+# This function is the whole step, by plain SGD (`leaf - learning_rate * gradient`):
+#
+# - Every leaf of `params` enters varying over both axes.
+# - Whose gradient is whose? A stage's layers belong to that stage, and its copies on `data_axis` have seen other
+#   rows. The embedding and the head are the same on all devices, and of their gradient each stage has a share.
+# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, as `fold_key_over_axes`
+#   makes it.
+# - The returned loss is the mean over all rows of all devices, the same everywhere.
+#
+# | budget | |
+# |---|---|
+# | temporaries that live at once | two blocks a tick, one a microbatch; gradients twice; one stage's layers |
+# | all-reduce | each leaf once over `data_axis`, embedding and head once over `pipe_axis` |
+# | `ppermute` | as in `pipeline_loss`: recomputing a stage sends nothing |
+# | any other collectives | as in `pipeline_loss` |
+#
+# In numbers, at the size above: at most 396 MiB of temporaries. Parameters after one step and after three must
+# equal one device's, and `check` also compares what you subtracted, divided by `learning_rate`: that is your
+# gradient, leaf by leaf.
+#
+# Useful: `jax.value_and_grad`, `lax.psum`, `lax.pmean`, `jax.checkpoint`.
+
+
+# %%
+def pipeline_train_step(
+    params: PyTree,
+    batch: dict[str, jax.Array],
+    key: jax.Array,
+    model: Model,
+    num_microbatches: int,
+    pipe_axis: str,
+    data_axis: str,
+    learning_rate: jax.Array,
+) -> tuple[PyTree, jax.Array]:
+    """One step of SGD on pipelines side by side. Runs inside ``shard_map``.
+
+    Args:
+        params: As for ``pipeline_loss``, all varying over both axes.
+        batch: This place's rows, ``inputs`` and ``targets``, ``[batch/data, ...]``.
+        key: For dropout, the same on every device.
+        model: The model's pure functions.
+        num_microbatches: In how many parts a place's rows pass the stages.
+        pipe_axis: The mesh axis of the stages.
+        data_axis: The mesh axis along which the batch is split.
+        learning_rate: A scalar.
+
+    Returns:
+        ``(params, loss)``: updated, and the mean loss over all rows, the same on every device.
+    """
+    ### BEGIN SOLUTION
+    key = fold_key_over_axes(key, (data_axis,))
+    loss, gradients = jax.value_and_grad(pipeline_loss)(params, batch, key, model, num_microbatches, pipe_axis)
+    ends = lax.psum({"embed": gradients["embed"], "head": gradients["head"]}, pipe_axis)
+    gradients = lax.pmean({**gradients, **ends}, data_axis)
+    updated = jax.tree.map(lambda leaf, gradient: leaf - learning_rate * gradient, params, gradients)
+    return updated, lax.pmean(loss, data_axis)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# A colleague has 8 stages and 8 microbatches, and finds the bubble too large. "Then I take twice as many
+# microbatches, each half as large. The batch stays the same, so this costs nothing." Say what becomes of the
+# bubble, of the memory that activations take, and of what is sent, and name one thing that does cost something. Two
+# formulas are enough.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# The bubble is `(S-1)/(M+S-1)`: 7/15 = 0.47 before and 7/23 = 0.30 after. A stage keeps what it was given in each
+# of `M + S - 1` ticks, and a block is half as large: 15 blocks before, 23 halves after, so the memory shrinks a
+# little. The bytes sent hardly change either, `M` times half as much; there are more and smaller messages, so the
+# latency of each counts more. What costs something is that matmuls get smaller: half as many rows use a device less
+# well, and a stage's weights are read from memory for every microbatch, whatever its size. At some number of
+# microbatches a tick no longer takes half as long, and the gain is gone.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: the same losses everywhere, dropout included
+#
+# A Transformer with dropout, trained on one device and on three meshes, with six microbatches on each. On `data=1`
+# the same things are dropped as on one device. Two places on `data` have microbatches and keys of their own: other
+# masks, and losses that differ a little.
+
+# %%
+if __name__ == "__main__":
+    model = transformer(width=32, hidden=64, num_layers=8, num_heads=2, vocab=64, max_seq=16, dropout=0.1)
+    params = jax.jit(model.init)(jax.random.key(0))
+    batches = [token_batch(0, i, batch=24, seq=16, vocab=64) for i in range(6)]
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *batches)
+    specs = {name: P("pipe") if name == "layers" else P() for name in params}
+
+    def train(mesh):
+        def local(params, batches):
+            def one(params, numbered):
+                number, batch = numbered
+                key = jax.random.fold_in(jax.random.key(1), number)
+                return pipeline_train_step(params, batch, key, model, 6, "pipe", "data", jnp.float32(0.5))
+
+            params = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "pipe"), "data"), params)
+            return lax.scan(one, params, (jnp.arange(6), batches))[1]
+
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, "data")), out_specs=P())
+        return jax.jit(mapped)(params, stacked)
+
+    @jax.jit
+    def plain_step(params, number, batch):
+        """On one device, each microbatch with its own key."""
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), number), 0)
+
+        def loss_of(params):
+            parts, keys = split_microbatches(batch, 6), jax.vmap(lambda m: jax.random.fold_in(key, m))(jnp.arange(6))
+            return jax.vmap(lambda part, key: full_loss(model, params, part, key))(parts, keys).mean()
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - 0.5 * g, params, gradients), loss
+
+    runs = {
+        f"data={data} x pipe={pipe}": train(make_mesh({"data": data, "pipe": pipe}))
+        for data, pipe in ((1, 1), (1, 8), (2, 4))
+    }
+    plain = params
+    print("step   one device", *(f"{name:>17}" for name in runs))
+    for i, batch in enumerate(batches):
+        plain, loss = plain_step(plain, i, batch)
+        print(f"{i:4}   {loss:10.5f}", *(f"{losses[i]:17.5f}" for losses in runs.values()))
+
+# %% [markdown]
+# ## Lab: two ways to spend a bubble
+#
+# Your idle stages compute garbage. They could also do nothing: `lax.cond` runs one of two branches, and a stage
+# that takes the other branch waits. Neither your tick nor your schedule has to change, since the stage is handed
+# in:
+
+# %%
+if __name__ == "__main__":
+    S, M, rows, width = 8, 8, 512, 2048
+
+    def program(idle_does_nothing):
+        def local(weights, microbatches):
+            def stage(x, microbatch):
+                return jnp.tanh(x @ weights[0])
+
+            def skipping(x, microbatch):
+                has_work = (microbatch >= 0) & (microbatch < M)
+                return lax.cond(has_work, lambda x: stage(x, microbatch), lambda x: x, x)
+
+            own = as_varying(microbatches, "pipe")
+            return execute_pipeline(skipping if idle_does_nothing else stage, own, "pipe")[None]
+
+        mapped = jax.shard_map(local, mesh=abstract_mesh({"pipe": S}), in_specs=(P("pipe"), P()), out_specs=P("pipe"))
+        inputs = {
+            "weights": jax.ShapeDtypeStruct((S, width, width), np.float32),
+            "microbatches": jax.ShapeDtypeStruct((M, rows, width), np.float32),
+        }
+        run = lambda weights, microbatches: {"outputs": mapped(weights, microbatches)}  # noqa: E731
+        return export(
+            run, inputs, {"weights": P("pipe"), "microbatches": P()}, mesh={"pipe": S}, out_specs={"outputs": P("pipe")}
+        )
+
+    for name, idle_does_nothing in (("garbage", False), ("nothing", True)):
+        found = predict(program(idle_does_nothing), "8xH100")
+        print(
+            f"idle stages compute {name}: {found.costs.flops:.3g} FLOPs a device, {1e6 * found.timeline.seconds:.0f} us"
+        )
+
+# %% [markdown]
+# As long a step, and about half of the FLOPs: a bubble is a matter of waiting, not of work. What it saves is
+# energy.
+#
+# ## Lab: where the time goes
+#
+# Last, your step on 2 x 4 H100, forward and backward, with 8 microbatches: look for the staircases at both ends.
+
+# %%
+if __name__ == "__main__":
+    deep = mlp(width=2048, hidden=8192, num_layers=8, num_inputs=512, num_outputs=512)
+    shapes = jax.eval_shape(lambda: deep.init(jax.random.key(0)))
+    tree_specs = {name: jax.tree.map(lambda _, n=name: specs[n], tree) for name, tree in shapes.items()}
+
+    def one_step(params, batch):
+        params = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "pipe"), "data"), params)
+        key, rate = jax.random.key(0), jnp.float32(0.01)
+        updated, loss = pipeline_train_step(params, batch, key, deep, 8, "pipe", "data", rate)
+        ends = {name: jax.tree.map(lambda leaf: leaf[None], updated[name]) for name in ("embed", "head")}
+        return {"params": jax.tree.map(lambda leaf: leaf[None], {**updated, **ends}), "loss": loss}
+
+    rows = jax.ShapeDtypeStruct((2 * 8 * 256, 512), np.float32)
+    # Every device gives back its own copy: a leaf's type still says "varying".
+    held = {"params": P("data", "pipe"), "loss": P()}
+    mapped = jax.shard_map(
+        one_step, mesh=abstract_mesh({"data": 2, "pipe": 4}), in_specs=(tree_specs, P("data")), out_specs=held
+    )
+    step = export(
+        lambda params, batch: mapped(params, batch),
+        {"params": shapes, "batch": {"inputs": rows, "targets": rows}},
+        {"params": tree_specs, "batch": P("data")},
+        mesh={"data": 2, "pipe": 4},
+        out_specs=held,
+    )
+    prediction = predict(step, machine("8xH100"))
+    for name, figure in prediction.figures().items():
+        print(f"{name:24} {figure}")
+    prediction  # noqa: B018  a notebook shows it as a picture
