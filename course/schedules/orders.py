@@ -108,7 +108,7 @@ def forwards(schedule: Schedule) -> Schedule:
     """The same schedule's forward pass alone."""
     orders = tuple(tuple(action for action in order if action.kind == "F") for order in schedule.orders)
     return Schedule(
-        f"{schedule.name}, forward", schedule.num_stages, schedule.num_microbatches, schedule.num_repeats, orders,
+        f"{schedule.name}, forward pass", schedule.num_stages, schedule.num_microbatches, schedule.num_repeats, orders,
         schedule.flushes, schedule.microbatches,
     )  # fmt: skip
 

@@ -99,7 +99,8 @@ def _of_program(timeline: Timeline, schedule: Schedule, axis: str) -> Picture:
         sent = sorted({(b.start, b.end) for b in own if b.stream != "compute" and axis in b.stream.split(",")})
         wires = tuple(Wire(a, b, "loss", 0, f"sent over {axis}: {seconds_text(b - a)}") for a, b in sent if b > a)
         rows.append(Row(tuple(cells), wires, f"useful in {useful} of {len(found)} ticks"))
-    known = f"{len(found)} ticks" + ("" if beside else f", where {schedule.name} has another number: not labelled")
+    meant = f"{schedule.name}, of {schedule.num_microbatches} microbatches"
+    known = f"{len(found)} ticks, " + (f"numbered by {meant}" if beside else f"not those of {meant}: not numbered")
     title = f"A Program's ticks on {timeline.machine}, beside {schedule.name}"
     heading = f"{seconds_text(timeline.seconds)}, {known}"
     return Picture(title, heading, tuple(rows), timeline.seconds, True, schedule.num_repeats > 1 and bool(beside))
