@@ -19,11 +19,12 @@ FILLS = {
     "loss": (KERNEL, KERNEL),
     "tick": (MATMUL, MATMUL),
     "other": (KERNEL, KERNEL),
+    "synchronised": (AXES[1], AXES[1]),
 }
 PATTERNS = {"B": "lines", "I": "lines", "W": "dots"}  # the fills' names in ``_patterns``
 WORDS = {**KINDS, "I": "backward, input's gradient", "W": "weights' gradient", "loss": "loss"}
-WORDS |= {"tick": "computing", "other": "other kernels"}
-LEFT, RIGHT, LEAST_WIDTH, MOST_WIDTH = 62.0, 14.0, 572.0, 2400.0
+WORDS |= {"tick": "computing", "other": "other kernels", "synchronised": "sent over other axes"}
+LEFT, RIGHT, LEAST_WIDTH, MOST_WIDTH = 62.0, 20.0, 572.0, 2400.0
 CELL, WIRE, GAP = 24.0, 3.0, 5.0
 MAX_CELLS = 5000
 LEAST = 1e-3  # share of the picture below which nothing is drawn
@@ -189,6 +190,7 @@ def _axis(picture: Picture, scale: float, top: float, bottom: float) -> str:
 def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, float]:
     """What was used, and where it ends."""
     kinds = {cell.kind for row in picture.rows for cell in row.cells}
+    kinds |= {wire.kind for row in picture.rows for wire in row.wires} & {"synchronised"}
     entries: list[tuple[list[str], str]] = []
     for kind in FILLS:
         if kind in kinds:

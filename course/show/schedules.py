@@ -96,14 +96,22 @@ def _of_program(timeline: Timeline, schedule: Schedule, axis: str) -> Picture:
     for stage, own in enumerate(bars):
         cells, useful = _ticks_of(stage, found, beside, schedule)
         cells += _others(own, [tick.work[stage] for tick in found], LEAST * timeline.seconds)
-        sent = sorted({(b.start, b.end) for b in own if b.stream != "compute" and axis in b.stream.split(",")})
-        wires = tuple(Wire(a, b, "loss", 0, f"sent over {axis}: {seconds_text(b - a)}") for a, b in sent if b > a)
-        rows.append(Row(tuple(cells), wires, f"useful in {useful} of {len(found)} ticks"))
+        rows.append(Row(tuple(cells), _sent(own, axis), f"useful in {useful} of {len(found)} ticks"))
     meant = f"{schedule.name}, of {schedule.num_microbatches} microbatches"
     known = f"{len(found)} ticks, " + (f"numbered by {meant}" if beside else f"not those of {meant}: not numbered")
     title = f"A Program's ticks on {timeline.machine}, beside {schedule.name}"
     heading = f"{seconds_text(timeline.seconds)}, {known}"
     return Picture(title, heading, tuple(rows), timeline.seconds, True, schedule.num_repeats > 1 and bool(beside))
+
+
+def _sent(bars: list[Bar], axis: str) -> tuple[Wire, ...]:
+    """What is sent over the stages' axis on the first line, and over others on the second."""
+    sent = sorted({(bar.start, bar.end, bar.stream) for bar in bars if bar.stream != "compute" and bar.end > bar.start})
+    lines = [(0, "loss") if axis in axes.split(",") else (1, "synchronised") for *_, axes in sent]
+    return tuple(
+        Wire(start, end, kind, line, f"sent over {axes}: {seconds_text(end - start)}")
+        for (start, end, axes), (line, kind) in zip(sent, lines, strict=True)
+    )
 
 
 def _ticks_of(

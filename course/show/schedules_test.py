@@ -152,6 +152,15 @@ def test_what_a_program_sends_while_all_wait_is_no_bubble():
     assert "other kernels" in texts(found)  # the results are stored at the end
 
 
+def test_what_a_program_sends_over_other_axes_stands_on_a_second_line():
+    step = program(2, 2, target=machine("8xA5000"), backward=True, data=2)
+    found = schedule_svg(step, gpipe(2, 2))
+    sent = [title for *_, title in rectangles(found, WIRE)]
+    over = {axes: sum(title.startswith(f"sent over {axes}: ") for title in sent) for axes in ("pipe", "data")}
+    assert over["data"] >= 2 and over["pipe"] == len(sent) - over["data"] >= 2 * 6
+    assert "sent over other axes" in texts(found)
+
+
 def test_what_cannot_be_drawn_is_refused_with_a_sentence():
     with pytest.raises(TypeError, match="a timeline does not know its microbatches"):
         schedule_svg(program(2, 2))

@@ -239,7 +239,7 @@
   INK["#007a58"] = "#fff";
   const PATTERN = { B: "b", I: "b", W: "d" };
   const WORDS = { F: "forward", B: "backward", I: "backward, input's gradient", W: "weights' gradient" };
-  const [LEFT, RIGHT, LEAST, MOST, CELL, GAP, LETTER] = [62, 14, 572, 2400, 24, 5, 6.1];
+  const [LEFT, RIGHT, LEAST, MOST, CELL, GAP, LETTER] = [62, 20, 572, 2400, 24, 5, 6.1];
   const MAX_CELLS = 5000;
   const DEFS = "<defs>" +
     '<pattern id="explorer-hatch-i" width="8" height="8" patternUnits="userSpaceOnUse">' +
