@@ -125,9 +125,9 @@ def test_every_action_and_message_runs_when_the_simulator_says(opened):
 def test_the_explorer_says_figures_as_the_course_does(opened):
     values = [0, 1, 33, 28.5, 28.25, 28.75, 12345, 0.25, 1234.5, 1e-3, 2 / 3, 9.996, 53.846]
     page = opened()
-    assert page.evaluate("(v) => v.map(window.meshcraftSchedules.digits)", values) == list(map(digits, values))
+    assert page.evaluate("(v) => v.map(window.meshcraftExplorer.digits)", values) == list(map(digits, values))
     shares = [0, 0.273, 1 / 7, 0.0004, 0.5, 0.05]
-    found = page.evaluate("(v) => v.map(window.meshcraftSchedules.percent)", shares)
+    found = page.evaluate("(v) => v.map(window.meshcraftExplorer.percent)", shares)
     assert found == [share_text(share, 1) for share in shares]
 
 
