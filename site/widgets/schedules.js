@@ -1,0 +1,212 @@
+// Pipeline schedules: builds, times and measures them, as course/schedules does in Python. Tests compare the two, number
+// by number. Plain JavaScript: no dependency, no request, also from a folder.
+"use strict";
+
+(function () {
+  const LETTERS = "abcdefghijklmnopqrstuvwxyz";
+  const NAMES = {
+    gpipe: "GPipe", pipedream: "PipeDream", "1f1b": "1F1B", interleaved: "interleaved 1F1B",
+    breadth_first: "breadth-first", zero_bubble: "ZB-H1",
+  };
+
+  // ---- Orders: what each stage does. An action is [kind, microbatch, repeat].
+
+  class Undefined extends Error {
+    constructor(message, fix) {
+      super(message);
+      this.fix = fix;
+    }
+  }
+
+  function requireSizes(S, M, R) {
+    for (const [name, size, key] of [["stages", S, "S"], ["microbatches", M, "M"], ["repeats", R, "R"]]) {
+      if (size < 1) throw new Undefined(`a pipeline has at least 1 of its ${name}, not ${size}`, { [key]: 1 });
+    }
+    if (R > LETTERS.length) {
+      throw new Undefined(`at most ${LETTERS.length} repeats can be named by a letter, not ${R}`, { R: LETTERS.length });
+    }
+  }
+
+  function requireOneRepeat(name, S, M, R) {
+    requireSizes(S, M, R);
+    if (R !== 1) {
+      throw new Undefined(`${name} has one part of the model on each device, not ${R}: interleaved 1F1B and ` +
+        "breadth-first are the schedules with repeats", { R: 1 });
+    }
+  }
+
+  const range = (count, from = 0) => Array.from({ length: Math.max(0, count) }, (_, i) => from + i);
+
+  function alternating(inFlight, M) {
+    const first = Math.min(inFlight, M);
+    const order = range(first).map((m) => ["F", m, 0]);
+    for (const m of range(M)) {
+      order.push(["B", m, 0]);
+      if (first + m < M) order.push(["F", first + m, 0]);
+    }
+    return order;
+  }
+
+  function interleavedOrder(stage, S, M, R) {
+    const turns = M * R;
+    const turn = (kind, number) => {
+      const place = number % (S * R);
+      const repeat = Math.floor(place / S);
+      return [kind, Math.floor(number / (S * R)) * S + (place % S), kind === "F" ? repeat : R - 1 - repeat];
+    };
+    const first = Math.min(2 * (S - stage - 1) + (R - 1) * S, turns);
+    const order = range(first).map((n) => turn("F", n));
+    for (const n of range(turns - first)) order.push(turn("F", first + n), turn("B", n));
+    for (const n of range(first, turns - first)) order.push(turn("B", n));
+    return order;
+  }
+
+  function zeroBubbleOrder(stage, S, M) {
+    const first = Math.min(S - stage, M);
+    const order = range(first).map((m) => ["F", m, 0]);
+    for (const m of range(M)) {
+      order.push(["I", m, 0]);
+      if (m >= stage) order.push(["W", m - stage, 0]);
+      if (first + m < M) order.push(["F", first + m, 0]);
+    }
+    const last = Math.max(0, M - stage);
+    for (const m of range(M - last, last)) order.push(["W", m, 0]);
+    return order;
+  }
+
+  function build(name, S, M, R, stream) {
+    const each = (make) => range(S).map(make);
+    const made = { name, S, M, R, flushes: true, microbatches: M };
+    if (name === "interleaved") {
+      requireSizes(S, M, R);
+      if (R === 1) {
+        throw new Undefined("interleaved 1F1B needs at least 2 repeats, not 1: with one it would be 1F1B", { R: 2 });
+      }
+      if (M % S) {
+        throw new Undefined(`interleaved 1F1B sends microbatches round in groups of ${S}, one for each stage, and ` +
+          `${M} is no multiple of it`, { M: Math.ceil(M / S) * S });
+      }
+      return { ...made, orders: each((stage) => interleavedOrder(stage, S, M, R)) };
+    }
+    if (name === "breadth_first") {
+      requireSizes(S, M, R);
+      const forward = range(R).flatMap((r) => range(M).map((m) => ["F", m, r]));
+      const order = [...forward, ...forward.map(([, m, r]) => ["B", m, r]).reverse()];
+      return { ...made, orders: each(() => order) };
+    }
+    requireOneRepeat(NAMES[name], S, M, R);
+    if (name === "gpipe") {
+      const order = [...range(M).map((m) => ["F", m, 0]), ...range(M).map((m) => ["B", m, 0]).reverse()];
+      return { ...made, orders: each(() => order) };
+    }
+    if (name === "1f1b") return { ...made, orders: each((stage) => alternating(S - stage, M)) };
+    if (name === "pipedream") {
+      const length = stream || Math.max(3 * M, 10 * S);
+      const orders = each((stage) => alternating(S - stage, length));
+      return { ...made, flushes: false, microbatches: length, orders };
+    }
+    return { ...made, orders: each((stage) => zeroBubbleOrder(stage, S, M)) };
+  }
+
+  // ---- Times: an action begins when the one before it has ended and what it needs is there.
+
+  function run(schedule, costs) {
+    const { S, R, orders } = schedule;
+    const takes = { F: costs.f / R, B: (costs.b + costs.w) / R, I: costs.b / R, W: costs.w / R };
+    const arrived = new Map();
+    const linkFree = new Map();
+    const spans = orders.map(() => []);
+    const messages = [];
+    const needs = (stage, [kind, m, r]) => {
+      const part = r * S + stage;
+      if (kind === "F") return part ? `F ${m} ${part - 1}` : "";
+      return kind === "W" || part === S * R - 1 ? "" : `B ${m} ${part + 1}`;
+    };
+    const handOn = (stage, action, end) => {
+      const [kind, m, r] = action;
+      const part = r * S + stage;
+      const other = part + (kind === "F" ? 1 : -1);
+      if (other < 0 || other >= S * R) return;
+      const key = `${kind === "F" ? "F" : "B"} ${m} ${part}`;
+      const target = other % S;
+      if (target === stage) {
+        arrived.set(key, end);
+        return;
+      }
+      const link = stage * S + target;
+      const start = Math.max(end, linkFree.get(link) || 0);
+      arrived.set(key, start + costs.c);
+      linkFree.set(link, start + costs.c);
+      messages.push({ source: stage, target, action, start, end: start + costs.c });
+    };
+    let moved = true;
+    while (moved) {
+      moved = false;
+      orders.forEach((order, stage) => {
+        const own = spans[stage];
+        while (own.length < order.length) {
+          const action = order[own.length];
+          const key = needs(stage, action);
+          if (key && !arrived.has(key)) break;
+          const free = own.length ? own[own.length - 1].end : 0;
+          const start = key ? Math.max(free, arrived.get(key)) : free;
+          const end = start + takes[action[0]];
+          own.push({ action, start, end });
+          if (action[0] !== "W") handOn(stage, action, end);
+          moved = true;
+        }
+      });
+    }
+    return { schedule, costs, spans, messages, end: Math.max(...spans.flat().map((span) => span.end)) };
+  }
+
+  // ---- Measures.
+
+  function heldActivations(order) {
+    let held = 0;
+    let most = 0;
+    for (const [kind] of order) {
+      held += kind === "F" ? 1 : kind === "I" ? 0 : -1;
+      most = Math.max(most, held);
+    }
+    return most;
+  }
+
+  function heldWeights(order) {
+    const met = new Map();
+    let newest = 0;
+    let most = 1;
+    for (const [kind, m] of order) {
+      if (kind === "F") met.set(m, newest);
+      else if (kind === "B") {
+        met.delete(m);
+        newest += 1;
+      }
+      most = Math.max(most, new Set([...met.values(), newest]).size);
+    }
+    return most;
+  }
+
+  function period({ schedule: { S, microbatches }, spans }) {
+    const ends = spans[0].filter((span) => span.action[0] === "B").map((span) => span.end);
+    const last = microbatches - 1 - S;
+    return (ends[last] - ends[last - 4 * S]) / (4 * S);
+  }
+
+  function measure(timed) {
+    const { S, M, R, flushes, microbatches, orders } = timed.schedule;
+    const work = timed.spans.flat().reduce((sum, span) => sum + (span.end - span.start), 0);
+    const time = flushes ? timed.end : M * period(timed);
+    const share = M / microbatches;
+    const sent = range(S).map((stage) => timed.messages.filter((message) => message.source === stage).length);
+    return {
+      time,
+      bubble: 1 - (work * share) / (S * time),
+      activations: orders.map((order) => heldActivations(order) / R),
+      weights: orders.map((order) => (flushes ? 1 : heldWeights(order))),
+      messages: sent.map((count) => Math.round(count * share)),
+    };
+  }
+
+  window.meshcraftSchedules = { NAMES, LETTERS, Undefined, range, build, run, measure };
+})();
