@@ -2,6 +2,7 @@
 
 import math
 import sys
+import textwrap
 from pathlib import Path
 
 import jax
@@ -151,10 +152,12 @@ def print_times():
     """Between markers, for the page."""
     print("--8<-- [start:times]")
     print(f"microseconds, {1e6 * LINK.latency:g} us a step and {LINK.bandwidth / 1e9:g} GB/s")
-    print("devices   array" + "".join(f"{name:>26}" for name in ways(8)))
+    heads = [["", *textwrap.wrap(name, 15)][-2:] for name in ways(8)]
+    for before, at in (("", 0), ("devices   array", 1)):
+        print((f"{before:15}" + "".join(f"{head[at]:>16}" for head in heads)).rstrip())
     for n in (8, 64):
         for size, said in ((4 * 2**10, "4 KiB"), (2**20, "1 MiB"), (2**26, "64 MiB")):
-            each = "".join(f"{1e6 * seconds(size):26,.1f}" for seconds in ways(n).values())
+            each = "".join(f"{1e6 * seconds(size):16,.1f}" for seconds in ways(n).values())
             print(f"{n:7}{said:>8}{each}")
     for n in (8, 64):
         swap, ring = ways(n)["swap whole arrays"], ways(n)["ring"]
