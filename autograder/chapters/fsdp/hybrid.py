@@ -75,10 +75,13 @@ def _most(collective: Any) -> str:
     return f"most of it is {facts.plain(collective.kind)} of {collective.dtype}[{shape}] over {axes}."
 
 
+_WHOSE = "Is this leaf split or whole, and along which axes do devices hold gradients of the same numbers? "
+
+
 def hybrid_shard_step_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
     return [
         facts.arrays_match("values", cases, "values"),
-        facts.arrays_match("gradients", cases, "gradients", weight=2),
+        facts.arrays_match("gradients", cases, "gradients", _WHOSE, weight=2),
         facts.global_norm_matches(cases, "gradients"),
         _over_inside("all-gather bytes", cases, "all_gather", (1, 2)),
         _over_inside("reduce-scatter bytes", cases, "reduce_scatter", (1, 1)),
