@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     held = layers // STAGES + whole - layers
     block = 4 * ROWS * SEQ * 4096
     share = (STAGES - 1) / STAGES
-    print(f"parameters: {whole:,}; on each stage {held:,}, of which {whole - layers:,} are embedding and head")
+    print(f"parameters: {whole:,}, a stage {held:,} (embedding and head: {whole - layers:,})")
     print(f"a block of {ROWS} x {SEQ:,} tokens between two stages: {block / 2**20:.0f} MiB")
     print(f"a stage sends, {MICROBATCHES} microbatches forward and backward: {2 * MICROBATCHES * block / GB:.2f} GB")
     print(f"all-reduce of embedding and head over the stages: {2 * share * 4 * (whole - layers) / GB:.2f} GB")
