@@ -197,9 +197,7 @@
       '<p class="explorer-said" role="status" aria-live="polite" id="explorer-said"></p>' +
       '<p class="explorer-problem" role="alert" id="explorer-problem" hidden></p>' +
       '<div class="explorer-picture" tabindex="0" role="region" aria-label="Picture of the schedule"></div>' +
-      '<div class="explorer-table" tabindex="0" role="region" aria-label="The family at these sizes"></div>' +
-      '<p class="explorer-note">Activations in microbatches of a device, weights in copies, messages that a device sends; ' +
-      "each from the least to the most of any stage.</p>";
+      '<div class="explorer-table" tabindex="0" role="region" aria-label="The family at these sizes"></div>';
   }
 
   function sentence(state, found) {
@@ -227,7 +225,9 @@
     });
     const heads = ["schedule", "repeats", "bubble", "time of a step", "activations", "weights", "messages"];
     return `<table aria-label="The family at these sizes"><thead><tr>${
-      heads.map((head) => `<th scope="col">${head}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table>`;
+      heads.map((head) => `<th scope="col">${head}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table>` +
+      '<p class="explorer-note">Activations in microbatches of a device, weights in copies, messages that a device sends; ' +
+      "each from the least to the most of any stage.</p>";
   }
 
   function start(root) {
