@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,48 +27,78 @@ class Model:
         num_layers: The leading dim of every leaf under ``params["layers"]``.
         init: ``key -> params``.
         embed: ``(params["embed"], inputs) -> x``: the first activations, ``[batch, ..., width]``.
-        layer: ``(one layer's params, x) -> x`` of the same shape.
+        layer: ``(one layer's params, x, key=None) -> x`` of the same shape. With a key, and where the model was made
+            with a dropout rate above 0, parts of what the layer adds are dropped; without one, nothing ever is.
         loss: ``(params["head"], x, targets) -> scalar``: the mean over the rows given.
     """
 
     num_layers: int
     init: Callable[[jax.Array], Params]
     embed: Callable[[Params, jax.Array], jax.Array]
-    layer: Callable[[Params, jax.Array], jax.Array]
+    layer: Callable[..., jax.Array]
     loss: Callable[[Params, jax.Array, jax.Array], jax.Array]
 
 
 # --8<-- [start:full_loss]
-def full_loss(model: Model, params: Params, batch: Mapping[str, jax.Array | np.ndarray]) -> jax.Array:
+def full_loss(
+    model: Model, params: Params, batch: Mapping[str, jax.Array | np.ndarray], key: jax.Array | None = None
+) -> jax.Array:
     """The model's loss on one device, the plain way: every chapter's oracle.
 
     Args:
         model: The model.
         params: Its parameters, whole.
         batch: ``inputs`` and ``targets``, each ``[batch, ...]``.
+        key: For dropout: layer ``i`` is given ``fold_in(key, i)``.
     """
 
-    def step(x, layer_params):
-        return model.layer(layer_params, x), None
+    def step(x, layer):
+        return model.layer(layer[0], x, layer[1]), None
 
+    keys = None if key is None else jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(model.num_layers))
     x = model.embed(params["embed"], jnp.asarray(batch["inputs"]))
-    x, _ = jax.lax.scan(step, x, params["layers"])
+    x, _ = jax.lax.scan(step, x, (params["layers"], keys))
     return model.loss(params["head"], x, jnp.asarray(batch["targets"]))
 
 
 # --8<-- [end:full_loss]
 
 
+# --8<-- [start:layer_key]
+def layer_key(key: jax.Array, microbatch: jax.Array | int, layer: jax.Array | int) -> jax.Array:
+    """The key that one layer uses for one microbatch: on one device as on many, in whatever order they compute.
+
+    So a batch in microbatches has the loss ``mean over m of full_loss(model, params, batch[m], fold_in(key, m))``.
+
+    Args:
+        key: The batch's.
+        microbatch: Its number in the batch.
+        layer: Its number in the model.
+    """
+    return jax.random.fold_in(jax.random.fold_in(key, microbatch), layer)
+
+
+# --8<-- [end:layer_key]
+
+
+def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Inverted dropout: zeros a share ``rate`` of the elements and scales up the others; nothing without a key."""
+    if key is None or rate == 0:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
 class MLPLayer(nnx.Module):
     """Residual layer: ``x + down(gelu(up(norm(x))))``."""
 
-    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, *, rngs: nnx.Rngs):
+        self.dropout = dropout
         self.norm = nnx.RMSNorm(width, rngs=rngs)
         self.up = nnx.Linear(width, hidden, rngs=rngs)
         self.down = nnx.Linear(hidden, width, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return x + self.down(jax.nn.gelu(self.up(self.norm(x))))
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        return x + drop(self.down(jax.nn.gelu(self.up(self.norm(x)))), self.dropout, key)
 
 
 class Attention(nnx.Module):
@@ -91,13 +122,15 @@ class Attention(nnx.Module):
 class TransformerLayer(nnx.Module):
     """Pre-norm decoder layer: attention, then MLP, each added to what comes in."""
 
-    def __init__(self, width: int, hidden: int, num_heads: int, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, num_heads: int, dropout: float = 0.0, *, rngs: nnx.Rngs):
+        self.dropout = dropout
         self.attention_norm = nnx.RMSNorm(width, rngs=rngs)
         self.attention = Attention(width, num_heads, rngs=rngs)
-        self.mlp = MLPLayer(width, hidden, rngs=rngs)
+        self.mlp = MLPLayer(width, hidden, dropout, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.mlp(x + self.attention(self.attention_norm(x)))
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        keys = (None, None) if key is None else jax.random.split(key)
+        return self.mlp(x + drop(self.attention(self.attention_norm(x)), self.dropout, keys[0]), keys[1])
 
 
 class TokenEmbedding(nnx.Module):
@@ -134,23 +167,25 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
 
 
-def mlp(*, width: int, hidden: int, num_layers: int, num_inputs: int, num_outputs: int) -> Model:
+def mlp(*, width: int, hidden: int, num_layers: int, num_inputs: int, num_outputs: int, dropout: float = 0.0) -> Model:
     """A residual MLP for regression: ``inputs`` ``[batch, num_inputs]``, ``targets`` ``[batch, num_outputs]``."""
     return _model(
         num_layers,
         lambda rngs: nnx.Linear(num_inputs, width, rngs=rngs),
-        lambda rngs: MLPLayer(width, hidden, rngs=rngs),
+        lambda rngs: MLPLayer(width, hidden, dropout, rngs=rngs),
         lambda rngs: Head(width, num_outputs, rngs=rngs),
         squared_error,
     )
 
 
-def transformer(*, width: int, hidden: int, num_layers: int, num_heads: int, vocab: int, max_seq: int) -> Model:
+def transformer(
+    *, width: int, hidden: int, num_layers: int, num_heads: int, vocab: int, max_seq: int, dropout: float = 0.0
+) -> Model:
     """A decoder-only Transformer: ``inputs`` and ``targets`` are integer tokens ``[batch, seq]``."""
     return _model(
         num_layers,
         lambda rngs: TokenEmbedding(vocab, max_seq, width, rngs=rngs),
-        lambda rngs: TransformerLayer(width, hidden, num_heads, rngs=rngs),
+        lambda rngs: TransformerLayer(width, hidden, num_heads, dropout, rngs=rngs),
         lambda rngs: Head(width, vocab, rngs=rngs),
         cross_entropy,
     )
@@ -176,14 +211,14 @@ def _model(num_layers: int, make_embed, make_layer, make_head, loss_of) -> Model
 
 
 def _functional(make: Callable[[nnx.Rngs], nnx.Module]):
-    """An nnx module as ``init(key) -> params`` and ``apply(params, x)``."""
+    """An nnx module as ``init(key) -> params`` and ``apply(params, x, ...)``."""
     graph, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
     def init(key: jax.Array) -> Params:
         _, state = nnx.split(make(nnx.Rngs(key)))
         return nnx.to_pure_dict(state)
 
-    def apply(params: Params, x: jax.Array) -> jax.Array:
-        return nnx.merge(graph, params)(x)
+    def apply(params: Params, *arguments: Any) -> jax.Array:
+        return nnx.merge(graph, params)(*arguments)
 
     return init, apply

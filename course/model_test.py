@@ -8,7 +8,7 @@ import pytest
 
 from course.data import regression_batch, token_batch
 from course.mesh import emulate_devices, make_mesh
-from course.model import Attention, full_loss, mlp, transformer
+from course.model import Attention, full_loss, layer_key, mlp, transformer
 from course.train import make_train_step
 
 MODELS = {
@@ -106,3 +106,40 @@ def test_emulating_another_number_of_devices_after_the_start_says_restart():
     emulate_devices(8)
     with pytest.raises(RuntimeError, match="Restart the kernel"):
         emulate_devices(4)
+
+
+DROPPING = {
+    "mlp": mlp(width=8, hidden=16, num_layers=2, num_inputs=4, num_outputs=3, dropout=0.5),
+    "transformer": transformer(width=8, hidden=16, num_layers=2, num_heads=2, vocab=11, max_seq=6, dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_nothing_is_dropped_without_a_key_or_a_rate(name):
+    model, batch = MODELS[name]
+    params, key = model.init(jax.random.key(1)), jax.random.key(2)
+    loss = full_loss(model, params, batch)
+    assert full_loss(model, params, batch, key) == loss
+    assert full_loss(DROPPING[name], params, batch) == loss
+    assert full_loss(DROPPING[name], params, batch, key) != loss
+
+
+def test_dropout_keeps_what_comes_in_and_scales_up_what_it_keeps_of_the_rest():
+    model, x = DROPPING["mlp"], jax.random.normal(jax.random.key(3), (256, 8))
+    params = jax.tree.map(lambda leaf: leaf[0], model.init(jax.random.key(1))["layers"])
+    whole, dropped = (model.layer(params, x, key) - x for key in (None, jax.random.key(4)))
+    kept = dropped != 0
+    assert float(kept.mean()) == pytest.approx(0.5, abs=0.03)
+    np.testing.assert_allclose(dropped, jnp.where(kept, 2 * whole, 0), atol=1e-6)
+
+
+def test_keys_of_layers_differ_by_microbatch_and_layer_and_agree_with_the_loss_on_one_device():
+    model, (_, batch) = DROPPING["mlp"], MODELS["mlp"]
+    key, params = jax.random.key(5), model.init(jax.random.key(1))
+    keys = {tuple(jax.random.key_data(layer_key(key, m, i)).tolist()) for m in range(4) for i in range(4)}
+    assert len(keys) == 16
+    x = model.embed(params["embed"], jnp.asarray(batch["inputs"]))
+    for i in range(model.num_layers):
+        x = model.layer(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), x, layer_key(key, 3, i))
+    by_hand = model.loss(params["head"], x, jnp.asarray(batch["targets"]))
+    assert full_loss(model, params, batch, jax.random.fold_in(key, 3)) == pytest.approx(float(by_hand), rel=1e-6)
