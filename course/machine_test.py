@@ -41,6 +41,7 @@ def test_last_link_reaches_every_device_and_groups_nest(found):
 
 def test_machine_is_found_whatever_its_case_and_the_error_lists_all():
     assert machine("8XH100") is H100
+    assert machine("free network") not in MACHINES
     with pytest.raises(LookupError, match="no machine is called 'dgx'; there are: 8xA5000, 8xA100"):
         machine("dgx")
 

@@ -205,6 +205,19 @@ TPU_V5E = Machine(
     },
 )
 
+# Compute alone takes time: what a schedule leaves idle is then all that is left to see. No program runs on it, so it
+# stands in no list of machines.
+FREE_NETWORK = Machine(
+    name="free network",
+    device="none: 1 TFLOP/s of matrix products, everything else at no cost",
+    num_devices=64,
+    matmul_flops={"bf16": 1e12, "f16": 1e12, "f32": 1e12},
+    vector_flops=1e30,
+    memory_bytes=1e12,
+    memory_bandwidth=1e30,
+    links=(Link("free", 64, 1e30, 0.0),),
+)
+
 MACHINES = (A5000, A100, TWO_A100, H100, H100_CALIBRATED, H200, TPU_V5E)
 
 
@@ -214,7 +227,7 @@ def machine(name: str) -> Machine:
     Raises:
         LookupError: There is none; the message lists those that exist.
     """
-    for found in MACHINES:
+    for found in (*MACHINES, FREE_NETWORK):
         if found.name.lower() == name.lower():
             return found
     raise LookupError(f"no machine is called {name!r}; there are: {', '.join(m.name for m in MACHINES)}")

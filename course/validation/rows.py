@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.budget import Sizes as BudgetSizes
 from course.budget import flops_per_token
-from course.machine import Link, Machine
-from course.machines import machine
+from course.machines import FREE_NETWORK, machine
 from course.mesh import abstract_mesh
 from course.program import Program, bubble, costs, export, memory, parse, timeline
 from course.program.compiled import GpuReport, compile_all
@@ -25,8 +24,6 @@ from course.validation.rings import gather_matmul
 from course.validation.single_device import RUNS, Sizes, single_device
 
 UVA = "P. Lippe, Training Models at Scale, University of Amsterdam, 2024"
-# A pipeline's own machine: compute alone takes time.
-FREE_NETWORK = Machine("free network", "device", 64, {"f32": 1e12}, 1e30, 1e12, 1e30, (Link("link", 64, 1e30, 0.0),))
 BUBBLES = [(s, m, r) for s in (1, 2, 4, 8) for m in (1, 2, 4, 8, 16) for r in (1, 2, 4)]
 SHORT_BUBBLES = [(8, 1, 1), (8, 16, 1), (4, 2, 2), (8, 8, 4)]
 
