@@ -15,6 +15,7 @@ from autograder.verdict import Fact
 # layer's input needs no gradient.
 LEAST_WORK = 0.7
 REFERENCE, NAIVE = "reference", "naive"
+_CHANGES = "the program changes with its sizes: {}. Decide by the arguments you are given, not by how large arrays are."
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,47 @@ def time_within(evidence: Evidence | None, references: dict[str, Any], ratio: fl
     return within("predicted time", "seconds", look, evidence, references, ratio, **how)
 
 
+def bubble_is(
+    evidence: Evidence | None,
+    ticks: Callable[[Case], int],
+    busy: Callable[[Case], int],
+    tick_seconds: Callable[[Case], float],
+    hint: str,
+    *,
+    within: float = 0.01,
+    weight: float = 1,
+) -> Fact:
+    """The share of a forward pass in which the stages of a pipeline do nothing useful is what its schedule says.
+
+    ``tick_seconds`` comes from model FLOPs, so idle ticks that compute something and idle ticks that compute nothing
+    are the same. The pass takes time on ``Task.machine``, whose network must be free for the formula to hold.
+
+    Args:
+        evidence: Of the realistic size, of a forward pass; None if this check leaves it out.
+        ticks: How many stage times the pass lasts, by the formula.
+        busy: In how many of them a stage has work.
+        tick_seconds: What a stage's useful work takes in one of them.
+        hint: Where to look.
+        within: The largest relative difference from the formula's bubble.
+        weight: How much the fact counts.
+    """
+    name = "bubble"
+    if evidence is None or evidence.difference:
+        different = ("not comparable", _CHANGES.format(evidence.difference)) if evidence else ""
+        return _unjudged(name, evidence, different, weight)
+    if evidence.timeline is None or not evidence.timeline.seconds:
+        return _unjudged(name, evidence, "no time was predicted for this program", weight)
+    case = evidence.case
+    lasts = evidence.timeline.seconds / tick_seconds(case)
+    form, found = 1 - busy(case) / ticks(case), 1 - busy(case) / lasts
+    passed = bool(abs(found - form) <= within * max(form, within))
+    message = "" if passed else (
+        f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and with "
+        f"{busy(case)} in which each stage has work it should take {ticks(case)}. {hint}")  # fmt: skip
+    return Fact(name, passed, f"{found:.4f}", f"{form:.4f}", "of the devices' time", case=case.name,
+                line=evidence.line, message=message, weight=weight)  # fmt: skip
+
+
 def exposed_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
     """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``within``."""
 
@@ -180,9 +222,7 @@ def _incomparable(
     A text alone is a reason for which nothing is measured, two are a failure: what was measured, and the message.
     """
     if evidence.difference:
-        return "not comparable", (
-            f"the program changes with its sizes: {evidence.difference}. Decide by the arguments you are given, "
-            "not by how large arrays are.")  # fmt: skip
+        return "not comparable", _CHANGES.format(evidence.difference)
     if than not in references.get(figure, {}) or not references.get("flops"):
         return f"the {than} version has not been measured with this version of jax"
     work = references["flops"]["reference"]

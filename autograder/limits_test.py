@@ -3,7 +3,7 @@
 import pytest
 
 from autograder.contract import Case, Evidence
-from autograder.limits import NAIVE, exposed_within, temporaries_at_most, temporaries_within, time_within
+from autograder.limits import NAIVE, bubble_is, exposed_within, temporaries_at_most, temporaries_within, time_within
 from course.program import Costs, Memory, Timeline
 from course.program.simulator import DeviceTime, Piece
 
@@ -78,3 +78,31 @@ def test_a_contract_may_say_that_less_work_is_right_too():
     half = evidence(flops=0.5e12)
     assert temporaries_within(half, REFERENCES, 1.15, "").measured == "not comparable"
     assert temporaries_within(half, REFERENCES, 1.15, "", least=0.45).passed is True
+
+
+def bubble(seconds, difference="", stages=4, microbatches=8):
+    """Of a pipeline whose stages take 2 ms for a microbatch."""
+    return bubble_is(evidence(seconds=seconds, difference=difference), lambda _: stages + microbatches - 1,
+                     lambda _: microbatches, lambda _: 2e-3, "Look.")  # fmt: skip
+
+
+def test_a_bubble_is_what_the_schedule_says_and_no_other():
+    assert bubble(11 * 2e-3).passed is True
+    longer, shorter = bubble(12 * 2e-3), bubble(10 * 2e-3)
+    assert (longer.passed, longer.measured, longer.limit) == (False, "0.3333", "0.2727")
+    assert longer.message.startswith("on a free network the forward pass takes as long as 12 ticks of one stage")
+    assert longer.message.endswith("it should take 11. Look.")
+    assert shorter.passed is False
+    assert (bubble(11.03 * 2e-3).passed, bubble(11.05 * 2e-3).passed) == (True, False)
+
+
+def test_a_pipeline_of_one_stage_has_no_bubble():
+    assert bubble(8 * 2e-3, stages=1).passed is True
+    assert bubble(8.1 * 2e-3, stages=1).passed is False
+
+
+def test_a_bubble_that_nobody_measured_is_not_judged_and_one_of_another_program_fails():
+    assert bubble_is(None, lambda _: 1, lambda _: 1, lambda _: 1.0, "").passed is None
+    assert bubble(0.0).passed is None
+    other = bubble(11 * 2e-3, difference="add is multiply")
+    assert (other.passed, other.measured) == (False, "not comparable")
