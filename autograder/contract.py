@@ -74,7 +74,8 @@ class Evidence:
 
     ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed, and
     only such a one has a ``timeline``. ``secret`` says that nobody may learn a value of ``measured`` or ``expected``:
-    facts then say how far off a result is, and where.
+    facts then say how far off a result is, and where. ``spent`` is how many seconds of the timeline go into
+    communication over ``Task.spent_on``.
     """
 
     case: Case
@@ -88,6 +89,7 @@ class Evidence:
     difference: str = ""
     timeline: Timeline | None = None
     secret: bool = False
+    spent: float | None = None
 
 
 # --8<-- [start:task]
@@ -111,6 +113,8 @@ class Task:
         slow: The mutant that shows what the naive way costs in time.
         machine: What the time of ``analysed`` is predicted for.
         data_branches: Whether the Program may branch on data: such a branch is priced as its dearer side.
+        spent_on: Mesh axes whose communication is timed apart: how much longer a step of ``analysed`` takes with it
+            than it would if it took no time.
     """
 
     name: str
@@ -128,6 +132,7 @@ class Task:
     slow: str = ""
     machine: str = "8xH100"
     data_branches: bool = False
+    spent_on: tuple[str, ...] = ()
 
 
 # --8<-- [end:task]

@@ -17,6 +17,7 @@ CHAPTERS = (
     Chapter("collectives", "Collectives", "what moves, and who holds what"),
     Chapter("data_parallel", "Data parallelism", "one model, many batches"),
     Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
+    Chapter("looping_pipeline", "Looping pipelines", "several small stages on every device"),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.
