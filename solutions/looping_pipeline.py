@@ -401,3 +401,145 @@ def looping_train_step(
     updated = jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients)
     return updated, lax.psum(loss, (pipe_axis, data_axis))
     ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# Your pipeline has 4 stages, 4 microbatches and 32 layers. With 2 repeats the bubble is 27 %, with 4 it is 16 %. A
+# colleague wants 8 repeats, one layer a tick. What do they gain, what becomes dearer, and what would you look at on
+# the timeline before you agree? A few sentences and one formula are enough.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# The bubble is `(S - 1) / (R*M + S - 1)`, since there are as many microbatches as stages: with 8 repeats 3/35, 8.6 %.
+# Each doubling of `R` saves about half as much as the one before.
+#
+# Every tick sends one microbatch's activations, and there are `R*M + S - 1` ticks: the bytes over `pipe` and the
+# number of messages grow with `R`, while the computation between two of them shrinks. Once a permute takes a good
+# part of a tick, and in this program nothing runs beside it, what the smaller bubble saves is spent on waiting. What
+# a tick costs beside its matrix products, starting kernels and reading weights for few rows, does not shrink either.
+# The inputs that are kept for the backward pass, one a tick, grow with `R` too.
+#
+# On the timeline I would compare the exposed time over `pipe` with the bubble that is left, at 4 and at 8 repeats. In
+# favour of 8: a repeat's gradients are smaller, so less of their average is exposed at the end.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: the schedule as your program runs it
+#
+# What your `execute_looping_pipeline` does at every tick can be asked of it: let the stage write down what it was
+# called with. Here a "microbatch" is a single number, and each visit adds ten to it, so nothing is computed but the
+# order. Compare the drawn with what you drew by hand: `loop_position` says what *should* stand there, and idle ticks
+# are dots.
+
+# %%
+if __name__ == "__main__":
+    for num_stages, num_microbatches in ((2, 3), (4, 2)):
+        num_ticks = max(num_microbatches, num_stages) + num_microbatches + num_stages - 1
+        print(f"{num_stages} stages, {num_microbatches} microbatches, 2 repeats: microbatch, and ' in the second one")
+        for place in range(num_stages):
+            found = [loop_position(t, place, num_stages, num_microbatches, 2) for t in range(num_ticks)]
+            row = [f"{at[0]}{chr(39) * at[1]}" if at else "." for at in found]
+            print(f"  stage {place}:", " ".join(f"{cell:2}" for cell in row))
+
+        def visits(microbatches, count=num_stages):
+            outputs = execute_looping_pipeline(lambda x, microbatch, repeat: x + 10, microbatches, 2, "pipe")
+            return jnp.where(lax.axis_index("pipe") == count - 1, outputs, 0)[None]
+
+        mesh = make_mesh({"pipe": num_stages})
+        run = jax.jit(jax.shard_map(visits, mesh=mesh, in_specs=P("pipe"), out_specs=P("pipe")))
+        numbers = jnp.tile(jnp.arange(float(num_microbatches))[:, None], (num_stages, 1))
+        print("  comes out as", run(numbers)[-1, :, 0])
+
+# %% [markdown]
+# ## Lab: the same losses everywhere
+#
+# Now train. Who holds what is said by your `layers_of_stage`. Eight layers on one device; on 4 stages in 2 repeats
+# beside 2 pipelines; and on 2 stages in 4 repeats beside 4 pipelines.
+
+# %%
+if __name__ == "__main__":
+    model = mlp(width=32, hidden=128, num_layers=8, num_inputs=16, num_outputs=8)
+    params = model.init(jax.random.key(0))
+    batches = [regression_batch(0, i, batch=64, num_inputs=16, num_outputs=8) for i in range(6)]
+    specs = {
+        part: jax.tree.map(lambda _: P(None, "pipe") if part == "layers" else P(), params[part]) for part in params
+    }
+
+    def placed(params, num_stages, num_repeats):
+        """Layers as the stages hold them, ``[num_repeats, num_stages, layers_per_stage, ...]``."""
+        held = [layers_of_stage(place, num_stages, num_repeats, 8) for place in range(num_stages)]
+        order = jnp.asarray([[of_stage[repeat] for of_stage in held] for repeat in range(num_repeats)])
+        return {**params, "layers": jax.tree.map(lambda leaf: leaf[order], params["layers"])}
+
+    def train(pipelines, num_stages, num_microbatches):
+        mesh = make_mesh({"data": pipelines, "pipe": num_stages})
+        kept = jax.tree.map(lambda spec: P("data", *spec) if len(spec) else P(("data", "pipe")), specs)
+
+        def local(held, batch):
+            held = {**held, "layers": jax.tree.map(lambda leaf: leaf[:, 0], held["layers"])}
+            varying = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe"), held)
+            key, rate = jax.random.key(0), jnp.float32(0.05)
+            after, loss = looping_train_step(varying, batch, key, model, num_microbatches, "pipe", "data", rate)
+            after["layers"] = jax.tree.map(lambda leaf: leaf[:, None], after["layers"])
+            after = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe")[None], after)
+            return after, loss
+
+        step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data")), out_specs=(kept, P())))
+        held, losses = placed(params, num_stages, 8 // num_stages), []
+        for batch in batches:
+            after, loss = step(held, batch)
+            held = jax.tree.map(lambda leaf: leaf[0], after)
+            losses.append(loss)
+        return losses
+
+    runs = {"data=2 x pipe=4": train(2, 4, 4), "data=4 x pipe=2": train(4, 2, 4)}
+    plain_step, state = make_train_step(model, optax.sgd(0.05)), optax.sgd(0.05).init(params)
+    plain = jax.tree.map(jnp.copy, params)
+    print("step   one device", *(f"{name:>17}" for name in runs))
+    for i, batch in enumerate(batches):
+        plain, state, loss = plain_step(plain, state, batch)
+        print(f"{i:4}   {loss:10.5f}", *(f"{losses[i]:17.5f}" for losses in runs.values()))
+
+# %% [markdown]
+# ## Lab: where the time goes
+#
+# Last, your step at the size that it is judged on, on 8 A5000, from its program alone. The averages run beside the
+# backward ticks, on the row of transfers over `data`. Which of them is still exposed?
+
+# %%
+if __name__ == "__main__":
+    large = mlp(width=2048, hidden=8192, num_layers=8, num_inputs=64, num_outputs=64)
+    whole = jax.eval_shape(large.init, jax.random.key(0))
+    stacks = jax.tree.map(lambda s: jax.ShapeDtypeStruct((4, 2, 1, *s.shape[1:]), s.dtype), whole["layers"])
+    shapes = {**whole, "layers": stacks}
+    places = {part: jax.tree.map(lambda _: P(None, "pipe") if part == "layers" else P(), whole[part]) for part in whole}
+    kept = jax.tree.map(lambda spec: P("data", *spec) if len(spec) else P(("data", "pipe")), places)
+
+    def one_step(held, batch):
+        held = {**held, "layers": jax.tree.map(lambda leaf: leaf[:, 0], held["layers"])}
+        varying = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe"), held)
+        key, rate = jax.random.key(0), jnp.float32(0.01)
+        after, loss = looping_train_step(varying, batch, key, large, 4, "pipe", "data", rate)
+        after["layers"] = jax.tree.map(lambda leaf: leaf[:, None], after["layers"])
+        return jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe")[None], after), loss
+
+    def program(params, batch):
+        mesh = abstract_mesh({"data": 4, "pipe": 2})
+        mapped = jax.shard_map(one_step, mesh=mesh, in_specs=(places, P("data")), out_specs=(kept, P()))
+        after, loss = mapped(params, batch)
+        return {"params": after, "loss": loss}
+
+    rows = jax.ShapeDtypeStruct((4 * 2048, 64), "float32")
+    step = export(
+        program,
+        {"params": shapes, "batch": {"inputs": rows, "targets": rows}},
+        {"params": places, "batch": P("data")},
+        mesh={"data": 4, "pipe": 2},
+        out_specs={"params": kept, "loss": P()},
+    )
+    prediction = predict(step, "8xA5000")
+    for name, figure in prediction.figures().items():
+        print(f"{name:24} {figure}")
+    prediction  # noqa: B018  a notebook shows it as a picture
