@@ -31,6 +31,7 @@
 
 # %%
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -455,17 +456,35 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: the same losses everywhere
 #
-# Now train. Who holds what is said by your `layers_of_stage`. Eight layers on one device; on 4 stages in 2 repeats
-# beside 2 pipelines; and on 2 stages in 4 repeats beside 4 pipelines.
+# Now train. Who holds what is said by your `layers_of_stage`. Eight layers on one device, on 2 pipelines of 4 stages,
+# and on 4 pipelines of 2 stages, each in 2 repeats.
 
 # %%
 if __name__ == "__main__":
     model = mlp(width=32, hidden=128, num_layers=8, num_inputs=16, num_outputs=8)
     params = model.init(jax.random.key(0))
     batches = [regression_batch(0, i, batch=64, num_inputs=16, num_outputs=8) for i in range(6)]
-    specs = {
-        part: jax.tree.map(lambda _: P(None, "pipe") if part == "layers" else P(), params[part]) for part in params
-    }
+    mesh_axes = ("data", "pipe")
+
+    def layouts(params):
+        """How parameters are placed, and how each device gives back what it holds."""
+
+        def like(part, spec):
+            return jax.tree.map(lambda _: spec, params[part])
+
+        places = {"embed": like("embed", P()), "layers": like("layers", P(None, "pipe")), "head": like("head", P())}
+        return places, jax.tree.map(lambda spec: P("data", *spec) if len(spec) else P(mesh_axes), places)
+
+    def on_each_device(params, batch, model, rate):
+        """One step as a device takes it: its own layers without the dim of the stages, and every leaf varying."""
+
+        def varying(tree):
+            return jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe"), tree)
+
+        held = varying({**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])})
+        after, loss = looping_train_step(held, batch, jax.random.key(0), model, 4, "pipe", "data", jnp.float32(rate))
+        after = {**after, "layers": jax.tree.map(lambda leaf: leaf[:, None], after["layers"])}
+        return jax.tree.map(lambda leaf: leaf[None], varying(after)), loss
 
     def placed(params, num_stages, num_repeats):
         """Layers as the stages hold them, ``[num_repeats, num_stages, layers_per_stage, ...]``."""
@@ -473,28 +492,19 @@ if __name__ == "__main__":
         order = jnp.asarray([[of_stage[repeat] for of_stage in held] for repeat in range(num_repeats)])
         return {**params, "layers": jax.tree.map(lambda leaf: leaf[order], params["layers"])}
 
-    def train(pipelines, num_stages, num_microbatches):
+    def train(pipelines, num_stages):
         mesh = make_mesh({"data": pipelines, "pipe": num_stages})
-        kept = jax.tree.map(lambda spec: P("data", *spec) if len(spec) else P(("data", "pipe")), specs)
-
-        def local(held, batch):
-            held = {**held, "layers": jax.tree.map(lambda leaf: leaf[:, 0], held["layers"])}
-            varying = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe"), held)
-            key, rate = jax.random.key(0), jnp.float32(0.05)
-            after, loss = looping_train_step(varying, batch, key, model, num_microbatches, "pipe", "data", rate)
-            after["layers"] = jax.tree.map(lambda leaf: leaf[:, None], after["layers"])
-            after = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe")[None], after)
-            return after, loss
-
-        step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data")), out_specs=(kept, P())))
-        held, losses = placed(params, num_stages, 8 // num_stages), []
+        places, kept = layouts(params)
+        local = partial(on_each_device, model=model, rate=0.05)
+        step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(places, P("data")), out_specs=(kept, P())))
+        held, losses = placed(params, num_stages, 2), []
         for batch in batches:
             after, loss = step(held, batch)
             held = jax.tree.map(lambda leaf: leaf[0], after)
             losses.append(loss)
         return losses
 
-    runs = {"data=2 x pipe=4": train(2, 4, 4), "data=4 x pipe=2": train(4, 2, 4)}
+    runs = {"data=2 x pipe=4": train(2, 4), "data=4 x pipe=2": train(4, 2)}
     plain_step, state = make_train_step(model, optax.sgd(0.05)), optax.sgd(0.05).init(params)
     plain = jax.tree.map(jnp.copy, params)
     print("step   one device", *(f"{name:>17}" for name in runs))
@@ -514,20 +524,11 @@ if __name__ == "__main__":
     whole = jax.eval_shape(large.init, jax.random.key(0))
     stacks = jax.tree.map(lambda s: jax.ShapeDtypeStruct((4, 2, 1, *s.shape[1:]), s.dtype), whole["layers"])
     shapes = {**whole, "layers": stacks}
-    places = {part: jax.tree.map(lambda _: P(None, "pipe") if part == "layers" else P(), whole[part]) for part in whole}
-    kept = jax.tree.map(lambda spec: P("data", *spec) if len(spec) else P(("data", "pipe")), places)
-
-    def one_step(held, batch):
-        held = {**held, "layers": jax.tree.map(lambda leaf: leaf[:, 0], held["layers"])}
-        varying = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe"), held)
-        key, rate = jax.random.key(0), jnp.float32(0.01)
-        after, loss = looping_train_step(varying, batch, key, large, 4, "pipe", "data", rate)
-        after["layers"] = jax.tree.map(lambda leaf: leaf[:, None], after["layers"])
-        return jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "pipe")[None], after), loss
+    places, kept = layouts(shapes)
 
     def program(params, batch):
-        mesh = abstract_mesh({"data": 4, "pipe": 2})
-        mapped = jax.shard_map(one_step, mesh=mesh, in_specs=(places, P("data")), out_specs=(kept, P()))
+        mesh, local = abstract_mesh({"data": 4, "pipe": 2}), partial(on_each_device, model=large, rate=0.01)
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(places, P("data")), out_specs=(kept, P()))
         after, loss = mapped(params, batch)
         return {"params": after, "loss": loss}
 

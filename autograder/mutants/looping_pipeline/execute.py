@@ -7,7 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.looping_pipeline.execute import FORWARD
 from autograder.mutants import mutant
 from autograder.mutants.looping_pipeline.names import BUBBLE, GRADIENTS, OTHERS, PERMUTED, VALUES
 from solutions.looping_pipeline import execute_looping_pipeline
@@ -155,10 +154,9 @@ def shifts_the_microbatches(stage, microbatches, num_repeats, axis_name):
     return jnp.roll(looped(stage, microbatches, num_repeats, axis_name), 1, 0)
 
 
-_FEW = (FORWARD.name,)
 MUTANTS = (
     mutant(NAME, drains_between_repeats, BUBBLE, PERMUTED),
-    mutant(NAME, begins_a_repeat_too_early, VALUES, BUBBLE, shown_by=_FEW),
+    mutant(NAME, begins_a_repeat_too_early, VALUES, GRADIENTS, BUBBLE, shown_by=("data=2 x pipe=4, 2 microbatches",)),
     mutant(NAME, begins_a_repeat_with_the_first, VALUES, GRADIENTS),
     mutant(NAME, rounds_microbatches_up, PERMUTED),
     mutant(NAME, has_four_stages, VALUES, GRADIENTS, shown_by=("pipe=8, 8 microbatches",)),
