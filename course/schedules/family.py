@@ -1,0 +1,188 @@
+"""The schedules that papers describe, for any number of stages, microbatches and repeats where each is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from course.schedules.orders import Action, Schedule, require_sizes
+
+
+def gpipe(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Schedule:
+    """All microbatches forward, then all backward, the last one first.
+
+    Source: Huang et al., GPipe, 2019, section 2.3 and figure 2c.
+
+    Raises:
+        ValueError: Sizes below 1, or repeats, of which it has one.
+    """
+    _require_one_repeat("GPipe", num_stages, num_microbatches, num_repeats)
+    order = _each("F", range(num_microbatches)) + _each("B", reversed(range(num_microbatches)))
+    return Schedule("GPipe", num_stages, num_microbatches, 1, (order,) * num_stages)
+
+
+def one_f_one_b(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Schedule:
+    """One forward, one backward: each stage begins as few microbatches as keep the next ones busy, then alternates.
+
+    Source: PipeDream-Flush in Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021, section 3.2;
+    Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021, section 2.2.1.
+
+    Raises:
+        ValueError: Sizes below 1, or repeats, of which it has one.
+    """
+    _require_one_repeat("1F1B", num_stages, num_microbatches, num_repeats)
+    orders = tuple(_alternating(num_stages - stage, num_microbatches) for stage in range(num_stages))
+    return Schedule("1F1B", num_stages, num_microbatches, 1, orders)
+
+
+def pipedream(num_stages: int, num_microbatches: int, num_repeats: int = 1, *, stream: int = 0) -> Schedule:
+    """1F1B that never flushes: the next microbatch follows at once, and each one's backward pass changes the weights.
+
+    A stage keeps the weights that a microbatch met in its forward pass until its backward pass (weight stashing).
+
+    Source: Narayanan et al., PipeDream, 2019, sections 3.2 (1F1B) and 3.3 (weight stashing).
+
+    Args:
+        num_stages: Devices in the pipeline.
+        num_microbatches: As many as the other schedules put into a step, to compare with.
+        num_repeats: 1.
+        stream: How many microbatches go through; if it is not said, enough for a steady state.
+
+    Raises:
+        ValueError: Sizes below 1, or repeats, of which it has one.
+    """
+    _require_one_repeat("PipeDream", num_stages, num_microbatches, num_repeats)
+    stream = stream or max(3 * num_microbatches, 10 * num_stages)
+    orders = tuple(_alternating(num_stages - stage, stream) for stage in range(num_stages))
+    return Schedule("PipeDream", num_stages, num_microbatches, 1, orders, flushes=False, microbatches=stream)
+
+
+def interleaved(num_stages: int, num_microbatches: int, num_repeats: int = 2) -> Schedule:
+    """1F1B with several parts of the model on each device, by groups of ``num_stages`` microbatches (depth-first).
+
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021, section 2.2.2.
+
+    Raises:
+        ValueError: Sizes below 1; one repeat, which is 1F1B; or microbatches that the stages do not divide.
+    """
+    require_sizes(num_stages, num_microbatches, num_repeats)
+    if num_repeats == 1:
+        raise ValueError("interleaved 1F1B needs at least 2 repeats, not 1: with one it would be 1F1B")
+    if num_microbatches % num_stages:
+        raise ValueError(
+            f"interleaved 1F1B sends microbatches round in groups of {num_stages}, one for each stage, and "
+            f"{num_microbatches} is no multiple of it"
+        )
+    orders = tuple(
+        tuple(_interleaved_order(stage, num_stages, num_microbatches, num_repeats)) for stage in range(num_stages)
+    )
+    return Schedule("interleaved 1F1B", num_stages, num_microbatches, num_repeats, orders)
+
+
+def breadth_first(num_stages: int, num_microbatches: int, num_repeats: int = 2) -> Schedule:
+    """All microbatches through the first repeat, then all through the next one; backward in the opposite order.
+
+    With one repeat it is GPipe's order.
+
+    Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023, section 4.1. With fewer microbatches than stages,
+    each repeat waits until the first microbatch is back: the course's own extension.
+
+    Raises:
+        ValueError: Sizes below 1.
+    """
+    require_sizes(num_stages, num_microbatches, num_repeats)
+    forward = [Action("F", m, r) for r in range(num_repeats) for m in range(num_microbatches)]
+    order = (*forward, *(Action("B", action.microbatch, action.repeat) for action in reversed(forward)))
+    return Schedule("breadth-first", num_stages, num_microbatches, num_repeats, (order,) * num_stages)
+
+
+def zero_bubble(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Schedule:
+    """ZB-H1: 1F1B whose backward pass is split; the gradient of the weights waits and fills what would be idle.
+
+    Stage ``s`` puts the gradients of the weights off by ``s`` microbatches, so that every stage holds as many as the
+    first one of 1F1B does.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 2.1 (ZB-H1).
+
+    Raises:
+        ValueError: Sizes below 1, or repeats, of which it has one.
+    """
+    _require_one_repeat("ZB-H1", num_stages, num_microbatches, num_repeats)
+    orders = tuple(tuple(_zero_bubble_order(stage, num_stages, num_microbatches)) for stage in range(num_stages))
+    return Schedule("ZB-H1", num_stages, num_microbatches, 1, orders)
+
+
+FAMILY: dict[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe,
+    "pipedream": pipedream,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "breadth_first": breadth_first,
+    "zero_bubble": zero_bubble,
+}
+LOOPED = ("interleaved", "breadth_first")
+
+
+def family(name: str, num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Schedule:
+    """A schedule by its name in ``FAMILY``.
+
+    Raises:
+        LookupError: None has that name.
+        ValueError: It is not defined for these sizes; the message says why.
+    """
+    if name not in FAMILY:
+        raise LookupError(f"there is no schedule called {name!r}; there are: {', '.join(FAMILY)}")
+    return FAMILY[name](num_stages, num_microbatches, num_repeats)
+
+
+def _require_one_repeat(name: str, num_stages: int, num_microbatches: int, num_repeats: int) -> None:
+    require_sizes(num_stages, num_microbatches, num_repeats)
+    if num_repeats != 1:
+        raise ValueError(
+            f"{name} has one part of the model on each device, not {num_repeats}: interleaved 1F1B and breadth-first "
+            "are the schedules with repeats"
+        )
+
+
+def _each(kind: str, microbatches: Iterator[int] | range) -> tuple[Action, ...]:
+    return tuple(Action(kind, microbatch) for microbatch in microbatches)
+
+
+def _alternating(in_flight: int, microbatches: int) -> tuple[Action, ...]:
+    """Forward passes until ``in_flight`` microbatches are under way; then, for each that comes back, another one."""
+    first = min(in_flight, microbatches)
+    order = list(_each("F", range(first)))
+    for microbatch in range(microbatches):
+        order.append(Action("B", microbatch))
+        if first + microbatch < microbatches:
+            order.append(Action("F", first + microbatch))
+    return tuple(order)
+
+
+def _interleaved_order(stage: int, num_stages: int, num_microbatches: int, num_repeats: int) -> Iterator[Action]:
+    turns = num_microbatches * num_repeats
+    group = num_stages * num_repeats
+
+    def turn(kind: str, number: int) -> Action:
+        rounds, place = divmod(number, group)
+        repeat = place // num_stages
+        microbatch = rounds * num_stages + place % num_stages
+        return Action(kind, microbatch, repeat if kind == "F" else num_repeats - 1 - repeat)
+
+    first = min(2 * (num_stages - stage - 1) + (num_repeats - 1) * num_stages, turns)
+    yield from (turn("F", number) for number in range(first))
+    for number in range(turns - first):
+        yield turn("F", first + number)
+        yield turn("B", number)
+    yield from (turn("B", number) for number in range(turns - first, turns))
+
+
+def _zero_bubble_order(stage: int, num_stages: int, num_microbatches: int) -> Iterator[Action]:
+    first = min(num_stages - stage, num_microbatches)
+    yield from _each("F", range(first))
+    for microbatch in range(num_microbatches):
+        yield Action("I", microbatch)
+        if microbatch >= stage:
+            yield Action("W", microbatch - stage)
+        if first + microbatch < num_microbatches:
+            yield Action("F", first + microbatch)
+    yield from _each("W", range(max(0, num_microbatches - stage), num_microbatches))

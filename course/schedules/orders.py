@@ -1,0 +1,153 @@
+"""Pipeline schedules as data: what each stage does, in order.
+
+A device of the pipeline is a *stage*. It holds ``num_repeats`` parts of the layers; part ``r`` of stage ``s`` is the
+``r * num_stages + s``-th part of the model, so a microbatch goes round the stages once for each repeat. ``family`` has
+the schedules that papers describe; one drawn by hand is written with ``written``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One piece of work of a stage.
+
+    Attributes:
+        kind: ``F`` forward; ``B`` the whole backward pass; or its two parts, ``I`` the gradient of the input, which
+            the stage before waits for, and ``W`` the gradient of the weights, which nobody does.
+        microbatch: Of the step, from 0; in a schedule that never flushes, of the whole stream.
+        repeat: Which part of the stage's layers, from 0.
+    """
+
+    kind: str
+    microbatch: int
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each stage does, in order.
+
+    Attributes:
+        name: What people call it.
+        num_stages: Devices in the pipeline.
+        num_microbatches: Of a step.
+        num_repeats: Parts of the model on each device.
+        orders: A tuple of actions for each stage.
+        flushes: Whether all microbatches of a step are through before the weights change and the next step begins.
+            If not, ``orders`` is a stream of microbatches, each of which changes the weights.
+        microbatches: How many go through in ``orders``: ``num_microbatches``, or the length of the stream.
+
+    Raises:
+        ValueError: An order does not have every microbatch and repeat exactly once, forward and backward.
+    """
+
+    name: str
+    num_stages: int
+    num_microbatches: int
+    num_repeats: int
+    orders: tuple[tuple[Action, ...], ...]
+    flushes: bool = True
+    microbatches: int = 0
+
+    def __post_init__(self) -> None:
+        require_sizes(self.num_stages, self.num_microbatches, self.num_repeats)
+        object.__setattr__(self, "microbatches", self.microbatches or self.num_microbatches)
+        if len(self.orders) != self.num_stages:
+            raise ValueError(f"{self.name}: {self.num_stages} stages need as many orders, not {len(self.orders)}")
+        for stage, order in enumerate(self.orders):
+            self._require_complete(stage, order)
+
+    @property
+    def forward_only(self) -> bool:
+        return all(action.kind == "F" for order in self.orders for action in order)
+
+    def _require_complete(self, stage: int, order: tuple[Action, ...]) -> None:
+        counts = Counter(order)
+        halves = {"F"} if self.forward_only else {"F", "B"}
+        for repeat in range(self.num_repeats):
+            for microbatch in range(self.microbatches):
+                has = {kind: counts.pop(Action(kind, microbatch, repeat), 0) for kind in KINDS}
+                split = has["B"] == 0 and has["I"] == has["W"] == 1
+                whole = has["B"] == 1 and has["I"] == has["W"] == 0
+                fine = not any(has[kind] for kind in "BIW") if halves == {"F"} else split or whole
+                if has["F"] != 1 or not fine:
+                    found = ", ".join(f"{count} x {kind}" for kind, count in has.items() if count) or "nothing"
+                    what = text_of(Action("", microbatch, repeat), self.num_repeats)
+                    raise ValueError(
+                        f"{self.name}: stage {stage} needs one F and one B (or one I and one W) of microbatch {what}, "
+                        f"and has {found}"
+                    )
+        if counts:
+            extra = text_of(next(iter(counts)), len(LETTERS))
+            raise ValueError(f"{self.name}: stage {stage} has {extra}, which is no work of this pipeline")
+
+
+def require_sizes(num_stages: int, num_microbatches: int, num_repeats: int) -> None:
+    """Refuse sizes that no pipeline has.
+
+    Raises:
+        ValueError: One of them is below 1, or the repeats are more than the alphabet has letters.
+    """
+    for name, size in (("stages", num_stages), ("microbatches", num_microbatches), ("repeats", num_repeats)):
+        if size < 1:
+            raise ValueError(f"a pipeline has at least 1 of its {name}, not {size}")
+    if num_repeats > len(LETTERS):
+        raise ValueError(f"at most {len(LETTERS)} repeats can be named by a letter, not {num_repeats}")
+
+
+def forwards(schedule: Schedule) -> Schedule:
+    """The same schedule's forward pass alone."""
+    orders = tuple(tuple(action for action in order if action.kind == "F") for order in schedule.orders)
+    return Schedule(
+        f"{schedule.name}, forward", schedule.num_stages, schedule.num_microbatches, schedule.num_repeats, orders,
+        schedule.flushes, schedule.microbatches,
+    )  # fmt: skip
+
+
+def text_of(action: Action, num_repeats: int = 1) -> str:
+    """``F3``; where there are repeats, ``F3b``: microbatch 3 in its second one."""
+    return f"{action.kind}{action.microbatch}{LETTERS[action.repeat] if num_repeats > 1 else ''}"
+
+
+def written(lines: Sequence[str], *, name: str = "by hand") -> Schedule:
+    """A schedule that was written down.
+
+    Args:
+        lines: One for each stage, such as ``"F0 F1 B0 B1"``. ``F``, ``B``, ``I`` and ``W`` are the kinds of an
+            ``Action``; a letter behind the number names the repeat: ``F3b`` is microbatch 3 in its second one. Idle
+            ticks are left out: when each action can begin follows from what it needs.
+        name: What it is called.
+
+    Returns:
+        The schedule; it has as many microbatches and repeats as the lines name.
+
+    Raises:
+        ValueError: A word is no action, or a stage does not have all of them.
+
+    >>> written(["F0 F1 B1 B0", "F0 F1 B1 B0"]).num_microbatches
+    2
+    """
+    orders = tuple(tuple(_action(word) for word in line.split()) for line in lines)
+    every = [action for order in orders for action in order]
+    if not every:
+        raise ValueError('a schedule needs at least one action, as in written(["F0 B0"])')
+    microbatches, repeats = (1 + max(getattr(a, key) for a in every) for key in ("microbatch", "repeat"))
+    return Schedule(name, len(orders), microbatches, repeats, orders)
+
+
+def _action(word: str) -> Action:
+    parts = re.fullmatch(r"([FBIW])(\d{1,6})([a-z]?)", word)
+    if parts is None:
+        raise ValueError(
+            f"{word!r} is no action; write F3, B3, I3 or W3, and F3b for the second repeat of microbatch 3"
+        )
+    return Action(parts[1], int(parts[2]), LETTERS.index(parts[3]) if parts[3] else 0)

@@ -1,0 +1,197 @@
+"""When each action of a schedule runs, from what it needs.
+
+The rules, all of them:
+
+- A stage does its actions in their order, one at a time. An action begins when the one before it has ended and what it
+  needs is there.
+- Forward needs the output of the part before; backward the gradient of the output, from the part behind, and its own
+  forward pass; the gradient of the weights its own gradient of the input.
+- What crosses from one device to another is sent as soon as it is made, beside computing. A link carries one message at
+  a time in each direction, in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from course.schedules.orders import KINDS, Action, Schedule, text_of
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of one microbatch, in any unit.
+
+    Attributes:
+        forward: Of all layers of one device.
+        backward_input: Of the gradient of their inputs.
+        backward_weights: Of the gradient of their weights.
+        send: Of one message: a microbatch's activations, or their gradient, between two devices.
+
+    Raises:
+        ValueError: One is negative or no finite number, or computing takes no time at all.
+    """
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weights: float = 1.0
+    send: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("forward", "backward_input", "backward_weights", "send"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} is a time: 0 or more, not {value}")
+        if not self.forward > 0:
+            raise ValueError("a forward pass takes some time: forward must be above 0")
+
+    @property
+    def backward(self) -> float:
+        return self.backward_input + self.backward_weights
+
+    def of(self, kind: str, num_repeats: int = 1) -> float:
+        """Of an action on one of ``num_repeats`` parts of the device's layers."""
+        times = {"F": self.forward, "B": self.backward, "I": self.backward_input, "W": self.backward_weights}
+        return times[kind] / num_repeats
+
+
+UNIT = Costs()
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action as it ran on a stage."""
+
+    stage: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Message:
+    """What went from one stage to another: the result of ``action``, on the wire from ``start`` to ``end``."""
+
+    source: int
+    target: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A schedule with its times.
+
+    Attributes:
+        schedule: What was run.
+        costs: What it was run with.
+        spans: Of each stage, in its order.
+        messages: By start.
+    """
+
+    schedule: Schedule
+    costs: Costs
+    spans: tuple[tuple[Span, ...], ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def end(self) -> float:
+        """When the last action has ended."""
+        return max(span.end for spans in self.spans for span in spans)
+
+
+def run(schedule: Schedule, costs: Costs = UNIT) -> Timed:
+    """Time a schedule.
+
+    Raises:
+        ValueError: Its stages would wait for each other forever; the message says what each waits for.
+    """
+    state = _State(schedule, costs)
+    while not state.done:
+        if not any([state.advance(stage) for stage in range(schedule.num_stages)]):
+            raise ValueError(f"{schedule.name}: stages would wait for each other forever: {state.stuck()}")
+    messages = sorted(state.messages, key=lambda m: (m.start, m.source, m.target))
+    return Timed(schedule, costs, tuple(map(tuple, state.spans)), tuple(messages))
+
+
+# A part of the model's work on a microbatch: whether backward, microbatch, number of the part.
+_Key = tuple[bool, int, int]
+
+
+@dataclass
+class _State:
+    schedule: Schedule
+    costs: Costs
+    arrived: dict[_Key, float] = field(default_factory=dict)
+    link_free: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    spans: list[list[Span]] = field(init=False)
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.spans = [[] for _ in range(self.schedule.num_stages)]
+        self.ran: list[set[Action]] = [set() for _ in range(self.schedule.num_stages)]
+
+    @property
+    def done(self) -> bool:
+        return all(len(a) == len(b) for a, b in zip(self.spans, self.schedule.orders, strict=True))
+
+    def advance(self, stage: int) -> bool:
+        """Run what the stage can run; whether it was anything."""
+        order, spans = self.schedule.orders[stage], self.spans[stage]
+        before = len(spans)
+        while len(spans) < len(order) and not any(self._missing(stage, order[len(spans)])):
+            self._run(stage, order[len(spans)])
+        return len(spans) > before
+
+    def _needs(self, stage: int, action: Action) -> _Key | None:
+        """What has to arrive from another part of the model."""
+        part = action.repeat * self.schedule.num_stages + stage
+        last = self.schedule.num_repeats * self.schedule.num_stages - 1
+        if action.kind == "F":
+            return (False, action.microbatch, part - 1) if part else None
+        if action.kind == "W":
+            return None
+        return (True, action.microbatch, part + 1) if part < last else None
+
+    def _missing(self, stage: int, action: Action) -> Iterator[str]:
+        key = self._needs(stage, action)
+        if key is not None and key not in self.arrived:
+            yield f"a result of stage {key[2] % self.schedule.num_stages}"
+        own = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
+        if own and Action(own, action.microbatch, action.repeat) not in self.ran[stage]:
+            yield f"its own {KINDS[own]} pass"
+
+    def _run(self, stage: int, action: Action) -> None:
+        spans, key = self.spans[stage], self._needs(stage, action)
+        free = spans[-1].end if spans else 0.0
+        start = max(free, self.arrived[key]) if key is not None else free
+        end = start + self.costs.of(action.kind, self.schedule.num_repeats)
+        spans.append(Span(stage, action, start, end))
+        self.ran[stage].add(action)
+        if action.kind != "W":
+            self._hand_on(stage, action, end)
+
+    def _hand_on(self, stage: int, action: Action, end: float) -> None:
+        stages, forward = self.schedule.num_stages, action.kind == "F"
+        part = action.repeat * stages + stage
+        other = part + (1 if forward else -1)
+        if not 0 <= other < stages * self.schedule.num_repeats:
+            return
+        key, target = (not forward, action.microbatch, part), other % stages
+        if target == stage:
+            self.arrived[key] = end
+            return
+        start = max(end, self.link_free[stage, target])
+        self.arrived[key] = self.link_free[stage, target] = start + self.costs.send
+        self.messages.append(Message(stage, target, action, start, self.arrived[key]))
+
+    def stuck(self) -> str:
+        said = []
+        for stage, order in enumerate(self.schedule.orders):
+            if len(self.spans[stage]) < len(order):
+                action = order[len(self.spans[stage])]
+                why = " and ".join(self._missing(stage, action))
+                said.append(f"stage {stage} waits in {text_of(action, self.schedule.num_repeats)} for {why}")
+        return "; ".join(said)
