@@ -1,0 +1,133 @@
+"""Ticks of a pipeline Program, found in its timeline, and what a schedule says that each stage does in them.
+
+A timeline does not say which microbatch a matmul belongs to. It does say when something crossed ``pipe``: each tick of
+a pipeline ends by passing on what it computed. So a tick is the time between two permutes in which some stage
+multiplies matrices, written as a loop or not, and a schedule's own ticks are laid beside them. Where their numbers
+differ, nothing is labelled.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from course.program.simulator import Bar, Timeline
+from course.schedules.orders import Action, Schedule
+from course.schedules.timing import Costs, run
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one stage does in one tick.
+
+    Attributes:
+        start, end: Seconds, of everything that it computes.
+        flops: Of its matmuls.
+    """
+
+    start: float
+    end: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One tick of a Program.
+
+    Attributes:
+        start, end: Seconds: from the first to the last matmul of any stage.
+        work: By stage; None where it multiplies nothing.
+    """
+
+    start: float
+    end: float
+    work: tuple[Work | None, ...]
+
+
+def program_ticks(timeline: Timeline, axis: str = "pipe") -> tuple[Tick, ...]:
+    """The ticks of a pipeline Program, forward and backward.
+
+    Args:
+        timeline: With its bars; of devices that differ only in other mesh axes, the first ones count.
+        axis: The mesh axis that the stages are on.
+
+    Raises:
+        ValueError: The mesh has no such axis, or nothing is passed on over it, so that there is nothing to tell ticks
+            by.
+    """
+    bars = stage_bars(timeline, axis)
+    sent = sorted({bar.end for stage in bars for bar in stage if _passes_on(bar, axis)})
+    if not sent:
+        raise ValueError(
+            f"nothing is permuted over {axis!r} (size {timeline.mesh[axis]}), so there are no ticks to tell apart; "
+            "timeline_svg draws this step"
+        )
+    found: dict[int, dict[int, list[Bar]]] = defaultdict(lambda: defaultdict(list))
+    for stage, own in enumerate(bars):
+        for bar in own:
+            if bar.stream == "compute":
+                found[bisect_right(sent, bar.start)][stage].append(bar)
+    ticks = [_tick(found[number], len(bars)) for number in sorted(found)]
+    return tuple(tick for tick in ticks if any(tick.work))
+
+
+def stage_bars(timeline: Timeline, axis: str) -> list[list[Bar]]:
+    """The bars of each stage's first device.
+
+    Raises:
+        ValueError: The mesh has no such axis.
+    """
+    if axis not in timeline.mesh:
+        raise ValueError(f"the mesh {timeline.mesh} has no axis {axis!r}; say which one the stages are on")
+    sizes = list(timeline.mesh.values())
+    places = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), list(timeline.mesh).index(axis), 0)
+    standing = {member: alike.device for alike in timeline.devices for member in alike.members}
+    by_device: dict[int, list[Bar]] = defaultdict(list)
+    for bar in timeline.bars:
+        by_device[bar.device].append(bar)
+    return [by_device[standing[int(device)]] for device in places.reshape(len(places), -1)[:, 0]]
+
+
+def _passes_on(bar: Bar, axis: str) -> bool:
+    return bar.kind == "collective_permute" and axis in bar.stream.split(",")
+
+
+def _tick(bars: dict[int, list[Bar]], num_stages: int) -> Tick:
+    work = [_work(bars.get(stage, [])) for stage in range(num_stages)]
+    some = [one for one in work if one] or [Work(0.0, 0.0, 0.0)]
+    return Tick(min(one.start for one in some), max(one.end for one in some), tuple(work))
+
+
+def _work(bars: list[Bar]) -> Work | None:
+    flops = sum(bar.flops for bar in bars)
+    return Work(min(bar.start for bar in bars), max(bar.end for bar in bars), flops) if flops else None
+
+
+def schedule_ticks(schedule: Schedule) -> tuple[dict[int, Action], ...]:
+    """The schedule in ticks, where each action takes one and messages no time: by tick, what each stage does."""
+    repeats = float(schedule.num_repeats)
+    whole = any(action.kind == "B" for order in schedule.orders for action in order)
+    split = (repeats / 2, repeats / 2) if whole else (repeats, repeats)
+    timed = run(schedule, Costs(repeats, *split))
+    ticks: list[dict[int, Action]] = [{} for _ in range(round(timed.end))]
+    for spans in timed.spans:
+        for span in spans:
+            ticks[round(span.start)][span.stage] = span.action
+    return tuple(ticks)
+
+
+def laid_beside(ticks: tuple[Tick, ...], schedule: Schedule) -> list[dict[int, Action] | None]:
+    """What the schedule does in each of a Program's ticks.
+
+    Returns:
+        One entry for each tick, or an empty list if the two do not have the same number. A Program may have one tick
+        more, between forward and backward: the loss, whose entry is None.
+    """
+    given: list[dict[int, Action] | None] = list(schedule_ticks(schedule))
+    if len(ticks) == len(given) + 1 and not schedule.forward_only:
+        given.insert(len(given) // 2, None)
+    return given if len(given) == len(ticks) else []
