@@ -2,6 +2,7 @@
 
 import pytest
 
+from course.machines import FREE_NETWORK
 from course.program import parse, timeline
 from course.schedules import (
     Costs,
@@ -17,7 +18,6 @@ from course.schedules import (
 from course.schedules.ticks import laid_beside, program_ticks, schedule_ticks
 from course.validation import pipelines
 from course.validation.pipelines import pipeline
-from course.validation.rows import FREE_NETWORK
 
 SIZES = [(2, 2, 1), (4, 3, 1), (4, 6, 2), (4, 2, 3)]
 

@@ -1,6 +1,7 @@
 """Pictures and tables of what the lenses see, for notebooks, pages and terminals."""
 
 from course.show.pictures import memory_svg, side_by_side, timeline_svg
+from course.show.schedules import schedule_svg
 from course.show.shardings import Holdings, holdings_svg, holdings_table, sharding_svg, who_holds
 
 __all__ = [
@@ -8,6 +9,7 @@ __all__ = [
     "holdings_svg",
     "holdings_table",
     "memory_svg",
+    "schedule_svg",
     "sharding_svg",
     "side_by_side",
     "timeline_svg",

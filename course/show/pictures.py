@@ -82,7 +82,7 @@ def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file
     most = MAX_DEVICES if len(timelines) == 1 else MAX_DEVICES // 2
     blocks = {name: _rows(timeline, colours, most, end) for name, timeline in timelines.items()}
     described = " ".join(_described(name, timeline) for name, timeline in timelines.items())
-    name = _unique(repr([(n, t.seconds, len(t.bars), t.devices) for n, t in timelines.items()]))
+    name = unique(repr([(n, t.seconds, len(t.bars), t.devices) for n, t in timelines.items()]))
     least = end / WIDTH
     while True:
         drawn, height = _drawn(blocks, timelines, colours, end, least, name)
@@ -254,7 +254,7 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
     each = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
     title = f"Memory of one device: {said}"
     return svg(LEFT + WIDTH + RIGHT, y, title, f"At the peak: {each}.", "".join([*drawn, *listed]),
-               _unique(repr(memory)), file=file, least=LEAST)  # fmt: skip
+               unique(repr(memory)), file=file, least=LEAST)  # fmt: skip
 
 
 def _stack(parts: list[tuple[str, int, str]], whole: float, y: float) -> list[str]:
@@ -295,6 +295,6 @@ def _alive(memory: Memory, y: float) -> tuple[list[str], float]:
     return drawn, y + 4
 
 
-def _unique(about: str) -> str:
+def unique(about: str) -> str:
     """A name for a picture, the same for the same picture: a page may hold many."""
     return "m" + hashlib.sha256(about.encode()).hexdigest()[:10]

@@ -101,7 +101,7 @@ def _pattern(name: str, path: str, stroke: str, width: float, ground: str) -> st
 def draw(mark: Mark, x: float, y: float, width: float, height: float, fill: str) -> str:
     """A mark as a rectangle with its tooltip and, where there is room, its label."""
     shown = max(width - 0.5, 0.6)  # a seam between neighbours of one colour
-    title = f"<title>{_safe(mark.title)}</title>"
+    title = f"<title>{safe(mark.title)}</title>"
     rect = f'<rect x="{x:.1f}" y="{y:g}" width="{shown:.1f}" height="{height:g}" fill="{fill}">{title}</rect>'
     label = next((text for text in mark.labels if len(text) * LETTER + 8 <= width), "")
     if not label:
@@ -118,14 +118,15 @@ def torn(x: float, y: float, height: float) -> str:
 
 def text(
     said: str, x: float, y: float, anchor: str = "start", *, size: int = SMALL, fill: str = "currentColor",
-    weight: str = "", passive: bool = False, faint: bool = False
+    weight: str = "", passive: bool = False, faint: bool = False, halo: str = ""
 ) -> str:  # fmt: skip
-    """A line of text."""
+    """A line of text; ``halo`` is the colour that keeps a pattern off it."""
     more = f' font-weight="{weight}"' if weight else ""
     more += ' pointer-events="none"' if passive else ""
     more += ' fill-opacity="0.75"' if faint else ""
+    more += f' stroke="{halo}" stroke-width="3" paint-order="stroke"' if halo else ""
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
-    return f'<text {place} fill="{fill}"{more}>{_safe(said)}</text>'
+    return f'<text {place} fill="{fill}"{more}>{safe(said)}</text>'
 
 
 def svg(
@@ -142,7 +143,7 @@ def svg(
         file: Whether it is to stand alone: then it brings its own colours, for light and for dark.
         least: Share of its width below which it is not shrunk.
     """
-    about = f'<title id="{name}-t">{_safe(title)}</title><desc id="{name}-d">{_safe(description)}</desc>'
+    about = f'<title id="{name}-t">{safe(title)}</title><desc id="{name}-d">{safe(description)}</desc>'
     colours = (
         "<style>svg{color:#1b1f24;background:#fff}"
         "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#111}}</style>" if file else ""
@@ -175,6 +176,6 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def _safe(said: str) -> str:
+def safe(said: str) -> str:
     """Text for XML: escaped, and without the control characters that XML has no way to write."""
     return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said), quote=True)

@@ -1,0 +1,139 @@
+"""Pictures of pipeline schedules: a row for each stage, from given schedules and from a Program's timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from course.program.simulator import Bar, Timeline
+from course.schedules import Action, Schedule, Timed, measure, run
+from course.schedules.orders import LETTERS
+from course.schedules.ticks import Tick, Work, laid_beside, program_ticks, stage_bars
+from course.show.lanes import LEAST, MASKED, WORDS, Cell, Picture, Row, Wire, draw_lanes
+from course.show.quantities import digits, seconds_text, share_text
+from course.show.words import line_text
+
+
+def schedule_svg(
+    drawn: Schedule | Timed | Timeline, schedule: Schedule | None = None, *, axis: str = "pipe", file: bool = False
+) -> str:
+    """A pipeline's schedule: what each stage does when, and where it does nothing.
+
+    Args:
+        drawn: A schedule, one with times of its own (``run``), or the timeline of a Program.
+        schedule: With a timeline: what the Program is meant to do. Its ticks are laid beside those of the Program and
+            say which microbatch each is; where the numbers of ticks differ, the Program's are drawn without.
+        axis: With a timeline: the mesh axis that the stages are on.
+        file: Whether the picture is to stand alone, with colours of its own.
+
+    Raises:
+        TypeError: It is none of these, or a timeline without a schedule.
+        ValueError: It has too many actions to be read, or the Program has no ticks.
+    """
+    if isinstance(drawn, Timeline):
+        if not isinstance(schedule, Schedule):
+            raise TypeError("a timeline does not know its microbatches: schedule_svg(timeline, schedule) says them")
+        picture = _of_program(drawn, schedule, axis)
+    elif isinstance(drawn, Schedule | Timed):
+        picture = _of_schedule(run(drawn) if isinstance(drawn, Schedule) else drawn)
+    else:
+        raise TypeError(f"this draws a Schedule, one with times, or a Timeline, not a {type(drawn).__name__}")
+    return draw_lanes(picture, file=file)
+
+
+def _of_schedule(timed: Timed) -> Picture:
+    schedule, repeats = timed.schedule, timed.schedule.num_repeats
+    rows = []
+    for stage, spans in enumerate(timed.spans):
+        cells = tuple(
+            _cell(span.start, span.end, span.action, stage, repeats, f"{digits(span.start)} to {digits(span.end)}")
+            for span in spans
+        )
+        sent = [message for message in timed.messages if message.source == stage and message.end > message.start]
+        targets = sorted({message.target for message in sent}, key=lambda target: target < stage)
+        wires = tuple(
+            Wire(m.start, m.end, m.action.kind, targets.index(m.target), f"to stage {m.target}: {_named(m.action)}")
+            for m in sent
+        )
+        busy = sum(span.end - span.start for span in spans)
+        rows.append(Row(cells, wires, f"computes {digits(busy)} of {digits(timed.end)}: {_order(spans, repeats)}"))
+    sizes = f"{schedule.num_stages} stages, {schedule.num_microbatches} microbatches"
+    sizes += f", {repeats} repeats" if repeats > 1 else ""
+    whole = schedule.flushes and not schedule.forward_only
+    lost = f", bubble {share_text(measure(timed).bubble, 1)}" if whole else ""
+    ends = (
+        digits(timed.end) if schedule.flushes else f"the first {schedule.microbatches} of a stream that never flushes"
+    )
+    heading = f"{schedule.name}: {ends}{lost}"
+    return Picture(f"{schedule.name}, {sizes}", heading, tuple(rows), timed.end, False, repeats > 1)
+
+
+def _order(spans: Iterable, repeats: int) -> str:
+    return " ".join(f"{s.action.kind}{_number(s.action, repeats)}" for s in spans)
+
+
+def _number(action: Action, repeats: int) -> str:
+    return f"{action.microbatch}{LETTERS[action.repeat] if repeats > 1 else ''}"
+
+
+def _named(action: Action) -> str:
+    return f"microbatch {action.microbatch}, repeat {action.repeat}, {WORDS[action.kind]}"
+
+
+def _cell(start: float, end: float, action: Action, stage: int, repeats: int, when: str) -> Cell:
+    number = _number(action, repeats)
+    labels = (number, str(action.microbatch)) if repeats > 1 else (number,)
+    return Cell(start, end, action.kind, action.repeat, labels, f"stage {stage}, {_named(action)}: {when}")
+
+
+def _of_program(timeline: Timeline, schedule: Schedule, axis: str) -> Picture:
+    found = program_ticks(timeline, axis)
+    beside = laid_beside(found, schedule)
+    bars = stage_bars(timeline, axis)
+    if len(bars) != schedule.num_stages:
+        raise ValueError(f"the Program has {len(bars)} stages over {axis!r} and the schedule {schedule.num_stages}")
+    rows = []
+    for stage, own in enumerate(bars):
+        cells, useful = _ticks_of(stage, found, beside, schedule)
+        cells += _others(own, [tick.work[stage] for tick in found], LEAST * timeline.seconds)
+        sent = sorted({(b.start, b.end) for b in own if b.stream != "compute" and axis in b.stream.split(",")})
+        wires = tuple(Wire(a, b, "loss", 0, f"sent over {axis}: {seconds_text(b - a)}") for a, b in sent if b > a)
+        rows.append(Row(tuple(cells), wires, f"useful in {useful} of {len(found)} ticks"))
+    known = f"{len(found)} ticks" + ("" if beside else f", where {schedule.name} has another number: not labelled")
+    title = f"A Program's ticks on {timeline.machine}, beside {schedule.name}"
+    heading = f"{seconds_text(timeline.seconds)}, {known}"
+    return Picture(title, heading, tuple(rows), timeline.seconds, True, schedule.num_repeats > 1 and bool(beside))
+
+
+def _ticks_of(
+    stage: int, found: tuple[Tick, ...], beside: list[dict[int, Action] | None], schedule: Schedule
+) -> tuple[list[Cell], int]:
+    """The cells of a stage, and in how many ticks it does what the schedule says."""
+    cells, useful = [], 0
+    for number, tick in enumerate(found):
+        work, given = tick.work[stage], beside[number] if beside else None
+        action = given.get(stage) if given is not None else None
+        if action is not None:
+            useful += work is not None
+            cells.append(_expected(work, tick, action, stage, number, schedule))
+        elif work is not None:
+            kind = "masked" if given is not None else "loss" if beside else "tick"
+            said = MASKED if given is not None else "loss" if beside else WORDS["tick"]
+            label = {"masked": (), "loss": (said,), "tick": (f"tick {number}", str(number))}[kind]
+            cells.append(Cell(work.start, work.end, kind, 0, label, f"stage {stage}, tick {number}: {said}"))
+    return cells, useful
+
+
+def _expected(work: Work | None, tick: Tick, action: Action, stage: int, number: int, schedule: Schedule) -> Cell:
+    if work is None:
+        title = f"stage {stage}, tick {number}: nothing computed, where the schedule has {_named(action)}"
+        return Cell(tick.start, tick.end, "missing", 0, ("?",), title)
+    when = f"tick {number}, {seconds_text(work.end - work.start)}"
+    return _cell(work.start, work.end, action, stage, schedule.num_repeats, when)
+
+
+def _others(bars: list[Bar], work: list[Work | None], least: float) -> list[Cell]:
+    """What a stage computes outside of its ticks and takes time: copies, and what is stored at the end."""
+    inside = [one for one in work if one]
+    outside = [bar for bar in bars if bar.stream == "compute" and bar.end - bar.start > least]
+    outside = [bar for bar in outside if not any(one.start <= bar.start < one.end for one in inside)]
+    return [Cell(b.start, b.end, "other", 0, (), f"{b.kind}, {line_text(b.line)}") for b in outside]

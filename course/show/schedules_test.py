@@ -1,0 +1,171 @@
+"""Pictures of schedules: every action once, at its time, with its number; bubbles and messages beside them."""
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from course.machines import FREE_NETWORK, machine
+from course.program import parse, timeline
+from course.schedules import (
+    FAMILY,
+    LOOPED,
+    Costs,
+    breadth_first,
+    family,
+    forwards,
+    gpipe,
+    interleaved,
+    pipedream,
+    run,
+    written,
+    zero_bubble,
+)
+from course.show import schedule_svg
+from course.show.lanes import CELL, FILLS, LEFT, MASKED, WIRE
+from course.show.svg import DARK, LIGHT, contrast, text_on
+from course.validation.pipelines import pipeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def rectangles(picture, height=CELL):
+    """Of what has a title: place, width, fill and title, row by row."""
+    found = []
+    for rect in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
+        title = rect.find(f"{SVG}title")
+        if title is not None and float(rect.get("height", "0")) == height:
+            found.append((float(rect.get("x", "0")), float(rect.get("width", "0")), rect.get("fill"), title.text))
+    return found
+
+
+def texts(picture):
+    return [element.text or "" for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+
+
+def program(stages, microbatches, repeats=1, target=FREE_NETWORK, **more):
+    return timeline(parse(pipeline(stages, microbatches, repeats, **more)), target)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_every_action_is_drawn_once_where_it_runs(name):
+    timed = run(family(name, 4, 8, 2 if name in LOOPED else 1), Costs(1, 1.5, 0.5, 0.25))
+    picture = schedule_svg(timed)
+    found = [rect for rect in rectangles(picture) if not rect[3].startswith("bubble")]
+    spans = [span for spans in timed.spans for span in spans]
+    assert len(found) == len(spans) == len({title for *_, title in found})
+    scale = (found[-1][0] - LEFT) / spans[-1].start
+    for span, (x, width, fill, title) in zip(spans, found, strict=True):
+        assert x == pytest.approx(LEFT + span.start * scale, abs=0.2)
+        assert width == pytest.approx((span.end - span.start) * scale - 1, abs=0.2)
+        assert fill == FILLS[span.action.kind][span.action.repeat % 2]
+        assert title.startswith(f"stage {span.stage}, microbatch {span.action.microbatch}, repeat {span.action.repeat}")
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_actions_and_bubbles_fill_every_stage_s_time(name):
+    timed = run(family(name, 3, 6, 2 if name in LOOPED else 1))
+    found = rectangles(schedule_svg(timed))
+    whole = sum(width + (0 if title.startswith("bubble") else 1) for _, width, _, title in found)
+    last = max(x + width for x, width, *_ in found) - LEFT
+    assert whole == pytest.approx(3 * last, rel=0.01)
+
+
+def test_every_action_has_its_number_and_repeats_have_letters():
+    said = texts(schedule_svg(interleaved(2, 4, 2)))
+    assert [said.count(f"{m}{r}") for m in range(4) for r in "ab"] == [4] * 8
+    assert "the number is the microbatch, the letter the repeat" in said
+    assert [texts(schedule_svg(gpipe(3, 4)))[6:][:3].count(str(m)) for m in range(3)] == [1, 1, 1]
+
+
+def test_forward_backward_and_weights_differ_in_colour_and_pattern():
+    picture = schedule_svg(zero_bubble(3, 4))
+    patterns = [set(re.findall(r"url\(#m\w+-([bd])\)", part)) for part in picture.split("<title>")[1:]]
+    kinds = re.findall(r"repeat 0, ([^:<]*):", picture)
+    assert set(kinds) == {"forward", "backward, input&#x27;s gradient", "weights&#x27; gradient"}
+    assert {frozenset(p) for p in patterns} >= {frozenset(), frozenset("b"), frozenset("d")}
+    assert len({FILLS[kind][0] for kind in "FIW"}) == 3
+
+
+@pytest.mark.parametrize("colour", sorted({colour for fills in FILLS.values() for colour in fills}))
+def test_colours_stand_out_on_light_and_dark_and_can_be_written_on(colour):
+    assert min(contrast(colour, LIGHT), contrast(colour, DARK)) >= 3
+    assert contrast(colour, text_on(colour)) >= 4.5
+
+
+def test_messages_that_take_time_are_drawn_and_others_are_not():
+    timed = run(breadth_first(3, 3, 2), Costs(send=0.5))
+    found = rectangles(schedule_svg(timed), WIRE)
+    assert len(found) == len(timed.messages) and found[0][3] == "to stage 1: microbatch 0, repeat 0, forward"
+    assert rectangles(schedule_svg(breadth_first(3, 3, 2)), WIRE) == []
+
+
+def test_a_picture_says_in_words_what_it_shows():
+    root = ElementTree.fromstring(schedule_svg(gpipe(2, 2)))
+    title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert title is not None and title.text == "GPipe, 2 stages, 2 microbatches: GPipe: 9, bubble 33.3 %"
+    assert desc is not None and desc.text
+    assert desc.text.startswith("Stage 0 computes 6 of 9: F0 F1 B1 B0. Stage 1 computes 6 of 9: F0 F1 B1 B0.")
+    assert "stream that never flushes" in schedule_svg(pipedream(2, 2, stream=6))
+
+
+def test_a_program_is_drawn_with_the_same_actions_as_its_schedule():
+    given = rectangles(schedule_svg(breadth_first(4, 2, 2)))
+    found = rectangles(schedule_svg(program(4, 2, 2, backward=True, masked=False), breadth_first(4, 2, 2)))
+    named = [[title.split(":")[0] for *_, title in rects if not title.startswith("bubble")] for rects in (given, found)]
+    assert named[0] == named[1]
+
+
+def test_masked_ticks_of_a_program_are_no_work_and_skipped_ones_are_bubbles():
+    schedule = forwards(gpipe(4, 3))
+    masked = rectangles(schedule_svg(program(4, 3), schedule))
+    skipped = rectangles(schedule_svg(program(4, 3, masked=False), schedule))
+    idle = [sum(said in title for *_, title in rects) for rects, said in ((masked, MASKED), (skipped, MASKED))]
+    assert idle == [4 * 6 - 4 * 3, 0]
+    assert not any(title.startswith("bubble") for *_, title in masked)
+    useful = [[r for r in rects if "microbatch" in r[3]] for rects in (masked, skipped)]
+    assert [r[3] for r in useful[0]] == [r[3] for r in useful[1]] and len(useful[0]) == 12
+
+
+def test_where_a_program_does_nothing_though_the_schedule_works_it_is_marked():
+    schedule = forwards(written(["F0 F1 F2 B0 B1 B2", "F0 F1 F2 B0 B1 B2"]))
+    step = program(2, 3, masked=False)
+    first = [bar for bar in step.bars if bar.device == 1 and bar.flops][:2]  # the two matmuls of a layer
+    lazy = replace(step, bars=tuple(bar for bar in step.bars if bar not in first))
+    found = schedule_svg(lazy, schedule)
+    assert found.count("nothing computed, where the schedule has microbatch 0") == 1
+    assert "useful in 2 of 4 ticks" in found
+
+
+def test_a_program_with_other_ticks_is_drawn_without_numbers():
+    found = schedule_svg(program(4, 3), forwards(gpipe(4, 5)))
+    assert "6 ticks, where GPipe, forward has another number: not labelled" in found
+    assert "microbatch 0" not in found and "tick 5" in texts(found)
+
+
+def test_what_a_program_sends_while_all_wait_is_no_bubble():
+    step = program(4, 4, target=machine("8xA5000"))
+    found = schedule_svg(step, forwards(gpipe(4, 4)))
+    assert len(rectangles(found, WIRE)) == 4 * 7
+    assert not [rect for rect in rectangles(found) if rect[3].startswith("bubble")]
+    assert "other kernels" in texts(found)  # the results are stored at the end
+
+
+def test_what_cannot_be_drawn_is_refused_with_a_sentence():
+    with pytest.raises(TypeError, match="a timeline does not know its microbatches"):
+        schedule_svg(program(2, 2))
+    with pytest.raises(TypeError, match="not a str"):
+        schedule_svg("1f1b")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has 2 stages over 'pipe' and the schedule 3"):
+        schedule_svg(program(2, 2), gpipe(3, 2))
+    with pytest.raises(ValueError, match="10,240 actions cannot be read"):
+        schedule_svg(gpipe(16, 320))
+
+
+def test_pictures_are_the_same_every_time_and_two_do_not_mix():
+    one, other = (schedule_svg(gpipe(2, m)) for m in (2, 3))
+    assert one == schedule_svg(gpipe(2, 2))
+    names = [set(re.findall(r'id="([^"]+)"', picture)) for picture in (one, other)]
+    assert not names[0] & names[1] and "<script" not in one and "<style" not in one
+    assert "prefers-color-scheme:dark" in schedule_svg(gpipe(2, 2), file=True)
