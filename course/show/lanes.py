@@ -17,7 +17,7 @@ FILLS = {
     "I": _BACKWARD,
     "W": (AXES[2], "#007a58"),
     "loss": (KERNEL, KERNEL),
-    "tick": (KERNEL, KERNEL),
+    "tick": (MATMUL, MATMUL),
     "other": (KERNEL, KERNEL),
 }
 PATTERNS = {"B": "b", "I": "b", "W": "d"}  # the fills' names in ``_patterns``
@@ -92,7 +92,8 @@ def draw_lanes(picture: Picture, *, file: bool = False) -> str:
     count = sum(len(row.cells) for row in picture.rows)
     if count > MAX_CELLS:
         raise ValueError(f"{count:,} actions cannot be read in a picture; draw at most {MAX_CELLS:,}")
-    lengths = [cell.end - cell.start for row in picture.rows for cell in row.cells if cell.end > cell.start]
+    named = [cell for row in picture.rows for cell in row.cells if cell.labels and cell.end > cell.start]
+    lengths = [cell.end - cell.start for cell in named]
     room = ROOM + (LETTER if picture.letters else 0)
     wanted = room * picture.end / min(lengths) if lengths else 0.0
     width = min(MOST_WIDTH, max(LEAST_WIDTH, wanted))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from course.program.simulator import Bar, Timeline
+from course.program.simulator.trace import plain_kind
 from course.schedules import Action, Schedule, Timed, measure, run
 from course.schedules.orders import LETTERS
 from course.schedules.ticks import Tick, Work, laid_beside, program_ticks, stage_bars
@@ -136,4 +137,15 @@ def _others(bars: list[Bar], work: list[Work | None], least: float) -> list[Cell
     inside = [one for one in work if one]
     outside = [bar for bar in bars if bar.stream == "compute" and bar.end - bar.start > least]
     outside = [bar for bar in outside if not any(one.start <= bar.start < one.end for one in inside)]
-    return [Cell(b.start, b.end, "other", 0, (), f"{b.kind}, {line_text(b.line)}") for b in outside]
+    runs: list[list[Bar]] = []
+    for bar in outside:
+        if runs and bar.start - runs[-1][-1].end <= 4 * least:
+            runs[-1].append(bar)
+        else:
+            runs.append([bar])
+    return [Cell(run[0].start, run[-1].end, "other", 0, (), _outside(run)) for run in runs]
+
+
+def _outside(bars: list[Bar]) -> str:
+    more = f" and {len(bars) - 1} more" if len(bars) > 1 else ""
+    return f"no matmul: {plain_kind(bars[0].kind)}{more}, {line_text(bars[0].line)}"
