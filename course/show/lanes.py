@@ -25,7 +25,6 @@ WORDS = {**KINDS, "I": "backward, input's gradient", "W": "weights' gradient", "
 WORDS |= {"tick": "computing", "other": "other kernels"}
 LEFT, RIGHT, LEAST_WIDTH, MOST_WIDTH = 62.0, 14.0, 572.0, 2400.0
 CELL, WIRE, GAP = 24.0, 3.0, 5.0
-ROOM = 2 * LETTER + 5  # px that the shortest action should have for what is written on it
 MAX_CELLS = 5000
 LEAST = 1e-3  # share of the picture below which nothing is drawn
 MASKED, IDLE = "masked: computed for nothing", "bubble"
@@ -94,7 +93,7 @@ def draw_lanes(picture: Picture, *, file: bool = False) -> str:
         raise ValueError(f"{count:,} actions cannot be read in a picture; draw at most {MAX_CELLS:,}")
     named = [cell for row in picture.rows for cell in row.cells if cell.labels and cell.end > cell.start]
     lengths = [cell.end - cell.start for cell in named]
-    room = ROOM + (LETTER if picture.letters else 0)
+    room = LETTER * max((len(cell.labels[-1]) + picture.letters for cell in named), default=0) + 3
     wanted = room * picture.end / min(lengths) if lengths else 0.0
     width = min(MOST_WIDTH, max(LEAST_WIDTH, wanted))
     scale = width / picture.end if picture.end else 0.0

@@ -1,0 +1,510 @@
+// The schedule explorer: builds, times, measures and draws pipeline schedules, as course/schedules does in Python.
+// Tests compare the two, number by number. Plain JavaScript: no dependency, no request, also from a folder.
+"use strict";
+
+(function () {
+  const LETTERS = "abcdefghijklmnopqrstuvwxyz";
+  const NAMES = {
+    gpipe: "GPipe", pipedream: "PipeDream", "1f1b": "1F1B", interleaved: "interleaved 1F1B",
+    breadth_first: "breadth-first", zero_bubble: "ZB-H1",
+  };
+
+  // ---- Orders: what each stage does. An action is [kind, microbatch, repeat].
+
+  class Undefined extends Error {
+    constructor(message, fix) {
+      super(message);
+      this.fix = fix;
+    }
+  }
+
+  function requireSizes(S, M, R) {
+    for (const [name, size, key] of [["stages", S, "S"], ["microbatches", M, "M"], ["repeats", R, "R"]]) {
+      if (size < 1) throw new Undefined(`a pipeline has at least 1 of its ${name}, not ${size}`, { [key]: 1 });
+    }
+    if (R > LETTERS.length) {
+      throw new Undefined(`at most ${LETTERS.length} repeats can be named by a letter, not ${R}`, { R: LETTERS.length });
+    }
+  }
+
+  function requireOneRepeat(name, S, M, R) {
+    requireSizes(S, M, R);
+    if (R !== 1) {
+      throw new Undefined(`${name} has one part of the model on each device, not ${R}: interleaved 1F1B and ` +
+        "breadth-first are the schedules with repeats", { R: 1 });
+    }
+  }
+
+  const range = (count, from = 0) => Array.from({ length: Math.max(0, count) }, (_, i) => from + i);
+
+  function alternating(inFlight, M) {
+    const first = Math.min(inFlight, M);
+    const order = range(first).map((m) => ["F", m, 0]);
+    for (const m of range(M)) {
+      order.push(["B", m, 0]);
+      if (first + m < M) order.push(["F", first + m, 0]);
+    }
+    return order;
+  }
+
+  function interleavedOrder(stage, S, M, R) {
+    const turns = M * R;
+    const turn = (kind, number) => {
+      const place = number % (S * R);
+      const repeat = Math.floor(place / S);
+      return [kind, Math.floor(number / (S * R)) * S + (place % S), kind === "F" ? repeat : R - 1 - repeat];
+    };
+    const first = Math.min(2 * (S - stage - 1) + (R - 1) * S, turns);
+    const order = range(first).map((n) => turn("F", n));
+    for (const n of range(turns - first)) order.push(turn("F", first + n), turn("B", n));
+    for (const n of range(first, turns - first)) order.push(turn("B", n));
+    return order;
+  }
+
+  function zeroBubbleOrder(stage, S, M) {
+    const first = Math.min(S - stage, M);
+    const order = range(first).map((m) => ["F", m, 0]);
+    for (const m of range(M)) {
+      order.push(["I", m, 0]);
+      if (m >= stage) order.push(["W", m - stage, 0]);
+      if (first + m < M) order.push(["F", first + m, 0]);
+    }
+    const last = Math.max(0, M - stage);
+    for (const m of range(M - last, last)) order.push(["W", m, 0]);
+    return order;
+  }
+
+  function build(name, S, M, R, stream) {
+    const each = (make) => range(S).map(make);
+    const made = { name, S, M, R, flushes: true, microbatches: M };
+    if (name === "interleaved") {
+      requireSizes(S, M, R);
+      if (R === 1) {
+        throw new Undefined("interleaved 1F1B needs at least 2 repeats, not 1: with one it would be 1F1B", { R: 2 });
+      }
+      if (M % S) {
+        throw new Undefined(`interleaved 1F1B sends microbatches round in groups of ${S}, one for each stage, and ` +
+          `${M} is no multiple of it`, { M: Math.ceil(M / S) * S });
+      }
+      return { ...made, orders: each((stage) => interleavedOrder(stage, S, M, R)) };
+    }
+    if (name === "breadth_first") {
+      requireSizes(S, M, R);
+      const forward = range(R).flatMap((r) => range(M).map((m) => ["F", m, r]));
+      const order = [...forward, ...forward.map(([, m, r]) => ["B", m, r]).reverse()];
+      return { ...made, orders: each(() => order) };
+    }
+    requireOneRepeat(NAMES[name], S, M, R);
+    if (name === "gpipe") {
+      const order = [...range(M).map((m) => ["F", m, 0]), ...range(M).map((m) => ["B", m, 0]).reverse()];
+      return { ...made, orders: each(() => order) };
+    }
+    if (name === "1f1b") return { ...made, orders: each((stage) => alternating(S - stage, M)) };
+    if (name === "pipedream") {
+      const length = stream || Math.max(3 * M, 10 * S);
+      const orders = each((stage) => alternating(S - stage, length));
+      return { ...made, flushes: false, microbatches: length, orders };
+    }
+    return { ...made, orders: each((stage) => zeroBubbleOrder(stage, S, M)) };
+  }
+
+  // ---- Times: an action begins when the one before it has ended and what it needs is there.
+
+  function run(schedule, costs) {
+    const { S, R, orders } = schedule;
+    const takes = { F: costs.f / R, B: (costs.b + costs.w) / R, I: costs.b / R, W: costs.w / R };
+    const arrived = new Map();
+    const linkFree = new Map();
+    const spans = orders.map(() => []);
+    const messages = [];
+    const needs = (stage, [kind, m, r]) => {
+      const part = r * S + stage;
+      if (kind === "F") return part ? `F ${m} ${part - 1}` : "";
+      return kind === "W" || part === S * R - 1 ? "" : `B ${m} ${part + 1}`;
+    };
+    const handOn = (stage, action, end) => {
+      const [kind, m, r] = action;
+      const part = r * S + stage;
+      const other = part + (kind === "F" ? 1 : -1);
+      if (other < 0 || other >= S * R) return;
+      const key = `${kind === "F" ? "F" : "B"} ${m} ${part}`;
+      const target = other % S;
+      if (target === stage) {
+        arrived.set(key, end);
+        return;
+      }
+      const link = stage * S + target;
+      const start = Math.max(end, linkFree.get(link) || 0);
+      arrived.set(key, start + costs.c);
+      linkFree.set(link, start + costs.c);
+      messages.push({ source: stage, target, action, start, end: start + costs.c });
+    };
+    let moved = true;
+    while (moved) {
+      moved = false;
+      orders.forEach((order, stage) => {
+        const own = spans[stage];
+        while (own.length < order.length) {
+          const action = order[own.length];
+          const key = needs(stage, action);
+          if (key && !arrived.has(key)) break;
+          const free = own.length ? own[own.length - 1].end : 0;
+          const start = key ? Math.max(free, arrived.get(key)) : free;
+          const end = start + takes[action[0]];
+          own.push({ action, start, end });
+          if (action[0] !== "W") handOn(stage, action, end);
+          moved = true;
+        }
+      });
+    }
+    return { schedule, costs, spans, messages, end: Math.max(...spans.flat().map((span) => span.end)) };
+  }
+
+  // ---- Measures.
+
+  function heldActivations(order) {
+    let held = 0;
+    let most = 0;
+    for (const [kind] of order) {
+      held += kind === "F" ? 1 : kind === "I" ? 0 : -1;
+      most = Math.max(most, held);
+    }
+    return most;
+  }
+
+  function heldWeights(order) {
+    const met = new Map();
+    let newest = 0;
+    let most = 1;
+    for (const [kind, m] of order) {
+      if (kind === "F") met.set(m, newest);
+      else if (kind === "B") {
+        met.delete(m);
+        newest += 1;
+      }
+      most = Math.max(most, new Set([...met.values(), newest]).size);
+    }
+    return most;
+  }
+
+  function period({ schedule: { S, microbatches }, spans }) {
+    const ends = spans[0].filter((span) => span.action[0] === "B").map((span) => span.end);
+    const last = microbatches - 1 - S;
+    return (ends[last] - ends[last - 4 * S]) / (4 * S);
+  }
+
+  function measure(timed) {
+    const { S, M, R, flushes, microbatches, orders } = timed.schedule;
+    const work = timed.spans.flat().reduce((sum, span) => sum + (span.end - span.start), 0);
+    const time = flushes ? timed.end : M * period(timed);
+    const share = M / microbatches;
+    const sent = range(S).map((stage) => timed.messages.filter((message) => message.source === stage).length);
+    return {
+      time,
+      bubble: 1 - (work * share) / (S * time),
+      activations: orders.map((order) => heldActivations(order) / R),
+      weights: orders.map((order) => (flushes ? 1 : heldWeights(order))),
+      messages: sent.map((count) => Math.round(count * share)),
+    };
+  }
+
+  // ---- Words.
+
+  function digits(value) {
+    if (!value) return "0";
+    const places = Math.min(12, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value)))));
+    const said = value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+    return said.includes(".") ? said.replace(/0+$/, "").replace(/\.$/, "") : said;
+  }
+
+  const percent = (share) => {
+    const rounded = Math.abs(share) < 1e-9 ? 0 : share;
+    return rounded > 0 && rounded < 0.001 ? "< 0.1 %" : `${digits(Math.round(1000 * rounded) / 10)} %`;
+  };
+
+  const spread = (values) => {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    return low === high ? digits(high) : `${digits(low)} to ${digits(high)}`;
+  };
+
+  // ---- The picture, drawn as course.show.schedule_svg draws it.
+
+  const FILLS = { F: ["#0072b2", "#3a93cf"], B: ["#d55e00", "#b04c00"], W: ["#00966d", "#007a58"] };
+  FILLS.I = FILLS.B;
+  const INK = { "#0072b2": "#fff", "#3a93cf": "#111", "#d55e00": "#111", "#b04c00": "#fff", "#00966d": "#111" };
+  INK["#007a58"] = "#fff";
+  const PATTERN = { B: "b", I: "b", W: "d" };
+  const WORDS = { F: "forward", B: "backward", I: "backward, input's gradient", W: "weights' gradient" };
+  const [LEFT, RIGHT, LEAST, MOST, CELL, GAP, LETTER] = [62, 14, 572, 2400, 24, 5, 6.1];
+  const MAX_CELLS = 5000;
+  const DEFS = "<defs>" +
+    '<pattern id="explorer-i" width="8" height="8" patternUnits="userSpaceOnUse">' +
+    '<path d="M-2,6L2,10M0,0L8,8M6,-2L10,2" stroke="currentColor" stroke-width="0.7" fill="none"/></pattern>' +
+    '<pattern id="explorer-b" width="6" height="6" patternUnits="userSpaceOnUse">' +
+    '<path d="M-1,1L1,-1M0,6L6,0M5,7L7,5" stroke="#111" stroke-opacity="0.4" fill="none"/></pattern>' +
+    '<pattern id="explorer-d" width="5" height="5" patternUnits="userSpaceOnUse">' +
+    '<circle cx="1.5" cy="1.5" r="0.9" fill="#111" fill-opacity="0.5"/></pattern></defs>';
+
+  const px = (value) => value.toFixed(1);
+
+  function words(said, x, y, anchor, more) {
+    return `<text x="${px(x)}" y="${px(y)}" text-anchor="${anchor}" ${more || 'fill="currentColor"'}>${said}</text>`;
+  }
+
+  function box(x, y, width, height, fill, title) {
+    const inside = title ? `<title>${title}</title>` : "";
+    const passive = title ? "" : ' pointer-events="none"';
+    return `<rect x="${px(x)}" y="${px(y)}" width="${px(Math.max(width, 0.6))}" height="${height}" fill="${fill}"` +
+      `${passive}>${inside}</rect>`;
+  }
+
+  function cell(span, stage, R, y, scale) {
+    const [kind, m, r] = span.action;
+    const fill = FILLS[kind][r % 2];
+    const [x, width] = [LEFT + span.start * scale, (span.end - span.start) * scale - 1];
+    const title = `stage ${stage}, microbatch ${m}, repeat ${r}, ${WORDS[kind]}: ${digits(span.start)} to ${digits(span.end)}`;
+    const labels = R > 1 ? [`${m}${LETTERS[r]}`, `${m}`] : [`${m}`];
+    const label = labels.find((said) => said.length * LETTER + 2 <= width);
+    const ink = `fill="${INK[fill]}" stroke="${fill}" stroke-width="3" paint-order="stroke" pointer-events="none"`;
+    return box(x, y, width, CELL, fill, title) +
+      (PATTERN[kind] ? box(x, y, width, CELL, `url(#explorer-${PATTERN[kind]})`) : "") +
+      (label ? words(label, x + width / 2, y + CELL / 2 + 4, "middle", ink) : "");
+  }
+
+  function row(timed, stage, y, scale) {
+    const parts = [words(`stage ${stage}`, LEFT - 8, y + CELL / 2 + 4, "end")];
+    let free = 0;
+    const bubble = (until) => {
+      if (until - free > 1e-3 * timed.end) {
+        parts.push(box(LEFT + free * scale, y, (until - free) * scale, CELL, "url(#explorer-i)", "bubble: nothing computed"));
+      }
+    };
+    for (const span of timed.spans[stage]) {
+      bubble(span.start);
+      free = span.end;
+      if (span.end > span.start) parts.push(cell(span, stage, timed.schedule.R, y, scale));
+    }
+    bubble(timed.end);
+    const sent = timed.messages.filter((message) => message.source === stage && message.end > message.start);
+    const targets = [...new Set(sent.map((message) => message.target))].sort((a, b) => (a < stage) - (b < stage));
+    for (const { target, action: [kind, m, r], start, end } of sent) {
+      const title = `to stage ${target}: microbatch ${m}, repeat ${r}, ${WORDS[kind]}`;
+      const line = y + CELL + 1 + 4 * targets.indexOf(target);
+      parts.push(box(LEFT + start * scale, line, (end - start) * scale - 0.5, 3, FILLS[kind][0], title));
+    }
+    return parts.join("");
+  }
+
+  function axis(timed, scale, top, bottom) {
+    const most = Math.max(6, Math.floor((timed.end * scale) / 95));
+    const power = 10 ** Math.floor(Math.log10(timed.end / most));
+    const step = [1, 2, 5, 10, 20].map((n) => n * power).find((n) => n * (most - 1) >= timed.end * (1 - 1e-9));
+    return range(Math.floor((timed.end / step) * (1 + 1e-9)) + 1).map((i) => {
+      const x = LEFT + i * step * scale;
+      return `<path d="M${px(x)},${top}V${px(bottom + 3)}" stroke="currentColor" stroke-opacity="0.18"/>` +
+        words(digits(i * step), x, bottom + 15, "middle");
+    }).join("");
+  }
+
+  function legend(timed, y) {
+    const kinds = new Set(timed.spans.flat().map((span) => span.action[0]));
+    const parts = [];
+    let x = LEFT;
+    const entry = (fills, over, said) => {
+      fills.forEach((fill, i) => parts.push(box(x + (i * 14) / fills.length, y, 14 / fills.length, 12, fill)));
+      if (over) parts.push(box(x, y, 14, 12, over));
+      parts.push(words(said, x + 19, y + 10, "start"));
+      x += 32 + said.length * 6.3;
+    };
+    const shades = timed.schedule.R > 1 ? 2 : 1;
+    for (const kind of ["F", "B", "I", "W"]) {
+      const over = PATTERN[kind] && `url(#explorer-${PATTERN[kind]})`;
+      if (kinds.has(kind)) entry(FILLS[kind].slice(0, shades), over, WORDS[kind]);
+    }
+    entry(["url(#explorer-i)"], "", "bubble");
+    const letters = timed.schedule.R > 1 ? ", the letter the repeat" : "";
+    const lines = timed.costs.c && timed.schedule.S > 1 ? "; thin lines: what is sent" : "";
+    parts.push(words(`the number is the microbatch${letters}${lines}`, LEFT, y + 29, "start"));
+    return parts.join("");
+  }
+
+  function picture(timed, said) {
+    const { S, R } = timed.schedule;
+    const lengths = timed.spans.flat().map((span) => span.end - span.start).filter((length) => length > 0);
+    if (timed.spans.flat().length > MAX_CELLS) return "";
+    const room = LETTER * (String(timed.schedule.microbatches - 1).length + (R > 1 ? 1 : 0)) + 3;
+    const width = Math.min(MOST, Math.max(LEAST, (room * timed.end) / Math.min(...lengths)));
+    const scale = width / timed.end;
+    const lines = timed.costs.c && S > 1 ? 8 : 0;
+    const step = CELL + GAP + lines;
+    const bottom = 4 + S * step - GAP;
+    const rows = range(S).map((stage) => row(timed, stage, 4 + stage * step, scale)).join("");
+    const [w, h] = [LEFT + width + RIGHT, bottom + 66];
+    return `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="${said}" viewBox="0 0 ${px(w)} ${px(h)}" ` +
+      `style="display:block;width:100%;min-width:${px(w)}px;max-width:${px(1.25 * w)}px" font-size="11" ` +
+      `font-family="system-ui,sans-serif">${DEFS}${axis(timed, scale, 4, bottom)}${rows}${legend(timed, bottom + 26)}</svg>`;
+  }
+
+  // ---- The form.
+
+  const FIELDS = [
+    ["S", "stages", 1, 16, 1], ["M", "microbatches", 1, 64, 1], ["R", "repeats", 1, 8, 1],
+    ["f", "forward", 0.1, 100, "any"], ["b", "backward: inputs' gradients", 0, 100, "any"],
+    ["w", "backward: weights' gradients", 0, 100, "any"], ["c", "sending one message", 0, 100, "any"],
+  ];
+  const START = { schedule: "1f1b", S: 4, M: 8, R: 1, f: 1, b: 1, w: 1, c: 0 };
+
+  function problem(state) {
+    if (!(state.schedule in NAMES)) return `there is no schedule called ${JSON.stringify(state.schedule)}`;
+    for (const [key, name, least, most, step] of FIELDS) {
+      const value = state[key];
+      if (!Number.isFinite(value) || value < least || value > most || (step === 1 && !Number.isInteger(value))) {
+        return `${name}: give ${step === 1 ? "a whole number" : "a number"} from ${least} to ${most}`;
+      }
+    }
+    return "";
+  }
+
+  // What is drawn of a stream that never flushes: its beginning.
+  const shown = (state) => (state.schedule === "pipedream" ? state.M + 2 * state.S : 0);
+
+  function result(state) {
+    const costs = { f: state.f, b: state.b, w: state.w, c: state.c };
+    const found = measure(run(build(state.schedule, state.S, state.M, state.R), costs));
+    return { found, drawn: run(build(state.schedule, state.S, state.M, state.R, shown(state)), costs) };
+  }
+
+  function readHash(hash) {
+    const given = new URLSearchParams(hash.replace(/^#/, ""));
+    if (!given.has("schedule")) return null;
+    const state = { ...START, schedule: given.get("schedule") };
+    for (const [key] of FIELDS) if (given.has(key)) state[key] = given.get(key) === "" ? NaN : Number(given.get(key));
+    return state;
+  }
+
+  const writeHash = (state) => `#${new URLSearchParams(Object.entries(state).map(([k, v]) => [k, String(v)]))}`;
+
+  function form() {
+    const options = Object.entries(NAMES).map(([key, name]) => `<option value="${key}">${name}</option>`).join("");
+    const field = ([key, name, least, most, step]) => `<label for="explorer-${key}"><span>${name}</span>` +
+      `<input id="explorer-${key}" name="${key}" type="number" inputmode="decimal" required ` +
+      `min="${least}" max="${most}" step="${step}"></label>`;
+    return `<form novalidate aria-label="Schedule explorer"><fieldset><legend>Pipeline</legend>` +
+      `<label for="explorer-schedule"><span>schedule</span><select id="explorer-schedule" name="schedule">${options}` +
+      `</select></label>${FIELDS.slice(0, 3).map(field).join("")}</fieldset><fieldset><legend>Time of a microbatch on ` +
+      `one device</legend>${FIELDS.slice(3).map(field).join("")}</fieldset></form>` +
+      '<p class="explorer-said" role="status" aria-live="polite" id="explorer-said"></p>' +
+      '<p class="explorer-problem" role="alert" id="explorer-problem" hidden></p>' +
+      '<div class="explorer-picture" tabindex="0" role="region" aria-label="Picture of the schedule"></div>' +
+      '<div class="explorer-table" tabindex="0" role="region" aria-label="The family at these sizes"></div>';
+  }
+
+  function sentence(state, found) {
+    const sizes = `${state.S} stages, ${state.M} microbatches${state.R > 1 ? `, ${state.R} repeats` : ""}`;
+    return `${NAMES[state.schedule]}, ${sizes}: bubble ${percent(found.bubble)}; a step takes ${digits(found.time)}; a ` +
+      `device holds activations of ${spread(found.activations)} microbatches and ${spread(found.weights)} ` +
+      `${Math.max(...found.weights) > 1 ? "copies" : "copy"} of its weights, and sends ${spread(found.messages)} messages.`;
+  }
+
+  function family(state) {
+    const looped = ["interleaved", "breadth_first"];
+    const rows = Object.keys(NAMES).map((schedule) => {
+      const own = { ...state, schedule, R: looped.includes(schedule) ? state.R : 1 };
+      const current = schedule === state.schedule ? ' aria-current="true"' : "";
+      let cells;
+      try {
+        const { time, bubble, activations, weights, messages } = result(own).found;
+        cells = [own.R, percent(bubble), digits(time), spread(activations), spread(weights), spread(messages)]
+          .map((said) => `<td>${said}</td>`).join("");
+      } catch (error) {
+        if (!(error instanceof Undefined)) throw error;
+        cells = `<td colspan="6" class="explorer-undefined">${error.message}</td>`;
+      }
+      return `<tr${current}><th scope="row">${NAMES[schedule]}</th>${cells}</tr>`;
+    });
+    const heads = ["schedule", "repeats", "bubble", "time of a step", "activations", "weights", "messages"];
+    return "<table><caption>The family at these sizes. Activations in microbatches of a device, weights in copies, " +
+      `messages sent by a device; from the least to the most of any stage.</caption><thead><tr>${
+        heads.map((head) => `<th scope="col">${head}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table>`;
+  }
+
+  function start(root) {
+    root.innerHTML = form();
+    const inputs = root.querySelector("form").elements;
+    const [said, alert] = ["said", "problem"].map((name) => root.querySelector(`#explorer-${name}`));
+    const [drawing, table] = ["picture", "table"].map((name) => root.querySelector(`.explorer-${name}`));
+
+    const read = () => {
+      const state = { schedule: inputs.schedule.value };
+      for (const [key] of FIELDS) state[key] = inputs[key].value === "" ? NaN : Number(inputs[key].value);
+      return state;
+    };
+    const fill = (state) => {
+      inputs.schedule.value = state.schedule;
+      for (const [key] of FIELDS) inputs[key].value = Number.isNaN(state[key]) ? "" : state[key];
+    };
+    const complain = (message, fix) => {
+      said.textContent = drawing.innerHTML = table.innerHTML = "";
+      drawing.hidden = table.hidden = true;
+      alert.hidden = false;
+      alert.textContent = `Not defined: ${message}. `;
+      for (const [key, value] of Object.entries(fix || {})) {
+        const button = document.createElement("button");
+        button.type = "button";
+        button.textContent = `Set ${FIELDS.find(([name]) => name === key)[1]} to ${value}`;
+        button.addEventListener("click", () => {
+          inputs[key].value = value;
+          update(true);
+          inputs[key].focus();
+        });
+        alert.append(button);
+      }
+    };
+    const show = (state) => {
+      const wrong = problem(state);
+      for (const [key, , least, most, step] of FIELDS) {
+        const bad = !(state[key] >= least && state[key] <= most) || (step === 1 && !Number.isInteger(state[key]));
+        inputs[key].setAttribute("aria-invalid", String(bad));
+        if (bad) inputs[key].setAttribute("aria-describedby", "explorer-problem");
+        else inputs[key].removeAttribute("aria-describedby");
+      }
+      if (wrong) return complain(wrong);
+      let made;
+      try {
+        made = result(state);
+      } catch (error) {
+        if (!(error instanceof Undefined)) throw error;
+        return complain(error.message, error.fix);
+      }
+      alert.hidden = true;
+      drawing.hidden = table.hidden = false;
+      said.textContent = sentence(state, made.found);
+      drawing.innerHTML = picture(made.drawn, said.textContent) ||
+        "<p>Too many actions to be read in a picture: choose fewer stages, microbatches or repeats.</p>";
+      table.innerHTML = family(state);
+    };
+    const update = (keep) => {
+      const state = read();
+      show(state);
+      if (keep) history.replaceState(null, "", writeHash(state));
+    };
+    const follow = () => {
+      const state = readHash(location.hash);
+      if (state) {
+        fill(state);
+        update(false);
+      }
+      return Boolean(state);
+    };
+    root.querySelector("form").addEventListener("input", () => update(true));
+    root.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
+    window.addEventListener("hashchange", follow);
+    fill(START);
+    update(false);
+    if (follow()) root.scrollIntoView();
+  }
+
+  window.meshcraftSchedules = { build, run, measure, picture, digits, percent, names: Object.keys(NAMES) };
+  const root = document.getElementById("schedule-explorer");
+  if (root) start(root);
+})();
