@@ -83,7 +83,7 @@ def breadth_first(num_stages: int, num_microbatches: int, num_repeats: int = 2) 
 
     With one repeat it is GPipe's order.
 
-    Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023, section 4.1. With fewer microbatches than stages,
+    Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023. With fewer microbatches than stages,
     each repeat waits until the first microbatch is back: the course's own extension.
 
     Raises:

@@ -116,7 +116,7 @@ def bubble_form(
     """The bubble by closed form, or None where there is none.
 
     GPipe and 1F1B: Narayanan et al. 2021 (Megatron), section 2.2.1, as a share of the whole time. Interleaved 1F1B:
-    section 2.2.2. Breadth-first: 1 - R M / T; Lamy-Poirier 2023, equation 5, where M is not below S. ZB-H1: Qi et al.
+    section 2.2.2. Breadth-first: 1 - R M / T, which is Lamy-Poirier 2023 where M is not below S. ZB-H1: Qi et al.
     2024, table 2, where the gradient of the weights takes no longer than either other pass. PipeDream: none, and with
     messages that take time what a stage waits because at most S microbatches are under way.
     """

@@ -20,7 +20,7 @@ FILLS = {
     "tick": (MATMUL, MATMUL),
     "other": (KERNEL, KERNEL),
 }
-PATTERNS = {"B": "b", "I": "b", "W": "d"}  # the fills' names in ``_patterns``
+PATTERNS = {"B": "lines", "I": "lines", "W": "dots"}  # the fills' names in ``_patterns``
 WORDS = {**KINDS, "I": "backward, input's gradient", "W": "weights' gradient", "loss": "loss"}
 WORDS |= {"tick": "computing", "other": "other kernels"}
 LEFT, RIGHT, LEAST_WIDTH, MOST_WIDTH = 62.0, 14.0, 572.0, 2400.0
@@ -93,7 +93,7 @@ def draw_lanes(picture: Picture, *, file: bool = False) -> str:
         raise ValueError(f"{count:,} actions cannot be read in a picture; draw at most {MAX_CELLS:,}")
     named = [cell for row in picture.rows for cell in row.cells if cell.labels and cell.end > cell.start]
     lengths = [cell.end - cell.start for cell in named]
-    room = LETTER * max((len(cell.labels[-1]) + picture.letters for cell in named), default=0) + 3
+    room = LETTER * max((len(cell.labels[-1]) + picture.letters for cell in named), default=0) + 6
     wanted = room * picture.end / min(lengths) if lengths else 0.0
     width = min(MOST_WIDTH, max(LEAST_WIDTH, wanted))
     scale = width / picture.end if picture.end else 0.0
@@ -119,11 +119,11 @@ def _patterns(name: str) -> str:
     """Hatchings for bubbles, masked work, backward passes and gradients of weights."""
     over = 'stroke-opacity="0.4" fill="none"'
     lines = (
-        f'<pattern id="{name}-b" width="6" height="6" patternUnits="userSpaceOnUse">'
+        f'<pattern id="{name}-lines" width="6" height="6" patternUnits="userSpaceOnUse">'
         f'<path d="M-1,1L1,-1M0,6L6,0M5,7L7,5" stroke="{DARK}" {over}/></pattern>'
-        f'<pattern id="{name}-d" width="5" height="5" patternUnits="userSpaceOnUse">'
+        f'<pattern id="{name}-dots" width="5" height="5" patternUnits="userSpaceOnUse">'
         f'<circle cx="1.5" cy="1.5" r="0.9" fill="{DARK}" fill-opacity="0.5"/></pattern>'
-        f'<pattern id="{name}-m" width="7" height="7" patternUnits="userSpaceOnUse">'
+        f'<pattern id="{name}-crossed" width="7" height="7" patternUnits="userSpaceOnUse">'
         f'<rect width="7" height="7" fill="{KERNEL}" fill-opacity="0.3"/>'
         f'<path d="M0,0L7,7M0,7L7,0" stroke="{KERNEL}" fill="none"/></pattern>'
     )
@@ -152,7 +152,7 @@ def _cell_svg(cell: Cell, y: float, scale: float, name: str) -> str:
     place = f'x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{CELL:g}"'
     title = f"<title>{safe(cell.title)}</title>"
     if cell.kind == "masked":
-        return f'<rect {place} fill="url(#{name}-m)">{title}</rect>'
+        return f'<rect {place} fill="url(#{name}-crossed)">{title}</rect>'
     missing = cell.kind == "missing"
     fill = "none" if missing else FILLS[cell.kind][cell.repeat % 2]
     edge = ' stroke="currentColor" stroke-dasharray="3 2"' if missing else ""
@@ -163,7 +163,7 @@ def _cell_svg(cell: Cell, y: float, scale: float, name: str) -> str:
     if not label:
         return parts
     colour = "currentColor" if missing else text_on(fill)
-    halo = "" if missing else fill
+    halo = fill if cell.kind in PATTERNS else ""
     return parts + text(label, x + width / 2, y + CELL / 2 + 4, "middle", fill=colour, passive=True, halo=halo)
 
 
@@ -195,7 +195,7 @@ def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, f
             fills = [*FILLS[kind][: 2 if picture.letters else 1]]
             entries.append(([*fills, f"url(#{name}-{PATTERNS[kind]})"] if kind in PATTERNS else fills, WORDS[kind]))
     entries += [([f"url(#{name}-w)"], IDLE)] if any(_gaps(row, picture) for row in picture.rows) else []
-    entries += [([f"url(#{name}-m)"], MASKED)] if "masked" in kinds else []
+    entries += [([f"url(#{name}-crossed)"], MASKED)] if "masked" in kinds else []
     said = "the number is the microbatch" + (", the letter the repeat" if picture.letters else "")
     said += "; thin lines: what is sent" if any(row.wires for row in picture.rows) else ""
     parts, x = [], LEFT

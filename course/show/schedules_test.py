@@ -81,10 +81,10 @@ def test_every_action_has_its_number_and_repeats_have_letters():
 
 def test_forward_backward_and_weights_differ_in_colour_and_pattern():
     picture = schedule_svg(zero_bubble(3, 4))
-    patterns = [set(re.findall(r"url\(#m\w+-([bd])\)", part)) for part in picture.split("<title>")[1:]]
+    patterns = [set(re.findall(r"url\(#m\w+-(lines|dots)\)", part)) for part in picture.split("<title>")[1:]]
     kinds = re.findall(r"repeat 0, ([^:<]*):", picture)
     assert set(kinds) == {"forward", "backward, input&#x27;s gradient", "weights&#x27; gradient"}
-    assert {frozenset(p) for p in patterns} >= {frozenset(), frozenset("b"), frozenset("d")}
+    assert {frozenset(p) for p in patterns} >= {frozenset(), frozenset({"lines"}), frozenset({"dots"})}
     assert len({FILLS[kind][0] for kind in "FIW"}) == 3
 
 
@@ -167,5 +167,7 @@ def test_pictures_are_the_same_every_time_and_two_do_not_mix():
     one, other = (schedule_svg(gpipe(2, m)) for m in (2, 3))
     assert one == schedule_svg(gpipe(2, 2))
     names = [set(re.findall(r'id="([^"]+)"', picture)) for picture in (one, other)]
+    every = re.findall(r'id="([^"]+)"', schedule_svg(zero_bubble(2, 2)))
+    assert len(every) == len(set(every))
     assert not names[0] & names[1] and "<script" not in one and "<style" not in one
     assert "prefers-color-scheme:dark" in schedule_svg(gpipe(2, 2), file=True)

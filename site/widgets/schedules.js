@@ -210,16 +210,20 @@
 
   // ---- Words.
 
+  // Halves to the even digit, as Python rounds them.
+  const rounded = (value, places) => value.toLocaleString("en",
+    { minimumFractionDigits: places, maximumFractionDigits: places, roundingMode: "halfEven" });
+
   function digits(value) {
     if (!value) return "0";
     const places = Math.min(12, Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value)))));
-    const said = value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+    const said = rounded(value, places);
     return said.includes(".") ? said.replace(/0+$/, "").replace(/\.$/, "") : said;
   }
 
   const percent = (share) => {
-    const rounded = Math.abs(share) < 1e-9 ? 0 : share;
-    return rounded > 0 && rounded < 0.001 ? "< 0.1 %" : `${digits(Math.round(1000 * rounded) / 10)} %`;
+    const known = Math.abs(share) < 1e-9 ? 0 : share;
+    return known > 0 && known < 0.001 ? "< 0.1 %" : `${digits(Number(rounded(100 * known, 1)))} %`;
   };
 
   const spread = (values) => {
@@ -238,11 +242,11 @@
   const [LEFT, RIGHT, LEAST, MOST, CELL, GAP, LETTER] = [62, 14, 572, 2400, 24, 5, 6.1];
   const MAX_CELLS = 5000;
   const DEFS = "<defs>" +
-    '<pattern id="explorer-i" width="8" height="8" patternUnits="userSpaceOnUse">' +
+    '<pattern id="explorer-hatch-i" width="8" height="8" patternUnits="userSpaceOnUse">' +
     '<path d="M-2,6L2,10M0,0L8,8M6,-2L10,2" stroke="currentColor" stroke-width="0.7" fill="none"/></pattern>' +
-    '<pattern id="explorer-b" width="6" height="6" patternUnits="userSpaceOnUse">' +
+    '<pattern id="explorer-hatch-b" width="6" height="6" patternUnits="userSpaceOnUse">' +
     '<path d="M-1,1L1,-1M0,6L6,0M5,7L7,5" stroke="#111" stroke-opacity="0.4" fill="none"/></pattern>' +
-    '<pattern id="explorer-d" width="5" height="5" patternUnits="userSpaceOnUse">' +
+    '<pattern id="explorer-hatch-d" width="5" height="5" patternUnits="userSpaceOnUse">' +
     '<circle cx="1.5" cy="1.5" r="0.9" fill="#111" fill-opacity="0.5"/></pattern></defs>';
 
   const px = (value) => value.toFixed(1);
@@ -265,9 +269,10 @@
     const title = `stage ${stage}, microbatch ${m}, repeat ${r}, ${WORDS[kind]}: ${digits(span.start)} to ${digits(span.end)}`;
     const labels = R > 1 ? [`${m}${LETTERS[r]}`, `${m}`] : [`${m}`];
     const label = labels.find((said) => said.length * LETTER + 2 <= width);
-    const ink = `fill="${INK[fill]}" stroke="${fill}" stroke-width="3" paint-order="stroke" pointer-events="none"`;
+    const halo = PATTERN[kind] ? ` stroke="${fill}" stroke-width="3" paint-order="stroke"` : "";
+    const ink = `fill="${INK[fill]}" pointer-events="none"${halo}`;
     return box(x, y, width, CELL, fill, title) +
-      (PATTERN[kind] ? box(x, y, width, CELL, `url(#explorer-${PATTERN[kind]})`) : "") +
+      (PATTERN[kind] ? box(x, y, width, CELL, `url(#explorer-hatch-${PATTERN[kind]})`) : "") +
       (label ? words(label, x + width / 2, y + CELL / 2 + 4, "middle", ink) : "");
   }
 
@@ -276,7 +281,7 @@
     let free = 0;
     const bubble = (until) => {
       if (until - free > 1e-3 * timed.end) {
-        parts.push(box(LEFT + free * scale, y, (until - free) * scale, CELL, "url(#explorer-i)", "bubble: nothing computed"));
+        parts.push(box(LEFT + free * scale, y, (until - free) * scale, CELL, "url(#explorer-hatch-i)", "bubble: nothing computed"));
       }
     };
     for (const span of timed.spans[stage]) {
@@ -318,10 +323,10 @@
     };
     const shades = timed.schedule.R > 1 ? 2 : 1;
     for (const kind of ["F", "B", "I", "W"]) {
-      const over = PATTERN[kind] && `url(#explorer-${PATTERN[kind]})`;
+      const over = PATTERN[kind] && `url(#explorer-hatch-${PATTERN[kind]})`;
       if (kinds.has(kind)) entry(FILLS[kind].slice(0, shades), over, WORDS[kind]);
     }
-    entry(["url(#explorer-i)"], "", "bubble");
+    entry(["url(#explorer-hatch-i)"], "", "bubble");
     const letters = timed.schedule.R > 1 ? ", the letter the repeat" : "";
     const lines = timed.costs.c && timed.schedule.S > 1 ? "; thin lines: what is sent" : "";
     parts.push(words(`the number is the microbatch${letters}${lines}`, LEFT, y + 29, "start"));
@@ -332,7 +337,7 @@
     const { S, R } = timed.schedule;
     const lengths = timed.spans.flat().map((span) => span.end - span.start).filter((length) => length > 0);
     if (timed.spans.flat().length > MAX_CELLS) return "";
-    const room = LETTER * (String(timed.schedule.microbatches - 1).length + (R > 1 ? 1 : 0)) + 3;
+    const room = LETTER * (String(timed.schedule.microbatches - 1).length + (R > 1 ? 1 : 0)) + 6;
     const width = Math.min(MOST, Math.max(LEAST, (room * timed.end) / Math.min(...lengths)));
     const scale = width / timed.end;
     const lines = timed.costs.c && S > 1 ? 8 : 0;
@@ -396,7 +401,9 @@
       '<p class="explorer-said" role="status" aria-live="polite" id="explorer-said"></p>' +
       '<p class="explorer-problem" role="alert" id="explorer-problem" hidden></p>' +
       '<div class="explorer-picture" tabindex="0" role="region" aria-label="Picture of the schedule"></div>' +
-      '<div class="explorer-table" tabindex="0" role="region" aria-label="The family at these sizes"></div>';
+      '<div class="explorer-table" tabindex="0" role="region" aria-label="The family at these sizes"></div>' +
+      '<p class="explorer-note">Activations in microbatches of a device, weights in copies, messages that a device sends; ' +
+      "each from the least to the most of any stage.</p>";
   }
 
   function sentence(state, found) {
@@ -423,9 +430,8 @@
       return `<tr${current}><th scope="row">${NAMES[schedule]}</th>${cells}</tr>`;
     });
     const heads = ["schedule", "repeats", "bubble", "time of a step", "activations", "weights", "messages"];
-    return "<table><caption>The family at these sizes. Activations in microbatches of a device, weights in copies, " +
-      `messages sent by a device; from the least to the most of any stage.</caption><thead><tr>${
-        heads.map((head) => `<th scope="col">${head}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table>`;
+    return `<table aria-label="The family at these sizes"><thead><tr>${
+      heads.map((head) => `<th scope="col">${head}</th>`).join("")}</tr></thead><tbody>${rows.join("")}</tbody></table>`;
   }
 
   function start(root) {
@@ -492,7 +498,7 @@
       const state = readHash(location.hash);
       if (state) {
         fill(state);
-        update(false);
+        show(state);
       }
       return Boolean(state);
     };

@@ -1,0 +1,234 @@
+"""The page on schedules: its numbers are the simulator's, and its explorer's, in a real browser, are the same."""
+
+import re
+import shutil
+from itertools import product
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from course.schedules import (
+    FAMILY,
+    LOOPED,
+    Costs,
+    breadth_first,
+    bubble_form,
+    compare,
+    family,
+    measure,
+    num_ticks,
+    one_f_one_b,
+    pipedream,
+    run,
+    text_of,
+    written,
+    zero_bubble,
+)
+from course.show.quantities import digits, share_text
+
+SITE = Path(__file__).parent
+PAGE = SITE / "pages" / "schedules.md"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+COSTS = (Costs(), Costs(1, 1.5, 0.5, 0.25), Costs(2, 3, 1, 4))
+GRID = list(product(FAMILY, (1, 2, 4, 8), (1, 3, 4, 8), (1, 2, 3), range(len(COSTS))))
+MEASURE = """([grid, costs]) => {
+  const { build, run, measure } = window.meshcraftSchedules;
+  return grid.map(([name, S, M, R, cost]) => {
+    try { return measure(run(build(name, S, M, R), costs[cost])); } catch (error) { return error.message; }
+  });
+}"""
+SPANS = """([name, S, M, R, stream, costs]) => {
+  const { build, run } = window.meshcraftSchedules;
+  const timed = run(build(name, S, M, R, stream), costs);
+  return {
+    spans: timed.spans.map((own) => own.map(({ action, start, end }) => [...action, start, end])),
+    messages: timed.messages.map(({ source, target, start, end }) => [source, target, start, end]),
+  };
+}"""
+
+
+def letters(costs):
+    return {"f": costs.forward, "b": costs.backward_input, "w": costs.backward_weights, "c": costs.send}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu"]
+        with playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as found:
+            yield found
+
+
+@pytest.fixture
+def opened(browser, built):
+    """Opens the built page from its folder, as a reader without a server does."""
+    contexts = []
+
+    def open_page(hash="", **context):
+        contexts.append(browser.new_context(**context))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        errors = []
+        # Material's search says that it finds no index in a folder; its pages do without.
+        page.on("pageerror", lambda error: "search_index" in str(error) or errors.append(str(error)))
+        page.goto(f"file://{built}/schedules.html{hash}")
+        expect(page.locator("#explorer-schedule")).to_be_visible(timeout=20_000)
+        page.errors = errors  # type: ignore[attr-defined]
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@needs_browser
+def test_the_explorer_s_numbers_and_messages_are_the_simulator_s(opened):
+    page = opened()
+    found = page.evaluate(MEASURE, [GRID, [letters(costs) for costs in COSTS]])
+    defined = 0
+    for (name, stages, microbatches, repeats, cost), mine in zip(GRID, found, strict=True):
+        size = (name, stages, microbatches, repeats, cost)
+        try:
+            theirs = measure(run(family(name, stages, microbatches, repeats), COSTS[cost]))
+        except ValueError as error:
+            assert mine == str(error), size
+            continue
+        defined += 1
+        for key in ("time", "bubble", "activations", "weights", "messages"):
+            wanted = getattr(theirs, key)
+            wanted = list(wanted) if isinstance(wanted, tuple) else wanted
+            assert mine[key] == pytest.approx(wanted, rel=1e-9, abs=1e-9), (size, key)
+    assert 300 < defined < len(GRID)
+    assert not page.errors
+
+
+@needs_browser
+def test_every_action_and_message_runs_when_the_simulator_says(opened):
+    page, costs = opened(), COSTS[1]
+    for name in FAMILY:
+        repeats = 2 if name in LOOPED else 1
+        timed = run(family(name, 4, 8, repeats), costs)
+        mine = page.evaluate(SPANS, [name, 4, 8, repeats, 0, letters(costs)])
+        for own, spans in zip(mine["spans"], timed.spans, strict=True):
+            assert [tuple(span[:3]) for span in own] == [
+                (s.action.kind, s.action.microbatch, s.action.repeat) for s in spans
+            ]
+            assert [span[3:] for span in own] == [pytest.approx([s.start, s.end]) for s in spans]
+        sent = sorted((m.source, m.target, m.start, m.end) for m in timed.messages)
+        assert sorted(map(tuple, mine["messages"])) == [pytest.approx(message) for message in sent]
+
+
+@needs_browser
+def test_the_explorer_says_figures_as_the_course_does(opened):
+    values = [0, 1, 33, 28.5, 28.25, 28.75, 12345, 0.25, 1234.5, 1e-3, 2 / 3, 9.996, 53.846]
+    page = opened()
+    assert page.evaluate("(v) => v.map(window.meshcraftSchedules.digits)", values) == list(map(digits, values))
+    shares = [0, 0.273, 1 / 7, 0.0004, 0.5, 0.05]
+    found = page.evaluate("(v) => v.map(window.meshcraftSchedules.percent)", shares)
+    assert found == [share_text(share, 1) for share in shares]
+
+
+@needs_browser
+def test_the_picture_has_every_action_once(opened):
+    page = opened("#schedule=interleaved&S=4&M=8&R=2&c=0.25")
+    titles = page.locator(".explorer-picture rect > title").all_text_contents()
+    timed = run(family("interleaved", 4, 8, 2), Costs(send=0.25))
+    assert len([t for t in titles if t.startswith("stage")]) == sum(map(len, timed.spans)) == 4 * 2 * 2 * 8
+    assert len([t for t in titles if t.startswith("to stage")]) == len(timed.messages)
+    span = timed.spans[2][3]
+    assert text_of(span.action, 2) == "F3a"
+    assert f"stage 2, microbatch 3, repeat 0, forward: {digits(span.start)} to {digits(span.end)}" in titles
+
+
+@needs_browser
+def test_the_explorer_is_used_with_the_keyboard_alone_and_says_what_changed(opened):
+    page = opened()
+    page.locator("#explorer-schedule").focus()
+    page.keyboard.type("ZB")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "explorer-S"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowUp")
+    said = page.get_by_role("status")
+    bubble = share_text(measure(run(zero_bubble(4, 9))).bubble, 1)
+    expect(said).to_contain_text(f"ZB-H1, 4 stages, 9 microbatches: bubble {bubble};")
+    assert said.get_attribute("aria-live") == "polite"
+    for field in page.locator("#schedule-explorer input, #schedule-explorer select").all():
+        name = field.get_attribute("id")
+        assert page.locator(f"label[for={name}]").count() == 1
+    assert "schedule=zero_bubble&S=4&M=9" in page.url
+    for region in ("Picture of the schedule", "The family at these sizes"):
+        assert page.get_by_role("region", name=region).get_attribute("tabindex") == "0"
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+
+
+@needs_browser
+def test_a_link_brings_back_what_was_chosen_and_what_is_not_defined_is_explained(opened):
+    page = opened("#schedule=interleaved&S=4&M=6&R=2&f=1&b=1&w=1&c=0")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("groups of 4, one for each stage, and 6 is no multiple of it")
+    expect(page.locator(".explorer-picture")).to_be_hidden()
+    page.get_by_role("button", name="Set microbatches to 8").press("Enter")
+    expect(alert).to_be_hidden()
+    expect(page.get_by_role("status")).to_contain_text("interleaved 1F1B, 4 stages, 8 microbatches, 2 repeats")
+    assert page.evaluate("document.activeElement.id") == "explorer-M" and "M=8" in page.url
+    page.locator("#explorer-f").fill("")
+    expect(alert).to_contain_text("forward: give a number from 0.1 to 100")
+    assert page.locator("#explorer-f").get_attribute("aria-invalid") == "true"
+    page.goto(f"{page.url.split('#')[0]}#schedule=nonsense")
+    expect(alert).to_contain_text('there is no schedule called "nonsense"')
+    page.goto(f"{page.url.split('#')[0]}#schedule=gpipe&S=16&M=64&R=1&c=%3Cimg%3E")
+    expect(alert).to_contain_text("sending one message: give a number from 0 to 100")
+    assert not page.errors
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_phone_and_everything_is_seen(opened, scheme):
+    page = opened("#schedule=breadth_first&S=8&M=16&R=4", viewport={"width": 390, "height": 800}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    outside = "[...document.querySelectorAll('#schedule-explorer :is(input, select, p)')].filter((e) => "
+    assert page.evaluate(f"{outside} e.getBoundingClientRect().right > 390).length") == 0
+    ink, ground = page.evaluate(
+        "['color', 'backgroundColor'].map((k) => getComputedStyle(document.querySelector('#explorer-S'))[k])"
+    )
+    light = [sum(map(float, re.findall(r"[\d.]+", colour)[:3])) for colour in (ink, ground)]
+    assert (light[0] > light[1]) == (scheme == "dark") and abs(light[0] - light[1]) > 250
+
+
+@needs_browser
+def test_without_script_the_page_names_the_command(browser, built):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"file://{built}/schedules.html")
+    expect(page.locator("#schedule-explorer")).to_contain_text("python site/examples/pipeline_schedules.py --help")
+    context.close()
+
+
+def test_figures_in_the_page_s_prose_are_the_simulator_s():
+    text = " ".join(PAGE.read_text().split())
+    few = measure(run(breadth_first(4, 2, 3)))
+    assert f"the bubble is {share_text(few.bubble, 1)}." in text
+    lines = re.findall(r'BY_HAND = \("(.*)", "(.*)", "(.*)"\)', (SITE / "examples/pipeline_schedules.py").read_text())
+    by_hand, real = run(written(lines[0])).end, run(one_f_one_b(3, 3)).end
+    assert f"It takes {digits(by_hand)}. The real 1F1B takes {digits(real)}." in text
+    assert num_ticks(4, 6) == 9 and "Both take nine ticks." in text
+
+
+def test_what_the_page_says_about_the_table_holds():
+    free, slow = (compare(4, 8, 2, costs) for costs in (Costs(), Costs(send=0.25)))
+    assert free["1f1b"].bubble == free["gpipe"].bubble
+    assert max(free["1f1b"].activations) < max(free["gpipe"].activations)
+    lost = {name: slow[name].bubble - free[name].bubble for name in FAMILY}
+    assert lost["1f1b"] > 2 * lost["gpipe"]
+    assert free["interleaved"].activations[0] == 4 + 3 / 2, "S + (S-1)/R"
+    assert free["interleaved"].messages[1] == 2 * free["1f1b"].messages[1]
+    both = pytest.approx(bubble_form("interleaved", 4, 8, 2))
+    assert bubble_form("breadth_first", 4, 8, 2) == both == bubble_form("gpipe", 4, 16)
+    assert measure(run(pipedream(4, 8))).weights == (4, 3, 2, 1)
+    eight = compare(8, 8, 1)
+    assert 0.45 < eight["gpipe"].bubble < 0.5, "almost half"
