@@ -47,6 +47,7 @@ from course.model import Model, layer_key, mlp
 from course.predict import predict
 from course.program import export
 from course.train import make_train_step
+from solutions.data_parallel import fold_key_over_axes
 
 PyTree = Any
 
@@ -281,9 +282,10 @@ if __name__ == "__main__":
 #   parts, in order.
 # - Stage 0 embeds (`model.embed(params["embed"], inputs)`), the last stage has the loss (`model.loss(params["head"],
 #   x, targets)`, a mean over rows).
-# - Layer number `l` of the model computes microbatch `m` as `model.layer(weights, x, layer_key(key, m, l))`. Where
-#   the model drops, the same must be dropped as on one device, forward and in every recomputation. `key` differs from
-#   one pipeline to another.
+# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, as `fold_key_over_axes` from
+#   the chapter `data_parallel` gives it, and layer number `l` of the model computes microbatch `m` as
+#   `model.layer(weights, x, layer_key(key, m, l))`. So the same is dropped as on one device, in every recomputation
+#   too.
 # - Recompute each tick's layers in the backward pass (`jax.checkpoint`): what is kept of a tick is its input. What
 #   stands outside of the function that you wrap is kept as well: a group of weights that you have *chosen* before is
 #   an input.
@@ -324,7 +326,7 @@ def looping_train_step(
         params: Whole ``embed`` and ``head``, and this stage's ``layers``, ``[num_repeats, layers_per_stage, ...]``; all
             of them vary over both axes.
         batch: The rows of this device's pipeline, ``inputs`` and ``targets``, ``[batch/data, ...]``.
-        key: For dropout; differs over ``data_axis``, and is the same along ``pipe_axis``.
+        key: For dropout, the same on every device.
         model: The model's pure functions.
         num_microbatches: How many parts the rows are taken in; divides their number.
         pipe_axis: The mesh axis of the stages.
@@ -335,6 +337,7 @@ def looping_train_step(
         ``(params, loss)``: the updated parameters, and the mean loss over all rows, the same on every device.
     """
     ### BEGIN SOLUTION
+    key = fold_key_over_axes(key, (data_axis,))
     num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
     num_repeats, layers_per_stage = jax.tree.leaves(params["layers"])[0].shape[:2]
     period = max(num_microbatches, num_stages)

@@ -10,7 +10,7 @@ READ = {
     "gradients": ("looping_pipeline", "Mistakes that cost people days"),
     "gradient norm": ("looping_pipeline", "Mistakes that cost people days"),
     "bubble": ("looping_pipeline", "How long it takes"),
-    "permuted bytes": ("looping_pipeline", "What it costs"),
+    "permute bytes": ("looping_pipeline", "What it costs"),
     "other collectives": ("looping_pipeline", "What it costs"),
     "exposed over data": ("looping_pipeline", "Average while others run"),
     "predicted time": ("looping_pipeline", "Average while others run"),

@@ -172,7 +172,7 @@ def execute_facts(cases: list[Evidence], large: Evidence | None, _: dict[str, An
         facts.arrays_match("values", cases, "values", "Only the last stage's result of the last repeat counts. "),
         facts.arrays_match("gradients", cases, "gradients", weight=2),
         limits.bubble_is(large, ticks_of, _busy, _tick_seconds, _BUBBLE, weight=4),
-        facts.bytes_sent("permuted bytes", counted, "collective_permute", permuted, times=(0.5, 1), weight=2),
+        facts.bytes_sent("permute bytes", counted, "collective_permute", permuted, times=(0.5, 1), weight=2),
         facts.only_collectives("other collectives", counted, ("collective_permute",)),
     ]
 

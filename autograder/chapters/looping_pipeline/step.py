@@ -54,9 +54,8 @@ def wrap(function: Any, case: Case) -> Wrapped:
     def local(params, batch, key, learning_rate):
         def one(params, given):
             rows, key = given
-            own = jax.random.fold_in(jax.random.wrap_key_data(key), lax.axis_index(data))
             how = (model, case.sizes["num_microbatches"], pipe, data, learning_rate)
-            return _checked(function(dict(params), rows, own, *how), params, case)
+            return _checked(function(dict(params), rows, jax.random.wrap_key_data(key), *how), params, case)
 
         before = varying({**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])}, case)
         if case.sizes["steps"] == 1:
@@ -227,7 +226,7 @@ def step_facts(cases: list[Evidence], large: Evidence | None, references: dict[s
         limits.time_within(large, references, TIME, _SLOW),
         limits.temporaries_within(large, references, TEMPORARIES, _TOO_MUCH, weight=2),
         _bytes_over_data(counted),
-        facts.bytes_sent("permuted bytes", counted, "collective_permute", permuted, times=(0.5, 1)),
+        facts.bytes_sent("permute bytes", counted, "collective_permute", permuted, times=(0.5, 1)),
         facts.only_collectives("other collectives", counted, ("all_reduce", "collective_permute")),
     ]
 

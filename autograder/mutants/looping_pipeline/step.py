@@ -24,6 +24,7 @@ from autograder.mutants.looping_pipeline.names import (
 )
 from course.mesh import as_varying
 from course.model import layer_key
+from solutions.data_parallel import fold_key_over_axes
 from solutions.looping_pipeline import execute_looping_pipeline, looping_train_step
 
 NAME = "looping_train_step"
@@ -86,6 +87,7 @@ def in_one_scan(
     enter=None, layers=None, share=None
 ):  # fmt: skip
     """One scan over all ticks, and one reduction after the whole backward pass."""
+    key = fold_key_over_axes(key, (data_axis,))
     axes, stage = (pipe_axis, data_axis), layers_of(model, key, pipe_axis)
     pipelines, repeats = lax.axis_size(data_axis), len(jax.tree.leaves(params["layers"])[0])
 
@@ -116,13 +118,15 @@ def averages_in_every_tick(params, batch, key, model, num_microbatches, pipe_axi
 
 def in_blocks(
     params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate, *, enter=None, remat="choice",
-    knows_late=True, key_of=layer_key, twice=False, ends=None, share=None, period=0, stack_enters=False, loss_axes=None
+    knows_late=True, key_of=layer_key, twice=False, ends=None, share=None, period=0, stack_enters=False, loss_axes=None,
+    own_key=True
 ):  # fmt: skip
     """The reference, with parts that can be replaced."""
     num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
     repeats = len(jax.tree.leaves(params["layers"])[0])
     period = period or max(num_microbatches, num_stages)
     ring = [(i, (i + 1) % num_stages) for i in range(num_stages)]
+    key = fold_key_over_axes(key, (data_axis,) if own_key else ())
     stage, enter = layers_of(model, key, pipe_axis, key_of), enter or entering(data_axis)
 
     def chosen(two, x, late, microbatch, repeat):
@@ -201,6 +205,10 @@ def drops_alike_in_every_microbatch(params, batch, key, model, num_microbatches,
     return in_blocks(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate, key_of=key_of)
 
 
+def drops_alike_in_every_pipeline(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
+    return in_blocks(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate, own_key=False)
+
+
 def drops_by_stage(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
     """Takes the stage for the number of the layer: alike in every repeat."""
 
@@ -277,6 +285,7 @@ MUTANTS = (
     mutant(NAME, keeps_the_chosen_weights, TEMPORARIES),
     mutant(NAME, uses_one_repeats_weights_in_a_block, *WRONG),
     mutant(NAME, drops_alike_in_every_microbatch, *WRONG, shown_by=_DROPS),
+    mutant(NAME, drops_alike_in_every_pipeline, *WRONG, shown_by=_DROPS),
     mutant(NAME, drops_by_stage, *WRONG, shown_by=_DROPS),
     mutant(NAME, sums_over_pipelines, *WRONG),
     mutant(NAME, averages_over_stages_too, *WRONG),

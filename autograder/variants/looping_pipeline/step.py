@@ -83,6 +83,7 @@ def loss_at_the_end(params, outputs, batch, model, axis_name):
 def in_a_scan_over_repeats(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
     """The weights of a repeat enter in the block before theirs, and are handed on in the carry."""
     size, repeats = lax.axis_size(pipe_axis), len(jax.tree.leaves(params["layers"])[0])
+    key = jax.random.fold_in(key, lax.axis_index(data_axis))
     run = block_of(stage_of(model, key, pipe_axis), num_microbatches, pipe_axis)
 
     def loss_of(params):
@@ -109,6 +110,7 @@ def in_a_scan_over_repeats(params, batch, key, model, num_microbatches, pipe_axi
 def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
     """A loop over repeats in Python; whoever enters divides what the sum over pipelines gives."""
     size, repeats = lax.axis_size(pipe_axis), len(jax.tree.leaves(params["layers"])[0])
+    key = jax.random.fold_in(key, lax.axis_index(data_axis))
     run = block_of(stage_of(model, key, pipe_axis), num_microbatches, pipe_axis)
 
     def loss_of(params):

@@ -15,7 +15,7 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
     layers, count = params["layers"], num_microbatches
     repeats, each = jax.tree.leaves(layers)[0].shape[:2]
     size, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
-    period = max(count, size)
+    period, key = max(count, size), jax.random.fold_in(key, lax.axis_index(data_axis))
     ticks = (repeats - 1) * period + count + size - 1
     ahead = [(i, (i + 1) % size) for i in range(size)]
     back = [(there, here) for here, there in ahead]
