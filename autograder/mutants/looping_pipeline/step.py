@@ -55,10 +55,9 @@ def layers_of(model: Any, key: Any, pipe_axis: str, key_of: Any = layer_key) -> 
         count = len(jax.tree.leaves(weights)[0])
         first = (repeat * lax.axis_size(pipe_axis) + lax.axis_index(pipe_axis)) * count
 
-        def layer(x, one):
-            return model.layer(one[0], x, key_of(key, microbatch, first + one[1])), None
-
-        return lax.scan(layer, x, (weights, jnp.arange(count)))[0]
+        for j in range(count):
+            x = model.layer(take(weights, j), x, key_of(key, microbatch, first + j))
+        return x
 
     return stage
 

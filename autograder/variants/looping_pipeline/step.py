@@ -39,6 +39,22 @@ def stage_of(model, key, axis_name):
     return stage
 
 
+def scanned_stage_of(model, key, axis_name):
+    """The same, with a scan over the layers of a group."""
+
+    def stage(weights, x, microbatch, repeat):
+        each = len(jax.tree.leaves(weights)[0])
+        first = (repeat * lax.axis_size(axis_name) + lax.axis_index(axis_name)) * each
+
+        def layer(x, one):
+            number, own = one
+            return model.layer(own, x, layer_key(key, microbatch, number)), None
+
+        return lax.scan(layer, x, (first + jnp.arange(each), weights))[0]
+
+    return stage
+
+
 def block_of(stage, count, axis_name):
     """Ticks of a block with the weights of two repeats, ``[2, ...]``, from the state before them."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
@@ -108,10 +124,10 @@ def in_a_scan_over_repeats(params, batch, key, model, num_microbatches, pipe_axi
 
 
 def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """A loop over repeats in Python; whoever enters divides what the sum over pipelines gives."""
+    """A loop over repeats in Python and a scan over layers; the mean stands where a repeat's weights enter."""
     size, repeats = lax.axis_size(pipe_axis), len(jax.tree.leaves(params["layers"])[0])
     key = jax.random.fold_in(key, lax.axis_index(data_axis))
-    run = block_of(stage_of(model, key, pipe_axis), num_microbatches, pipe_axis)
+    run = block_of(scanned_stage_of(model, key, pipe_axis), num_microbatches, pipe_axis)
 
     def loss_of(params):
         x = model.embed(params["embed"], batch["inputs"])

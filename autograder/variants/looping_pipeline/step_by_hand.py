@@ -62,8 +62,8 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
         of_waiting = of_waiting.at[slot].set(jnp.where(comes, 0, of_waiting[slot]))
         return (of_waiting, of_arrived, found), None
 
-    def average(gradients):
-        return jax.tree.map(lambda g: as_varying(lax.pmean(g, data_axis), data_axis), gradients)
+    def total(gradients):
+        return jax.tree.map(lambda g: as_varying(lax.psum(g, data_axis), data_axis), gradients)
 
     x, embed_back = jax.vjp(lambda embed: model.embed(embed, batch["inputs"]), params["embed"])
     cut = x.reshape(count, -1, *x.shape[1:])
@@ -71,7 +71,8 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
 
     def loss_of(head, outputs):
         rows = outputs.reshape(-1, *outputs.shape[2:])
-        return jnp.where(index == size - 1, model.loss(head, rows, batch["targets"]), 0)
+        loss = model.loss(head, rows, batch["targets"]) / lax.axis_size(data_axis)
+        return jnp.where(index == size - 1, loss, 0)
 
     loss, (of_head, of_outputs) = jax.value_and_grad(loss_of, argnums=(0, 1))(params["head"], outputs[-count:])
     start = (repeats - 1) * period
@@ -79,17 +80,17 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
     carry, _ = lax.scan(backward, carry, (jnp.arange(start, ticks), inputs[start:]), reverse=True)
     done = []
     for repeat in reversed(range(repeats - 1)):
-        done.append(average(jax.tree.map(lambda g, r=repeat: g[r + 1], carry[2])))
+        done.append(total(jax.tree.map(lambda g, r=repeat: g[r + 1], carry[2])))
         some = slice(repeat * period, (repeat + 1) * period)
         carry, _ = lax.scan(backward, carry, (jnp.arange(ticks)[some], inputs[some]), reverse=True)
-    done.append(average(jax.tree.map(lambda g: g[0], carry[2])))
+    done.append(total(jax.tree.map(lambda g: g[0], carry[2])))
 
     of_layers = jax.tree.map(lambda *each: jnp.stack(each), *reversed(done))
     ends = {"embed": embed_back(carry[0].reshape(x.shape))[0], "head": of_head}
-    ends = jax.tree.map(lambda g: lax.pmean(lax.psum(g, pipe_axis), data_axis), ends)
+    ends = jax.tree.map(lambda g: lax.psum(g, (pipe_axis, data_axis)), ends)
     gradients = {"embed": ends["embed"], "layers": of_layers, "head": ends["head"]}
     updated = jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients)
-    return updated, lax.pmean(lax.psum(loss, pipe_axis), data_axis)
+    return updated, lax.psum(loss, (pipe_axis, data_axis))
 
 
 VARIANTS = (by_hand,)
