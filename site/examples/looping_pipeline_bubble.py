@@ -29,12 +29,10 @@ def pipeline(num_stages: int, num_microbatches: int, num_repeats: int, layers: i
     specs, out = {"up": P(None, "pipe"), "down": P(None, "pipe"), "x": P()}, {"y": P("pipe")}
 
     def local(up, down, x):
-        def layer(x, weights):
-            return x + jax.nn.gelu(x @ weights[0]) @ weights[1], None
-
         def stage(x, microbatch, repeat):
-            weights = [lax.dynamic_index_in_dim(leaf[:, 0], repeat, keepdims=False) for leaf in (up, down)]
-            return lax.scan(layer, x, tuple(weights))[0]
+            for layer in range(stack[2]):
+                x = x + jax.nn.gelu(x @ up[repeat, 0, layer]) @ down[repeat, 0, layer]
+            return x
 
         x = lax.pcast(x, "pipe", to="varying")
         return {"y": execute_looping_pipeline(stage, x, num_repeats, "pipe")[None]}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autograder.contract import load, trace
 from autograder.mutants.looping_pipeline import step as ways
+from autograder.variants.looping_pipeline.step import with_a_mean_on_the_way_back
 from course.machine import Machine
 from course.machines import machine
 from course.program import memory, parse, timeline
@@ -22,8 +23,9 @@ WAYS = {
     "in every tick": ways.averages_in_every_tick,
     "each repeat twice": ways.averages_every_repeat_twice,
     "each repeat, while others run": looping_train_step,
+    "the same, layers in a scan": with_a_mean_on_the_way_back,
 }
-FIRST, LAST = next(iter(WAYS)), list(WAYS)[-1]
+FIRST, LAST = "after the backward pass", "each repeat, while others run"
 
 
 def located(file: str) -> str | None:
