@@ -15,7 +15,7 @@ from autograder.verdict import Fact
 
 # Bytes of all answers of a case as text.
 MOST = 8192
-Question = tuple[int, ...]
+Question = tuple[Any, ...]
 
 
 def num_ticks(num_stages: int, num_microbatches: int, num_repeats: int) -> int:
@@ -108,10 +108,9 @@ def positions_mean(_: Case, question: Question, answer: Any) -> str:
     )
     if answer is None:
         return f"{said}But there is work: which microbatch did the stage before it work on one tick earlier?"
-    numbers = answer if isinstance(answer, tuple) and len(answer) == 2 else (None, None)
-    if not all(type(number) is int for number in numbers):
+    if not isinstance(answer, tuple) or [type(number) for number in answer] != [int, int]:
         return f"{said}Expected (microbatch, repeat), two numbers, or None for an idle tick."
-    microbatch, repeat = numbers
+    microbatch, repeat = answer
     if not (0 <= microbatch < microbatches and 0 <= repeat < repeats):
         return f"{said}There is no such microbatch or no such repeat."
     at = {position: tick for (tick, of), position in positions(stages, microbatches, repeats).items() if of == stage}
