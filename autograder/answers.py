@@ -1,13 +1,15 @@
 """Functions that return plain data instead of arrays: their answer travels as the constant that a Program gives back.
 
-So everything that judges Programs judges them too. An answer is a number, a text, a ``PartitionSpec``, or a tuple of
-such; it is written as text and kept as bytes, ``uint8[MOST]``.
+So everything that judges Programs judges them too. An answer is a number, a text, a ``PartitionSpec``, None, or a tuple
+of such; it is written as text and kept as bytes, ``uint8[MOST]``. A function of numbers is asked many questions in one
+Program, and its answers are a tuple.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,18 +26,27 @@ from course.mesh import abstract_mesh
 MOST = 1024
 
 
-def wrap_answer(name: str, answer: Callable[[], Any], like: Any, mesh: dict[str, int]) -> Wrapped:
+@dataclass(frozen=True)
+class Refusal:
+    """The answer of a function that raised ``ValueError``, which may be what it is asked to do."""
+
+    message: str
+
+
+def wrap_answer(name: str, answer: Callable[[], Any], like: Any, mesh: dict[str, int], most: int = MOST) -> Wrapped:
     """What a function answers, as something that can be exported.
 
     Args:
         name: The function's, for messages.
         answer: Calls it.
-        like: The right answer or any other of its form: what is a tuple, a spec, a number or a text there must be one.
+        like: The right answer or any other of its form: what is a tuple, a spec, a number or a text there must be one;
+            where it is None, the answer may be None, a number, a text, or a tuple of such.
         mesh: The case's, since every Program is a ``shard_map``.
+        most: Bytes that the answer may have as text.
     """
 
     def local(nothing):
-        return {"values": jnp.asarray(encode(_formed(name, answer(), like)))}
+        return {"values": jnp.asarray(encode(_formed(name, answer(), like), most))}
 
     def program(nothing):
         return jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P())(nothing)
@@ -48,16 +59,16 @@ def no_inputs(_: Any, __: Case) -> dict[str, Any]:
     return {"nothing": np.zeros((), np.uint8)}
 
 
-def encode(answer: Any) -> np.ndarray:
-    """The answer as ``uint8[MOST]``: its text and zeros.
+def encode(answer: Any, most: int = MOST) -> np.ndarray:
+    """The answer as ``uint8[most]``: its text and zeros.
 
     Raises:
         Mismatch: It is longer than any right answer.
     """
-    text = json.dumps(_plain(answer)).encode()
-    if len(text) > MOST:
-        raise Mismatch(f"the answer has {len(text):,} bytes as text, and at most {MOST:,} are expected")
-    return np.frombuffer(text.ljust(MOST, b"\0"), np.uint8)
+    text = json.dumps(_plain(answer), separators=(",", ":")).encode()
+    if len(text) > most:
+        raise Mismatch(f"the answer has {len(text):,} bytes as text, and at most {most:,} are expected")
+    return np.frombuffer(text.ljust(most, b"\0"), np.uint8)
 
 
 def decode(values: np.ndarray) -> Any:
@@ -81,8 +92,43 @@ def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]
     return worst(found)
 
 
+def every_answer_matches(
+    evidence: list[Evidence],
+    questions: Callable[[Case], Sequence[Any]],
+    right: Callable[[Case, Any, Any], bool],
+    explain: Callable[[Case, Any, Any], str],
+) -> Fact:
+    """Every question of every case is answered rightly.
+
+    Args:
+        evidence: The cases.
+        questions: What a case asks, in order.
+        right: Whether an answer to a question is right: ``(case, question, answer)``.
+        explain: What the first wrong answer of a case would mean; takes the same.
+    """
+    found = []
+    for e in evidence:
+        given, asked = decode(e.measured["values"]), questions(e.case)
+        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
+        wrong = [(question, a) for question, a in zip(asked, given, strict=True) if not right(e.case, question, a)]
+        message = explain(e.case, *wrong[0]) if wrong else ""
+        counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
+        found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message))
+    return worst(found)
+
+
+def asked(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function answers, or that it raised ``ValueError``."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        return Refusal(str(error)[:200])
+
+
 def show(answer: Any) -> str:
     """An answer as people write it."""
+    if isinstance(answer, Refusal):
+        return f"ValueError({answer.message!r})"
     if isinstance(answer, P):
         return show_spec(answer)
     if isinstance(answer, tuple):
@@ -108,21 +154,35 @@ def _formed(name: str, answer: Any, like: Any) -> Any:
             raise Mismatch(f"{name} returned {describe(answer)}, expected a tuple such as {show(like)[:80]}")
         wanted = like if len(like) == len(answer) else [like[0]] * len(answer) if like else answer
         return tuple(_formed(name, a, b) for a, b in zip(answer, wanted, strict=True))
-    kind = type(like)
     if isinstance(answer, np.integer | np.bool_):
         answer = answer.item()
+    if like is None:
+        return _any_formed(name, answer)
+    kind = type(like)
     if type(answer) is not kind:
         raise Mismatch(f"{name} returned {describe(answer)}, expected a value of type {kind.__name__}")
     return answer
 
 
+def _any_formed(name: str, answer: Any) -> Any:
+    if isinstance(answer, list | tuple):
+        return tuple(_formed(name, a, None) for a in answer)
+    if answer is None or isinstance(answer, Refusal) or type(answer) in (int, float, str):
+        return answer
+    raise Mismatch(f"{name} returned {describe(answer)}, expected plain numbers, or tuples of them, as Python has them")
+
+
 def _plain(answer: Any) -> Any:
+    if isinstance(answer, Refusal):
+        return {"refused": answer.message}
     if isinstance(answer, P):
         return {"spec": [list(e) if isinstance(e, tuple) else e for e in answer]}
     return [_plain(a) for a in answer] if isinstance(answer, tuple) else answer
 
 
 def _from_plain(data: Any) -> Any:
+    if isinstance(data, dict) and "refused" in data:
+        return Refusal(data["refused"])
     if isinstance(data, dict):
         return P(*(tuple(e) if isinstance(e, list) else e for e in data["spec"]))
     return tuple(map(_from_plain, data)) if isinstance(data, list) else data

@@ -74,7 +74,8 @@ class Evidence:
 
     ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed, and
     only such a one has a ``timeline``. ``secret`` says that nobody may learn a value of ``measured`` or ``expected``:
-    facts then say how far off a result is, and where.
+    facts then say how far off a result is, and where. ``spent`` is how many seconds of the timeline go into
+    communication over ``Task.spent_on``.
     """
 
     case: Case
@@ -88,6 +89,7 @@ class Evidence:
     difference: str = ""
     timeline: Timeline | None = None
     secret: bool = False
+    spent: float | None = None
 
 
 # --8<-- [start:task]
@@ -113,6 +115,8 @@ class Task:
         data_branches: Whether the Program may branch on data: such a branch is priced as its dearer side.
         compiled_exposed: How much of the naive version's exposed communication the compiled schedule may have, which
             ``check --aot`` gives as advice; 0 where it says nothing.
+        spent_on: Mesh axes whose communication is timed apart: how much longer a step of ``analysed`` takes with it
+            than it would if it took no time.
     """
 
     name: str
@@ -131,6 +135,7 @@ class Task:
     machine: str = "8xH100"
     data_branches: bool = False
     compiled_exposed: float = 0
+    spent_on: tuple[str, ...] = ()
 
 
 # --8<-- [end:task]

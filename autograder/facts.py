@@ -57,7 +57,7 @@ def bytes_sent(
     kind: str,
     expected: Callable[[Evidence], float],
     *,
-    times: tuple[int, int] = (1, 1),
+    times: tuple[float, float] = (1, 1),
     least: Callable[[Evidence], float] | None = None,
     axes: tuple[str, ...] | None = None,
     weight: float = 1,

@@ -175,6 +175,29 @@ def exposed_within(evidence: Evidence | None, references: dict[str, Any], ratio:
     return within("exposed communication", "exposed", look, evidence, references, ratio, **how)
 
 
+def spent_within(
+    evidence: Evidence | None, references: dict[str, Any], ratio: float, axis: str, hint: str, **how: Any
+) -> Fact:
+    """What a step takes longer for its communication over ``axis`` is at most ``ratio`` times the reference's.
+
+    Counted is the step less the same step with free links on that axis: of a pipeline, whose devices wait for many
+    reasons, this is what hiding that communication could still win. ``Task.spent_on`` must name the axis.
+    """
+    name = f"exposed over {axis}"
+    if evidence is not None and evidence.spent is None:
+        return _unjudged(name, evidence, "nobody timed this program without that communication", how.get("weight", 1))
+
+    def look(e: Evidence) -> _Look:
+        assert e.timeline and e.spent is not None
+        said = (
+            f"on {e.timeline.machine} a step takes {_ms(e.timeline.seconds)} ms, and {_ms(e.spent)} ms less if sending "
+            f"over {axis!r} took no time, {{times}}. {hint}"
+        )
+        return _Look(e.spent, f"ms on {e.timeline.machine}", _ms, e.line, said)
+
+    return within(name, "spent", look, evidence, references, ratio, **how)
+
+
 def within(
     name: str,
     figure: str,

@@ -36,7 +36,9 @@ def measure(chapter: str) -> dict[str, Any]:
                     ("flops", task.naive),
                     ("seconds", task.slow),
                     ("exposed", task.slow),
+                    ("spent", task.slow),
                 )
+                if figure in reference
             }
     return found
 
@@ -46,13 +48,15 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
     assert task.analysed
     program = trace(task, function, task.analysed[0], lambda _: None)
     module = parse(program, data_branches=task.data_branches)
-    time = timeline(module, machine(task.machine))
+    where = machine(task.machine)
+    time = timeline(module, where)
+    spent = {"spent": time.seconds - timeline(module, where, free=task.spent_on).seconds} if task.spent_on else {}
     return {
         "temporaries": memory(module, program).temporaries,
         "flops": costs(module).flops,
         "seconds": time.seconds,
         "exposed": time.exposed_seconds,
-    }
+    } | spent
 
 
 def write(chapter: str, folder: Path = REFERENCES) -> Path:

@@ -18,6 +18,7 @@ CHAPTERS = (
     Chapter("data_parallel", "Data parallelism", "one model, many batches"),
     Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
     Chapter("pipeline", "Pipelines", "every device holds some layers"),
+    Chapter("looping_pipeline", "Looping pipelines", "several small stages on every device"),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.

@@ -50,8 +50,11 @@ class Executor:
         looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             smaller = parse(Program.load(blobs[1]), data_branches=branches)
-            step = timeline(module, machine(header["machine"]))
+            where = machine(header["machine"])
+            step = timeline(module, where)
             about = {"difference": difference(smaller, module), "timeline": step.to_json(), "picture": to_brief(step)}
+            if header.get("spent_on"):
+                about["spent"] = step.seconds - timeline(module, where, free=header["spent_on"]).seconds
             return {**looked, **about}, []
         results = self._compile(program, blobs[0])(wire.unpack(header["inputs"], blobs[1:]))
         description, arrays = wire.pack(results)

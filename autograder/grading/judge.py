@@ -151,12 +151,15 @@ def _analyse(
     theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
     if theirs != ours:
         raise ProgramError("the Program of the realistic size does not give what the small one gives")
-    request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches}
+    request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches,
+               "spent_on": list(plan.task.spent_on)}  # fmt: skip
     answer, _ = execute(request, [programs[plan.analysed.name], smaller])
     looked = _looked(answer)
     time = Timeline.from_json(answer["timeline"])
     leaves = (program.inputs, program.outputs)
-    evidence = Evidence(plan.analysed, *leaves, {}, {}, *looked, line, answer["difference"], time)
+    evidence = Evidence(
+        plan.analysed, *leaves, {}, {}, *looked, line, answer["difference"], time, spent=answer.get("spent")
+    )
     return evidence, _picture(answer.get("picture"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import answers, facts
+from autograder import answers
 from autograder.answers import show
 from autograder.contract import Case, Evidence, Task
 from autograder.forms import show_spec
@@ -203,24 +203,6 @@ def copies_mean(case: Case, shape: tuple[int, ...], spec: P, answer: Any) -> str
     return f"{said}There would be {blocks} then: into how many does the spec cut the array?"
 
 
-def _numbers_match(evidence: list[Evidence], right: Callable[..., Any], means: Callable[..., str]) -> Fact:
-    """Every question of every case is answered right; the message is about the first that is not."""
-    found = []
-    for e in evidence:
-        given = answers.decode(e.measured["values"])
-        asked = questions(e.case)
-        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-        wrong = [
-            (*question, answer)
-            for question, answer in zip(asked, given, strict=True)
-            if answer != right(*question, e.case.mesh)
-        ]
-        message = means(e.case, *wrong[0]) if wrong else ""
-        counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
-        found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message))
-    return facts.worst(found)
-
-
 def _number_cases() -> tuple[Case, ...]:
     every = ({"data": 4, "tensor": 2}, {"pipe": 2, "data": 2, "tensor": 2}, {"data": 8}, {"tensor": 1, "data": 4},
              {"data": 1})  # fmt: skip
@@ -247,7 +229,12 @@ def _number_puzzle(
         return tuple(right(shape, spec, case.mesh) for shape, spec in questions(case))
 
     def judged(evidence: list[Evidence]) -> Fact:
-        return _numbers_match(evidence, right, means)
+        return answers.every_answer_matches(
+            evidence,
+            questions,
+            lambda case, question, given: given == right(*question, case.mesh),
+            lambda case, question, given: means(case, *question, given),
+        )
 
     return _task(name, signature, every, answer, judged, _number_cases(), _unseen_numbers)
 

@@ -1,0 +1,202 @@
+"""``layers_of_stage`` and ``loop_position``: functions of numbers, asked about every stage and every tick."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from autograder import answers
+from autograder.answers import Refusal, show
+from autograder.contract import Case, Evidence, Mismatch, Task
+from autograder.verdict import Fact
+
+# Bytes of all answers of a case as text.
+MOST = 8192
+Question = tuple[Any, ...]
+
+
+def num_ticks(num_stages: int, num_microbatches: int, num_repeats: int) -> int:
+    """Stage times that a forward pass lasts: every repeat waits until stage 0 has its input back."""
+    return (num_repeats - 1) * max(num_microbatches, num_stages) + num_microbatches + num_stages - 1
+
+
+def layers(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
+    """The layers of a stage, those of each repeat by themselves; None where they cannot be shared evenly."""
+    visits = num_stages * num_repeats
+    if num_layers % visits:
+        return None
+    each = num_layers // visits
+    visited = [tuple(range(visit * each, (visit + 1) * each)) for visit in range(visits)]
+    return tuple(visited[stage::num_stages])
+
+
+def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """What every stage works on at every tick, found by following microbatches around: no entry where it is idle.
+
+    Stage 0 takes the microbatches of a repeat one a tick, in order, each as soon as it has come back from the repeat
+    before, and no repeat before the last one has gone in whole.
+    """
+    found, free = {}, 0
+    back = [0] * num_microbatches
+    for repeat in range(num_repeats):
+        for microbatch in range(num_microbatches):
+            start = max(free, back[microbatch])
+            for stage in range(num_stages):
+                found[start + stage, stage] = (microbatch, repeat)
+            free, back[microbatch] = start + 1, start + num_stages
+    return found
+
+
+def layer_questions(case: Case) -> list[Question]:
+    """Every stage for some repeats and layers, and numbers of layers that no one can share evenly."""
+    stages = case.sizes["num_stages"]
+    even = [(repeats, stages * repeats * each) for repeats, each in ((1, 2), (2, 1), (2, 3), (3, 1), (4, 2))]
+    odd = [(2, 2 * stages - 1), (2, stages * 3), (3, stages * 3 + 1), (1, stages * 2 + 1)]
+    found = [(stage, stages, repeats, count) for repeats, count in even for stage in range(stages)]
+    return found + [(stages - 1, stages, repeats, count) for repeats, count in odd if count % (stages * repeats)]
+
+
+def position_questions(case: Case) -> list[Question]:
+    """Every tick of a forward pass, and the one after it, at every stage."""
+    sizes = tuple(case.sizes[name] for name in ("num_stages", "num_microbatches", "num_repeats"))
+    return [(tick, stage, *sizes) for tick in range(num_ticks(*sizes) + 1) for stage in range(sizes[0])]
+
+
+def layers_right(_: Case, question: Question, answer: Any) -> bool:
+    wanted = layers(*question)
+    if wanted is not None:
+        return answer == wanted
+    return isinstance(answer, Refusal) and str(question[3]) in re.findall(r"\d+", answer.message)
+
+
+def positions_right(_: Case, question: Question, answer: Any) -> bool:
+    tick, stage, *sizes = question
+    return answer == positions(*sizes).get((tick, stage))
+
+
+def layers_mean(_: Case, question: Question, answer: Any) -> str:
+    """What a wrong answer about layers would mean."""
+    stage, stages, repeats, count = question
+    said = f"for stage {stage} of {stages}, {repeats} repeats and {count} layers your answer is {show(answer)[:120]}. "
+    if layers(*question) is None:
+        if isinstance(answer, Refusal):
+            return f"{said}Refusing is right; a message that helps also says how many layers were given."
+        return f"{said}{count} layers cannot be shared evenly by {stages} stages in {repeats} repeats."
+    if isinstance(answer, Refusal):
+        return f"{said}These layers can be shared evenly: {stages * repeats} times {count // (stages * repeats)}."
+    if not isinstance(answer, tuple) or not all(isinstance(one, tuple) for one in answer):
+        return f"{said}Expected a tuple with one tuple of layer numbers for each repeat."
+    held = [number for one in answer for number in one]
+    if len(answer) != repeats or len(held) != count // stages:
+        return f"{said}Expected {repeats} tuples with {count // stages} layers together; these are {len(held)} in "\
+               f"{len(answer)}."  # fmt: skip
+    return (
+        f"{said}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {repeats} times. Which "
+        "layers has it been through when it comes here?"
+    )
+
+
+def positions_mean(_: Case, question: Question, answer: Any) -> str:
+    """What a wrong answer about a tick would mean."""
+    tick, stage, stages, microbatches, repeats = question
+    said = (
+        f"at tick {tick}, stage {stage} of {stages}, with {microbatches} microbatches and {repeats} repeats your "
+        f"answer is {show(answer)[:80]}. "
+    )
+    if answer is None:
+        return f"{said}But there is work: which microbatch did the stage before it work on one tick earlier?"
+    if not isinstance(answer, tuple) or [type(number) for number in answer] != [int, int]:
+        return f"{said}Expected (microbatch, repeat), two numbers, or None for an idle tick."
+    microbatch, repeat = answer
+    if not (0 <= microbatch < microbatches and 0 <= repeat < repeats):
+        return f"{said}There is no such microbatch or no such repeat."
+    at = {position: tick for (tick, of), position in positions(stages, microbatches, repeats).items() if of == stage}
+    early = "before" if tick < at[microbatch, repeat] else "after"
+    return (
+        f"{said}Draw the schedule: stage 0 takes a new microbatch each tick, and each stage does one tick later what "
+        f"the stage before it did. This tick is {early} the one in which this stage works on microbatch {microbatch} "
+        f"in repeat {repeat}. When does a microbatch come round again, and does it have to wait?"
+    )
+
+
+def _task(
+    name: str, signature: str, points: float, cases: tuple[Case, ...], unseen: Callable[[np.random.Generator], Case],
+    questions: Callable[[Case], list[Question]], right: Callable[[Case, Question, Any], bool],
+    means: Callable[[Case, Question, Any], str], known: Callable[[Question], Any]
+) -> Task:  # fmt: skip
+    def every(function: Any, case: Case) -> Any:
+        found = tuple(answers.asked(function, *question) for question in questions(case))
+        if all(answer is None for answer in found):
+            raise Mismatch(f"{name} returned None every time (is a return missing?), expected numbers at most ticks")
+        return found
+
+    def oracle(_: Any, case: Case) -> dict[str, Any]:
+        return {"values": answers.encode(tuple(known(question) for question in questions(case)), MOST)}
+
+    def facts_of(evidence: list[Evidence], _: Any, __: Any) -> list[Fact]:
+        return [answers.every_answer_matches(evidence, questions, right, means)]
+
+    return Task(
+        name=name,
+        kind="value",
+        signature=signature,
+        points=points,
+        cases=cases,
+        unseen=unseen,
+        wrap=lambda function, case: answers.wrap_answer(name, lambda: every(function, case), None, case.mesh, MOST),
+        draw=answers.no_inputs,
+        oracle=oracle,
+        facts=facts_of,
+    )
+
+
+def _case(name: str, num_stages: int, quick: bool = False, **sizes: int) -> Case:
+    return Case(name, {"pipe": num_stages}, {"num_stages": num_stages, **sizes}, quick)
+
+
+def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, quick: bool = False) -> Case:
+    name = f"{num_stages} stages, {num_microbatches} microbatches, {num_repeats} repeats"
+    return _case(name, num_stages, quick, num_microbatches=num_microbatches, num_repeats=num_repeats)
+
+
+def _unseen_layers(rng: np.random.Generator) -> Case:
+    return _case("unseen", int(rng.choice([3, 5, 6, 7])))
+
+
+def _unseen_schedule(rng: np.random.Generator) -> Case:
+    stages, microbatches, repeats = int(rng.choice([2, 3, 4, 6])), int(rng.integers(1, 10)), int(rng.integers(2, 5))
+    return _case("unseen", stages, num_microbatches=microbatches, num_repeats=repeats)
+
+
+LAYERS_OF_STAGE = _task(
+    "layers_of_stage",
+    "(stage, num_stages, num_repeats, num_layers)",
+    1,
+    tuple(_case(f"{stages} stages", stages, i < 2) for i, stages in enumerate((4, 2, 8, 1))),
+    _unseen_layers,
+    layer_questions,
+    layers_right,
+    layers_mean,
+    lambda question: Refusal(f"{question[3]} layers") if layers(*question) is None else layers(*question),
+)
+LOOP_POSITION = _task(
+    "loop_position",
+    "(tick, stage, num_stages, num_microbatches, num_repeats)",
+    2,
+    (
+        _schedule(4, 6, 3, quick=True),
+        _schedule(4, 2, 3, quick=True),
+        _schedule(2, 2, 4),
+        _schedule(8, 5, 2),
+        _schedule(4, 7, 1),
+        _schedule(1, 3, 2),
+    ),
+    _unseen_schedule,
+    position_questions,
+    positions_right,
+    positions_mean,
+    lambda question: positions(*question[2:]).get(question[:2]),
+)
