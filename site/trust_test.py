@@ -117,7 +117,8 @@ def faults() -> str:
 def mutations() -> str:
     """What became of the kept campaign's mutations."""
     found = json.loads(FUZZ.read_text())
-    head = f"{found['mutations']:,} mutations, seed {found['seed']}; with Python {found['python']} and jax {found['jax']}."
+    head = f"{found['mutations']:,} mutations, seed {found['seed']}; "
+    head += f"with Python {found['python']} and jax {found['jax']}."
     layers = list(found["stages"])
     ends = [end for end in ENDS if any(found["stages"][layer].get(end) for layer in layers)]
     rows = []
