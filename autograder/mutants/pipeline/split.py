@@ -60,9 +60,11 @@ def refuses_without_a_number(batch, num_microbatches):
 def gathers_to_pick_its_own(batch, num_microbatches):
     """Gathers the rows of a whole axis to pick its own out of them."""
 
+    axis = jax.sharding.get_abstract_mesh().axis_names[0]
+
     def split(leaf):
-        every = lax.all_gather(leaf, "data")
-        return split_microbatches(every[lax.axis_index("data")], num_microbatches)
+        every = lax.all_gather(leaf, axis)
+        return split_microbatches(every[lax.axis_index(axis)], num_microbatches)
 
     return jax.tree.map(split, batch)
 
