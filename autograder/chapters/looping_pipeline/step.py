@@ -245,9 +245,9 @@ _LARGE = {"width": 2048, "hidden": 8192, "features": 64, "rows": 512}
 CASES = (
     Case("data=4 x pipe=2, 4 microbatches", {"data": 4, "pipe": 2}, _sizes(4, 4), quick=True),
     Case("replica=2 x stage=4, 2 microbatches", {"replica": 2, "stage": 4},
-         _sizes(2, 2, steps=3, rate=20, percent_dropped=25), quick=True),
+         _sizes(2, 2, steps=3, rate=60, percent_dropped=25), quick=True),
     Case("data=2 x pipe=4, 6 microbatches", {"data": 2, "pipe": 4}, _sizes(6, 2, percent_dropped=25)),
-    Case("pipe=2 x data=2, 3 microbatches", {"pipe": 2, "data": 2}, _sizes(3, 2, **_TRANSFORMER)),
+    Case("pipe=2 x data=2, 3 microbatches", {"pipe": 2, "data": 2}, _sizes(3, 2, rate=200, **_TRANSFORMER)),
     Case("data=1 x pipe=8, 5 microbatches", {"data": 1, "pipe": 8}, _sizes(5, 1, layers_per_stage=2)),
     Case("data=8 x pipe=1, 2 microbatches", {"data": 8, "pipe": 1}, _sizes(2, 2)),
 )  # fmt: skip
