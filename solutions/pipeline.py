@@ -37,6 +37,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from IPython.display import HTML, display
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -46,6 +47,8 @@ from course.mesh import abstract_mesh, as_varying, make_mesh
 from course.model import Model, full_loss, layer_key, mlp, transformer
 from course.predict import predict
 from course.program import export
+from course.schedules import gpipe, written
+from course.show import schedule_svg
 from solutions.data_parallel import fold_key_over_axes
 
 PyTree = Any
@@ -521,6 +524,21 @@ if __name__ == "__main__":
 # As long a step, and about half of the FLOPs: a bubble is a matter of waiting, not of work. What it saves is
 # energy.
 #
+# ## Lab: a schedule by hand, and yours
+#
+# Take a sheet of paper: a row for each of 4 stages, a column for each tick, and in the squares the numbers of 6
+# microbatches. Then compare. The first picture is of what is written down here, one line a stage, `F3` for the forward
+# pass of microbatch 3; change it, and see which orders cost ticks. The second is read off your program's timeline on
+# a machine where only matmuls take time, with the garbage that idle stages compute in grey.
+
+# %%
+if __name__ == "__main__":
+    S, M = 4, 6
+    by_hand = written(["F0 F1 F2 F3 F4 F5"] * S)
+    yours = predict(program(idle_does_nothing=False), "free network").timeline
+    display(HTML(schedule_svg(by_hand)), HTML(schedule_svg(yours, by_hand)))
+
+# %% [markdown]
 # ## Lab: where the time goes
 #
 # Last, your step on 2 x 4 H100, forward and backward, with 8 microbatches: look for the staircases at both ends.
@@ -555,3 +573,7 @@ if __name__ == "__main__":
     for name, figure in prediction.figures().items():
         print(f"{name:24} {figure}")
     prediction  # noqa: B018  a notebook shows it as a picture
+
+# %%
+if __name__ == "__main__":
+    display(HTML(schedule_svg(prediction.timeline, gpipe(4, 8))))

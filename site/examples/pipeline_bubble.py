@@ -12,7 +12,8 @@ from autograder.chapters.pipeline.shared import stage_seconds
 from autograder.contract import Case, load, trace
 from course.machines import machine
 from course.program import bubble, parse, timeline
-from course.show import timeline_svg
+from course.schedules import forwards, gpipe
+from course.show import schedule_svg
 from solutions.pipeline import execute_pipeline
 
 TASK = load("pipeline").task("execute_pipeline")
@@ -21,7 +22,8 @@ DRAWN = {1: "one", 4: "few", 16: "many"}
 
 def drawn(case: Case) -> str:
     module = parse(trace(TASK, idle, case, lambda _: None))
-    return timeline_svg(timeline(module, machine(TASK.machine)))
+    meant = forwards(gpipe(case.mesh["pipe"], case.sizes["microbatches"]))
+    return schedule_svg(timeline(module, machine(TASK.machine)), meant)
 
 
 def main(folder: Path) -> None:

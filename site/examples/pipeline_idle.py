@@ -12,7 +12,8 @@ from jax import lax
 from autograder.contract import Case, load, trace
 from course.machines import machine
 from course.program import costs, parse, timeline
-from course.show import timeline_svg
+from course.schedules import forwards, gpipe
+from course.show import schedule_svg
 from solutions.pipeline import execute_pipeline
 
 TASK = load("pipeline").task("execute_pipeline")
@@ -67,7 +68,7 @@ def main(folder: Path) -> None:
     for name in PICTURES:
         case = Case("", {"pipe": 4}, {**SIZES, "backward": 0, "microbatches": 4})
         time = timeline(parse(trace(TASK, WAYS[name], case, lambda _: None)), machine(TASK.machine))
-        folder.joinpath(f"pipeline_idle_{name}.svg").write_text(timeline_svg(time))
+        folder.joinpath(f"pipeline_idle_{name}.svg").write_text(schedule_svg(time, forwards(gpipe(4, 4))))
 
 
 if __name__ == "__main__":
