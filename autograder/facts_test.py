@@ -71,6 +71,9 @@ def test_functions_and_sums_in_another_dtype_are_named():
     fact = precise_in("functions", [found], "f32", "Look here.")
     assert (fact.passed, fact.measured, fact.limit) == (False, "2 of 5", "5 of 5")
     assert fact.message == "beside 2 of f32 there are 3 sum of bf16. Look here."
+    assert fact.line == "mine:3", "nobody knows where"
+    known = replace(found, costs=replace(found.costs, lines={"log of f32": "mine:8", "sum of bf16": "mine:9"}))
+    assert precise_in("functions", [known], "f32", "").line == "mine:9"
     only = replace(found, costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2}))
     assert precise_in("functions", [only], "f32", "").passed is True
 
