@@ -1,9 +1,19 @@
 """Facts against the reference and against the naive version, from evidence made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from autograder.contract import Case, Evidence
-from autograder.limits import NAIVE, bubble_is, exposed_within, temporaries_at_most, temporaries_within, time_within
+from autograder.limits import (
+    NAIVE,
+    bubble_is,
+    exposed_within,
+    spent_within,
+    temporaries_at_most,
+    temporaries_within,
+    time_within,
+)
 from course.program import Costs, Memory, Timeline
 from course.program.simulator import DeviceTime, Piece
 
@@ -106,3 +116,15 @@ def test_a_bubble_that_nobody_measured_is_not_judged_and_one_of_another_program_
     assert bubble(0.0).passed is None
     other = bubble(11 * 2e-3, difference="add is multiply")
     assert (other.passed, other.measured) == (False, "not comparable")
+
+
+def test_what_an_axis_costs_is_compared_where_it_was_timed_apart():
+    known = {**REFERENCES, "spent": {"reference": 0.05, "naive": 0.2}}
+    timed = [replace(evidence(), spent=spent) for spent in (0.09, 0.11)]
+    found = [spent_within(e, known, 0.5, "data", "Look here.", than=NAIVE) for e in timed]
+    assert [fact.passed for fact in found] == [True, False]
+    assert found[1].name == "exposed over data"
+    assert "and 110 ms less if sending over 'data' took no time, 0.55 times the naive's. Look" in found[1].message
+    assert spent_within(evidence(), known, 0.5, "data", "").passed is None, "nobody timed it apart"
+    assert spent_within(timed[0], REFERENCES, 0.5, "data", "").passed is None, "no reference is known"
+    assert spent_within(None, known, 0.5, "data", "").passed is None
