@@ -503,7 +503,7 @@ if __name__ == "__main__":
         step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(places, P("data")), out_specs=(kept, P())))
         held, losses = placed(params, num_stages, 2), []
         for batch in batches:
-            after, loss = step(held, batch)
+            after, loss = jax.block_until_ready(step(held, batch))  # one step at a time: few cores, many devices
             held = jax.tree.map(lambda leaf: leaf[0], after)
             losses.append(loss)
         return losses
