@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from autograder.contract import Case
 from course.data import regression_batch, token_batch
+from course.mesh import as_varying
 from course.model import Model, mlp, transformer
 
 
@@ -21,6 +23,28 @@ def axis_of(case: Case) -> str:
 def axis_size(case: Case) -> int:
     """The size of ``axis_of``."""
     return case.mesh[axis_of(case)]
+
+
+def pipe_of(case: Case) -> str:
+    """The axis of a pipeline's stages: ``pipe`` where there is one, else the last."""
+    return "pipe" if "pipe" in case.mesh else list(case.mesh)[-1]
+
+
+def stages_of(case: Case) -> int:
+    """How many stages a pipeline has."""
+    return case.mesh[pipe_of(case)]
+
+
+def microbatch_bytes(case: Case) -> int:
+    """Of one microbatch between two stages: float32 of the model's width, for each row or token."""
+    return 4 * case.sizes["rows"] * case.sizes.get("seq", 1) * case.sizes["width"]
+
+
+def varying(tree: Any, axes: Iterable[str]) -> Any:
+    """Every leaf, typed as another on each device of these axes."""
+    for axis in axes:
+        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
+    return tree
 
 
 def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Case, ...]:

@@ -55,3 +55,18 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case) -> None:
                 f"leaf {path_name('', path)} on mesh {case.mesh_text}: {name} gives {describe(leaf)}, "
                 f"expected {describe(struct)}"
             )
+
+
+def state_and_loss(name: str, what: str, found: Any, like: Any, case: Case) -> tuple[Any, Any]:
+    """What a step returned: a tree like ``like``, which messages call ``what``, and a scalar.
+
+    Raises:
+        Mismatch: It is something else.
+    """
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise Mismatch(f"{name} returned {describe(found)}, expected a tuple ({what}, loss)")
+    state, loss = found
+    same_shapes(name, same_tree(what, state, like), like, case)
+    if not hasattr(loss, "shape") or loss.shape != ():
+        raise Mismatch(f"{name} returned {describe(loss)} as its loss, expected a scalar, the mean over all rows")
+    return state, loss

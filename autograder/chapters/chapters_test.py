@@ -105,10 +105,10 @@ def test_unseen_cases_are_legal_for_every_draw(chapter, task):
     found = load(chapter).task(task)
     solution = getattr(importlib.import_module(f"solutions.{chapter}"), task)
     assert found.unseen(np.random.default_rng(0)).name == "unseen"
-    drawn = [(seed, found.unseen(np.random.default_rng(seed))) for seed in range(12)]
-    kinds = {str(case.mesh): case for _, case in drawn}
-    assert not hasattr(trace_cases(found, solution, list(kinds.values()), lambda _: None), "verdict")
-    for seed, case in drawn:
-        inputs = found.draw(np.random.default_rng(seed), case)
-        if seed < 2:
+    drawn = [found.unseen(np.random.default_rng(seed)) for seed in range(12)]
+    meshes = list({str(case.mesh): case for case in drawn}.values())
+    assert not hasattr(trace_cases(found, solution, meshes, lambda _: None), "verdict")
+    for case in drawn:
+        inputs = found.draw(np.random.default_rng(0), case)
+        if case in meshes:
             assert jax.tree.leaves(found.oracle(inputs, case))

@@ -9,9 +9,10 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from autograder.cases import stages_of
 from autograder.chapters.pipeline import CONTRACT
 from autograder.chapters.pipeline.loss import FASTER
-from autograder.chapters.pipeline.shared import stage_seconds, stages_of, ticks_of
+from autograder.chapters.pipeline.shared import stage_seconds, ticks_of
 from autograder.chapters.pipeline.step import most_bytes
 from autograder.contract import Case, references, trace
 from autograder.mutants.pipeline.step import keeps_activations

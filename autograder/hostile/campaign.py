@@ -90,7 +90,6 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
         "mutations": len(outcomes),
         "stages": {layer: dict(Counter(o.stage for o in outcomes if o.layer == layer)) for layer in LAYERS},
         "verdicts": dict(Counter(o.verdict for o in outcomes)),
-        "executor_died": sum(o.verdict == NEEDS_HUMAN for o in outcomes),
         "failures": [f"{o.number}: {o.base}; {o.what}; {o.failure}" for o in outcomes if o.failure],
         "cheaper": sum(bool(o.look) and not o.failure for o in outcomes),
     }

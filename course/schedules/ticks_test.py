@@ -16,7 +16,6 @@ from course.schedules import (
     zero_bubble,
 )
 from course.schedules.ticks import laid_beside, program_ticks, schedule_ticks
-from course.validation import pipelines
 from course.validation.pipelines import pipeline
 
 SIZES = [(2, 2, 1), (4, 3, 1), (4, 6, 2), (4, 2, 3)]
@@ -93,8 +92,3 @@ def test_without_an_axis_or_a_permute_over_it_there_are_no_ticks():
         program_ticks(timed(2, 2, 1), "stage")
     with pytest.raises(ValueError, match=r"nothing is permuted over 'pipe' \(size 1\)"):
         program_ticks(timed(1, 2, 1))
-
-
-def test_the_number_of_ticks_is_the_one_that_the_pipelines_are_written_to():
-    for size in SIZES:
-        assert num_ticks(*size) == pipelines.num_ticks(*size)

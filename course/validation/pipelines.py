@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from course.mesh import abstract_mesh
 from course.program.export import export
 from course.program.program import Program
+from course.schedules import num_ticks
 
 Params = dict[str, Any]
 
@@ -35,11 +36,6 @@ class Layer:
     rows: int = 256
     dtype: str = "float32"
     norm: bool = False
-
-
-def num_ticks(num_stages: int, num_microbatches: int, num_repeats: int) -> int:
-    """Stage times that a forward pass lasts: every repeat waits until stage 0 has its input back."""
-    return (num_repeats - 1) * max(num_microbatches, num_stages) + num_microbatches + num_stages - 1
 
 
 def pipeline(

@@ -1,6 +1,6 @@
 """All programs that the lenses are validated on, by one import."""
 
-from course.validation.pipelines import Layer, num_ticks, pipeline, uva_pipeline
+from course.validation.pipelines import Layer, pipeline, uva_pipeline
 from course.validation.rings import gather_matmul, ring_gather_matmul
 from course.validation.single_device import RUNS, Run, Sizes, single_device
 from course.validation.three_d import Sizes3D, three_d_step
@@ -12,7 +12,6 @@ __all__ = [
     "Sizes",
     "Sizes3D",
     "gather_matmul",
-    "num_ticks",
     "pipeline",
     "ring_gather_matmul",
     "single_device",

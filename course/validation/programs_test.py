@@ -10,7 +10,8 @@ import pytest
 
 from course.mesh import make_mesh
 from course.program import compile_program, costs, parse
-from course.validation.pipelines import Layer, num_ticks, pipeline, uva_pipeline
+from course.schedules import num_ticks
+from course.validation.pipelines import Layer, pipeline, uva_pipeline
 from course.validation.rings import gather_matmul
 from course.validation.single_device import RUNS, Sizes, parameters, single_device
 from course.validation.three_d import Sizes3D, three_d_step

@@ -18,8 +18,9 @@ from course.mesh import abstract_mesh
 from course.program import Program, bubble, costs, export, memory, parse, timeline
 from course.program.compiled import GpuReport, compile_all
 from course.program.compiled.plugin import AotMissing
+from course.schedules import num_ticks
 from course.validation.gap import A5000, compiled_runs
-from course.validation.pipelines import num_ticks, pipeline, uva_pipeline
+from course.validation.pipelines import pipeline, uva_pipeline
 from course.validation.rings import gather_matmul
 from course.validation.single_device import RUNS, Sizes, single_device
 

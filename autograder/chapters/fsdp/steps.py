@@ -16,10 +16,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import forms
-from autograder.cases import axis_size, batch_of, batch_shapes, draw_leaves, model_of
+from autograder.cases import axis_size, batch_of, batch_shapes, draw_leaves, model_of, varying
 from autograder.chapters.fsdp.shared import specs_of
-from autograder.contract import Case, Mismatch, Wrapped
-from course.mesh import abstract_mesh, as_varying
+from autograder.contract import Case, Wrapped
+from course.mesh import abstract_mesh
 from course.model import full_loss
 
 Axes = tuple[str, ...]
@@ -37,9 +37,9 @@ def wrap_step(name: str, function: Any, case: Case, axes: Axes) -> Wrapped:
     def local(shards, batch, learning_rate):
         def one(shards, rows):
             found = function(shards, specs, rows, model, *axes, learning_rate)
-            return _checked(name, found, shards, axes, case)
+            return varying(forms.state_and_loss(name, "shards", found, shards, case), axes)
 
-        before = _varying(shards, axes)
+        before = varying(shards, axes)
         if case.sizes["steps"] == 1:
             after, loss = one(before, jax.tree.map(lambda rows: rows[0], batch))
             losses = loss[None]
@@ -60,23 +60,6 @@ def wrap_step(name: str, function: Any, case: Case, axes: Axes) -> Wrapped:
     rate = jax.ShapeDtypeStruct((), np.float32)
     inputs = {"shards": shapes, "batch": _batch_shapes(case, axes), "learning_rate": rate}
     return Wrapped(program, inputs, in_specs, results, {"shards": "state"})
-
-
-def _checked(name: str, found: Any, shards: Any, axes: Axes, case: Case) -> tuple[Any, Any]:
-    """What the function returned, every leaf as varying as it may be."""
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise Mismatch(f"{name} returned {forms.describe(found)}, expected a tuple (shards, loss)")
-    after, loss = found
-    forms.same_shapes(name, forms.same_tree("shards", after, shards), shards, case)
-    if not hasattr(loss, "shape") or loss.shape != ():
-        raise Mismatch(f"{name} returned {forms.describe(loss)} as its loss, expected a scalar, the mean over all rows")
-    return _varying(after, axes), _varying(loss, axes)
-
-
-def _varying(tree: Any, axes: Axes) -> Any:
-    for axis in axes:
-        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
-    return tree
 
 
 def _holders(spec: P, axes: Axes) -> Axes:

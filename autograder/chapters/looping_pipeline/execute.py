@@ -12,19 +12,15 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves
+from autograder.cases import draw_leaves, microbatch_bytes, pipe_of, stages_of, varying
 from autograder.chapters.looping_pipeline.shared import (
     as_stages,
     data_of,
     in_a_row,
-    microbatch_bytes,
     model_of,
     params_of,
-    pipe_of,
     pipelines_of,
-    stages_of,
     ticks_of,
-    varying,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
@@ -43,19 +39,19 @@ def wrap(function: Any, case: Case) -> Wrapped:
 
     def local(layers, microbatches, upstream, key):
         layers = jax.tree.map(lambda leaf: leaf[:, 0], layers)
-        layers, microbatches, key = varying((layers, microbatches, key), case)
+        layers, microbatches, key = varying((layers, microbatches, key), case.mesh)
 
         def run(layers, microbatches):
             found = function(_stage(layers, key, case), microbatches, s["num_repeats"], pipe)
             forms.same_tree("the result", found, microbatches)
             forms.same_shapes(NAME, found, microbatches, case)
             last = lax.axis_index(pipe) == stages_of(case) - 1
-            return varying(jnp.where(last, found, 0), case)
+            return varying(jnp.where(last, found, 0), case.mesh)
 
         if not s["gradients"]:
             return {"values": run(layers, microbatches)[None]}
         outputs, backward = jax.vjp(run, layers, microbatches)
-        of_layers, of_inputs = backward(varying(upstream, case))
+        of_layers, of_inputs = backward(varying(upstream, case.mesh))
         gradients = {"layers": jax.tree.map(lambda g: g[None, :, None], of_layers), "microbatches": of_inputs[None]}
         return {"values": outputs[None], "gradients": gradients}
 

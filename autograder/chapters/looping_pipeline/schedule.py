@@ -12,15 +12,11 @@ from autograder import answers
 from autograder.answers import Refusal, show
 from autograder.contract import Case, Evidence, Mismatch, Task
 from autograder.verdict import Fact
+from course.schedules import num_ticks
 
 # Bytes of all answers of a case as text.
 MOST = 8192
 Question = tuple[Any, ...]
-
-
-def num_ticks(num_stages: int, num_microbatches: int, num_repeats: int) -> int:
-    """Stage times that a forward pass lasts: every repeat waits until stage 0 has its input back."""
-    return (num_repeats - 1) * max(num_microbatches, num_stages) + num_microbatches + num_stages - 1
 
 
 def layers(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tuple[tuple[int, ...], ...] | None:

@@ -9,24 +9,15 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.looping_pipeline.schedule import num_ticks
+from autograder.cases import pipe_of, stages_of
 from autograder.contract import Case
-from course.mesh import as_varying
 from course.model import Model, mlp, transformer
-
-
-def pipe_of(case: Case) -> str:
-    """The axis of the stages."""
-    return next(axis for axis in case.mesh if axis in ("pipe", "stage"))
+from course.schedules import num_ticks
 
 
 def data_of(case: Case) -> str | None:
     """The axis of the pipelines, if there is one."""
     return next((axis for axis in case.mesh if axis != pipe_of(case)), None)
-
-
-def stages_of(case: Case) -> int:
-    return case.mesh[pipe_of(case)]
 
 
 def pipelines_of(case: Case) -> int:
@@ -79,16 +70,3 @@ def as_stages(layers: Any, case: Case) -> Any:
     """The other way."""
     stack = (case.sizes["num_repeats"], stages_of(case), case.sizes["layers_per_stage"])
     return jax.tree.map(lambda leaf: np.reshape(leaf, (*stack, *leaf.shape[1:])), layers)
-
-
-def varying(tree: Any, case: Case) -> Any:
-    """Every leaf typed as different on each device of the mesh."""
-    for axis in case.mesh:
-        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
-    return tree
-
-
-def microbatch_bytes(case: Case) -> int:
-    """Of the float32 activations of one microbatch."""
-    s = case.sizes
-    return 4 * s["rows"] * s.get("seq", 1) * s["width"]

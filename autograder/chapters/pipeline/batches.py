@@ -10,11 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.cases import draw_leaves, model_of, params_of
-from autograder.chapters.pipeline.shared import groups_of, others_of, pipe_of
+from autograder.cases import draw_leaves, model_of, params_of, pipe_of
+from autograder.chapters.pipeline.shared import groups_of, others_of
 from autograder.contract import Case
 from course.data import regression_batch, token_batch
-from course.mesh import as_varying
 from course.model import full_loss
 
 
@@ -29,13 +28,6 @@ def by_part(case: Case, *, layers: Any, ends: Any) -> Any:
         name: jax.tree.map(lambda _, of=layers if name == "layers" else ends: of, tree)
         for name, tree in params_of(case).items()
     }
-
-
-def varying(tree: Any, case: Case) -> Any:
-    """Every leaf, typed as another on each device of the mesh."""
-    for axis in case.mesh:
-        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
-    return tree
 
 
 def rows_of(case: Case) -> int:

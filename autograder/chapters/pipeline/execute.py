@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves
+from autograder.cases import draw_leaves, pipe_of, stages_of
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
@@ -20,10 +20,8 @@ from autograder.chapters.pipeline.shared import (
     needed,
     others_of,
     passed_on,
-    pipe_of,
     stage_of,
     stage_seconds,
-    stages_of,
     ticks_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import model_of, params_of
+from autograder.cases import microbatch_bytes, model_of, params_of, pipe_of, stages_of, varying
 from autograder.chapters.pipeline.batches import (
     batch_shapes,
     draw_batch,
@@ -21,21 +21,17 @@ from autograder.chapters.pipeline.batches import (
     one_device_loss,
     row_axes,
     specs_of,
-    varying,
 )
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
-    block_bytes,
     bytes_at_most,
     groups_of,
     needed,
     others_of,
     passed_on,
-    pipe_of,
     refused,
     refuses,
-    stages_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
@@ -57,7 +53,7 @@ def wrap(function: Any, case: Case) -> Wrapped:
     results = {"values": P((*others_of(case), axis)), "gradients": P(rows, axis), "refused": P()}
 
     def local(params, batch, key):
-        params, key = varying(params, case), jax.random.wrap_key_data(key[0])
+        params, key = varying(params, case.mesh), jax.random.wrap_key_data(key[0])
 
         def loss_of(params, model=model):
             loss = function(params, batch, key, model, case.sizes["microbatches"], axis)
@@ -71,7 +67,7 @@ def wrap(function: Any, case: Case) -> Wrapped:
         flag = stages_of(case) == 1 or refuses(uneven, odd, stages_of(case))
         ends = {name: jax.tree.map(lambda g: g[None], gradients[name]) for name in ENDS}
         found = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
-        return {"values": varying(loss, case)[None], "gradients": found, "refused": jnp.asarray(flag)}
+        return {"values": varying(loss, case.mesh)[None], "gradients": found, "refused": jnp.asarray(flag)}
 
     in_specs = {"params": specs_of(case), "batch": P(rows), "key": P(rows)}
 
@@ -120,7 +116,7 @@ def summed(e: Evidence) -> Evidence:
 
 def shared_bytes(e: Evidence) -> float:
     """The last stage's outputs in equal parts to all stages, and their gradients back; and the loss itself."""
-    n, outputs = stages_of(e.case), e.case.sizes["microbatches"] * block_bytes(e)
+    n, outputs = stages_of(e.case), e.case.sizes["microbatches"] * microbatch_bytes(e.case)
     return 0.0 if n == 1 else 2 * (n - 1) / n * (outputs + 16)
 
 

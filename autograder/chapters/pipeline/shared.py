@@ -10,21 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.cases import microbatch_bytes, pipe_of, stages_of
 from autograder.contract import Case, Evidence
 from autograder.facts import plain, worst
 from autograder.verdict import Fact
 
 OTHER = "other collectives"
 PERMUTES = "permute bytes"
-
-
-def pipe_of(case: Case) -> str:
-    """The axis of the stages: ``pipe`` where there is one, else the last."""
-    return "pipe" if "pipe" in case.mesh else list(case.mesh)[-1]
-
-
-def stages_of(case: Case) -> int:
-    return case.mesh[pipe_of(case)]
 
 
 def others_of(case: Case) -> tuple[str, ...]:
@@ -42,15 +34,9 @@ def ticks_of(case: Case) -> int:
     return case.sizes["microbatches"] + stages_of(case) - 1
 
 
-def block_bytes(e: Evidence) -> int:
-    """Of one microbatch between two stages: float32 of the model's width, for each row or token."""
-    sizes = e.case.sizes
-    return 4 * sizes["rows"] * sizes.get("seq", 1) * sizes["width"]
-
-
 def passed_on(e: Evidence, passes: int) -> float:
     """What a stage sends if it sends at every tick, in so many passes over the schedule."""
-    return 0.0 if stages_of(e.case) == 1 else float(passes * ticks_of(e.case) * block_bytes(e))
+    return 0.0 if stages_of(e.case) == 1 else float(passes * ticks_of(e.case) * microbatch_bytes(e.case))
 
 
 def needed(e: Evidence, passes: int) -> float:
@@ -59,7 +45,7 @@ def needed(e: Evidence, passes: int) -> float:
     Of two stages one may send forward alone, and the other backward alone.
     """
     alone = (passes + 1) // 2 if stages_of(e.case) == 2 else passes
-    return 0.0 if stages_of(e.case) == 1 else float(alone * e.case.sizes["microbatches"] * block_bytes(e))
+    return 0.0 if stages_of(e.case) == 1 else float(alone * e.case.sizes["microbatches"] * microbatch_bytes(e.case))
 
 
 # --8<-- [start:stage]

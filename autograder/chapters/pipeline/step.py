@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import model_of, params_of
+from autograder.cases import microbatch_bytes, model_of, params_of, pipe_of, stages_of, varying
 from autograder.chapters.pipeline.batches import (
     batch_shapes,
     by_part,
@@ -25,23 +25,19 @@ from autograder.chapters.pipeline.batches import (
     one_device_loss,
     row_axes,
     specs_of,
-    varying,
 )
 from autograder.chapters.pipeline.loss import SHARING
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
-    block_bytes,
     bytes_at_most,
     groups_of,
     needed,
     others_of,
     passed_on,
-    pipe_of,
-    stages_of,
     ticks_of,
 )
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.contract import Case, Evidence, Task, Wrapped
 from autograder.verdict import Fact
 from course.mesh import abstract_mesh
 
@@ -63,9 +59,9 @@ def wrap(function: Any, case: Case) -> Wrapped:
             number, part = step
             own = jax.random.fold_in(key, number)
             found = function(params, part, own, model, case.sizes["microbatches"], axis, *others, learning_rate)
-            return _checked(found, params, case)
+            return varying(forms.state_and_loss(NAME, "params", found, params, case), case.mesh)
 
-        before = varying(params, case)
+        before = varying(params, case.mesh)
         if case.sizes["steps"] == 1:
             after, loss = one(before, (0, jax.tree.map(lambda leaf: leaf[0], batch)))
             losses = loss[None]
@@ -89,16 +85,6 @@ def wrap(function: Any, case: Case) -> Wrapped:
         "learning_rate": jax.ShapeDtypeStruct((), np.float32),
     }
     return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
-
-
-def _checked(found: Any, params: Any, case: Case) -> tuple[Any, Any]:
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise Mismatch(f"{NAME} returned {forms.describe(found)}, expected a tuple (params, loss)")
-    after, loss = found
-    forms.same_shapes(NAME, forms.same_tree("params", after, params), params, case)
-    if not hasattr(loss, "shape") or loss.shape != ():
-        raise Mismatch(f"{NAME} returned {forms.describe(loss)} as its loss, expected a scalar, the mean over all rows")
-    return varying(after, case), varying(loss, case)
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
@@ -178,7 +164,7 @@ def _together(e: Evidence) -> float:
 
 
 def _shared(e: Evidence) -> float:
-    n, outputs = stages_of(e.case), e.case.sizes["microbatches"] * block_bytes(e)
+    n, outputs = stages_of(e.case), e.case.sizes["microbatches"] * microbatch_bytes(e.case)
     return _ring(n, e.case.sizes["steps"] * outputs)
 
 

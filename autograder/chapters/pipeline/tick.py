@@ -12,17 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves
-from autograder.chapters.pipeline.shared import (
-    OTHER,
-    PERMUTES,
-    needed,
-    passed_on,
-    pipe_of,
-    stage_of,
-    stages_of,
-    ticks_of,
-)
+from autograder.cases import draw_leaves, pipe_of, stages_of
+from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, stage_of, ticks_of
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
 from course.mesh import abstract_mesh, as_varying
