@@ -47,7 +47,7 @@ from course.mesh import abstract_mesh, as_varying, make_mesh
 from course.model import Model, full_loss, layer_key, mlp, transformer
 from course.predict import predict
 from course.program import export
-from course.schedules import gpipe, written
+from course.schedules import forwards, gpipe, written
 from course.show import schedule_svg
 from solutions.data_parallel import fold_key_over_axes
 
@@ -536,7 +536,7 @@ if __name__ == "__main__":
     S, M = 4, 6
     by_hand = written(["F0 F1 F2 F3 F4 F5"] * S)
     yours = predict(program(idle_does_nothing=False), "free network").timeline
-    display(HTML(schedule_svg(by_hand)), HTML(schedule_svg(yours, by_hand)))
+    display(HTML(schedule_svg(by_hand)), HTML(schedule_svg(yours, forwards(gpipe(S, M)))))
 
 # %% [markdown]
 # ## Lab: where the time goes
