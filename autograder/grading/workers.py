@@ -164,6 +164,7 @@ class Worker:
             yield
         finally:
             timer.cancel()
+            timer.join()  # so that nobody looks at a process that is just being ended
 
 
 def local_executor(seconds: float = 120) -> Worker:
