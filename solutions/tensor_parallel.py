@@ -76,9 +76,7 @@ def tp_mlp(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
     Returns:
         This device's rows, like ``x``.
     """
-    return row_parallel_dense(
-        params["down"], jax.nn.gelu(column_parallel_dense(params["up"], x, axis_name)), axis_name
-    )
+    return row_parallel_dense(params["down"], jax.nn.gelu(column_parallel_dense(params["up"], x, axis_name)), axis_name)
 
 
 def tp_attention(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
@@ -98,9 +96,7 @@ def tp_attention(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
     qkv = column_parallel_dense({"kernel": kernel.reshape(width, -1)}, x, axis_name)
     q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:2], 3, num_heads, head_dim), 2, 0)
     mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    return row_parallel_dense(
-        {"kernel": out.reshape(-1, width)}, mixed.reshape(*mixed.shape[:2], -1), axis_name
-    )
+    return row_parallel_dense({"kernel": out.reshape(-1, width)}, mixed.reshape(*mixed.shape[:2], -1), axis_name)
 
 
 def tp_train_step(
