@@ -13,6 +13,7 @@ READ = {
     "all-gather bytes": ("tp_transformer", "What is sent"),
     "reduce-scatter bytes": ("tp_transformer", "What is sent"),
     "all-reduce bytes": ("tp_transformer", "What is sent"),
+    "bytes sent": ("tp_transformer", "A vocabulary in parts"),
     "activation bytes": ("tp_transformer", "What is sent"),
     "other collectives": ("tp_transformer", "What is sent"),
     "predicted time": ("tp_transformer", "One after the other, or side by side"),

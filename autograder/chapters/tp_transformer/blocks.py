@@ -207,5 +207,5 @@ PARALLEL_TRANSFORMER_BLOCK = Task(
     oracle=oracle,
     facts=parallel_facts,
     analysed=(Case("tensor=8, width 2048", {"tensor": 8}, _LARGE), "tensor=8, 16 heads"),
-    slow="gathers_twice",
+    slow="one_after_the_other",
 )

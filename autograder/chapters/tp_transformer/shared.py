@@ -21,6 +21,7 @@ from course.layout import tensor_specs
 from course.model import Model, full_loss, split_heads, transformer
 
 OTHER = "other collectives"
+EVERY = ("all_gather", "reduce_scatter", "all_reduce", "collective_permute", "all_to_all")
 SIZES = {"width": 16, "hidden": 40, "num_heads": 8, "num_layers": 2, "vocab": 56, "seq": 24, "max_seq": 32, "rows": 2,
          "dropout": 25, "parallel": 0}  # fmt: skip
 
