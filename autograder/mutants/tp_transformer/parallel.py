@@ -20,7 +20,7 @@ def _own(key, axis_name) -> Any:
 
 
 def _apart(params, x, key, rate, gather_matmul, matmul_scatter, axis_name, *, waits=False):
-    """Attention and MLP, each with a gather and a scatter of its own; ``waits`` has the MLP begin when attention has ended."""
+    """Each with a gather and a scatter of its own; ``waits`` has the MLP begin when attention has ended."""
     attention = params["attention"]
     width, _, num_heads, _ = attention["qkv"]["kernel"].shape
     out = attention["out"]["kernel"].reshape(-1, width)
