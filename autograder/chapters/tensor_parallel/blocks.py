@@ -30,7 +30,9 @@ from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
 
 FORWARD = "collectives forward"
-SLOWER = 1.15
+# Right answers that gather or multiply once more in the backward pass take up to 1.12 times as long; a step that sends
+# twice as much by all-reduces 1.33, and the naive ones, which send what is larger, 1.85 and 1.88.
+SLOWER = 1.25
 _BETWEEN = "Can a device go on from the first dense layer to the second with the features that it has?"
 _TOO_SLOW = "Which transfer is the longest, and must that array be whole anywhere?"
 

@@ -15,6 +15,7 @@ from autograder.mutants.tensor_parallel.dense import (
     biased,
     gathers_for_each_half_of_its_columns,
     scaled_back,
+    scatter_rows,
 )
 from autograder.mutants.tensor_parallel.names import FORWARD, GATHERED, GRADIENTS, OTHERS, SCATTERED, TIME, WRONG
 from solutions.tensor_parallel import column_parallel_dense, row_parallel_dense, tp_mlp
@@ -57,6 +58,18 @@ def sends_its_rows_in_two_halves(params, x, axis_name):
     return jnp.concatenate([tp_mlp(params, half, axis_name) for half in halves], -2)
 
 
+def multiplies_a_few_rows_at_a_time(params, x, axis_name):
+    """Eight blocks of rows, one after the other: both kernels are read for each, and both gradients added up."""
+    rows = lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True)
+    blocks = jnp.moveaxis(rows.reshape(*rows.shape[:-2], 8, -1, rows.shape[-1]), -3, 0)
+
+    def features(block):
+        return jax.nn.gelu(biased(params["up"], block @ params["up"]["kernel"])) @ params["down"]["kernel"]
+
+    y = jnp.moveaxis(lax.map(features, blocks), 0, -3).reshape(rows.shape)
+    return biased(params["down"], scatter_rows(y, axis_name))
+
+
 def adds_its_bias_on_every_device(params, x, axis_name):
     return _mlp(params, x, axis_name, down=adds_the_bias_before_the_sum)
 
@@ -85,9 +98,10 @@ TASK, FIRST, SHORT = "tp_mlp", "data=2 x tensor=4", "tensor=4, forward"
 MUTANTS = (
     mutant(TASK, gathers_the_weights, FORWARD, GATHERED, SCATTERED, TIME, shown_by=(FIRST, SHORT)),
     mutant(TASK, gathers_the_hidden_features, FORWARD, GATHERED, SCATTERED, TIME, shown_by=(FIRST, SHORT)),
-    mutant(TASK, all_reduces_at_the_end, FORWARD, GATHERED, SCATTERED, OTHERS, shown_by=(FIRST, SHORT)),
+    mutant(TASK, all_reduces_at_the_end, FORWARD, GATHERED, SCATTERED, OTHERS, TIME, shown_by=(FIRST, SHORT)),
     mutant(TASK, gathers_its_input_twice, FORWARD, GATHERED, SCATTERED, shown_by=(FIRST, SHORT)),
     mutant(TASK, sends_its_rows_in_two_halves, FORWARD, shown_by=(SHORT,)),
+    mutant(TASK, multiplies_a_few_rows_at_a_time, TIME),
     mutant(TASK, adds_its_bias_on_every_device, *WRONG),
     mutant(TASK, uses_another_activation, *WRONG),
     mutant(TASK, activates_before_the_bias, *WRONG),
