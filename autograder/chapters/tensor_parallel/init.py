@@ -107,7 +107,7 @@ def _alike(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _mistakes(e: Evidence) -> Iterator[str]:
-    others = " and ".join(map(repr, others_of(e.case)))
+    axis, others = tensor_of(e.case), " and ".join(map(repr, others_of(e.case)))
     for name, split in SPLITS.items():
         first, second = (_by_place(e, f"{name}_{which}") for which in ("first", "second"))
         what = f"the kernel split by {split}" if split else "the kernel that is not split"
@@ -118,13 +118,13 @@ def _mistakes(e: Evidence) -> Iterator[str]:
         if np.any(first != first[:1]):
             yield f"{what} differs between devices along {others}, which hold copies of it"
         if split is None and np.any(first != first[:, :1]):
-            yield f"{what} differs between devices along {tensor_of(e.case)!r}, which hold copies of it"
+            yield f"{what} differs between devices along {axis!r}, which hold copies of it"
         if _alike(first[0], second[0]):
             yield f"{what} comes out alike with two different keys"
         if split is not None:
             for i, j in itertools.combinations(range(split_of(e.case)), 2):
                 if _alike(first[0, i], first[0, j]):
-                    yield f"devices {i} and {j} along {tensor_of(e.case)!r} drew the same part of {what}"
+                    yield f"devices {i} and {j} along {axis!r} drew the same part of {what}"
 
 
 def _scale(e: Evidence) -> Fact:
@@ -139,7 +139,7 @@ def _scale(e: Evidence) -> Fact:
     what = f"the kernel split by {split}" if split else "the kernel that is not split"
     message = "" if passed else (
         f"on mesh {e.case.mesh_text} {what} has {spread:.3g} times the standard deviation that it has on one device, "
-        f"and a mean of {mean:.2g} standard deviations. How many inputs has each output of the whole layer?")  # fmt: skip
+        f"and a mean of {mean:.2g} of it. How many inputs has each output of the whole layer?")  # fmt: skip
     return Fact("initial scale", passed, f"{spread:.3f}", f"{1 - OFF:g} to {1 + OFF:g}", "of one device's",
                 case=e.case.name, line="" if passed else e.line, message=message)  # fmt: skip
 

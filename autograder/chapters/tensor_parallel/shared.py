@@ -84,7 +84,9 @@ def split_features(case: Case, features: int) -> tuple[tuple[int, ...], P]:
 def wrap_layer(name: str, function: Any, case: Case, layer: Layer) -> Wrapped:
     """What the layer gives and, with ``backward``, the gradients of its input and parameters, by each holder."""
     (x, x_spec), (y, y_spec) = layer.x, layer.y
-    here = [size // math.prod(case.mesh[a] for a in axes) for size, axes in zip(y, spec_of(y_spec, len(y)), strict=True)]
+    here = [
+        size // math.prod(case.mesh[a] for a in axes) for size, axes in zip(y, spec_of(y_spec, len(y)), strict=True)
+    ]
     results: dict[str, Any] = {"values": y_spec}
     if case.sizes["backward"]:
         held = jax.tree.map(lambda spec: held_spec(spec, case), layer.specs)

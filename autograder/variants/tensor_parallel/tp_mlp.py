@@ -45,7 +45,9 @@ def recomputed(params, x, axis_name):
     """Keeps its input alone, and computes everything again that the backward pass needs."""
 
     def block(params, x):
-        return row_parallel_dense(params["down"], jax.nn.gelu(column_parallel_dense(params["up"], x, axis_name)), axis_name)
+        return row_parallel_dense(
+            params["down"], jax.nn.gelu(column_parallel_dense(params["up"], x, axis_name)), axis_name
+        )
 
     return jax.checkpoint(block)(params, x)
 
