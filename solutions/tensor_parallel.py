@@ -463,7 +463,8 @@ if __name__ == "__main__":
             return lax.scan(one, own, batches)[1]
 
         mesh, in_specs = make_mesh({"data": data, "tensor": tensor}), (specs, P(None, ("data", "tensor")))
-        return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P()))(params, stacked)
+        run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=P()))
+        return np.asarray(run(params, stacked))
 
     shapes = ((8, 1), (2, 4), (1, 8))
     runs = {f"{data} x {tensor}": train(data, tensor) for data, tensor in shapes}
