@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from course.mesh import as_varying, varying_axes
+from course.mesh import vary_alike
 
 PyTree = Any
 
@@ -34,21 +34,48 @@ def ring_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.A
         ``[..., rows, d_out/axis]``.
     """
     ### BEGIN SOLUTION
-    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    size, length = lax.axis_size(axis_name), x.shape[-2]
     to_next = [(i, (i + 1) % size) for i in range(size)]
 
-    def place(whole, chunk, step):
-        return lax.dynamic_update_slice_in_dim(whole, chunk @ kernel, (index - step) % size * length, -2)
+    def ring(x, kernel, keep):
+        """All rows' products; behind them all rows, if they are to be kept."""
+        index = lax.axis_index(axis_name)
 
-    def pass_on(carry, step):
-        whole, chunk = carry
-        return (place(whole, chunk, step), lax.ppermute(chunk, axis_name, to_next)), None
+        def place(wholes, chunk, step):
+            at = (index - step) % size * length
+            parts = (chunk @ kernel, chunk)[: len(wholes)]
+            return [lax.dynamic_update_slice_in_dim(w, p, at, -2) for w, p in zip(wholes, parts, strict=True)]
 
-    empty = jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype)
-    for axis in varying_axes(x) | varying_axes(kernel) | {axis_name}:
-        empty = as_varying(empty, axis)
-    (whole, last), _ = lax.scan(pass_on, (empty, x), jnp.arange(size - 1))
-    return place(whole, last, size - 1)
+        def pass_on(carry, step):
+            wholes, chunk = carry
+            coming = lax.ppermute(chunk, axis_name, to_next)
+            return (place(wholes, chunk, step), coming), None
+
+        shapes = [(*x.shape[:-2], size * length, width) for width in (kernel.shape[1], x.shape[-1])[: 1 + keep]]
+        empty = [vary_alike(jnp.zeros(shape, x.dtype), x)[0] for shape in shapes]
+        (wholes, last), _ = lax.scan(pass_on, (empty, x), jnp.arange(size - 1))
+        return place(wholes, last, size - 1)
+
+    def forward(x, kernel):
+        product, rows = ring(x, kernel, keep=True)
+        return product, (rows, kernel)
+
+    def backward(saved, gradient):
+        rows, kernel = saved
+        index = lax.axis_index(axis_name)
+
+        def own(number):
+            return lax.dynamic_slice_in_dim(gradient, number % size * length, length, -2) @ kernel.T
+
+        def pass_on(partial_sum, step):
+            return lax.ppermute(partial_sum, axis_name, to_next) + own(index - 1 - step), None
+
+        of_x, _ = lax.scan(pass_on, own(index - 1), jnp.arange(1, size))
+        return of_x, jnp.einsum("...ri,...ro->io", rows, gradient)
+
+    product = jax.custom_vjp(lambda x, kernel: ring(x, kernel, keep=False)[0])
+    product.defvjp(forward, backward)
+    return product(*vary_alike(x, kernel))
     ### END SOLUTION
 
 
@@ -65,18 +92,43 @@ def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.
         ``[..., rows/axis, d_out]``.
     """
     ### BEGIN SOLUTION
-    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    length = x.shape[-2] // size
+    size = lax.axis_size(axis_name)
     to_next = [(i, (i + 1) % size) for i in range(size)]
 
-    def own(number):
-        return lax.dynamic_slice_in_dim(x, number % size * length, length, -2) @ kernel
+    def ring(x, kernel):
+        index, length = lax.axis_index(axis_name), x.shape[-2] // size
 
-    def pass_on(partial_sum, step):
-        coming = lax.ppermute(partial_sum, axis_name, to_next)
-        return coming + own(index - 1 - step), None
+        def own(number):
+            return lax.dynamic_slice_in_dim(x, number % size * length, length, -2) @ kernel
 
-    return lax.scan(pass_on, own(index - 1), jnp.arange(1, size))[0]
+        def pass_on(partial_sum, step):
+            coming = lax.ppermute(partial_sum, axis_name, to_next)
+            return coming + own(index - 1 - step), None
+
+        return lax.scan(pass_on, own(index - 1), jnp.arange(1, size))[0]
+
+    def backward(saved, gradient):
+        x, kernel = saved
+        index, length = lax.axis_index(axis_name), gradient.shape[-2]
+
+        def place(wholes, chunk, step):
+            at, parts = (index - step) % size * length, (chunk @ kernel.T, chunk)
+            return [lax.dynamic_update_slice_in_dim(w, p, at, -2) for w, p in zip(wholes, parts, strict=True)]
+
+        def pass_on(carry, step):
+            wholes, chunk = carry
+            coming = lax.ppermute(chunk, axis_name, to_next)
+            return (place(wholes, chunk, step), coming), None
+
+        shape = (*x.shape[:-1], gradient.shape[-1])
+        empty = [jnp.zeros_like(x), vary_alike(jnp.zeros(shape, x.dtype), x)[0]]
+        (wholes, last), _ = lax.scan(pass_on, (empty, gradient), jnp.arange(size - 1))
+        of_x, gradients = place(wholes, last, size - 1)
+        return of_x, jnp.einsum("...ri,...ro->io", x, gradients)
+
+    product = jax.custom_vjp(ring)
+    product.defvjp(lambda x, kernel: (ring(x, kernel), (x, kernel)), backward)
+    return product(*vary_alike(x, kernel))
     ### END SOLUTION
 
 
@@ -109,10 +161,10 @@ def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str)
         coming = lax.ppermute(left, axis_name, to_next), lax.ppermute(right, axis_name, to_previous)
         return (place(whole, (left, right), step), coming), None
 
+    x, kernel = vary_alike(x, kernel)
     empty = jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype)
-    for axis in varying_axes(x) | varying_axes(kernel) | {axis_name}:
-        empty = as_varying(empty, axis)
-    (whole, last), _ = lax.scan(pass_on, (empty, tuple(jnp.split(x, 2, -1))), jnp.arange(size - 1))
+    halves = tuple(jnp.split(x, 2, -1))
+    (whole, last), _ = lax.scan(pass_on, (vary_alike(empty, x)[0], halves), jnp.arange(size - 1))
     return place(whole, last, size - 1)
     ### END SOLUTION
 
