@@ -62,22 +62,8 @@ def leaves_the_derivative_to_jax(params, x, axis_name):
 
 
 def waits_in_every_step(params, x, axis_name):
-    """Rings whose transfers and products take turns, forward; their derivatives are the reference's."""
-    late = _late(rings.multiplies_what_has_just_arrived, ring_gather_matmul)
-    return _mlp(params, x, axis_name, late, _late(rings.adds_before_it_sends, matmul_ring_scatter))
-
-
-def _late(ring, reference):
-    def product(x, kernel, axis_name):
-        function = jax.custom_vjp(lambda x, kernel: ring(x, kernel, axis_name))
-
-        def forward(x, kernel):
-            return ring(x, kernel, axis_name), jax.vjp(lambda x, k: reference(x, k, axis_name), x, kernel)[1]
-
-        function.defvjp(forward, lambda transpose, gradient: transpose(gradient))
-        return function(*vary_alike(x, kernel))
-
-    return product
+    """Only permutes, and transfers and products take turns."""
+    return _mlp(params, x, axis_name, rings.multiplies_what_has_just_arrived, rings.adds_before_it_sends)
 
 
 def adds_the_bias_on_every_device(params, x, axis_name):
@@ -108,7 +94,7 @@ MUTANTS = (
     mutant(_M, synchronous, _SENT, _OTHERS, _EXPOSED),
     mutant(_M, hides_the_forward_pass_alone, _SENT, _OTHERS, _EXPOSED),
     mutant(_M, leaves_the_derivative_to_jax, _TIME),
-    mutant(_M, waits_in_every_step, _EXPOSED),
+    mutant(_M, waits_in_every_step, _EXPOSED, _TIME),
     mutant(_M, adds_the_bias_on_every_device, "values", "gradients", "gradient norm"),
     mutant(_M, forgets_the_first_bias, "values", "gradients", "gradient norm"),
     mutant(_M, divides_the_gradients_by_the_axis, "gradients", "gradient norm"),
