@@ -34,8 +34,8 @@ def rows_in_one_product(x, kernel, axis_name):
         return (put(whole, upper, lower, step), *coming), None
 
     empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x)[0]
-    carry, _ = lax.scan(turn, (empty, x[..., :half, :], x[..., half:, :]), jnp.arange(size - 1))
-    return put(*carry, size - 1)
+    (whole, upper, lower), _ = lax.scan(turn, (empty, x[..., :half, :], x[..., half:, :]), jnp.arange(size - 1))
+    return put(whole, upper, lower, size - 1)
 
 
 def rows_in_two_products(x, kernel, axis_name):
@@ -58,8 +58,8 @@ def rows_in_two_products(x, kernel, axis_name):
         return put(whole, (upper, lower), step), coming
 
     empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x)[0]
-    halves = tuple(jnp.split(x, 2, -2))
-    return put(*lax.fori_loop(0, size - 1, turn, (empty, halves)), size - 1)
+    whole, halves = lax.fori_loop(0, size - 1, turn, (empty, tuple(jnp.split(x, 2, -2))))
+    return put(whole, halves, size - 1)
 
 
 def features_unrolled(x, kernel, axis_name):

@@ -81,11 +81,11 @@ def summed_in_every_step(x, kernel, axis_name):
 
         def turn(carry, step):
             coming = lax.ppermute(carry[2], axis_name, to_next)
-            return (*use(*carry, step), coming), None
+            return (*use(carry[0], carry[1], carry[2], step), coming), None
 
         begun = jnp.zeros_like(x), jnp.zeros_like(kernel), gradient
-        carry, _ = lax.scan(turn, begun, jnp.arange(size - 1))
-        return use(*carry, size - 1)
+        (of_x, of_kernel, last), _ = lax.scan(turn, begun, jnp.arange(size - 1))
+        return use(of_x, of_kernel, last, size - 1)
 
     product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), backward)
     return product(*vary_alike(x, kernel))
