@@ -32,7 +32,7 @@ MACHINE = machine("8xH100")
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 WAYS = {"whole": gathers_and_scatters_whole, "rings": tp_transformer_step}
 HEADER = (
-    "data x tensor  block       sends   step, ms  exposed, ms   MFU  temporaries, GiB   compiled: step, ms  exposed, ms"
+    "data x tensor  block         sends   step, ms  exposed, ms   MFU  temporaries, GiB   compiled: step, ms  exposed, ms"
     "  temporaries, GiB"
 )
 
@@ -84,7 +84,7 @@ def row(way: str, parallel: bool, data: int, tensor: int, *, compiled: bool) -> 
     time = found.timeline
     name = f"{data} x {tensor}"
     line = (
-        f"{name:14} {'side by side' if parallel else 'in turn':12}{way:6}{1e3 * time.seconds:10.1f}"
+        f"{name:14} {'side by side' if parallel else 'in turn':14}{way:6}{1e3 * time.seconds:10.1f}"
         f"{1e3 * time.exposed_seconds:13.1f}{100 * (found.mfu or 0):5.0f}%{found.memory.temporaries / 2**30:18.2f}"
     )
     if not compiled:
