@@ -39,7 +39,7 @@ def recorded() -> dict[tuple[str, str, str], list[float]]:
     lines = RECORDED.with_suffix(".txt").read_text().splitlines()[3:]
     pattern = r"(\d x \d)\s+(in turn|side by side)\s*(whole|rings)(.*)"
     rows = [re.fullmatch(pattern, line) for line in lines]
-    return {row.groups()[:3]: [float(n) for n in row[4].replace("%", "").split()] for row in rows if row}
+    return {(row[1], row[2], row[3]): [float(n) for n in row[4].replace("%", "").split()] for row in rows if row}
 
 
 def test_numbers_of_the_pages_are_printed_or_follow():
@@ -59,7 +59,7 @@ def test_what_the_pages_say_of_one_layer_holds():
         assert f"{beside[1]:.2f} ms instead of {turn[1]:.2f} ms" in " ".join(WALKTHROUGH.split())
         for block in ("in turn", "side by side"):
             whole, rings = found[width, block, "whole"], found[width, block, "rings"]
-            assert rings[2] < 0.5 * whole[2] and rings[3] > whole[3], "less is exposed, and the calibrated machine loses"
+            assert rings[2] < 0.5 * whole[2] and rings[3] > whole[3], "less is exposed; the calibrated machine loses"
     narrow, wide = (found[w, "side by side", "whole"][1] / found[w, "in turn", "whole"][1] for w in ("2,048", "4,096"))
     assert narrow < wide, "the gain is larger where the model is narrow"
     assert found["4,096", "side by side", "rings"][2] == 0
@@ -112,4 +112,4 @@ def test_recorded_rows_are_what_the_lenses_say_now(row):
     block, way, data, tensor = row
     line = module.row(way, block == "side by side", data, tensor, compiled=False)
     text = RECORDED.with_suffix(".txt").read_text()
-    assert any(kept.startswith(line) for kept in text.splitlines()), f"{line}\nrun: python {RECORDED}.py > {RECORDED}.txt"
+    assert any(kept.startswith(line) for kept in text.splitlines()), f"{line}\nrun {RECORDED.name}.py again"

@@ -541,8 +541,8 @@ def tp_transformer_step(
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers a device. Instead
-# activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is less only
+# The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers a device.
+# Instead activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is less only
 # if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide it behind the matmuls of a layer, which
 # take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)` FLOPs for each: the
 # number of tokens cancels, and only the width per device counts. At `d = 2048` and `n = 8` it is 2,600 FLOPs for 4
@@ -645,4 +645,4 @@ if __name__ == "__main__":
         print(name)
         for figure, value in found.figures().items():
             print(f"    {figure:24} {value}")
-    predictions["side by side"]  # noqa: B018  a notebook shows it as a picture
+    predictions["side by side"]

@@ -17,7 +17,9 @@ BLOCKS = {
     "in turn": ("tp_transformer_block", tp_transformer_block, 0),
     "side by side": ("parallel_transformer_block", parallel_transformer_block, 1),
 }
-LARGE = load("tp_transformer").task("parallel_transformer_block").analysed[0]
+ANALYSED = load("tp_transformer").task("parallel_transformer_block").analysed
+assert ANALYSED
+LARGE = ANALYSED[0]
 SIZES = {
     2048: {},
     4096: {"width": 4096, "hidden": 16384, "num_heads": 32, "rows": 4},

@@ -1,4 +1,4 @@
-"""What a device holds for the loss of 8,192 tokens with 32,000 logits each: by liveness, and by XLA's compiler for GPUs.
+"""What a device holds for the loss of 8,192 tokens with 32,000 logits each: by liveness, and by the GPU compiler.
 
 It needs the extra ``aot``. Where that is not installed it prints what it gave where it was.
 """

@@ -32,8 +32,8 @@ MACHINE = machine("8xH100")
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 WAYS = {"whole": gathers_and_scatters_whole, "rings": tp_transformer_step}
 HEADER = (
-    "data x tensor  block         sends   step, ms  exposed, ms   MFU  temporaries, GiB   compiled: step, ms  exposed, ms"
-    "  temporaries, GiB"
+    "data x tensor  block         sends   step, ms  exposed, ms   MFU  temporaries, GiB   compiled: step, ms"
+    "  exposed, ms  temporaries, GiB"
 )
 
 
@@ -97,9 +97,8 @@ def row(way: str, parallel: bool, data: int, tensor: int, *, compiled: bool) -> 
 
 
 def main() -> None:
-    print(
-        f"{SIZES.count:,} parameters, {4 * SIZES.count / 2**30:.2f} GiB in float32; {SEQUENCES} sequences of {SIZES.seq:,} tokens\n"
-    )
+    size = 4 * SIZES.count / 2**30
+    print(f"{SIZES.count:,} parameters, {size:.2f} GiB in float32; {SEQUENCES} sequences of {SIZES.seq:,} tokens\n")
     print(HEADER)
     for data, tensor in MESHES:
         for parallel in (False, True):
