@@ -6,10 +6,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from examples_test import JAX
 
 SITE = Path(__file__).parent
 NUMBER = r"\d+\.\d+"
+JAX = "0.10.2"  # of which the pages' figures are
 RECORDED = SITE / "examples" / "recorded" / "tp_transformer_billion"
 WALKTHROUGH = (SITE / "pages" / "profiling" / "tp_transformer.md").read_text()
 PAGE = (SITE / "pages" / "tp_transformer.md").read_text()
@@ -37,7 +37,7 @@ def blocks() -> dict[tuple[str, str, str], list[float]]:
 def recorded() -> dict[tuple[str, str, str], list[float]]:
     """By mesh, block and way: ms, exposed, MFU in percent and GiB as predicted; ms, exposed and GiB as compiled."""
     lines = RECORDED.with_suffix(".txt").read_text().splitlines()[3:]
-    pattern = r"(\d x \d)\s+(in turn|side by side)\s*(whole|rings)(.*)"
+    pattern = r"(\d x \d)\s+(in turn|side by side)\s*(whole|rings|-)(.*)"
     rows = [re.fullmatch(pattern, line) for line in lines]
     return {(row[1], row[2], row[3]): [float(n) for n in row[4].replace("%", "").split()] for row in rows if row}
 
@@ -100,6 +100,27 @@ def test_the_billion_is_what_the_page_says():
     count = Sizes(layers=16, width=2048, heads=16, vocab=32_000, seq=1024).count
     assert f"{count / 1e9:.2f} billion parameters" in PAGE
     assert f"{count:,} parameters" in RECORDED.with_suffix(".txt").read_text()
+
+
+def test_what_the_walkthrough_says_of_the_billion_holds():
+    found = recorded()
+    assert len(found) == 14
+    text = " ".join(WALKTHROUGH.split())
+    for name, (step, _, _, held, compiled, _, kept) in found.items():
+        assert compiled == pytest.approx(step, rel=0.12), name
+        assert kept == pytest.approx(held, rel=0.11), name
+    turn = {mesh: figures for (mesh, block, way), figures in found.items() if block == "in turn" and way == "whole"}
+    turn["8 x 1"] = found["8 x 1", "in turn", "-"]
+    for block in ("in turn", "side by side"):
+        ways = {mesh: found[mesh, block, "-" if mesh == "8 x 1" else "whole"] for mesh in turn}
+        predicted, compiled = (sorted(ways, key=lambda mesh, i=i, ways=ways: ways[mesh][i]) for i in (0, 4))
+        assert predicted == compiled and predicted[0] == "4 x 2" and predicted[-1] == "1 x 8"
+    assert f"{turn['8 x 1'][3]:.2f} GiB for `8 x 1` and {turn['1 x 8'][3]:.2f} GiB" in text
+    assert 32 * 1024 * 2048 * 4 / 2**20 == 256 and 256 * 2 * 16 / 1024 == 8
+    beside = {way: found["1 x 8", "side by side", way] for way in ("whole", "rings")}
+    assert beside["rings"][0] < beside["whole"][0] and beside["rings"][4] > beside["whole"][4]
+    assert beside["whole"][4] < 0.85 * turn["1 x 8"][4]
+    assert turn["2 x 4"][5] < 0.2 * turn["2 x 4"][1]
 
 
 @pytest.mark.skipif(jax.__version__ != JAX, reason=f"the pages' figures are of jax {JAX}")

@@ -542,12 +542,12 @@ def tp_transformer_step(
 # %% [markdown]
 # ### BEGIN SOLUTION
 # The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers a device.
-# Instead activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is less only
-# if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide it behind the matmuls of a layer, which
-# take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)` FLOPs for each: the
-# number of tokens cancels, and only the width per device counts. At `d = 2048` and `n = 8` it is 2,600 FLOPs for 4
-# bytes, less than an H100 computes in the time of sending them (490 TFLOP/s against 450 GB/s: about 4,400). So at this
-# width a part stays exposed, whatever the batch is. Side by side blocks send half of it.
+# Instead activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is
+# less only if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide it behind the matmuls of a
+# layer, which take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)` FLOPs for
+# each: the number of tokens cancels, and only the width per device counts. At `d = 2048` and `n = 8` it is 2,600
+# FLOPs for 4 bytes, less than an H100 computes in the time of sending them (490 TFLOP/s against 450 GB/s: about
+# 4,400). So at this width a part stays exposed, whatever the batch is. Side by side blocks send half of it.
 # ### END SOLUTION
 
 # %% [markdown]
