@@ -82,9 +82,9 @@ def row(way: str, parallel: bool, data: int, tensor: int, *, compiled: bool) -> 
     flops = flops_per_token(SIZES) * SEQUENCES * SIZES.seq
     found = predict(program(way, parallel, data, tensor), MACHINE, model_flops=flops)
     time = found.timeline
-    name = f"{data} x {tensor}"
+    name, sends = f"{data} x {tensor}", way if tensor > 1 else "-"
     line = (
-        f"{name:14} {'side by side' if parallel else 'in turn':14}{way if tensor > 1 else '-':6}{1e3 * time.seconds:10.1f}"
+        f"{name:14} {'side by side' if parallel else 'in turn':14}{sends:6}{1e3 * time.seconds:10.1f}"
         f"{1e3 * time.exposed_seconds:13.1f}{100 * (found.mfu or 0):5.0f}%{found.memory.temporaries / 2**30:18.2f}"
     )
     if not compiled:
