@@ -6,6 +6,7 @@ It needs the extra ``aot``. Where that is not installed it prints what it gave w
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 from async_tensor_parallel_passes import SHOWN as PASSES
 from async_tensor_parallel_passes import TASK
 from async_tensor_parallel_witnesses import MACHINE, MIB, US, WAYS, exported
@@ -29,17 +30,21 @@ def main() -> None:
     case = TASK.analysed[0]
     programs = {name: exported(function, platform="cuda") for name, function in WAYS.items()}
     passes = {name: trace(TASK, function, case, lambda _: None, "cuda") for name, function in PASSES.items()}
-    reports = compile_all([*programs.values(), *passes.values()], MACHINE, DEFAULT_FLAGS, time_limit=1800)
+    precise = [exported(WAYS[name], dtype=jnp.float32, platform="cuda") for name in MERGED]
+    reports = compile_all([*programs.values(), *precise, *passes.values()], MACHINE, DEFAULT_FLAGS, time_limit=1800)
     merged = compile_all([programs[name] for name in MERGED], MACHINE, {}, time_limit=1800)
     head = f"{'beside a product':>18}{'replayed, us':>14}{'exposed, us':>13}{'held, MiB':>11}"
     print(f"{'third witness: the compiler':36}{head}")
     for name, report in zip(programs, reports, strict=False):
         print(row(name, report))
-    print("\nthe same with the merge pass left on")
+    print("\nrings in float32")
+    for name, report in zip(MERGED, reports[len(programs) :], strict=False):
+        print(row(name, report))
+    print("\nrings in bfloat16, with the merge pass left on")
     for name, report in zip(MERGED, merged, strict=True):
         print(row(name, report))
     print("\nan MLP in float32, forward and backward")
-    for name, report in zip(passes, reports[len(programs) :], strict=True):
+    for name, report in zip(passes, reports[-len(passes) :], strict=True):
         print(row(name, report))
 
 

@@ -32,11 +32,11 @@ WAYS = {
 PICTURES = {"all-gather, then product": "gathered", "ring, a scan": "ring", "both ways round": "both"}
 
 
-def exported(function, rows: int = ROWS, width: int = WIDTH, hidden: int = HIDDEN, platform: str = "cpu") -> Program:
-    """``[rows@tensor, width] @ [width, hidden@tensor]`` in bfloat16 on eight devices, the product by ``function``."""
+def exported(function, rows: int = ROWS, hidden: int = HIDDEN, dtype=jnp.bfloat16, platform: str = "cpu") -> Program:
+    """``[rows@tensor, WIDTH] @ [WIDTH, hidden@tensor]`` on eight devices, the product by ``function``."""
     specs, out = {"x": P("tensor"), "kernel": P(None, "tensor")}, {"y": P(None, "tensor")}
-    shapes = {"x": (rows, width), "kernel": (width, hidden)}
-    inputs = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+    shapes = {"x": (rows, WIDTH), "kernel": (WIDTH, hidden)}
+    inputs = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
     mapped = jax.shard_map(
         lambda x, kernel: {"y": function(x, kernel, "tensor")},
         mesh=abstract_mesh({"tensor": 8}), in_specs=tuple(specs.values()), out_specs=out,
