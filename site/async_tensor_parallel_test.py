@@ -61,7 +61,8 @@ def test_numbers_of_both_pages_are_printed_or_follow():
     kernel = 4 * WIDTH * FEATURES
     follow = {
         f"{kernel / 2**20:.1f}", f"{1e6 * machine('8xH100').kernel_seconds(3 * kernel):.1f}",
-        f"{2 * ROWS * WIDTH / 2**20:g}", f"{1e6 * step['product']:.1f}", f"{8 / 15:.2f}", f"{rings.TIME}", f"{mlp.EXPOSED}",
+        f"{2 * ROWS * WIDTH / 2**20:g}", f"{1e6 * step['product']:.1f}", f"{8 / 15:.2f}",
+        f"{rings.TIME}", f"{mlp.EXPOSED}",
         f"{ring['reference'] / ring['naive']:.2f}", f"{scatter['reference'] / scatter['naive']:.2f}",
     }  # fmt: skip
     witnesses = figures("witnesses", "all-gather, then product", "second")
