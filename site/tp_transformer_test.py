@@ -87,6 +87,14 @@ def test_what_the_page_says_of_three_rules_holds():
     assert norms[0] == 1 and 0.8 < norms[1] < 1 and norms[2] == 0.25
 
 
+def test_headings_that_facts_point_to_are_there():
+    from autograder.chapters.tp_transformer import READ
+
+    headings = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    assert {page for page, _ in READ.values()} == {"tp_transformer"}
+    assert {heading for _, heading in READ.values()} <= set(headings)
+
+
 def test_flops_for_each_number_are_the_formulas():
     for line in example("numbers").splitlines()[1:5]:
         width, *found = (float(n.replace(",", "")) for n in re.findall(r"[\d,]+", line))
