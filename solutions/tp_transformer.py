@@ -241,8 +241,8 @@ if __name__ == "__main__":
         print(f"{name:20} {1e3 * products:.2f} ms of matmuls, {count} transfers of {1e3 * once:.2f} ms")
 
 # %% [markdown]
-# So gather once and scatter once. Both kernels of the way in multiply the same tokens, and of the way out only the sum of
-# two products is wanted.
+# So gather once and scatter once. Both kernels of the way in multiply the same tokens, and of the way out only the
+# sum of two products is wanted.
 #
 # - Of dropout there is one mask: `drop(..., rate, key)` with `fold_in(key, its place on the axis)`, nothing split.
 # - `down` has a bias, and `up` has one, as before.
