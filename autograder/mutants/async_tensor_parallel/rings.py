@@ -183,7 +183,7 @@ MUTANTS = (
     mutant(_G, goes_all_the_way_round, _SENT),
     mutant(_G, gathers_in_a_ring_then_multiplies, _TIME, _HELD),
     mutant(_G, puts_the_products_in_order_at_the_end, _TIME, _HELD),
-    mutant(_G, multiplies_in_bfloat16, "values", "gradients", _SENT),
+    mutant(_G, multiplies_in_bfloat16, "values", "gradients", _SENT, _HELD),
     mutant(_G, forgets_the_kernels_gradient, "gradients"),
     mutant(_S, multiplies_then_scatters, _SENT, _OTHERS, _TIME, _HELD),
     mutant(_S, adds_before_it_sends, _TIME),
