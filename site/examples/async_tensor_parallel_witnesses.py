@@ -48,7 +48,7 @@ def exported(function, rows: int = ROWS, hidden: int = HIDDEN, dtype=jnp.bfloat1
 
 def main(folder: Path) -> None:
     found = {name: predict(exported(function), MACHINE) for name, function in WAYS.items()}
-    print(f"{'first witness: the program':28}{'what is sent':>26}{'MiB up':>9}{'MiB down':>10}{'operations':>12}")
+    print(f"{'first witness: the program':28}{'what is sent':>20}{'MiB':>8}{'up':>8}{'down':>8}{'operations':>12}")
     for name, one in found.items():
         times: Counter[str] = Counter()
         ways: Counter[bool] = Counter()
@@ -58,8 +58,8 @@ def main(folder: Path) -> None:
                 ways[c.shift < 4] += int(c.total_bytes)
         sent = ", ".join(f"{count} x {kind}" for kind, count in times.items())
         every = sum(c.total_bytes for c in one.costs.collectives)
-        up, down = (f"{ways[way] / MIB:.2f}" if ways else f"{every / MIB:.2f}" if way else "" for way in (True, False))
-        print(f"{name:28}{sent:>26}{up:>9}{down:>10}{one.costs.operations:12}")
+        up, down = (f"{ways[way] / MIB:.2f}" if ways else "" for way in (True, False))
+        print(f"{name:28}{sent:>20}{every / MIB:8.2f}{up:>8}{down:>8}{one.costs.operations:12}")
     print(
         f"\n{'second witness: timeline':28}{'step, us':>10}{'computing':>11}{'exposed':>9}{'times':>7}{'held, MiB':>11}"
     )
