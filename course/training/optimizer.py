@@ -104,7 +104,7 @@ def state_specs(optimizer: optax.GradientTransformation, params: Params, specs: 
 
 def update(
     optimizer: optax.GradientTransformation, params: Params, state: optax.OptState, gradients: Params
-) -> tuple[Params, optax.OptState, jax.Array]:
+) -> tuple[Any, optax.OptState, jax.Array]:
     """The parameters and the state after a step, and the global norm of the gradient before it was clipped."""
     # Adam's bias correction mixes an integer count with floats: standard promotion, here alone.
     with jax.numpy_dtype_promotion("standard"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -75,7 +76,7 @@ def place(text: np.ndarray, at: np.ndarray, seq: int, mesh: Mesh, spec: Partitio
     made = cache(lambda first, last: rows(text, at[first:last], seq))
 
     def block(name: str):
-        def of(index: tuple[slice, ...]) -> np.ndarray:
+        def of(index: Any) -> np.ndarray:
             first, last, _ = index[0].indices(len(at))
             return made(first, last)[name]
 
