@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from course.budget import Sizes as BudgetSizes
@@ -128,10 +128,11 @@ class Strategy:
     unpriced: str = ""
 
 
-MakeStrategy = Callable[[Sizes, Mesh, Options], Strategy]
+# On a mesh without devices too: that is enough to export.
+MakeStrategy = Callable[[Sizes, Mesh | AbstractMesh, Options], Strategy]
 
 
-def require_axes(name: str, mesh: Mesh, axes: tuple[str, ...], advice: str = "") -> None:
+def require_axes(name: str, mesh: Mesh | AbstractMesh, axes: tuple[str, ...], advice: str = "") -> None:
     """Raises ``ValueError`` for a mesh that splits over anything but ``axes``."""
     for axis, size in mesh.shape.items():
         if axis not in axes and size > 1:
@@ -139,7 +140,7 @@ def require_axes(name: str, mesh: Mesh, axes: tuple[str, ...], advice: str = "")
             raise ValueError(f"the strategy {name} splits over {known} alone, and the mesh has {axis}={size}{advice}")
 
 
-def compiler(sizes: Sizes, mesh: Mesh, options: Options) -> Strategy:
+def compiler(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strategy:
     """The compiler's own partitioning: the single-device loss under ``jax.jit``, and where each array lies.
 
     Rows are split over ``data``, and so is every large parameter; heads, hidden features and vocabulary over
@@ -205,7 +206,7 @@ def _data_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, spec: P, data:
     return P(*dims)
 
 
-def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh, options: Options) -> Model:
+def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh | AbstractMesh, options: Options) -> Model:
     """The model with its weights gathered over ``data`` where they are used, in ``options.dtype``, and rows held."""
 
     def weights(params: Params, specs: PyTree) -> Params:
@@ -225,5 +226,5 @@ def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh, options: Options) 
     return replace(model, embed=embed, layer=jax.checkpoint(layer) if options.remat else layer, loss=loss)
 
 
-def _hold(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
+def _hold(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
