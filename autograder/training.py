@@ -14,7 +14,7 @@ import jax
 
 from autograder import strategies
 from course.mesh import make_mesh
-from course.training.cards import lines, predicted, run_card, write
+from course.training.cards import lines, predicted, rates, run_card, write
 from course.training.checkpoints import CheckpointError, Checkpoints, differences
 from course.training.loop import Event, Run, Trainer, baseline, evaluate, initial, prepare, train
 from course.training.sample import sample, whole
@@ -119,7 +119,8 @@ def session(asked: Asked, tell: Callable[[Event], None], stop: Callable[[int], b
         state = kept.restore(trainer) if asked.resume else initial(trainer)
         prediction = predicted(make, run.sizes, asked.axes, asked.options, run.batch, asked.machine)
         heard = _Heard(asked.folder / LOG, done, tell)
-        heard({"event": "start", "step": done, **_about(trainer, prediction, time.perf_counter() - began)})
+        about = _about(trainer, prediction, asked.options.dtype, time.perf_counter() - began)
+        heard({"event": "start", "step": done, **about})
 
         def save(step: int, state: Any) -> None:
             start = time.perf_counter()
@@ -167,7 +168,9 @@ def _trainer(run: Run, asked: Asked, make: strategies.MakeStrategy) -> Trainer:
     return prepare(run, make(run.sizes, mesh, asked.options), mesh, asked.options.num_microbatches)
 
 
-def _about(trainer: Trainer, prediction: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _about(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
+    kind = jax.devices()[0].device_kind
+    speed = rates(trainer.run.sizes, trainer.run.batch, [], kind, trainer.mesh.size, dtype)
     return {
         "strategy": trainer.strategy.name,
         "mesh": dict(trainer.mesh.shape),
@@ -175,6 +178,8 @@ def _about(trainer: Trainer, prediction: dict[str, Any], seconds: float) -> dict
         "run": trainer.run.to_json(),
         "steps": trainer.run.schedule.steps,
         "tokens": trainer.run.batch * trainer.run.sizes.seq,
+        "model_flops": speed["model_flops"],
+        "peak_flops": speed["peak_flops"],
         "bigram_loss": baseline(trainer.run),
         "predicted": prediction,
         "seconds": seconds,
