@@ -61,8 +61,8 @@ class Outcome:
 
     Attributes:
         step, steps: Steps done, and those of the whole run.
-        card: The run's card.
-        text: The sample, empty if none was asked for.
+        card: The run's card; empty in all processes but the first.
+        text: The sample; empty if none was asked for, and in all processes but the first.
     """
 
     step: int
@@ -142,8 +142,9 @@ def session(asked: Asked, tell: Callable[[Event], None], stop: Callable[[int], b
         "bigram_loss": baseline(run),
         "wall_seconds": time.perf_counter() - began,
     }
-    card = run_card(trainer, asked.options, times=heard.times, results=results, prediction=prediction)
+    card: dict[str, Any] = {}
     if jax.process_index() == 0:
+        card = run_card(trainer, asked.options, times=heard.times, results=results, prediction=prediction)
         write(asked.folder / CARD, card)
         (asked.folder / SAMPLES).write_text(text, encoding="utf-8")
     heard({"event": "end", "step": step, **results})
@@ -169,7 +170,7 @@ def _trainer(run: Run, asked: Asked, make: strategies.MakeStrategy) -> Trainer:
 
 
 def _about(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
-    kind = jax.devices()[0].device_kind
+    kind = trainer.mesh.devices.flat[0].device_kind
     speed = rates(trainer.run.sizes, trainer.run.batch, [], kind, trainer.mesh.size, dtype)
     return {
         "strategy": trainer.strategy.name,

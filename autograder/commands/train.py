@@ -187,6 +187,7 @@ def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
     if not real_devices():
         emulate_devices(devices if several else max(devices, 8))
     if several:
+        _hush()
         processes.join()
     try:
         with _progress(jax.process_index() == 0) as tell, _stopping(processes.stop_asked if several else None) as stop:
@@ -201,7 +202,13 @@ def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
         if not several or jax.process_count() == 1:
             raise
         said = str(error).strip().split("\n")[0][:200]
-        _end(f"another process of the run is gone ({said}). {_go_on(asked.folder)}", FAULT, several)
+        _end(f"the run broke off: another process may be gone ({said}). {_go_on(asked.folder)}", FAULT, several)
+
+
+def _hush() -> None:
+    """Keep what libraries say on file descriptor 1 out of the results: there each process tells of its connections."""
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _end(message: str, status: int, several: bool) -> NoReturn:
@@ -281,12 +288,14 @@ def _show(outcome: Outcome, run: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from autograder.show import plain
+
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for what, said in outcome.lines().items():
         table.add_row(what, Text(said))
     if outcome.text:
-        show(Text(outcome.text), Text(""))
+        show(Text(plain(outcome.text)), Text(""))
     show(table)
     out().print(f"kept in {run}", style="dim", markup=False, soft_wrap=True)

@@ -45,7 +45,7 @@ class Run:
     """
 
     sizes: Sizes = field(default_factory=Sizes)
-    schedule: Schedule = field(default_factory=lambda: Schedule(steps=2000))
+    schedule: Schedule = field(default_factory=lambda: Schedule(steps=1500))
     batch: int = 32
     seed: int = 0
     evaluate_every: int = 250

@@ -35,7 +35,7 @@ class Schedule:
     """
 
     steps: int
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     warmup: int = 100
     final: float = 0.1
     weight_decay: float = 0.1

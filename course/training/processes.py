@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +26,9 @@ PLACE = "MESHCRAFT_PROCESS"
 HEARTBEAT_SECONDS = 30
 MEETING_SECONDS = 120
 # What processes get to end by themselves: when another one has failed, and when they were asked to save and stop.
-GRACE_SECONDS, SAVING_SECONDS = 10.0, 120.0
+GRACE_SECONDS, SAVING_SECONDS = 5.0, 120.0
+# A run that was asked to stop ends with this, the status of a program that Ctrl-C ended.
+STOPPED = (130,)
 
 
 class ProcessLost(Exception):
@@ -135,48 +136,44 @@ def _watch(
             ending = time.monotonic() + SAVING_SECONDS
             for process in running:
                 process.send_signal(signal.SIGTERM)
-        failed = [i for i, process in enumerate(running) if process.poll() not in (None, 0, *STOPPED)]
-        if failed or (ending is not None and time.monotonic() > ending):
+        if _failed(running) or (ending is not None and time.monotonic() > ending):
             break
         time.sleep(0.1)
+    # Those that failed by themselves, before the others were ended for it.
+    failed = _failed(running)
     _settle(running)
-    failed = [i for i, process in enumerate(running) if process.returncode not in (0, *STOPPED)]
+    failed = failed or _failed(running)
     if not failed:
         return running[0].returncode
-    # The one that was killed, and not those that missed it.
-    first = min(failed, key=lambda i: (running[i].returncode != -signal.SIGKILL, running[i].returncode > 0, i))
+    first = min(failed, key=lambda i: (running[i].returncode > 0, i))
     raise ProcessLost(_described(first, running[first].returncode, said[first]), running[first].returncode)
 
 
-# A run that was asked to stop ends with this, the status of a program that Ctrl-C ended.
-STOPPED = (130,)
+def _failed(running: list[subprocess.Popen[bytes]]) -> list[int]:
+    return [i for i, process in enumerate(running) if process.poll() not in (None, 0, *STOPPED)]
 
 
 def _settle(running: list[subprocess.Popen[bytes]]) -> None:
-    """Give those that are left a moment to end by themselves, then end them."""
+    """Give those that are left a moment to end by themselves, then end them: they would wait for the others."""
     until = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < until and any(process.poll() is None for process in running):
         time.sleep(0.1)
     for process in running:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        _kill(process)
 
 
 def _described(number: int, status: int, said: IO[bytes]) -> str:
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     said.seek(0)
-    text = said.read().decode(errors="replace").strip().splitlines()
-    return f"process {number} {how}" + (f"; the last it said: {text[-1][:300]}" if text else "")
+    text = said.read().decode(errors="replace").strip()
+    return f"process {number} {how}" + (f"; it said: {text[-2000:]}" if text else "")
 
 
 def _end_with_launcher() -> None:
     """Save and stop where the launcher is gone: nobody would watch this process any more."""
-    sys.stdin.buffer.read()
+    # Not sys.stdin: Python cannot end while a thread holds its lock.
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
