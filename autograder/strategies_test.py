@@ -1,0 +1,68 @@
+"""Strategies made of chapters' functions: the gradient of one device, from the solution and from a notebook."""
+
+import re
+
+import jax
+import nbformat
+import numpy as np
+import pytest
+
+from autograder.demo.__main__ import HERE as DEMO
+from autograder.strategies import StrategyError, find
+from course.mesh import make_mesh
+from course.model import full_loss
+from course.training.cards import predicted
+from course.training.loop import Run, initial, prepare
+from course.training.optimizer import Schedule
+from course.training.strategy import Options, Sizes
+from course.training.text import read_text, rows, starts
+
+SIZES = Sizes(width=16, hidden=32, num_layers=2, num_heads=2, seq=8)
+TEXT, AT = read_text(), starts(0, 0, batch=16, seq=8, length=10_000)
+NOTEBOOK = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
+
+
+@pytest.mark.parametrize("notebook", [None, NOTEBOOK], ids=["solution", "notebook"])
+def test_fsdp_gives_loss_and_gradient_of_one_device(notebook):
+    mesh = make_mesh({"data": 8, "tensor": 1})
+    strategy = find("fsdp", notebook)(SIZES, mesh, Options(min_size=64))
+    trainer = prepare(Run(SIZES, Schedule(steps=2, warmup=0), batch=16), strategy, mesh)
+    params = initial(trainer)["params"]
+    assert {"data"} < {name for spec in jax.tree.leaves(strategy.specs) for name in spec} | {None, "data"}
+    loss, gradients = jax.jit(strategy.loss_and_gradients)(params, trainer.batch(AT, TEXT))
+    whole = jax.device_get(params)
+    expected = jax.jit(jax.value_and_grad(lambda p: full_loss(SIZES.model(), p, rows(TEXT, AT, 8))))(whole)
+    assert float(loss) == pytest.approx(float(expected[0]), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6), gradients, expected[1])
+
+
+def test_the_lenses_look_at_it_and_not_at_what_the_compiler_partitions():
+    fsdp = predicted(find("fsdp"), SIZES, {"data": 8}, Options(min_size=64), 16, "8xH100")
+    assert fsdp["seconds"] > 0 and fsdp["bytes"] > 0 and 0 < fsdp["mfu"] < 1
+    assert fsdp["tokens_per_second"] == pytest.approx(16 * 8 / fsdp["seconds"])
+    refused = predicted(find("compiler"), SIZES, {"data": 8}, Options(), 16, "8xH100")
+    assert "the compiler partitions it" in refused["not applicable"] and "seconds" not in refused
+    many = predicted(find("fsdp"), SIZES, {"data": 16}, Options(min_size=64), 16, "8xH100")
+    assert "16 devices and 8xH100 has 8" in many["not applicable"]
+
+
+@pytest.mark.parametrize(
+    "axes, options, said",
+    [({"data": 2, "tensor": 2}, {}, "fsdp splits over data alone, and the mesh has tensor=2"),
+     ({"data": 2}, {"num_microbatches": 2}, "takes no microbatches"), ({"data": 2}, {"dtype": "bfloat16"}, "float32")],
+)  # fmt: skip
+def test_what_fsdp_cannot_do_is_refused(axes, options, said):
+    with pytest.raises(ValueError, match=said):
+        find("fsdp")(SIZES, make_mesh(axes), Options(**options))
+
+
+def test_strategies_and_functions_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(StrategyError, match="no strategy 'ddp'; there are: compiler, fsdp"):
+        find("ddp")
+    with pytest.raises(StrategyError, match="compiler has no functions to take from a notebook"):
+        find("compiler", NOTEBOOK)
+    path = tmp_path / "fsdp.ipynb"
+    cells = [nbformat.v4.new_code_cell("def shard_params(params, axis_name, min_size): ...")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    with pytest.raises(StrategyError, match=rf"{re.escape(str(path))}: the notebook has no function fsdp_loss"):
+        find("fsdp", path)
