@@ -12,28 +12,35 @@ from autograder.strategies import StrategyError, find
 from course.mesh import make_mesh
 from course.model import full_loss
 from course.training.cards import predicted
-from course.training.loop import Run, initial, prepare
-from course.training.optimizer import Schedule
 from course.training.strategy import Options, Sizes
-from course.training.text import read_text, rows, starts
+from course.training.text import place, read_text, rows, starts
 
 SIZES = Sizes(width=16, hidden=32, num_layers=2, num_heads=2, seq=8)
 TEXT, AT = read_text(), starts(0, 0, batch=16, seq=8, length=10_000)
 NOTEBOOK = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
 
 
-@pytest.mark.parametrize("notebook", [None, NOTEBOOK], ids=["solution", "notebook"])
-def test_fsdp_gives_loss_and_gradient_of_one_device(notebook):
+def test_fsdp_gives_loss_and_gradient_of_one_device():
     mesh = make_mesh({"data": 8, "tensor": 1})
-    strategy = find("fsdp", notebook)(SIZES, mesh, Options(min_size=64))
-    trainer = prepare(Run(SIZES, Schedule(steps=2, warmup=0), batch=16), strategy, mesh)
-    params = initial(trainer)["params"]
-    assert {"data"} < {name for spec in jax.tree.leaves(strategy.specs) for name in spec} | {None, "data"}
-    loss, gradients = jax.jit(strategy.loss_and_gradients)(params, trainer.batch(AT, TEXT))
-    whole = jax.device_get(params)
+    strategy = find("fsdp")(SIZES, mesh, Options(min_size=64))
+    whole = jax.jit(SIZES.model().init)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf, spec: jax.device_put(leaf, jax.NamedSharding(mesh, spec)), whole, strategy.specs)
+    assert {leaf.is_fully_replicated for leaf in jax.tree.leaves(params)} == {True, False}
+    batch = place(TEXT, AT, 8, mesh, strategy.batch_spec)
+    loss, gradients = jax.jit(strategy.loss_and_gradients)(params, batch)
     expected = jax.jit(jax.value_and_grad(lambda p: full_loss(SIZES.model(), p, rows(TEXT, AT, 8))))(whole)
     assert float(loss) == pytest.approx(float(expected[0]), rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6), gradients, expected[1])
+
+
+def test_a_notebooks_functions_take_the_place_of_the_courses():
+    mesh = make_mesh({"data": 8})
+    theirs, ours = (find("fsdp", notebook)(SIZES, mesh, Options(min_size=64)) for notebook in (NOTEBOOK, None))
+    assert theirs.specs == ours.specs
+    batch = place(TEXT, AT, 8, mesh, theirs.batch_spec)
+    text, other = (str(jax.make_jaxpr(s.loss_and_gradients)(SIZES.shapes(), batch)) for s in (theirs, ours))
+    assert text.count("all_gather") == other.count("all_gather") > 0
+    assert jax.eval_shape(theirs.loss_and_gradients, SIZES.shapes(), batch)[1] == SIZES.shapes()
 
 
 def test_the_lenses_look_at_it_and_not_at_what_the_compiler_partitions():

@@ -127,7 +127,7 @@ def _check(
         raise UsageError(f"--mesh has {prod(axes.values())} devices, which {processes} processes cannot share equally")
     if not prompt:
         raise UsageError("--prompt is empty, and the model needs a byte to go on from; leave it out for a newline")
-    there = any((run / "checkpoints").glob("[0-9]*"))
+    there = any(path.name.isdecimal() for path in (run / "checkpoints").glob("*"))
     if run.exists() and not run.is_dir():
         raise UsageError(f"--run {run} is a file; name a folder")
     if there and not (resume or launched()):

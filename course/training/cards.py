@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,8 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
     versions = ", ".join(f"{what} {installed['versions'][what]}" for what in ("jax", "jaxlib", "python"))
     return {
         "run": name,
-        "devices": f"{installed['count']} x {installed['kind']}" + (", emulated" if row["emulated"] else ""),
+        "devices": f"{prod(row['mesh'].values())} of {installed['count']} x {installed['kind']}"
+        + (", emulated" if row["emulated"] else ""),
         "processes": str(row["processes"]),
         "model": f"{row['parameters']:,} parameters: "
         + ", ".join(f"{what} {number:,}" for what, number in sizes.items()),

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.training.optimizer import Schedule, make_optimizer, state_specs, update
 from course.training.strategy import Sizes, Strategy
-from course.training.text import bigram_loss, evaluation_starts, place, read_text, split, starts
+from course.training.text import bigram_loss, evaluation_starts, place, read_text, require_row, split, starts
 
 # ``{"params": ..., "optimizer": ...}``: all that a step changes.
 State = dict[str, Any]
@@ -95,12 +95,15 @@ class Trainer:
 
 
 def prepare(run: Run, strategy: Strategy, mesh: Mesh, num_microbatches: int = 1) -> Trainer:
-    """Check that the batch fits the mesh, and compile.
+    """Check that the batch fits the mesh and the text, and compile.
 
     Raises:
-        ValueError: The batch does not divide.
+        ValueError: It does not.
     """
     require_batch(run.batch, strategy, mesh, num_microbatches)
+    trained, held_out = split(read_text())
+    require_row(len(trained), run.sizes.seq)
+    next(evaluation_starts(len(held_out), batch=run.batch, seq=run.sizes.seq))
     optimizer = make_optimizer(run.schedule)
     params = run.sizes.shapes()
     specs = {"params": strategy.specs, "optimizer": state_specs(optimizer, params, strategy.specs)}

