@@ -139,6 +139,7 @@ def session(asked: Asked, tell: Callable[[Event], None], stop: Callable[[int], b
         "resumed_from": done,
         "loss": heard.loss,
         "validation_loss": heard.validation,
+        "evaluations": heard.evaluations,
         "bigram_loss": baseline(run),
         "wall_seconds": time.perf_counter() - began,
     }
@@ -204,12 +205,14 @@ class _Heard:
         self.times: list[float] = []
         self.loss: float | None = None
         self.validation: float | None = None
+        self.evaluations: list[tuple[int, float]] = []
         self.writes = jax.process_index() == 0
         if self.writes:
             # What was logged after the checkpoint happens again.
-            kept = [line for line in _logged(path) if json.loads(line)["step"] <= done] if done else []
+            kept = [event for event in logged(path) if event["step"] <= done] if done else []
+            self.evaluations = [(e["step"], e["loss"]) for e in kept if e["event"] == "evaluation"]
             part = path.with_suffix(".part")
-            part.write_text("".join(kept))
+            part.write_text("".join(json.dumps(event) + "\n" for event in kept))
             os.replace(part, path)
 
     def __call__(self, event: Event) -> None:
@@ -218,12 +221,14 @@ class _Heard:
             self.loss = event["loss"]
         elif event["event"] == "evaluation":
             self.validation = event["loss"]
+            self.evaluations.append((event["step"], event["loss"]))
         if self.writes:
             with self.path.open("a") as file:
                 file.write(json.dumps(event) + "\n")
         self.tell(event)
 
 
-def _logged(path: Path) -> list[str]:
-    """The lines of a log, without a last one that was cut off."""
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+def logged(path: Path) -> list[Event]:
+    """The events in a log, as far as there is one, without a last line that was cut off."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

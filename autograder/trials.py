@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from autograder.training import LOG, logged
+
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, SAVED, KILLED = 50, 20, 30
 LIMIT, SECONDS = 1e-3, 60.0
@@ -70,13 +72,7 @@ class Runs:
 
     def losses(self, name: str) -> dict[int, float]:
         """What its log says so far."""
-        path = self.folder / name / "log.jsonl"
-        lines = (
-            [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            if path.exists()
-            else []
-        )
-        events = [json.loads(line) for line in lines]
+        events = logged(self.folder / name / LOG)
         return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
     def until(self, name: str, running: subprocess.Popen[str], step: int) -> None:

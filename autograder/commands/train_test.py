@@ -131,6 +131,8 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(meshcraft, tmp_path
     found = meshcraft("--resume", *PLAIN)
     assert found.status == 0 and "training goes on after step 5" in found.err
     assert losses(tmp_path / "run") == whole
+    (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
+    assert row["resumed_from"] == 5 and [step for step, _ in row["evaluations"]] == [6, STEPS]
 
 
 def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes_on(meshcraft, tmp_path, whole):

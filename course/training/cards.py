@@ -200,9 +200,8 @@ def _predicted(found: dict[str, Any]) -> str:
 
 def _losses(row: dict[str, Any]) -> dict[str, str]:
     total = count_text(row["model_flops"] * row["steps"], "FLOP")
-    said = {
-        "trained": f"{row['steps']:,} steps ({total}), the last loss {row['loss']:.4f}" if row["loss"] else "0 steps"
-    }
+    last = "" if row["loss"] is None else f", the last loss {row['loss']:.4f}"
+    said = {"trained": f"{row['steps']:,} of {row['schedule']['steps']:,} steps ({total}){last}"}
     if row["validation_loss"] is not None:
         said["validation"] = f"loss {row['validation_loss']:.4f}; a bigram model's {row['bigram_loss']:.4f}"
     return said

@@ -39,4 +39,8 @@ def test_a_card_reads_with_measured_beside_predicted():
     assert said["measured"].startswith("2 ms a step") and "MFU 0.1 %" in said["measured"].replace("< ", "")
     assert said["predicted"].startswith("on 8xH100 1 ms for loss and gradients, 2,000,000 tokens/s, MFU 25 %, 256 MiB")
     assert said["memory"] == "1 GiB at the allocator's peak, 512 MiB a device by the compiler's count"
-    assert said["trained"].startswith("10 steps (") and "validation" not in said and said["flags"] == "XLA_FLAGS=--a"
+    assert (
+        said["trained"].startswith("10 of 1,500 steps (")
+        and "validation" not in said
+        and said["flags"] == "XLA_FLAGS=--a"
+    )
