@@ -37,6 +37,7 @@ class FromChapter:
     make: Callable[[Functions], MakeStrategy]
 
 
+# --8<-- [start:fsdp]
 def fsdp(functions: Functions) -> MakeStrategy:
     """Fully sharded data parallelism over ``data``, by a ``shard_params`` and an ``fsdp_loss``."""
 
@@ -66,6 +67,9 @@ def fsdp(functions: Functions) -> MakeStrategy:
         return Strategy("fsdp", specs, rows, **mapped)
 
     return make
+
+
+# --8<-- [end:fsdp]
 
 
 CHAPTERS = {"fsdp": FromChapter("fsdp", ("shard_params", "fsdp_loss"), fsdp)}

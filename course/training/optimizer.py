@@ -69,12 +69,16 @@ def learning_rate(schedule: Schedule) -> optax.Schedule:
     )
 
 
+# --8<-- [start:decays]
 def decays(params: Params) -> PyTree:
     """Which leaves have weight decay: the kernels of linear layers; no norm, bias or embedding, token or position.
 
     By name and not by number of dims: stacked over layers, a bias has two.
     """
     return jax.tree.map_with_path(lambda path, _: path[-1] == jax.tree_util.DictKey("kernel"), params)
+
+
+# --8<-- [end:decays]
 
 
 def make_optimizer(schedule: Schedule) -> optax.GradientTransformation:

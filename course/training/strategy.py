@@ -106,6 +106,7 @@ class Options:
             raise ValueError(f"dtype is {self.dtype!r}, and it must be one of: {', '.join(DTYPES)}")
 
 
+# --8<-- [start:strategy]
 @dataclass(frozen=True)
 class Strategy:
     """How the loss and its gradient are computed on a mesh. The functions are traced under ``jax.jit``.
@@ -130,6 +131,7 @@ class Strategy:
 
 # On a mesh without devices too: that is enough to export.
 MakeStrategy = Callable[[Sizes, Mesh | AbstractMesh, Options], Strategy]
+# --8<-- [end:strategy]
 
 
 def require_axes(name: str, mesh: Mesh | AbstractMesh, axes: tuple[str, ...], advice: str = "") -> None:
