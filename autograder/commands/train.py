@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -86,7 +86,8 @@ def train(
     """Train a byte-level language model on Shakespeare, on any mesh, emulated or real, in one process or several.
 
     Ctrl-C saves a checkpoint and stops; --resume goes on, on the same mesh or another. Exit status 0: the run is done;
-    1: its loss is not finite; 2: what was asked for does not go together; 3: a process was lost; 130: stopped.
+    1: its loss is not finite, or a function of the notebook fails; 2: what was asked for does not go together; 3: a
+    process was lost; 130: stopped.
     """
     figures = {
         "width": width, "hidden": hidden, "num_layers": layers, "num_heads": heads, "seq": seq, "steps": steps,
@@ -116,6 +117,8 @@ def _check(
 
     if processes > 1 and distributed:
         raise UsageError("--processes starts processes and --distributed joins those of a cluster; give one of them")
+    if distributed and not real:
+        raise UsageError("--distributed is for the devices that a cluster's machines have; give --real, too")
     if processes > 1 and real:
         raise UsageError(
             "--processes emulates several machines on this one. With --real, one process uses all GPUs of a machine; "
@@ -190,7 +193,11 @@ def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
         _hush()
         processes.join()
     try:
-        with _progress(jax.process_index() == 0) as tell, _stopping(processes.stop_asked if several else None) as stop:
+        with (
+            _progress(jax.process_index() == 0) as tell,
+            _stopping(processes.stop_asked if several else None) as stop,
+            redirect_stdout(sys.stderr),  # what a learner's functions print
+        ):
             return session(asked, tell, stop)
     except Diverged as error:
         _end(str(error), SHORT, several)
@@ -203,6 +210,10 @@ def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
             raise
         said = str(error).strip().split("\n")[0][:200]
         _end(f"the run broke off: another process may be gone ({said}). {_go_on(asked.folder)}", FAULT, several)
+    except Exception as error:
+        if asked.notebook is None or os.environ.get("MESHCRAFT_DEBUG"):
+            raise
+        _end(_reason(error, asked), SHORT, several)
 
 
 def _hush() -> None:
@@ -225,7 +236,7 @@ def _reason(error: Exception, asked: Asked) -> str:
     from autograder.grading.tracing import describe_error, locate_cell
 
     line = describe_error(error, locate_cell).line
-    return f"{asked.notebook}, {line}: {error}" if line else str(error)
+    return f"{asked.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)
 
 
 def _go_on(run: Path) -> str:

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import nbformat
 import psutil
 import pytest
 
@@ -161,6 +162,15 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_can_begin_again(meshc
     assert "there is a run in run already" not in meshcraft("--dtype", "float8").err
 
 
+def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(meshcraft, tmp_path):
+    source = "def shard_params(params, axis_name, min_size):\n    return params.nothing\ndef fsdp_loss(): ..."
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id="mine")]), tmp_path / "n.ipynb")
+    found = meshcraft("--strategy", "fsdp", "--notebook", "n.ipynb")
+    assert (
+        found.status == 1 and "n.ipynb, mine:2: AttributeError: 'dict' object has no attribute 'nothing'" in found.err
+    )
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -170,6 +180,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_can_begin_again(meshc
         ("--mesh tensor=8", "num_heads 4 is not divisible by tensor=8"),
         ("--mesh data=8 --processes 3", "8 devices, which 3 processes cannot share"),
         ("--processes 2 --distributed", "give one of them"),
+        ("--distributed", "give --real, too"),
         ("--processes 2 --real", "--processes emulates several machines"),
         ("--strategy ddp", "no strategy 'ddp'"),
         ("--strategy fsdp --mesh data=2,tensor=2", "splits over data alone"),
