@@ -24,7 +24,7 @@ from autograder.training import LOG, logged
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, SAVED, KILLED = 50, 20, 30
 LIMIT, SECONDS = 1e-3, 60.0
-SHORT = ["--width", "32", "--layers", "2", "--heads", "2", "--seq", "32", "--batch", "16"]
+SHORT = ["--width", "32", "--layers", "2", "--heads", "4", "--seq", "32", "--batch", "16"]
 
 
 @dataclass(frozen=True)

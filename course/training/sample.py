@@ -46,7 +46,7 @@ def sample(sizes: Sizes, params: Params, prompt: bytes, *, length: int, seed: in
     return bytes(np.asarray(found[: len(prompt) + length]).astype(np.uint8))
 
 
-@partial(jax.jit, static_argnames=("sizes", "length"))
+@partial(jax.jit, static_argnames="sizes")
 def _continue(sizes: Sizes, params: Params, tokens: jax.Array, first: int, length: int, seed: int, temperature: float):
     model, key = sizes.model(), jax.random.key(seed)
 
