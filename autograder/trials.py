@@ -42,10 +42,19 @@ class Trial:
 
 
 class Runs:
-    """Runs of the command in a folder, by name."""
+    """Runs of the command in a folder, by name; left as a ``with``, none of them goes on."""
 
     def __init__(self, folder: Path, sizes: list[str]):
         self.folder, self.sizes = folder, sizes
+        self.started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for running in self.started:
+            running.kill()  # nothing, where it has ended
+            running.wait()
 
     def start(self, name: str, *more: str) -> subprocess.Popen[str]:
         """The command, under way."""
@@ -54,9 +63,11 @@ class Runs:
             given += ["--steps", str(STEPS), "--evaluate-every", str(STEPS), "--warmup", "5", *self.sizes]
         command = [sys.executable, "-m", "autograder.cli", "train", "--save-every", str(SAVED), *given]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
+        running = subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )  # fmt: skip
+        self.started.append(running)
+        return running
 
     def whole(self, name: str, *more: str) -> dict[int, float]:
         """The losses of a run that must end well, by step.
@@ -142,8 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     said = parser.parse_args(arguments)
     found = []
-    with tempfile.TemporaryDirectory(prefix="meshcraft-") as folder:
-        for trial in trials(Runs(Path(folder), SHORT if said.short else [])):
+    with tempfile.TemporaryDirectory(prefix="meshcraft-") as folder, Runs(Path(folder), SHORT * said.short) as runs:
+        for trial in trials(runs):
             found.append(trial)
             word = "holds" if trial.passed else "FAILS"
             print(
