@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-full test-latest bench attacks fuzz soak validate aot build constraints lint site serve system browser validate-gpu measure-single-device clean
+.PHONY: setup demo test test-full test-latest bench attacks fuzz soak trials validate aot build constraints lint site serve system browser validate-gpu measure-single-device clean
 
 setup: $(READY)
 
@@ -49,6 +49,10 @@ validate-gpu: $(READY)
 # The six steps of the chapter `single_device` on a real GPU: run cards in course/measurements/; ARGS="--help" says more.
 measure-single-device: $(READY)
 	@$(BIN)/python -m course.measured.single_device $(ARGS)
+
+# `meshcraft train` against itself: several meshes, killed and resumed, two processes; ARGS=--short takes a tiny model.
+trials: $(READY)
+	@$(BIN)/python -m autograder.trials $(ARGS)
 
 # Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
 validate: $(READY) aot

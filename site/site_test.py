@@ -70,6 +70,7 @@ def test_every_page_is_built_and_so_is_the_404_page(built):
         "memory.html",
         "schedules.html",
         "machines.html",
+        "training.html",
         "validation.html",
         "trust.html",
         "teaching.html",

@@ -1,0 +1,200 @@
+"""``meshcraft train``: runs that end, are stopped, lose a process and go on; and what it says to bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import nbformat
+import psutil
+import pytest
+
+from autograder import cli, training
+from autograder.commands import train as command
+from autograder.notebook import ROOT
+from autograder.trials import apart
+from course.training.loop import prepare
+from course.training.processes import PLACE
+
+STEPS = 12
+TINY = "--width 16 --layers 1 --heads 2 --seq 8 --batch 8 --evaluation-batches 2 --evaluate-every 6".split()
+TINY += ["--steps", str(STEPS), "--learning-rate", "0.01"]
+PLAIN = "--sample 0 --mesh data=2 --save-every 4".split()
+TRAINERS = {}
+
+
+@pytest.fixture
+def meshcraft(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", "train", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+
+    return run
+
+
+def events(folder, kind="step"):
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [event for event in found if event["event"] == kind]
+
+
+def losses(folder):
+    found = events(folder)
+    assert [event["step"] for event in found] == [*range(1, STEPS + 1)]
+    return {event["step"]: event["loss"] for event in found}
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch):
+    """Runs of the same kind share what was compiled."""
+
+    def shared(run, strategy, mesh, num_microbatches=1):
+        key = (run, strategy.name, tuple(mesh.shape.items()))
+        if key not in TRAINERS:
+            TRAINERS[key] = prepare(run, strategy, mesh, num_microbatches)
+        return TRAINERS[key]
+
+    monkeypatch.setattr(training, "prepare", shared)
+
+
+@pytest.fixture
+def ctrl_c_after(monkeypatch):
+    """Presses Ctrl-C when a step is done."""
+
+    def press(step):
+        @contextmanager
+        def progress(speaks):
+            def hear(event):
+                if (event["event"], event["step"]) == ("step", step):
+                    signal.raise_signal(signal.SIGINT)
+
+            yield hear
+
+        monkeypatch.setattr(command, "_progress", progress)
+
+    return press
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The losses of a run that nothing happened to, on data=2."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["meshcraft", "train", *TINY, *PLAIN, "--run", str(folder)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert not ended.value.code
+    return losses(folder)
+
+
+def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(meshcraft, tmp_path):
+    found = meshcraft(*TINY, "--mesh", "data=2", "--sample", "20", "--prompt", "ROMEO:", "--save-every", "4")
+    assert found.status == 0 and found.err.startswith("compiler on data=2: compiled in")
+    assert f"validation loss after step {STEPS}: " in found.err and f"step {STEPS} of {STEPS}: loss" in found.err
+    assert all(
+        part in found.out for part in ("ROMEO:", "2 of 8 x cpu, emulated", "tokens/s", "not applicable", "kept in run")
+    )
+    kept = json.loads((tmp_path / "run" / "card.json").read_text())
+    row = kept["rows"]["train compiler data=2"]
+    assert (
+        kept["cards"][row["card"]]["versions"]["jax"] and row["sizes"]["width"] == 16 and row["sizes"]["hidden"] == 64
+    )
+    assert row["steps"] == STEPS and row["schedule"]["warmup"] == STEPS // 10 and row["resumed_from"] == 0
+    assert row["tokens_per_second"] == pytest.approx(64 / row["seconds"]) and row["mfu"] is None
+    assert "the compiler partitions it" in row["predicted"]["not applicable"] and row["steps_timed"] == STEPS - 2
+    (last,) = [event for event in events(tmp_path / "run", "evaluation") if event["step"] == STEPS]
+    assert row["validation_loss"] == last["loss"] and row["loss"] == losses(tmp_path / "run")[STEPS]
+    assert (tmp_path / "run" / "sample.txt").read_text().startswith("ROMEO:")
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [str(STEPS), "8"]
+
+
+def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(meshcraft, tmp_path, whole, ctrl_c_after, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "_progress", command._progress)
+        ctrl_c_after(5)
+        found = meshcraft(*TINY, *PLAIN, "--json")
+    assert found.status == 130 and "saving a checkpoint, then stopping" in found.err
+    assert f"stopped after step 5 of {STEPS}, which is saved. To go on from the newest checkpoint" in found.err
+    assert not json.loads(found.out)["finished"]
+    taken = meshcraft(*TINY)
+    assert taken.status == 2 and "there is a run in run already: --resume goes on" in taken.err
+    other = meshcraft("--resume", "--width", "32")
+    assert other.status == 2 and "width is 16 there and 32 here, hidden is 64 there and 128 here" in other.err
+    found = meshcraft("--resume", *PLAIN)
+    assert found.status == 0 and "training goes on after step 5" in found.err
+    assert losses(tmp_path / "run") == whole
+    (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
+    assert row["resumed_from"] == 5 and [step for step, _ in row["evaluations"]] == [6, STEPS]
+
+
+def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes_on(meshcraft, tmp_path, whole):
+    line = [sys.executable, "-m", "autograder.cli", "train", *TINY, *PLAIN, "--processes", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    running = subprocess.Popen(
+        line, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    while running.poll() is None and not (tmp_path / "run" / "checkpoints" / "4").exists():
+        time.sleep(0.02)
+    workers = psutil.Process(running.pid).children()
+    (second,) = [worker for worker in workers if worker.environ()[PLACE].startswith("1 ")]
+    second.kill()
+    start = time.monotonic()
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 3 and "process 1 was ended by SIGKILL" in err and "--resume --run run" in err, err
+    assert time.monotonic() - start < 60 and out == "" and not any(worker.is_running() for worker in workers)
+    found = meshcraft("--resume", *PLAIN)
+    assert found.status == 0 and "goes on after step" in found.err
+    assert apart(losses(tmp_path / "run"), whole) < 1e-4
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_can_begin_again(meshcraft, tmp_path):
+    (tmp_path / "run" / "checkpoints" / "4.orbax-checkpoint-tmp-0").mkdir(parents=True)
+    assert "leave --resume out to start there" in meshcraft("--resume").err
+    assert "there is a run in run already" not in meshcraft("--dtype", "float8").err
+
+
+def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(meshcraft, tmp_path):
+    source = "def shard_params(params, axis_name, min_size):\n    return params.nothing\ndef fsdp_loss(): ..."
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id="mine")]), tmp_path / "n.ipynb")
+    found = meshcraft("--strategy", "fsdp", "--notebook", "n.ipynb")
+    assert (
+        found.status == 1 and "n.ipynb, mine:2: AttributeError: 'dict' object has no attribute 'nothing'" in found.err
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ("--mesh data=x", "does not read as axis sizes"),
+        ("--mesh data=8 --batch 12", "batch 12 is not divisible by data=8 x 1 microbatches = 8"),
+        ("--mesh data=2,pipe=2", "the mesh has pipe=2: XLA's partitioner knows no pipeline"),
+        ("--mesh tensor=8", "num_heads 4 is not divisible by tensor=8"),
+        ("--mesh data=8 --processes 3", "8 devices, which 3 processes cannot share"),
+        ("--processes 2 --distributed", "give one of them"),
+        ("--distributed", "give --real, too"),
+        ("--processes 2 --real", "--processes emulates several machines"),
+        ("--strategy ddp", "no strategy 'ddp'"),
+        ("--strategy fsdp --mesh data=2,tensor=2", "splits over data alone"),
+        ("--strategy fsdp --notebook nothing.ipynb", "nothing.ipynb cannot be read"),
+        ("--machine 8xABC", "8xABC"),
+        ("--dtype float8", "one of: float32, bfloat16"),
+        ("--width 10", "width 10 is not divisible by num_heads 4"),
+        ("--steps 10 --warmup 10", "less than the 10 steps"),
+        ("--seq 200000", "seq"),
+        ("--prompt=", "--prompt is empty"),
+        ("--resume", "no checkpoint in run to go on from"),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_anything_is_computed(meshcraft, arguments, said):
+    found = meshcraft(*arguments.split())
+    assert (found.status, found.out) == (2, "") and said in found.err, found.err
+    assert found.err.startswith("meshcraft: ") and found.err.count("\n") == 1

@@ -1,0 +1,207 @@
+"""Run cards: what was trained, on what, with which settings, and what came out; and what the lenses predicted.
+
+A card has the form of the course's other measurements (``course/measurements/README.md``): ``kind``, the ``cards`` of
+machine and installation, and ``rows`` of figures, each with the index of its card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from course.measured.card import card
+from course.measured.memory import peak_now
+from course.measured.rows import NOT_MEASURED
+from course.measured.single_device import PEAKS
+from course.mesh import abstract_mesh
+from course.show.quantities import bytes_text, count_text, seconds_text, share_text
+from course.training.loop import Trainer
+from course.training.strategy import MakeStrategy, Options, Sizes
+
+DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+WARM_UP = 2
+
+
+def run_card(
+    trainer: Trainer,
+    options: Options,
+    *,
+    times: list[float],
+    results: dict[str, Any],
+    prediction: dict[str, Any],
+) -> dict[str, Any]:
+    """The card of a run that has come to an end.
+
+    Args:
+        trainer: What ran.
+        options: What its strategy was asked for.
+        times: Seconds of each step; the first ones warm up and are left out.
+        results: Losses, steps done, and what else came out.
+        prediction: As ``predicted`` gives it.
+    """
+    installed, run, mesh = card(), trainer.run, dict(trainer.mesh.shape)
+    emulated = installed["platform"] == "cpu"
+    row = {
+        "strategy": trainer.strategy.name,
+        "mesh": mesh,
+        "processes": jax.process_count(),
+        "emulated": emulated,
+        **asdict(options),
+        "sizes": asdict(run.sizes),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.sizes.shapes())),
+        "schedule": asdict(run.schedule),
+        "batch": run.batch,
+        "seed": run.seed,
+        **rates(run.sizes, run.batch, times, installed["kind"], trainer.mesh.size, options.dtype),
+        "bytes": peak_now(),
+        "compiled_bytes": trainer.bytes,
+        **results,
+        "predicted": prediction,
+        "unit": "seconds and bytes",
+        "card": 0,
+    }
+    return {"kind": installed["kind"], "cards": [installed], "rows": {name_of(trainer): row}}
+
+
+def name_of(trainer: Trainer) -> str:
+    """A row's name: ``train compiler data=4 tensor=2``."""
+    return f"train {trainer.strategy.name} " + " ".join(f"{axis}={size}" for axis, size in trainer.mesh.shape.items())
+
+
+def rates(sizes: Sizes, batch: int, times: list[float], kind: str, devices: int, dtype: str) -> dict[str, Any]:
+    """Seconds a step (median and quartiles), tokens a second over all devices, and MFU.
+
+    ``mfu`` is a share of ``peak_flops``, the published dense rate for the dtype times the number of devices. Both are
+    None for a kind whose peak is not known, as that of emulated devices.
+    """
+    from course.machines import machine
+
+    flops = sizes.model_flops * batch * sizes.seq
+    peak = machine(PEAKS[kind]).peak(DTYPES[dtype]) * devices if kind in PEAKS else None
+    found = {"model_flops": flops, "peak_flops": peak}
+    counted = times[WARM_UP:]
+    if not counted:
+        nothing = dict.fromkeys(("seconds", "quartiles", "tokens_per_second", "mfu"))
+        return {**found, **nothing, NOT_MEASURED: f"fewer than {WARM_UP + 1} steps ran"}
+    low, middle, high = (float(x) for x in np.quantile(counted, [0.25, 0.5, 0.75]))
+    mfu = None if peak is None else flops / middle / peak
+    speed = {"seconds": middle, "quartiles": [low, high], "tokens_per_second": batch * sizes.seq / middle, "mfu": mfu}
+    return {**found, **speed, "steps_timed": len(counted)}
+
+
+def predicted(
+    make: MakeStrategy, sizes: Sizes, axes: dict[str, int], options: Options, batch: int, machine: str
+) -> dict[str, Any]:
+    """What the lenses say of a step's loss and gradients on a machine; the optimizer's update is not in it.
+
+    Returns:
+        ``machine``, ``seconds``, ``tokens_per_second``, ``mfu`` and ``bytes``; or ``not applicable`` and why.
+    """
+    from course.predict import predict
+    from course.program import ProgramError
+    from course.program.export import export
+
+    strategy = make(sizes, abstract_mesh(axes), options)
+    if strategy.unpriced:
+        return {"machine": machine, "not applicable": strategy.unpriced}
+
+    def gradients(params: Any, batch: Any) -> dict[str, Any]:
+        loss, found = strategy.loss_and_gradients(params, batch)
+        return {"loss": loss, "gradients": found}
+
+    rows = jax.ShapeDtypeStruct((batch, sizes.seq), np.int32)
+    try:
+        program = export(
+            gradients, {"params": sizes.shapes(), "batch": {"inputs": rows, "targets": rows}},
+            {"params": strategy.specs, "batch": strategy.batch_spec}, mesh=axes, roles={"params": "state"},
+            out_specs={"loss": P(), "gradients": strategy.specs},
+        )  # fmt: skip
+        found = predict(program, machine, model_flops=float(sizes.model_flops * batch * sizes.seq))
+    except (ProgramError, ValueError) as error:
+        return {"machine": machine, "not applicable": str(error)}
+    seconds = found.timeline.seconds
+    return {
+        "machine": machine,
+        "seconds": seconds,
+        "tokens_per_second": batch * sizes.seq / seconds,
+        "mfu": found.mfu,
+        "bytes": found.memory.peak,
+    }
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """The card, whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def lines(data: dict[str, Any]) -> dict[str, str]:
+    """A card in words, by what each says."""
+    (name, row), (installed,) = next(iter(data["rows"].items())), data["cards"]
+    sizes, schedule = row["sizes"], row["schedule"]
+    versions = ", ".join(f"{what} {installed['versions'][what]}" for what in ("jax", "jaxlib", "python"))
+    return {
+        "run": name,
+        "devices": f"{prod(row['mesh'].values())} of {installed['count']} x {installed['kind']}"
+        + (", emulated" if row["emulated"] else ""),
+        "processes": str(row["processes"]),
+        "model": f"{row['parameters']:,} parameters: "
+        + ", ".join(f"{what} {number:,}" for what, number in sizes.items()),
+        "step": f"{row['batch']} rows of {sizes['seq']} tokens, {row['num_microbatches']} microbatches, {row['dtype']}"
+        + (", remat" if row["remat"] else ""),
+        "optimizer": f"AdamW, learning rate {schedule['learning_rate']:g} after {schedule['warmup']} steps, to "
+        f"{schedule['final']:g} of it at step {schedule['steps']:,}; weight decay {schedule['weight_decay']:g}, "
+        f"clipped at {schedule['clip']:g}",
+        "measured": _measured(row),
+        "memory": _memory(row),
+        "predicted": _predicted(row["predicted"]),
+        **_losses(row),
+        "installation": f"{versions}; {installed['date']}",
+        "flags": ", ".join(f"{flag}={value}" for flag, value in installed["flags"].items()) or "none",
+    }
+
+
+def _measured(row: dict[str, Any]) -> str:
+    if row["seconds"] is None:
+        return f"{NOT_MEASURED}: {row[NOT_MEASURED]}"
+    low, high = row["quartiles"]
+    mfu = "no MFU: the peak is not known" if row["mfu"] is None else f"MFU {share_text(row['mfu'], 1.0)}"
+    return (
+        f"{seconds_text(row['seconds'])} a step (quartiles {seconds_text(low)} and {seconds_text(high)}), "
+        f"{row['tokens_per_second']:,.0f} tokens/s, {mfu}"
+    )
+
+
+def _memory(row: dict[str, Any]) -> str:
+    said = [] if row["bytes"] is None else [f"{bytes_text(row['bytes'])} at the allocator's peak"]
+    if row["compiled_bytes"] is not None:
+        said.append(f"{bytes_text(row['compiled_bytes'])} a device by the compiler's count")
+    return ", ".join(said) or NOT_MEASURED
+
+
+def _predicted(found: dict[str, Any]) -> str:
+    if "seconds" not in found:
+        return f"not applicable: {found['not applicable']}"
+    return (
+        f"on {found['machine']} {seconds_text(found['seconds'])} for loss and gradients, "
+        f"{found['tokens_per_second']:,.0f} tokens/s, MFU {share_text(found['mfu'], 1.0)}, "
+        f"{bytes_text(found['bytes'])} a device"
+    )
+
+
+def _losses(row: dict[str, Any]) -> dict[str, str]:
+    total = count_text(row["model_flops"] * row["steps"], "FLOP")
+    last = "" if row["loss"] is None else f", the last loss {row['loss']:.4f}"
+    said = {"trained": f"{row['steps']:,} of {row['schedule']['steps']:,} steps ({total}){last}"}
+    if row["validation_loss"] is not None:
+        said["validation"] = f"loss {row['validation_loss']:.4f}; a bigram model's {row['bigram_loss']:.4f}"
+    return said

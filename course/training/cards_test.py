@@ -1,0 +1,46 @@
+"""What a card says of rates and of predictions; whole cards are made by the command's tests."""
+
+import pytest
+
+from course.machines import machine
+from course.training.cards import lines, rates
+from course.training.strategy import Sizes
+
+SIZES = Sizes()
+ROW = {
+    "sizes": {"width": 128, "seq": 64}, "schedule": {"steps": 1500, "learning_rate": 3e-3, "warmup": 100, "final": 0.1,
+    "weight_decay": 0.1, "clip": 1.0}, "mesh": {"data": 4, "tensor": 2}, "processes": 1, "emulated": False, "batch": 32,
+    "parameters": 854_272, "num_microbatches": 2, "remat": True, "dtype": "bfloat16", "steps": 10, "loss": None,
+    "validation_loss": None, "bigram_loss": 2.5, "bytes": 2**30, "compiled_bytes": 2**29,
+    "predicted": {"machine": "8xH100", "seconds": 0.001, "tokens_per_second": 2e6, "mfu": 0.25, "bytes": 2**28},
+}  # fmt: skip
+INSTALLED = {"kind": "NVIDIA H100 80GB HBM3", "count": 8, "versions": dict.fromkeys(("jax", "jaxlib", "python"), "1"),
+             "date": "2026-01-01", "flags": {"XLA_FLAGS": "--a"}}  # fmt: skip
+
+
+def test_rates_are_of_the_median_step_without_the_first_two_and_the_mesh_shares_its_peak():
+    found = rates(SIZES, 32, [9.0, 8.0, 0.1, 0.2, 0.3, 0.2, 0.2], "NVIDIA H100 80GB HBM3", 8, "bfloat16")
+    assert found["seconds"] == 0.2 and found["steps_timed"] == 5 and found["quartiles"] == [0.2, 0.2]
+    assert found["tokens_per_second"] == pytest.approx(32 * 64 / 0.2)
+    peak = 8 * machine("8xH100").peak("bf16")
+    assert found["mfu"] == pytest.approx(SIZES.model_flops * 32 * 64 / 0.2 / peak) and found["peak_flops"] == peak
+
+
+def test_what_was_not_measured_is_not_said():
+    found = rates(SIZES, 32, [1.0, 1.0], "cpu", 8, "float32")
+    assert found["seconds"] is found["mfu"] is found["peak_flops"] is None and "fewer than 3" in found["not measured"]
+    assert rates(SIZES, 32, [1.0] * 3, "cpu", 8, "float32")["mfu"] is None
+
+
+def test_a_card_reads_with_measured_beside_predicted():
+    speed = rates(SIZES, 32, [0.002] * 9, INSTALLED["kind"], 8, "bfloat16")
+    said = lines({"cards": [INSTALLED], "rows": {"train x": {**ROW, **speed, "card": 0}}})
+    assert said["devices"] == "8 of 8 x NVIDIA H100 80GB HBM3" and "2 microbatches, bfloat16, remat" in said["step"]
+    assert said["measured"].startswith("2 ms a step") and "MFU 0.1 %" in said["measured"].replace("< ", "")
+    assert said["predicted"].startswith("on 8xH100 1 ms for loss and gradients, 2,000,000 tokens/s, MFU 25 %, 256 MiB")
+    assert said["memory"] == "1 GiB at the allocator's peak, 512 MiB a device by the compiler's count"
+    assert (
+        said["trained"].startswith("10 of 1,500 steps (")
+        and "validation" not in said
+        and said["flags"] == "XLA_FLAGS=--a"
+    )

@@ -1,0 +1,103 @@
+"""Checkpoints: written while training goes on, whole or not at all, and readable on another mesh.
+
+Each holds the state (parameters and the optimizer's) and a description of the run. Every process writes the parts that
+its devices hold, and reads the parts that they are to hold; so with several processes the folder must be one that all
+of them see. A checkpoint gets its name, its number of steps, when all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from course.training.loop import Run, State, Trainer, abstract, shapes_of
+
+KEPT = 2
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be used; the message says why, and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of a run, in a folder of their own; close it, or use it in a ``with``."""
+
+    def __init__(self, folder: Path):
+        policy = ocp.checkpoint_managers.LatestN(KEPT)
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
+        self.folder = folder.resolve()
+        self._manager = ocp.CheckpointManager(self.folder, options=options)
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._manager.close()
+
+    def latest(self) -> int | None:
+        """How many steps are done in the newest checkpoint that is whole; None if there is none."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: State, run: Run) -> None:
+        """Copy the state off the devices, and write it while the caller goes on."""
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(run.to_json()))
+        self._manager.save(step, args=args, force=True)
+
+    def wait(self) -> None:
+        """Until what was saved is on the disk."""
+        self._manager.wait_until_finished()
+
+    def run(self) -> Run:
+        """The description of the run in the newest checkpoint.
+
+        Raises:
+            CheckpointError: There is no checkpoint, or its description is of another version of the course.
+        """
+        found = self._restore("run", ocp.args.JsonRestore())
+        try:
+            return Run.from_json(found)
+        except (TypeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.folder}: the newest checkpoint describes its run in a way that this version of the course does "
+                f"not know ({error})"
+            ) from None
+
+    def restore(self, trainer: Trainer) -> State:
+        """The newest state, laid out as the trainer's strategy has it, on whatever mesh it was saved.
+
+        Raises:
+            CheckpointError: There is none, or it is another model's.
+        """
+        saved = self.run()
+        different = differences(saved, trainer.run)
+        if different:
+            raise CheckpointError(f"{self.folder}: the checkpoint is another run's: {different}")
+        return self._restore("state", ocp.args.StandardRestore(abstract(shapes_of(trainer.run), trainer.layout)))
+
+    def _restore(self, item: str, args: Any) -> Any:
+        step = self.latest()
+        if step is None:
+            raise CheckpointError(f"there is no checkpoint in {self.folder}: leave --resume out to start there")
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+        except (ValueError, OSError, KeyError) as error:
+            said = str(error).strip().split("\n")[0][:300]
+            raise CheckpointError(
+                f"{self.folder}: the checkpoint of step {step:,} cannot be read ({said}). Remove its folder to go on "
+                "from the one before it"
+            ) from None
+
+
+def differences(saved: Run, asked: Run) -> str:
+    """In which figures two runs differ, in words; empty if in none."""
+    before, now = _flat(saved.to_json()), _flat(asked.to_json())
+    return ", ".join(
+        f"{name} is {before[name]} there and {now[name]} here" for name in now if before[name] != now[name]
+    )
+
+
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
+    inner = [_flat(value) if isinstance(value, dict) else {name: value} for name, value in data.items()]
+    return {name: value for part in inner for name, value in part.items()}

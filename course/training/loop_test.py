@@ -1,0 +1,116 @@
+"""The loop and its checkpoints: the same losses on every mesh, after an interruption, and after a change of mesh."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from course.mesh import make_mesh
+from course.training.checkpoints import CheckpointError, Checkpoints
+from course.training.loop import Diverged, Run, baseline, initial, prepare, train
+from course.training.optimizer import Schedule
+from course.training.strategy import Options, Sizes, compiler
+
+STEPS = 8
+RUN = Run(
+    Sizes(width=16, hidden=32, num_layers=1, num_heads=2, seq=8),
+    Schedule(steps=STEPS, learning_rate=1e-2, warmup=2),
+    batch=16,
+    evaluate_every=5,
+    evaluation_batches=2,
+)
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    made = {}
+
+    def of(**axes):
+        key = tuple(axes.items())
+        if key not in made:
+            mesh = make_mesh(axes)
+            made[key] = prepare(RUN, compiler(RUN.sizes, mesh, Options(min_size=64)), mesh)
+        return made[key]
+
+    return of
+
+
+def run(trainer, **more):
+    events = []
+    given = more.pop("state", None)
+    state, done = train(trainer, initial(trainer) if given is None else given, tell=events.append, **more)
+    return state, done, events
+
+
+def losses(events, kind="step"):
+    return {event["step"]: event["loss"] for event in events if event["event"] == kind}
+
+
+def test_losses_and_evaluations_are_the_same_on_one_device_and_on_eight(trainers):
+    (_, done, one), (state, _, eight) = run(trainers(data=1)), run(trainers(data=4, tensor=2))
+    assert done == STEPS and list(losses(one)) == [*range(1, STEPS + 1)]
+    assert list(losses(one, "evaluation")) == [5, STEPS]
+    for kind in ("step", "evaluation"):
+        np.testing.assert_allclose([*losses(one, kind).values()], [*losses(eight, kind).values()], atol=1e-4)
+    assert losses(one)[STEPS] < losses(one)[1] - 0.5
+    assert not state["optimizer"][1][0].mu["layers"]["mlp"]["up"]["kernel"].is_fully_replicated
+
+
+def test_a_run_goes_on_from_a_checkpoint_bit_by_bit_and_on_another_mesh(trainers, tmp_path):
+    trainer, other = trainers(data=4, tensor=2), trainers(data=1)
+    _, _, whole = run(trainer)
+    with Checkpoints(tmp_path) as kept:
+        assert kept.latest() is None
+        _, done, first = run(
+            trainer, save=lambda step, state: kept.save(step, state, RUN), save_every=3, stop=lambda step: step == 4
+        )
+    assert done == 4
+    with Checkpoints(tmp_path) as kept:
+        assert kept.latest() == 4 and kept.run() == RUN
+        _, _, rest = run(trainer, state=kept.restore(trainer), done=4)
+        assert losses(first) | losses(rest) == losses(whole)
+        _, _, elsewhere = run(other, state=kept.restore(other), done=4)
+        np.testing.assert_allclose([*losses(elsewhere).values()], [*losses(rest).values()], atol=1e-4)
+
+
+def test_checkpoints_that_cannot_be_used_say_why(trainers, tmp_path):
+    trainer = trainers(data=1)
+    with Checkpoints(tmp_path) as kept:
+        with pytest.raises(CheckpointError, match=r"no checkpoint in .*--resume"):
+            kept.restore(trainer)
+        kept.save(3, initial(trainer), Run(Sizes(width=32), RUN.schedule))
+        kept.wait()
+        with pytest.raises(CheckpointError, match="width is 32 there and 16 here, hidden is 512 there and 32"):
+            kept.restore(trainer)
+    for path in (tmp_path / "3" / "run").rglob("*"):
+        path.unlink()
+    with Checkpoints(tmp_path) as kept, pytest.raises(CheckpointError, match="step 3 cannot be read"):
+        kept.run()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(trainers):
+    trainer, saved = trainers(data=1), []
+    state = initial(trainer)
+    state["params"] = jax.tree.map(lambda leaf: leaf * math.nan, state["params"])
+    with pytest.raises(Diverged, match="nan at step 1"):
+        train(trainer, state, save=lambda step, _: saved.append(step), save_every=1)
+    assert not saved
+
+
+def test_a_batch_that_does_not_divide_is_refused_before_anything_is_compiled():
+    mesh = make_mesh({"data": 8})
+    strategy = compiler(RUN.sizes, mesh, Options())
+    with pytest.raises(ValueError, match="batch 16 is not divisible by data=8 x 4 microbatches = 32"):
+        prepare(RUN, strategy, mesh, num_microbatches=4)
+
+
+def test_the_baseline_predicts_the_bytes_that_an_evaluation_does():
+    assert baseline(RUN) != baseline(Run(RUN.sizes, RUN.schedule, batch=16))
+    assert 2.3 < baseline(Run()) < 2.6
+
+
+def test_runs_survive_json_and_make_sense():
+    assert Run.from_json(RUN.to_json()) == RUN
+    with pytest.raises(ValueError, match="batch is 0"):
+        Run(batch=0)

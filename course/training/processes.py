@@ -1,0 +1,183 @@
+"""Several processes: started on this machine, joined into one run, and watched.
+
+JAX's own multi-controller runtime does the work: each process runs the same program on its part of the devices. On a
+cluster the cluster's launcher starts them (``srun``), and ``join`` finds out from its variables who is who.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import IO
+
+import jax
+
+# How this module's launcher tells a process who it is: "0 2 127.0.0.1:1234", its number, how many, and where to meet.
+PLACE = "MESHCRAFT_PROCESS"
+# A process that has not been heard of for so long is lost, and the others end.
+HEARTBEAT_SECONDS = 30
+MEETING_SECONDS = 120
+# What processes get to end by themselves: when another one has failed, and when they were asked to save and stop.
+GRACE_SECONDS, SAVING_SECONDS = 5.0, 120.0
+# A run that was asked to stop ends with this, the status of a program that Ctrl-C ended.
+STOPPED = (130,)
+
+
+class ProcessLost(Exception):
+    """A process of the run ended; the message says which, and how.
+
+    Attributes:
+        status: Its exit status; negative for a signal.
+    """
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
+def launched() -> bool:
+    """Whether this is a process that ``launch`` started."""
+    return PLACE in os.environ
+
+
+def join() -> None:
+    """Make this process one of its run's; before JAX starts its devices.
+
+    Raises:
+        RuntimeError: The others were not there in time, or nothing says where to find them.
+        ValueError: As before.
+    """
+    initialize = partial(
+        jax.distributed.initialize,
+        initialization_timeout=MEETING_SECONDS,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )
+    if not launched():
+        initialize()
+        return
+    number, count, address = os.environ[PLACE].split()
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    initialize(
+        coordinator_address=address, num_processes=int(count), process_id=int(number),
+        cluster_detection_method="deactivate", coordinator_bind_address=address,
+    )  # fmt: skip
+
+
+def stop_asked(step: int) -> bool:
+    """Whether the run is to save and stop after this step; all processes get the same answer at the same step.
+
+    A process that is sent SIGTERM asks for it, as clusters do before they take a machine away.
+    """
+    from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+    return reached_preemption_sync_point(step)
+
+
+def launch(command: list[str], count: int, tell: Callable[[str], None] = lambda text: None) -> int:
+    """Start ``count`` processes of a command, and wait for them.
+
+    The first one writes to this process's output and error; what the others say is shown if they fail. Ctrl-C and
+    SIGTERM become a request to save and stop.
+
+    Args:
+        command: What each runs; it calls ``join``.
+        count: How many.
+        tell: Hears of what the launcher does.
+
+    Returns:
+        The first process's exit status, where all ended as they should.
+
+    Raises:
+        ProcessLost: One failed; the others have been ended.
+    """
+    address, asked = f"127.0.0.1:{_free_port()}", threading.Event()
+    with ExitStack() as stack:
+        said: list[IO[bytes]] = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        for one in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, one, signal.signal(one, lambda *_: asked.set()))
+        running: list[subprocess.Popen[bytes]] = []
+        for i in range(count):
+            running.append(_start(command, f"{i} {count} {address}", None if i == 0 else said[i]))
+            stack.callback(_kill, running[i])
+        return _watch(running, said, asked, tell)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _start(command: list[str], place: str, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C reaches the launcher alone. The pipe tells it when the launcher is gone.
+    return subprocess.Popen(
+        command, env={**os.environ, PLACE: place}, stdin=subprocess.PIPE, stdout=output, stderr=output,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _watch(
+    running: list[subprocess.Popen[bytes]], said: list[IO[bytes]], asked: threading.Event, tell: Callable[[str], None]
+) -> int:
+    ending: float | None = None
+    while any(process.poll() is None for process in running):
+        if asked.is_set() and ending is None:
+            tell("saving a checkpoint, then stopping")
+            ending = time.monotonic() + SAVING_SECONDS
+            for process in running:
+                process.send_signal(signal.SIGTERM)
+        if _failed(running) or (ending is not None and time.monotonic() > ending):
+            break
+        time.sleep(0.1)
+    # Those that failed by themselves, before the others were ended for it.
+    failed = _failed(running)
+    _settle(running)
+    failed = failed or _failed(running)
+    if not failed:
+        return running[0].returncode
+    first = min(failed, key=lambda i: (running[i].returncode > 0, i))
+    raise ProcessLost(_described(first, running[first].returncode, said[first]), running[first].returncode)
+
+
+def _failed(running: list[subprocess.Popen[bytes]]) -> list[int]:
+    return [i for i, process in enumerate(running) if process.poll() not in (None, 0, *STOPPED)]
+
+
+def _settle(running: list[subprocess.Popen[bytes]]) -> None:
+    """Give those that are left a moment to end by themselves, then end them: they would wait for the others."""
+    until = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < until and any(process.poll() is None for process in running):
+        time.sleep(0.1)
+    for process in running:
+        _kill(process)
+
+
+def _described(number: int, status: int, said: IO[bytes]) -> str:
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    said.seek(0)
+    text = said.read().decode(errors="replace").strip()
+    return f"process {number} {how}" + (f"; it said: {text[-2000:]}" if text else "")
+
+
+def _end_with_launcher() -> None:
+    """Save and stop where the launcher is gone: nobody would watch this process any more."""
+    # Not sys.stdin: Python cannot end while a thread holds its lock.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]

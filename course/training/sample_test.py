@@ -1,0 +1,71 @@
+"""Samples: drawn from what the model predicts, the same for the same seed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from course.mesh import make_mesh
+from course.training.sample import sample, whole
+from course.training.strategy import Sizes
+
+SIZES = Sizes(width=16, hidden=32, num_layers=1, num_heads=2, seq=8)
+PARAMS = jax.jit(SIZES.model().init)(jax.random.key(0))
+
+
+def preferring(byte, strength):
+    """Parameters of a model that expects one byte everywhere, and a second one half as often."""
+    bias = jnp.zeros(256).at[byte].set(strength).at[byte + 1].set(strength - np.log(2))
+    zero = jax.tree.map(jnp.zeros_like, PARAMS)
+    return {**zero, "head": {**zero["head"], "out": {**zero["head"]["out"], "bias": bias}}}
+
+
+def test_a_sample_goes_on_from_its_prompt_past_the_end_of_the_window():
+    found = sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=1)
+    assert found.startswith(b"ROMEO:") and len(found) == 26
+    assert found == sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=1)
+    assert found != sample(SIZES, PARAMS, b"ROMEO:", length=20, seed=2)
+
+
+def test_bytes_are_drawn_as_often_as_the_model_expects_them():
+    def drawn(temperature):
+        return b"".join(
+            sample(SIZES, preferring(97, 30.0), b"x", length=25, seed=seed, temperature=temperature)[1:]
+            for seed in range(24)
+        )
+
+    found = drawn(1.0)
+    assert set(found) == {97, 98} and 0.55 < found.count(97) / 600 < 0.78
+    assert drawn(0.1).count(97) > 590
+
+
+def test_each_byte_is_predicted_from_the_bytes_before_it_as_in_training():
+    params = jax.tree.map(lambda leaf: 3 * leaf, PARAMS)
+    found = sample(SIZES, params, b"abcdefghijkl", length=14, seed=0, temperature=1e-4)
+    model, tokens = SIZES.model(), np.frombuffer(found, np.uint8).astype(np.int32)
+    windows = jnp.asarray(np.stack([tokens[i - 8 : i] for i in range(12, 26)]))
+
+    @jax.jit
+    def losses(byte):
+        """Of one byte after each window."""
+        x = model.embed(params["embed"], windows)
+        x = model.layer(jax.tree.map(lambda leaf: leaf[0], params["layers"]), x)[:, -1:]
+        return jax.vmap(lambda here: model.loss(params["head"], here[None], byte[None, None]))(x)
+
+    best = np.argmin([losses(jnp.int32(byte)) for byte in range(256)], axis=0)
+    np.testing.assert_array_equal(best, tokens[12:])
+
+
+def test_parameters_in_parts_are_put_together_on_one_device():
+    mesh = make_mesh({"data": 8})
+    parts = {"a": jax.device_put(np.arange(16.0), jax.NamedSharding(mesh, jax.P("data")))}
+    (found,) = jax.tree.leaves(whole(parts, mesh))
+    np.testing.assert_array_equal(found, np.arange(16.0))
+    assert len(found.devices()) == 1
+
+
+def test_prompts_and_temperatures_that_make_no_sense_say_so():
+    with pytest.raises(ValueError, match="prompt is empty"):
+        sample(SIZES, PARAMS, b"", length=1, seed=0)
+    with pytest.raises(ValueError, match="temperature is 0"):
+        sample(SIZES, PARAMS, b"a", length=1, seed=0, temperature=0)

@@ -1,0 +1,232 @@
+"""A strategy: how a model's loss and gradients are computed on a mesh. The loop around it does not change.
+
+A strategy is made by a plain function ``(sizes, mesh, options) -> Strategy``. The parameters are those of
+``Sizes.model().init`` on every mesh, the same arrays with the same names; a strategy only says how they are laid out.
+So one optimizer serves all strategies, and what one has saved another one restores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from course.budget import Sizes as BudgetSizes
+from course.budget import flops_per_token
+from course.model import Model, Params, full_loss, transformer
+from course.training.text import VOCAB, Batch
+
+PyTree = Any
+DTYPES = ("float32", "bfloat16")
+# The dim of each leaf that a tensor axis splits: a layer's columns, then its rows, so that one sum a pair is needed.
+# Stacked over layers, the first dim of those under ``layers`` is the layer. All others are whole.
+TENSOR_DIMS = {
+    "embed/token": 1,
+    "layers/attention/qkv/kernel": 2,
+    "layers/attention/out/kernel": 1,
+    "layers/mlp/up/kernel": 2,
+    "layers/mlp/up/bias": 1,
+    "layers/mlp/down/kernel": 1,
+    "head/out/kernel": 1,
+    "head/out/bias": 0,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the byte-level Transformer.
+
+    Attributes:
+        width: Of the residual stream.
+        hidden: Inside the MLP.
+        num_layers, num_heads: As they are called.
+        seq: Tokens in a row.
+    """
+
+    width: int = 128
+    hidden: int = 512
+    num_layers: int = 4
+    num_heads: int = 4
+    seq: int = 64
+
+    def __post_init__(self):
+        for what, number in vars(self).items():
+            if number < 1:
+                raise ValueError(f"{what} is {number}, and it must be at least 1")
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
+
+    def model(self) -> Model:
+        """The model as pure functions."""
+        return transformer(
+            width=self.width, hidden=self.hidden, num_layers=self.num_layers, num_heads=self.num_heads, vocab=VOCAB,
+            max_seq=self.seq,
+        )  # fmt: skip
+
+    def shapes(self) -> Params:
+        """The parameters' shapes."""
+        return jax.eval_shape(self.model().init, jax.random.key(0))
+
+    @property
+    def model_flops(self) -> int:
+        """FLOPs that the model needs for a token, forward and backward.
+
+        ``6 N + 12 L d s`` with ``N`` the weights of matrix products, as for all of the course's measurements.
+        """
+        weights = self.num_layers * (4 * self.width**2 + 2 * self.width * self.hidden) + VOCAB * self.width
+        budget = BudgetSizes(self.num_layers, self.width, self.num_heads, VOCAB, self.seq, parameters=weights)
+        return flops_per_token(budget)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a strategy may do in more than one way; one that cannot do what is asked for says so.
+
+    Attributes:
+        num_microbatches: Parts that each device's rows are run in.
+        remat: Whether layers are computed again in the backward pass.
+        dtype: What layers compute in; parameters, gradients and the optimizer's state are float32.
+        min_size: Leaves with fewer elements are not split over ``data``.
+    """
+
+    num_microbatches: int = 1
+    remat: bool = False
+    dtype: str = "float32"
+    min_size: int = 1024
+
+    def __post_init__(self):
+        if self.num_microbatches < 1:
+            raise ValueError(f"num_microbatches is {self.num_microbatches}, and it must be at least 1")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}, and it must be one of: {', '.join(DTYPES)}")
+
+
+# --8<-- [start:strategy]
+@dataclass(frozen=True)
+class Strategy:
+    """How the loss and its gradient are computed on a mesh. The functions are traced under ``jax.jit``.
+
+    Attributes:
+        name: What it is called.
+        specs: The ``PartitionSpec`` of each parameter, and of its gradient.
+        batch_spec: Of ``inputs`` and ``targets``, ``[batch, seq]``; only rows may be split.
+        loss: ``(params, batch) -> scalar``, the mean over all rows, the same on every device.
+        loss_and_gradients: ``(params, batch) -> (loss, gradients)``: that loss, and its gradient, whole arrays as the
+            parameters are.
+        unpriced: Why the lenses cannot look at it; empty where they can.
+    """
+
+    name: str
+    specs: PyTree
+    batch_spec: P
+    loss: Callable[[Params, Batch], jax.Array]
+    loss_and_gradients: Callable[[Params, Batch], tuple[jax.Array, Params]]
+    unpriced: str = ""
+
+
+# On a mesh without devices too: that is enough to export.
+MakeStrategy = Callable[[Sizes, Mesh | AbstractMesh, Options], Strategy]
+# --8<-- [end:strategy]
+
+
+def require_axes(name: str, mesh: Mesh | AbstractMesh, axes: tuple[str, ...], advice: str = "") -> None:
+    """Raises ``ValueError`` for a mesh that splits over anything but ``axes``."""
+    for axis, size in mesh.shape.items():
+        if axis not in axes and size > 1:
+            known = " and ".join(axes)
+            raise ValueError(f"the strategy {name} splits over {known} alone, and the mesh has {axis}={size}{advice}")
+
+
+def compiler(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strategy:
+    """The compiler's own partitioning: the single-device loss under ``jax.jit``, and where each array lies.
+
+    Rows are split over ``data``, and so is every large parameter; heads, hidden features and vocabulary over
+    ``tensor``. Two kinds of remarks guide the compiler: each layer's weights are whole over ``data`` while the layer
+    computes, and its activations keep their rows where they are. Every collective is the compiler's.
+
+    Raises:
+        ValueError: The mesh splits over another axis, or ``tensor`` does not divide a size.
+    """
+    require_axes("compiler", mesh, ("data", "tensor"), ": XLA's partitioner knows no pipeline")
+    data, tensor = (mesh.shape.get(axis, 1) for axis in ("data", "tensor"))
+    for what in ("num_heads", "width", "hidden"):
+        if getattr(sizes, what) % tensor:
+            raise ValueError(f"{what} {getattr(sizes, what)} is not divisible by tensor={tensor}")
+    shapes = sizes.shapes()
+    split = jax.tree.map_with_path(lambda path, leaf: _tensor_spec(path, leaf, tensor), shapes)
+    specs = jax.tree.map_with_path(
+        lambda path, leaf, spec: _data_spec(path, leaf, spec, data, options.min_size), shapes, split
+    )
+    rows = P("data") if data > 1 else P()
+    model = _guided(sizes.model(), split, rows, mesh, options)
+
+    def loss(params: Params, batch: Batch) -> jax.Array:
+        return full_loss(model, params, batch)
+
+    def loss_and_gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+        return accumulated(jax.value_and_grad(loss), params, batch, options.num_microbatches)
+
+    unpriced = "the compiler partitions it: its collectives are not in the program that the lenses read"
+    return Strategy("compiler", specs, rows, loss, loss_and_gradients, unpriced)
+
+
+def accumulated(
+    gradients_of: Callable, params: Params, batch: Batch, num_microbatches: int
+) -> tuple[jax.Array, Params]:
+    """``gradients_of(params, batch)`` as the mean over microbatches, each with its share of every device's rows."""
+    if num_microbatches == 1:
+        return gradients_of(params, batch)
+    parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)
+
+    def step(total, part):
+        return jax.tree.map(jnp.add, total, gradients_of(params, part)), None
+
+    start = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(step, start, parts)
+    return jax.tree.map(lambda leaf: leaf / num_microbatches, total)
+
+
+def _tensor_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, tensor: int) -> P:
+    """Over ``tensor`` alone."""
+    dim = TENSOR_DIMS.get(jax.tree_util.keystr(path, simple=True, separator="/"))
+    return P() if dim is None or tensor == 1 else P(*[None] * dim, "tensor")
+
+
+def _data_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, spec: P, data: int, min_size: int) -> P:
+    """The largest other dim that ``data`` divides is split over it as well; the dim of the layers never."""
+    dims = [*spec, *[None] * (leaf.ndim - len(spec))]
+    first = 1 if path[0].key == "layers" else 0
+    free = [dim for dim in range(first, leaf.ndim) if dims[dim] is None and leaf.shape[dim] % data == 0]
+    if data == 1 or leaf.size < min_size or not free:
+        return spec
+    dims[max(free, key=lambda dim: leaf.shape[dim])] = "data"
+    return P(*dims)
+
+
+def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh | AbstractMesh, options: Options) -> Model:
+    """The model with its weights gathered over ``data`` where they are used, in ``options.dtype``, and rows held."""
+
+    def weights(params: Params, specs: PyTree) -> Params:
+        held = jax.tree.map(lambda leaf, spec: _hold(leaf, mesh, spec), params, specs)
+        return jax.tree.map(lambda leaf: leaf.astype(options.dtype), held)
+
+    def embed(params: Params, inputs: jax.Array) -> jax.Array:
+        return _hold(model.embed(weights(params, split["embed"]), inputs), mesh, rows)
+
+    def layer(params: Params, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        return _hold(model.layer(weights(params, of_layer), x, key), mesh, rows)
+
+    def loss(params: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
+        return model.loss(weights(params, split["head"]), x, targets)
+
+    of_layer = jax.tree.map(lambda spec: P(*spec[1:]), split["layers"], is_leaf=lambda spec: isinstance(spec, P))
+    return replace(model, embed=embed, layer=jax.checkpoint(layer) if options.remat else layer, loss=loss)
+
+
+def _hold(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

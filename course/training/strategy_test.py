@@ -1,0 +1,88 @@
+"""The compiler's own partitioning: loss and gradient of one device on every mesh, with parameters in parts."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from course.mesh import make_mesh
+from course.model import full_loss
+from course.training.strategy import Options, Sizes, compiler
+from course.training.text import place, read_text, rows, starts
+
+SIZES = Sizes(width=16, hidden=32, num_layers=2, num_heads=4, seq=8)
+TEXT, AT = read_text(), starts(0, 0, batch=16, seq=8, length=10_000)
+PARAMS = jax.jit(SIZES.model().init)(jax.random.key(0))
+EXPECTED = jax.jit(jax.value_and_grad(lambda p: full_loss(SIZES.model(), p, rows(TEXT, AT, 8))))(PARAMS)
+
+
+def on(mesh, **options):
+    strategy = compiler(SIZES, mesh, Options(**options))
+    params = jax.tree.map(lambda leaf, s: jax.device_put(leaf, NamedSharding(mesh, s)), PARAMS, strategy.specs)
+    return strategy, params, place(TEXT, AT, 8, mesh, strategy.batch_spec)
+
+
+@pytest.mark.parametrize(
+    "axes, options",
+    [
+        ({"data": 8}, {"min_size": 256}),
+        ({"data": 2, "pipe": 1, "tensor": 4}, {"num_microbatches": 4, "remat": True, "min_size": 256}),
+    ],
+    ids=str,
+)
+def test_loss_and_gradient_are_those_of_one_device(axes, options):
+    strategy, params, batch = on(make_mesh(axes), **options)
+    compiled = jax.jit(strategy.loss_and_gradients).lower(params, batch).compile()
+    assert (compiled.as_text() or "").count("all-gather(") >= 4  # of weights; the rows stay where they are
+    loss, gradients = compiled(params, batch)
+    assert float(loss) == pytest.approx(float(EXPECTED[0]), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6), gradients, EXPECTED[1])
+
+
+def test_every_large_leaf_is_split_over_data_and_matrices_over_tensor_as_well():
+    mesh = make_mesh({"data": 2, "tensor": 4})
+    strategy, params, _ = on(mesh, min_size=256)
+    assert strategy.specs["layers"]["mlp"]["up"] == {"kernel": P(None, "data", "tensor"), "bias": P(None, "tensor")}
+    assert strategy.specs["layers"]["attention_norm"]["scale"] == P()
+    held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(params))
+    assert held < 1.2 * sum(leaf.size for leaf in jax.tree.leaves(PARAMS)) / 8
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
+    strategy, params, batch = on(make_mesh({"data": 2}), dtype="bfloat16")
+    # Norms and softmax take bfloat16 to float32 and back: tracing and lowering need standard promotion for it.
+    with jax.numpy_dtype_promotion("standard"):
+        lowered = jax.jit(strategy.loss_and_gradients).lower(params, batch)
+    products = [line for line in lowered.as_text().splitlines() if "dot_general" in line]
+    assert products and all("bf16>" in line.split(":")[-1] for line in products)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(lowered.out_info)} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    "axes, said",
+    [({"pipe": 2}, "data and tensor alone, and the mesh has pipe=2: XLA's"), ({"tensor": 8}, "num_heads 4 is not")],
+)
+def test_meshes_that_it_cannot_use_are_refused(axes, said):
+    with pytest.raises(ValueError, match=said):
+        compiler(SIZES, make_mesh(axes), Options())
+
+
+def test_sizes_and_options_that_make_no_sense_say_so():
+    for made, said in (
+        (lambda: Sizes(num_heads=3), "not divisible"),
+        (lambda: Sizes(seq=0), "at least 1"),
+        (lambda: Options(dtype="float8"), "one of: float32, bfloat16"),
+        (lambda: Options(num_microbatches=0), "at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            made()
+
+
+def test_model_flops_are_those_of_the_courses_measurements():
+    from course.measured.single_device import model_flops
+    from course.validation.single_device import Sizes as Published
+
+    published = Published(num_layers=12, width=1024, num_heads=8, vocabulary=256, sequence=512, batch=1)
+    ours = Sizes(width=1024, hidden=4096, num_layers=12, num_heads=8, seq=512)
+    assert 512 * ours.model_flops == model_flops(published)
