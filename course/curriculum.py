@@ -19,6 +19,7 @@ CHAPTERS = (
     Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
     Chapter("pipeline", "Pipelines", "every device holds some layers"),
     Chapter("looping_pipeline", "Looping pipelines", "several small stages on every device"),
+    Chapter("tensor_parallel", "Tensor parallelism", "every device holds some features"),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.

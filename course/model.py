@@ -88,6 +88,32 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
+def rms_norm(params: Params, x: jax.Array) -> jax.Array:
+    """What ``nnx.RMSNorm`` computes, from its parameters: ``{"scale": [width]}``, ``x`` ``[..., width]``."""
+    return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * params["scale"]
+
+
+def split_heads(attention: Params, num_heads: int) -> Params:
+    """The parameters of ``Attention`` with a dim of their own for the heads, ready to be split over devices.
+
+    Args:
+        attention: ``{"qkv": {"kernel": [..., width, 3 * width]}, "out": {"kernel": [..., width, width]}}``; leading
+            dims, such as that of stacked layers, stay.
+        num_heads: How many heads the width is divided into.
+
+    Returns:
+        ``{"qkv": {"kernel": [..., width, 3, num_heads, head_dim]}, "out": {"kernel": [..., num_heads, head_dim,
+        width]}}``.
+    """
+    qkv, out = attention["qkv"]["kernel"], attention["out"]["kernel"]
+    *stacked, width, _ = out.shape
+    split = num_heads, width // num_heads
+    return {
+        "qkv": {"kernel": qkv.reshape(*stacked, width, 3, *split)},
+        "out": {"kernel": out.reshape(*stacked, *split, width)},
+    }
+
+
 class MLPLayer(nnx.Module):
     """Residual layer: ``x + down(gelu(up(norm(x))))``."""
 

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from course.data import regression_batch, token_batch
 from course.mesh import emulate_devices, make_mesh
-from course.model import Attention, full_loss, layer_key, mlp, transformer
+from course.model import Attention, full_loss, layer_key, mlp, rms_norm, split_heads, transformer
 from course.train import make_train_step
 
 MODELS = {
@@ -143,3 +144,25 @@ def test_keys_of_layers_differ_by_microbatch_and_layer_and_agree_with_the_loss_o
         x = model.layer(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), x, layer_key(key, 3, i))
     by_hand = model.loss(params["head"], x, jnp.asarray(batch["targets"]))
     assert full_loss(model, params, batch, jax.random.fold_in(key, 3)) == pytest.approx(float(by_hand), rel=1e-6)
+
+
+def test_parts_of_a_layer_by_name_compute_what_the_layer_does():
+    """What tensor parallelism splits: the norm as a function, and attention with a dim of its own for the heads."""
+    model = MODELS["transformer"][0]
+    params = jax.jit(model.init)(jax.random.key(4))
+    layer = jax.tree.map(lambda leaf: leaf[1] + 0.1, params["layers"])
+    x = jax.random.normal(jax.random.key(5), (3, 6, 8))
+    norm = nnx.RMSNorm(8, rngs=nnx.Rngs(0))
+    nnx.update(norm, {"scale": layer["mlp"]["norm"]["scale"]})
+    np.testing.assert_allclose(rms_norm(layer["mlp"]["norm"], x), norm(x), rtol=1e-6)
+
+    heads = split_heads(layer["attention"], 2)
+    q, k, v = jnp.einsum("bsw,wthd->tbshd", rms_norm(layer["attention_norm"], x), heads["qkv"]["kernel"])
+    mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    x = x + jnp.einsum("bshd,hdw->bsw", mixed, heads["out"]["kernel"])
+    up, down = (layer["mlp"][name] for name in ("up", "down"))
+    hidden = jax.nn.gelu(rms_norm(layer["mlp"]["norm"], x) @ up["kernel"] + up["bias"])
+    expected = model.layer(layer, jax.random.normal(jax.random.key(5), (3, 6, 8)))
+    np.testing.assert_allclose(x + hidden @ down["kernel"] + down["bias"], expected, rtol=2e-5, atol=2e-6)
+    stacked = split_heads(params["layers"]["attention"], 2)
+    assert stacked["qkv"]["kernel"].shape == (2, 8, 3, 2, 4) and stacked["out"]["kernel"].shape == (2, 2, 4, 8)
