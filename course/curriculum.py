@@ -20,6 +20,7 @@ CHAPTERS = (
     Chapter("pipeline", "Pipelines", "every device holds some layers"),
     Chapter("looping_pipeline", "Looping pipelines", "several small stages on every device"),
     Chapter("tensor_parallel", "Tensor parallelism", "every device holds some features"),
+    Chapter("async_tensor_parallel", "Asynchronous tensor parallelism", "communicate while computing"),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.

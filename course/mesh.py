@@ -109,3 +109,14 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
 def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
     """``x``, typed as different on each device of ``axis_name``: nothing moves, but its gradient stays local."""
     return x if axis_name in varying_axes(x) else jax.lax.pcast(x, axis_name, to="varying")
+
+
+def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays, each typed as varying over every axis over which one of them does: nothing moves.
+
+    So ``vary_alike(jnp.zeros(shape), x)[0]`` can be the carry of a loop that adds parts of ``x`` to it.
+    """
+    axes = frozenset().union(*map(varying_axes, arrays))
+    for axis in sorted(axes):
+        arrays = tuple(as_varying(array, axis) for array in arrays)
+    return arrays

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from course.program.collectives import DeviceClass, device_classes, groups_of
+import numpy as np
+
+from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
 from course.program.evaluate import executed
 from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, walk
 from course.program.program import ProgramError
@@ -34,6 +36,8 @@ class Collective:
         count: How often it is executed.
         line: The learner's line.
         shape, dtype: Of the first operand, on one device.
+        shift: Of a permute along one axis, how many places further on every transfer goes: 1 to the next device, the
+            size less 1 to the one before; None where transfers differ, and for any other kind.
     """
 
     kind: str
@@ -45,6 +49,7 @@ class Collective:
     line: str
     shape: tuple[int, ...]
     dtype: str
+    shift: int | None = None
 
     @property
     def total_bytes(self) -> float:
@@ -252,9 +257,19 @@ def _collectives(op: Op, mesh: dict[str, int], device: int) -> list[Collective]:
     found = []
     for operand in op.operands:
         wire = wire_bytes(op, operand.bytes, size, device)
-        shape, dtype = operand.shape, operand.dtype
-        found.append(Collective(op.kind, groups.axes, size, operand.bytes, wire, 1, op.line, shape, dtype))
+        shape, dtype, shift = operand.shape, operand.dtype, _shift(groups, mesh)
+        found.append(Collective(op.kind, groups.axes, size, operand.bytes, wire, 1, op.line, shape, dtype, shift))
     return found
+
+
+def _shift(groups: Groups, mesh: dict[str, int]) -> int | None:
+    """How far along its axis each transfer of a permute goes, if all go as far."""
+    if len(groups.axes) != 1:
+        return None
+    sizes, axis = tuple(mesh.values()), list(mesh).index(groups.axes[0])
+    places = ([np.unravel_index(device, sizes)[axis] for device in pair] for pair in groups.pairs)
+    found = {int(target - source) % sizes[axis] for source, target in places}
+    return found.pop() if len(found) == 1 else None
 
 
 def wire_bytes(op: Op, operand_bytes: int, n: int, device: int) -> float:

@@ -1,0 +1,162 @@
+"""``async_tp_mlp``: two layers, forward and backward, with every transfer beside a product."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder import facts, limits
+from autograder.cases import draw_leaves, varying
+from autograder.chapters.async_tensor_parallel import shared
+from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
+from autograder.contract import Case, Evidence, Mismatch, Wrapped
+from autograder.forms import describe
+from autograder.verdict import Fact
+from course.mesh import abstract_mesh
+
+# Of tp_mlp's, forward and backward: what may be exposed, and how long it may take.
+EXPOSED, TIME = 0.4, 1.0
+_DIMS = {"width": 6, "hidden": 5}
+CASES = (
+    Case("tensor=8", {"tensor": 8}, {"rows": 2, **_DIMS}, quick=True),
+    Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, {"rows": 3, "batch": 2, **_DIMS}, quick=True),
+    Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, {"rows": 3, "batch": 1, **_DIMS}),
+    Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, {"rows": 3, "batch": 2, **_DIMS}),
+    Case("model=2", {"model": 2}, {"rows": 4, **_DIMS}),
+)
+_LARGE = {"rows": TOKENS // 8, "width": WIDTH, "hidden": HIDDEN // 8}
+ANALYSED = (Case(f"tensor=8, width {WIDTH}", {"tensor": 8}, _LARGE), "tensor=8")
+
+
+def unseen(rng: np.random.Generator) -> Case:
+    sizes = {"rows": int(rng.choice([2, 5])), "batch": int(rng.choice([1, 3])), "width": 4, "hidden": 7}
+    return Case("unseen", shared.unseen_mesh(rng), sizes)
+
+
+def shapes_of(case: Case) -> dict[str, Any]:
+    """The whole parameters; ``hidden`` is what one device has of the hidden features."""
+    width, hidden = case.sizes["width"], case.sizes["hidden"] * shared.size_of(case)
+
+    def dense(d_in, d_out):
+        return {
+            "kernel": jax.ShapeDtypeStruct((d_in, d_out), np.float32),
+            "bias": jax.ShapeDtypeStruct((d_out,), np.float32),
+        }
+
+    return {"up": dense(width, hidden), "down": dense(hidden, width)}
+
+
+def wrap(function: Any, case: Case) -> Wrapped:
+    """All leaves enter varying over all axes. What flows back depends on the result, so it cannot start before it."""
+    axis, others = shared.axis_of(case), shared.others_of(case)
+    rows = shared.rows_spec(case, axis, None)
+    specs = {"up": {"kernel": P(None, axis), "bias": P(axis)}, "down": {"kernel": P(axis), "bias": P()}}
+    # One below the other, since a dim of their own would be a copy of each.
+    everywhere = P((*others, axis))
+    results = {
+        "values": rows,
+        "gradients": {
+            "params": {
+                "up": {"kernel": P(others, axis), "bias": everywhere},
+                "down": {"kernel": everywhere, "bias": everywhere},
+            },
+            "x": rows,
+        },
+    }
+    activations = jax.ShapeDtypeStruct(shared.rows_shape(case, case.sizes["width"]), np.float32)
+
+    def run(params, x):
+        result = function(params, x, axis)
+        if not hasattr(result, "shape") or (result.shape, result.dtype) != (x.shape, x.dtype):
+            raise Mismatch(
+                f"on mesh {case.mesh_text} async_tp_mlp gets {describe(x)} and gives {describe(result)}, "
+                f"expected {describe(x)}"
+            )
+        return result
+
+    def local(params, x, upstream):
+        params, x, upstream = varying((params, x, upstream), case.mesh)
+        result, transpose = jax.vjp(run, params, x)
+        of_params, of_x = transpose(upstream * result)
+        return {"values": result, "gradients": {"params": of_params, "x": of_x}}
+
+    def program(params, x, upstream):
+        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=(specs, rows, rows), out_specs=results)
+        return mapped(params, x, upstream)
+
+    inputs = {"params": shapes_of(case), "x": activations, "upstream": activations}
+    in_specs = {"params": specs, "x": rows, "upstream": rows}
+    return Wrapped(program, inputs, in_specs, results, {"params": "state"})
+
+
+def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    shape = shared.rows_shape(case, case.sizes["width"])
+    x, upstream = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    return {"params": draw_leaves(rng, shapes_of(case), 0.5), "x": x, "upstream": upstream}
+
+
+def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """The MLP on one device, and the gradients of half of ``upstream`` times the square of what it gives."""
+    n, groups = shared.size_of(case), shared.groups_of(case)
+    x, upstream = (inputs[name].reshape(groups, -1, *inputs[name].shape[-2:]) for name in ("x", "upstream"))
+    values, of_params, of_x = jax.tree.map(np.asarray, _both_ways(inputs["params"], x, upstream))
+    # The bias of the result is whole on every device, and each has its own rows' gradient of it.
+    own = values * upstream
+    rows = own.reshape(groups, -1, n, own.shape[2] // n, own.shape[3])
+    of_params["down"]["bias"] = rows.sum((1, 3), np.float64).astype(np.float32).reshape(-1)
+    for layer, leaf in (("up", "kernel"), ("down", "kernel"), ("up", "bias")):
+        found = of_params[layer][leaf]
+        of_params[layer][leaf] = found.reshape(-1, *found.shape[2:])
+    shape = inputs["x"].shape
+    return {"values": values.reshape(shape), "gradients": {"params": of_params, "x": of_x.reshape(shape)}}
+
+
+def plain(params: Any, x: Any) -> Any:
+    """The two layers on one device."""
+    hidden = jax.nn.gelu(x @ params["up"]["kernel"] + params["up"]["bias"])
+    return hidden @ params["down"]["kernel"] + params["down"]["bias"]
+
+
+@lru_cache(maxsize=1)
+def _grouped() -> Any:
+    def one(params, x, upstream):
+        value, transpose = jax.vjp(plain, params, x)
+        return value, *transpose(upstream * value)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+
+
+def _both_ways(params: Any, x: Any, upstream: Any) -> Any:
+    return _grouped()(jax.tree.map(jnp.asarray, params), x, upstream)
+
+
+_EXPOSED = (
+    "Which transfer is it, and of which pass? What is computed in the same iteration that neither needs its result nor "
+    "gives its operand?"
+)
+_SLOW = (
+    "Little may be exposed, and yet it takes longer than waiting would: what does the backward pass read and write in "
+    "every step that it would not without a ring?"
+)
+
+
+def mlp_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    counted = [*cases, large] if large else cases
+
+    def form(e: Evidence) -> float:
+        return (shared.size_of(e.case) - 1) * shared.chunk_bytes(e.case, e.case.sizes["width"])
+
+    return [
+        facts.arrays_match("values", cases, "values"),
+        facts.arrays_match("gradients", cases, "gradients", weight=2),
+        facts.global_norm_matches(cases, "gradients/params"),
+        facts.bytes_sent("permute bytes", counted, "collective_permute", form, times=(4, 6)),
+        facts.only_collectives("other collectives", counted, ("collective_permute",)),
+        limits.exposed_within(large, references, EXPOSED, _EXPOSED, weight=4, than=limits.NAIVE),
+        limits.time_within(large, references, TIME, _SLOW, weight=2, than=limits.NAIVE),
+    ]

@@ -1,0 +1,510 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Asynchronous tensor parallelism
+#
+# With tensor parallelism every device holds a part of the features. A layer gathers the rows of all devices before its
+# product, or scatters sums of rows behind it, and in both cases nothing is computed while they travel. But a product
+# can be done row by row. Nobody needs all rows to begin with, and nobody needs to wait with sending until all are
+# finished. Cut the rows into as many chunks as there are devices, let the chunks go round a ring, and multiply one
+# while the next one travels.
+#
+# | function | in place of | what it does |
+# |---|---|---|
+# | `ring_gather_matmul` | all-gather, then product | multiplies each device's rows as they come by |
+# | `matmul_ring_scatter` | product, then reduce-scatter | sends partial sums on, each device adds its product |
+# | `bidirectional_gather_matmul` | the first one | half of everything goes the other way round |
+# | `bidirectional_matmul_scatter` | the second one | the same for partial sums |
+# | `async_tp_mlp` | `tp_mlp` | two layers, with all transfers beside products, in both passes |
+#
+# The theory is on the course's page `async_tensor_parallel`: `make serve` shows it, and
+# `site/pages/async_tensor_parallel.md` is its source. Run the next cell first: it gives this notebook 8 emulated
+# devices.
+
+# %%
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.machines import machine
+from course.mesh import abstract_mesh, make_mesh, vary_alike
+from course.predict import predict
+from course.program import export
+
+PyTree = Any
+
+# %% [markdown]
+# ## Rules for all five
+#
+# - They run inside `jax.shard_map`. Rows are the second dim from the end, features the last: `[..., rows, features]`.
+#   There may be a batch in front, `[batch, rows, features]`, or nothing.
+# - Any size of the axis works, 1 included; the axis need not be called `tensor`, and the mesh may have other axes, over
+#   which the batch is split.
+# - The only collective is `lax.ppermute`. No other one is needed, and none of them could be taken apart.
+# - What is judged is the program. On the timeline, computations run in the order in which you write them, and a
+#   transfer runs beside those that neither need its result nor give its operand. **An iteration of a loop ends when its
+#   computations and its transfers have ended**: what an iteration sends must be there when it begins.
+# - Loops may be `lax.scan`, `lax.fori_loop` or Python's `for`. XLA's compiler for GPUs keeps a scan as it is and takes
+#   liberties with an unrolled loop: see the walkthrough.
+# - A loop's carry must keep its type, and an array of zeros is the same everywhere where yours is not.
+#   `vary_alike(zeros, x)[0]` is `zeros`, typed as varying over all axes over which `x` does.
+#
+# "The synchronous version" is one line: `lax.all_gather(...) @ kernel`, or `lax.psum_scatter(x @ kernel, ...)`. Time
+# and memory are judged at 4,096 rows, width 4,608 and 18,432 hidden features in float32, on 8 H100. Is there anything
+# to hide behind at that size? One chunk, and the product that it is part of:
+
+# %%
+if __name__ == "__main__":
+    rows, width, hidden, h100 = 4096 // 8, 4608, 18432 // 8, machine("8xH100")
+    product = h100.matmul_seconds(2 * rows * width * hidden, 0, "f32")
+    latency, rate = h100.transfer("collective_permute", (0, 1), 4 * rows * width, 4 * rows * width, pair=(0, 1))
+    print(f"a product of {rows} rows: {1e6 * product:.1f} us; their way to the next device: "
+          f"{1e6 * (latency + 4 * rows * width / rate):.1f} us")  # fmt: skip
+
+# %% [markdown]
+# ## Rows go round: `ring_gather_matmul`
+#
+# Each device enters with its rows `x` and with its columns of the kernel, and leaves with **all** rows times its
+# columns: what `lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True) @ kernel` gives.
+#
+# | budget | |
+# |---|---|
+# | bytes sent per device, forward | exactly (n-1)/n of all rows, by `ppermute` |
+# | bytes sent, forward and backward | two to three times that |
+# | any other collective | none |
+# | predicted time on 8 H100, forward | at most 0.75 of the synchronous version's |
+# | temporaries, forward | at most 0.6 of the synchronous version's |
+#
+# Gradients of `x` and of `kernel` are checked, and JAX derives them for you: a permute's transpose is the permute with
+# its pairs turned round. Get this right first. `async_tp_mlp` will ask for a faster derivative, and then you may come
+# back.
+#
+# The rows that a device holds after some steps, if everybody hands on to the next, with 4 devices:
+
+# %%
+if __name__ == "__main__":
+    size = 4
+    for device in range(size):
+        owners = [(device - step) % size for step in range(size)]
+        print(f"device {device} multiplies the rows of", " then ".join(map(str, owners)))
+
+
+# %%
+def ring_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
+    """The rows of all devices times this device's kernel. Runs inside ``shard_map``.
+
+    Args:
+        x: This device's rows, ``[..., rows/axis, d_in]``.
+        kernel: This device's columns, ``[d_in, d_out/axis]``.
+        axis_name: The mesh axis to gather over, of any size.
+
+    Returns:
+        ``[..., rows, d_out/axis]``.
+    """
+    ### BEGIN SOLUTION
+    size, length = lax.axis_size(axis_name), x.shape[-2]
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+
+    def ring(x, kernel, keep):
+        """All rows' products; behind them all rows, if they are to be kept."""
+        index = lax.axis_index(axis_name)
+
+        def place(wholes, chunk, step):
+            at = (index - step) % size * length
+            parts = (chunk @ kernel, chunk)[: len(wholes)]
+            return [lax.dynamic_update_slice_in_dim(w, p, at, -2) for w, p in zip(wholes, parts, strict=True)]
+
+        def pass_on(carry, step):
+            wholes, chunk = carry
+            coming = lax.ppermute(chunk, axis_name, to_next)
+            return (place(wholes, chunk, step), coming), None
+
+        shapes = [(*x.shape[:-2], size * length, width) for width in (kernel.shape[1], x.shape[-1])[: 1 + keep]]
+        empty = [vary_alike(jnp.zeros(shape, x.dtype), x)[0] for shape in shapes]
+        (wholes, last), _ = lax.scan(pass_on, (empty, x), jnp.arange(size - 1))
+        return place(wholes, last, size - 1)
+
+    def forward(x, kernel):
+        product, rows = ring(x, kernel, keep=True)
+        return product, (rows, kernel)
+
+    def backward(saved, gradient):
+        rows, kernel = saved
+        index = lax.axis_index(axis_name)
+
+        def own(number):
+            return lax.dynamic_slice_in_dim(gradient, number % size * length, length, -2) @ kernel.T
+
+        def pass_on(partial_sum, step):
+            return lax.ppermute(partial_sum, axis_name, to_next) + own(index - 1 - step), None
+
+        of_x, _ = lax.scan(pass_on, own(index - 1), jnp.arange(1, size))
+        return of_x, jnp.einsum("...ri,...ro->io", rows, gradient)
+
+    product = jax.custom_vjp(lambda x, kernel: ring(x, kernel, keep=False)[0])
+    product.defvjp(forward, backward)
+    return product(*vary_alike(x, kernel))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Sums go round: `matmul_ring_scatter`
+#
+# Each device enters with all rows of its part of the features, and with its rows of the kernel. Its product is only a
+# summand of the result. Device `i` leaves with the finished sums of chunk `i` of the rows: what
+# `lax.psum_scatter(x @ kernel, axis_name, scatter_dimension=x.ndim - 2, tiled=True)` gives.
+#
+# A partial sum arrives, a device adds its own product for those rows, and hands it on. The product does not need what
+# arrives. The addition does.
+#
+# | budget | |
+# |---|---|
+# | bytes sent per device, forward | exactly (n-1)/n of all rows of the result, by `ppermute` |
+# | bytes sent, forward and backward | two to three times that |
+# | any other collective | none |
+# | predicted time on 8 H100, forward | at most 0.75 of the synchronous version's |
+# | temporaries, forward | at most 0.6 of the synchronous version's |
+#
+# The number of rows is always divisible by `n`. With two devices and two rows, of one number each:
+
+# %%
+if __name__ == "__main__":
+    products = jnp.array([[1, 2], [30, 40]])
+    print("device 0 multiplies to", products[0], "and device 1 to", products[1])
+    print(
+        "row 0: device 1 sends", products[1, 0], "and device 0 adds", products[0, 0], "and keeps", products[:, 0].sum()
+    )
+
+
+# %%
+def matmul_ring_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
+    """This device's rows of the product, summed over the devices. Runs inside ``shard_map``.
+
+    Args:
+        x: All rows and this device's features, ``[..., rows, d_in/axis]``.
+        kernel: This device's rows of the kernel, ``[d_in/axis, d_out]``.
+        axis_name: The mesh axis to sum over, of any size.
+
+    Returns:
+        ``[..., rows/axis, d_out]``.
+    """
+    ### BEGIN SOLUTION
+    size = lax.axis_size(axis_name)
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+
+    def ring(x, kernel):
+        index, length = lax.axis_index(axis_name), x.shape[-2] // size
+
+        def own(number):
+            return lax.dynamic_slice_in_dim(x, number % size * length, length, -2) @ kernel
+
+        def pass_on(partial_sum, step):
+            coming = lax.ppermute(partial_sum, axis_name, to_next)
+            return coming + own(index - 1 - step), None
+
+        return lax.scan(pass_on, own(index - 1), jnp.arange(1, size))[0]
+
+    def backward(saved, gradient):
+        x, kernel = saved
+        index, length = lax.axis_index(axis_name), gradient.shape[-2]
+
+        def place(wholes, chunk, step):
+            at, parts = (index - step) % size * length, (chunk @ kernel.T, chunk)
+            return [lax.dynamic_update_slice_in_dim(w, p, at, -2) for w, p in zip(wholes, parts, strict=True)]
+
+        def pass_on(carry, step):
+            wholes, chunk = carry
+            coming = lax.ppermute(chunk, axis_name, to_next)
+            return (place(wholes, chunk, step), coming), None
+
+        shape = (*x.shape[:-1], gradient.shape[-1])
+        empty = [jnp.zeros_like(x), vary_alike(jnp.zeros(shape, x.dtype), x)[0]]
+        (wholes, last), _ = lax.scan(pass_on, (empty, gradient), jnp.arange(size - 1))
+        of_x, gradients = place(wholes, last, size - 1)
+        return of_x, jnp.einsum("...ri,...ro->io", x, gradients)
+
+    product = jax.custom_vjp(ring)
+    product.defvjp(lambda x, kernel: (ring(x, kernel), (x, kernel)), backward)
+    return product(*vary_alike(x, kernel))
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Half of it the other way: `bidirectional_gather_matmul`
+#
+# In a ring, every link is used in one direction. Where both directions have wires of their own, as between TPUs, half
+# of the bandwidth lies idle. So send half of each chunk to the next device and the other half to the one before. After
+# `k` steps a device holds half of the rows from `k` places before it, and half of those from `k` places behind.
+#
+# Which half is up to you. With half of the **features**, each half of a chunk is multiplied by its half of the kernel's
+# rows, and two products have to be *added* to the same rows of the result, at different times. With half of the
+# **rows**, nothing is added, and each half meets the whole kernel. Both numbers are even. What comes out is the same as
+# from `ring_gather_matmul`.
+#
+# | budget | |
+# |---|---|
+# | bytes sent per device, forward | exactly (n-1)/n of all rows, by `ppermute` |
+# | of these, towards higher and towards lower places | equally many |
+# | bytes sent, forward and backward | two to three times that |
+# | any other collective | none |
+# | predicted time on 8 H100, forward | at most 0.95 of the synchronous version's |
+#
+# H100s have no wires of their own for a direction, so this is not faster there than one way round. It should still be
+# faster than waiting.
+
+# %%
+if __name__ == "__main__":
+    size, chunk = 8, 4 * 512 * 4608
+    one_way = (size - 1) * chunk
+    print(f"one way round, {one_way:,} bytes over each link; both ways, {one_way // 2:,} bytes in each direction")
+
+
+# %%
+def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
+    """Like ``ring_gather_matmul``, half of each chunk's features each way round. Runs inside ``shard_map``.
+
+    Args:
+        x: This device's rows, ``[..., rows/axis, d_in]``.
+        kernel: This device's columns, ``[d_in, d_out/axis]``.
+        axis_name: The mesh axis to gather over, of any size.
+
+    Returns:
+        ``[..., rows, d_out/axis]``.
+    """
+    ### BEGIN SOLUTION
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+    to_previous = [(i, (i - 1) % size) for i in range(size)]
+
+    def place(whole, halves, step):
+        for half, part, owner in zip(halves, jnp.split(kernel, 2), (index - step, index + step), strict=True):
+            at = owner % size * length
+            known = lax.dynamic_slice_in_dim(whole, at, length, -2)
+            whole = lax.dynamic_update_slice_in_dim(whole, known + half @ part, at, -2)
+        return whole
+
+    def pass_on(carry, step):
+        whole, (left, right) = carry
+        coming = lax.ppermute(left, axis_name, to_next), lax.ppermute(right, axis_name, to_previous)
+        return (place(whole, (left, right), step), coming), None
+
+    x, kernel = vary_alike(x, kernel)
+    empty = jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype)
+    halves = tuple(jnp.split(x, 2, -1))
+    (whole, last), _ = lax.scan(pass_on, (vary_alike(empty, x)[0], halves), jnp.arange(size - 1))
+    return place(whole, last, size - 1)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Sums both ways: `bidirectional_matmul_scatter`
+#
+# The same for partial sums: half of each travels to the next device, half to the one before. Half of the **features**
+# of the result is half of the kernel's columns; half of the **rows** is half of each chunk. The numbers of both are
+# even. Sums that go the other way have to begin elsewhere: where, so that they end on their device?
+#
+# | budget | |
+# |---|---|
+# | bytes sent per device, forward | exactly (n-1)/n of all rows of the result, by `ppermute` |
+# | of these, towards higher and towards lower places | equally many |
+# | bytes sent, forward and backward | two to three times that |
+# | any other collective | none |
+# | predicted time on 8 H100, forward | at most 0.95 of the synchronous version's |
+
+# %%
+if __name__ == "__main__":
+    size, owner = 4, 2
+    upwards = [(owner + 1 + step) % size for step in range(size)]
+    print(f"rows of device {owner}, sum that travels upwards: made on devices", *upwards)
+
+
+# %%
+def bidirectional_matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
+    """Like ``matmul_ring_scatter``, half of each sum's features each way round. Runs inside ``shard_map``.
+
+    Args:
+        x: All rows and this device's features, ``[..., rows, d_in/axis]``.
+        kernel: This device's rows of the kernel, ``[d_in/axis, d_out]``.
+        axis_name: The mesh axis to sum over, of any size.
+
+    Returns:
+        ``[..., rows/axis, d_out]``.
+    """
+    ### BEGIN SOLUTION
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    length = x.shape[-2] // size
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+    to_previous = [(i, (i - 1) % size) for i in range(size)]
+    left, right = jnp.split(kernel, 2, -1)
+
+    def own(number, part):
+        return lax.dynamic_slice_in_dim(x, number % size * length, length, -2) @ part
+
+    def pass_on(sums, step):
+        forth, back = lax.ppermute(sums[0], axis_name, to_next), lax.ppermute(sums[1], axis_name, to_previous)
+        return (forth + own(index - 1 - step, left), back + own(index + 1 + step, right)), None
+
+    sums = own(index - 1, left), own(index + 1, right)
+    return jnp.concatenate(lax.scan(pass_on, sums, jnp.arange(1, size))[0], -1)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Both passes: `async_tp_mlp`
+#
+# Now an MLP in the place of `tp_mlp`: rows in, `up`, GELU, `down`, rows out. The forward pass is your two rings and
+# three more operations. The bias of `down` is whole on every device, and is added once, when the sum is finished.
+#
+# This time the **backward** pass is judged as well. JAX's derivative of a ring is a ring, and hides its transfers. It
+# is slow for another reason: the gradient of a kernel is then a sum over chunks of rows, and in every step a whole
+# kernel's gradient is read and written. Compare that with the product whose result is added:
+
+# %%
+if __name__ == "__main__":
+    kernel = 4 * width * hidden
+    added = h100.kernel_seconds(3 * kernel)
+    print(f"product for the kernel's gradient, one chunk of rows: {1e6 * product:.1f} us")
+    print(f"adding it, {3 * kernel / 2**20:.1f} MiB read and written: {1e6 * added:.1f} us, in each of 8 steps")
+
+# %% [markdown]
+# Such a derivative is slower than no ring at all. The gradient of a kernel is better computed at once, from all rows:
+# they were there, one after the other, and can be put in their places as they come by. Write the derivative of each
+# ring with `jax.custom_vjp`, either here or in the functions above. Two things help:
+#
+# - The gradient of what is gathered is scattered, and the other way round. You have both.
+# - `jax.custom_vjp` must give each gradient the type of what it is the gradient of. `vary_alike(x, kernel)` makes both
+#   vary over the same axes *before* they enter.
+#
+# | budget | |
+# |---|---|
+# | exposed communication on 8 H100, forward and backward | at most 0.4 of `tp_mlp`'s |
+# | predicted time on 8 H100, forward and backward | at most `tp_mlp`'s |
+# | bytes sent per device, forward and backward | four to six times (n-1)/n of all rows, by `ppermute` |
+# | any other collective | none |
+#
+# What flows back depends on what the layer gave: the backward pass begins when the forward pass has ended. Each
+# device's gradients are its own: for parts of the kernels sums over all rows, for the bias of `down` over its own
+# rows.
+
+
+# %%
+def async_tp_mlp(params: PyTree, x: jax.Array, axis_name: str) -> jax.Array:
+    """The two dense layers of an MLP, in place of ``tp_mlp``. Runs inside ``shard_map``.
+
+    Args:
+        params: ``{"up": {"kernel": [width, hidden/axis], "bias": [hidden/axis]}, "down": {"kernel":
+            [hidden/axis, width], "bias": [width]}}``.
+        x: This device's rows, ``[..., rows/axis, width]``.
+        axis_name: The mesh axis that features are split over, of any size.
+
+    Returns:
+        ``[..., rows/axis, width]``.
+    """
+    ### BEGIN SOLUTION
+    hidden = ring_gather_matmul(x, params["up"]["kernel"], axis_name) + params["up"]["bias"]
+    return matmul_ring_scatter(jax.nn.gelu(hidden), params["down"]["kernel"], axis_name) + params["down"]["bias"]
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# You replace `tp_mlp` by `async_tp_mlp` on 8 real GPUs, and a step becomes *slower*. Name three things that cost time
+# in the ring and not in the synchronous version. For one of them, say which sizes make it better and which worse. A
+# few sentences are enough.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# A ring sends `n - 1` small messages where a collective sends one large one, each with its latency, and a message of a
+# few megabytes may travel at a small part of the bandwidth; more rows or a larger width per device make the messages
+# larger. A product of one chunk's rows may be too small to use the whole GPU, or be held up by reading the kernel,
+# which is read in every step; more rows per chunk help, more devices make it worse. Chunks are copied: into their
+# places in the result, into the loop's carry, and partial sums are read and written in every step. And kernels and
+# transfers share the GPU: a transfer uses some of its cores and its memory's bandwidth. Where the transfers took
+# little of the step in the first place (wide layers, few devices), there is less to win than all of this costs.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: the same numbers
+#
+# Your MLP on several meshes of emulated devices, beside the same layers on one device: the largest difference of the
+# result, and of the gradient of the first kernel, relative to the largest element.
+
+# %%
+if __name__ == "__main__":
+    keys = jax.random.split(jax.random.key(0), 3)
+    layers = {
+        "up": {"kernel": jax.random.normal(keys[0], (16, 64)) / 4, "bias": jnp.ones(64)},
+        "down": {"kernel": jax.random.normal(keys[1], (64, 16)) / 8, "bias": jnp.ones(16)},
+    }
+    in_parts = {
+        "up": {"kernel": P(None, "tensor"), "bias": P("tensor")},
+        "down": {"kernel": P("tensor"), "bias": P()},
+    }
+    entering = jax.random.normal(keys[2], (8, 32, 16))
+
+    def one_device(layers, x):
+        active = jax.nn.gelu(x @ layers["up"]["kernel"] + layers["up"]["bias"])
+        return active @ layers["down"]["kernel"] + layers["down"]["bias"]
+
+    def value_and_gradient(function):
+        def loss(layers, x):
+            y = function(layers, x)
+            return jnp.sum(y**2), y
+
+        gradients, y = jax.jit(jax.grad(loss, has_aux=True))(layers, entering)
+        return y, gradients["up"]["kernel"]
+
+    def off(found, wanted):
+        return float(jnp.max(jnp.abs(found - wanted)) / jnp.max(jnp.abs(wanted)))
+
+    expected = value_and_gradient(one_device)
+    for axes in ({"data": 1, "tensor": 8}, {"data": 4, "tensor": 2}, {"data": 8, "tensor": 1}):
+        spec = P("data", "tensor")
+        on_mesh = jax.shard_map(
+            lambda layers, x: async_tp_mlp(layers, x, "tensor"),
+            mesh=make_mesh(axes), in_specs=(in_parts, spec), out_specs=spec,
+        )  # fmt: skip
+        value, gradient = map(off, value_and_gradient(on_mesh), expected)
+        print(f"{axes!s:28} value off by {value:.0e}, gradient by {gradient:.0e}")
+
+# %% [markdown]
+# ## Lab: where it wins, and where it loses
+#
+# Last, your first ring beside the synchronous version, in bfloat16, on two machines. The idealised H100 reaches every
+# published peak. The calibrated one has measured tables in their place, for products and for collectives by size.
+# Nothing is computed: `export` writes the program down, and `predict` follows it. Which column would you believe?
+
+# %%
+if __name__ == "__main__":
+
+    def synchronous(x, kernel, axis_name):
+        return lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True) @ kernel
+
+    def gathered_product(function, rows, width, hidden):
+        specs = {"x": P("tensor"), "kernel": P(None, "tensor")}
+        inputs = {"x": jax.ShapeDtypeStruct((rows, width), jnp.bfloat16),
+                  "kernel": jax.ShapeDtypeStruct((width, hidden), jnp.bfloat16)}  # fmt: skip
+        mapped = jax.shard_map(
+            lambda x, kernel: {"y": function(x, kernel, "tensor")},
+            mesh=abstract_mesh({"tensor": 8}), in_specs=tuple(specs.values()), out_specs=P(None, "tensor"),
+        )  # fmt: skip
+        return export(lambda x, kernel: mapped(x, kernel), inputs, specs, mesh={"tensor": 8},
+                      out_specs={"y": P(None, "tensor")})  # fmt: skip
+
+    print("ring over synchronous    8xH100   8xH100-calibrated")
+    for rows in (1024, 4096, 65536):
+        programs = [gathered_product(f, rows, 4608, 18432) for f in (ring_gather_matmul, synchronous)]
+        steps = [[predict(p, name).timeline.seconds for p in programs] for name in ("8xH100", "8xH100-calibrated")]
+        print(f"{rows:6} rows         ", *(f"{ring / plain:12.2f}" for ring, plain in steps))
+    prediction = predict(gathered_product(ring_gather_matmul, 4096, 4608, 18432), "8xH100")
+    prediction  # noqa: B018  a notebook shows it as a picture
