@@ -21,6 +21,7 @@ CHAPTERS = (
     Chapter("looping_pipeline", "Looping pipelines", "several small stages on every device"),
     Chapter("tensor_parallel", "Tensor parallelism", "every device holds some features"),
     Chapter("async_tensor_parallel", "Asynchronous tensor parallelism", "communicate while computing"),
+    Chapter("tp_transformer", "A Transformer in parts", "a whole model over data x tensor, its vocabulary included"),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.

@@ -29,6 +29,7 @@ class Model:
         embed: ``(params["embed"], inputs) -> x``: the first activations, ``[batch, ..., width]``.
         layer: ``(one layer's params, x, key=None) -> x`` of the same shape. With a key, and where the model was made
             with a dropout rate above 0, parts of what the layer adds are dropped; without one, nothing ever is.
+            Several keys are for as many parts of the sequence: see ``drop``.
         loss: ``(params["head"], x, targets) -> scalar``: the mean over the rows given.
     """
 
@@ -82,10 +83,24 @@ def layer_key(key: jax.Array, microbatch: jax.Array | int, layer: jax.Array | in
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Inverted dropout: zeros a share ``rate`` of the elements and scales up the others; nothing without a key."""
+    """Inverted dropout: zeros a share ``rate`` of the elements and scales up the others; nothing without a key.
+
+    Of several keys, ``[parts]``, each is for one of as many equal parts of ``x`` ``[..., seq, width]`` along ``seq``:
+    what devices drop that hold such a part each.
+    """
     if key is None or rate == 0:
         return x
+    if key.ndim:
+        parts = x.reshape(*x.shape[:-2], key.size, -1, x.shape[-1])
+        each = jax.vmap(lambda part, key: drop(part, rate, key), in_axes=(-3, 0), out_axes=-3)
+        return each(parts, key).reshape(x.shape)
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def split_key(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two keys of one, or of each of several: ``[]`` or ``[parts]``."""
+    keys = jax.random.split(key) if key.ndim == 0 else jax.vmap(jax.random.split, out_axes=1)(key)
+    return keys[0], keys[1]
 
 
 def rms_norm(params: Params, x: jax.Array) -> jax.Array:
@@ -155,8 +170,23 @@ class TransformerLayer(nnx.Module):
         self.mlp = MLPLayer(width, hidden, dropout, rngs=rngs)
 
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        keys = (None, None) if key is None else jax.random.split(key)
+        keys = (None, None) if key is None else split_key(key)
         return self.mlp(x + drop(self.attention(self.attention_norm(x)), self.dropout, keys[0]), keys[1])
+
+
+class ParallelLayer(nnx.Module):
+    """Decoder layer with one norm: attention and MLP are given the same, and what both give is added at once."""
+
+    def __init__(self, width: int, hidden: int, num_heads: int, dropout: float = 0.0, *, rngs: nnx.Rngs):
+        self.dropout = dropout
+        self.norm = nnx.RMSNorm(width, rngs=rngs)
+        self.attention = Attention(width, num_heads, rngs=rngs)
+        self.up = nnx.Linear(width, hidden, rngs=rngs)
+        self.down = nnx.Linear(hidden, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        y = self.norm(x)
+        return x + drop(self.attention(y) + self.down(jax.nn.gelu(self.up(y))), self.dropout, key)
 
 
 class TokenEmbedding(nnx.Module):
@@ -205,13 +235,25 @@ def mlp(*, width: int, hidden: int, num_layers: int, num_inputs: int, num_output
 
 
 def transformer(
-    *, width: int, hidden: int, num_layers: int, num_heads: int, vocab: int, max_seq: int, dropout: float = 0.0
+    *,
+    width: int,
+    hidden: int,
+    num_layers: int,
+    num_heads: int,
+    vocab: int,
+    max_seq: int,
+    dropout: float = 0.0,
+    parallel: bool = False,
 ) -> Model:
-    """A decoder-only Transformer: ``inputs`` and ``targets`` are integer tokens ``[batch, seq]``."""
+    """A decoder-only Transformer: ``inputs`` and ``targets`` are integer tokens ``[batch, seq]``.
+
+    With ``parallel``, attention and MLP of a layer are side by side: see ``ParallelLayer``.
+    """
+    layer = ParallelLayer if parallel else TransformerLayer
     return _model(
         num_layers,
         lambda rngs: TokenEmbedding(vocab, max_seq, width, rngs=rngs),
-        lambda rngs: TransformerLayer(width, hidden, num_heads, dropout, rngs=rngs),
+        lambda rngs: layer(width, hidden, num_heads, dropout, rngs=rngs),
         lambda rngs: Head(width, vocab, rngs=rngs),
         cross_entropy,
     )

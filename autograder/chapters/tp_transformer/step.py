@@ -1,0 +1,250 @@
+"""``tp_transformer_step``: SGD of a whole Transformer over ``data`` x ``tensor``, with rings for its activations.
+
+The learning rate is drawn with the rest and is large, so that an update is of the size of the parameters: what a
+step subtracts, divided by it, is the raw gradient, and no scale can hide.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from autograder import facts, forms, limits
+from autograder.cases import draw_leaves, varying
+from autograder.chapters.tp_transformer.loss import sums_bytes
+from autograder.chapters.tp_transformer.shared import (
+    OTHER,
+    SIZES,
+    activation_bytes,
+    groups_of,
+    held_specs,
+    hold,
+    is_split,
+    one_device_loss,
+    others_of,
+    params_of,
+    parts_of,
+    ring_bytes,
+    rows_of,
+    sent_at_most,
+    tensor_of,
+)
+from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.verdict import Fact
+from course.data import token_batch
+from course.layout import tensor_specs
+from course.mesh import abstract_mesh
+
+NAME = "tp_transformer_step"
+_GRADIENTS = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
+_EXPOSED = "Which activations travel while nothing is multiplied, forward or backward?"
+_LOGITS = "Which of all logits does a device need, and what of the others is enough?"
+_SENT = "What travels more often than twice in each direction for a layer?"
+# Of a step whose activations are gathered and scattered in one piece.
+EXPOSED = 0.4
+MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def wrap(function: Any, case: Case) -> Wrapped:
+    """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
+    axis, others, shapes = tensor_of(case), others_of(case), params_of(case)
+    rows, specs, held = others or None, tensor_specs(shapes, axis), held_specs(shapes, case)
+    results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
+
+    def local(params, batch, key, learning_rate):
+        key = jax.random.wrap_key_data(key)
+
+        def one(params, step):
+            number, part = step
+            own, rate = jax.random.fold_in(key, number), case.sizes["dropout"] / 100
+            parallel = bool(case.sizes["parallel"])
+            found = function(params, specs, part, own, rate, parallel, *others, axis, learning_rate)
+            return varying(forms.state_and_loss(NAME, "params", found, params, case), case.mesh)
+
+        before = varying(params, case.mesh)
+        if case.sizes["steps"] == 1:
+            after, loss = one(before, (0, jax.tree.map(lambda leaf: leaf[0], batch)))
+            losses = loss[None]
+        else:
+            after, losses = lax.scan(one, before, (np.arange(case.sizes["steps"], dtype=np.int32), batch))
+        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
+        return {"values": {"loss": losses[None], "params": hold(after)}, "gradients": hold(gradients)}
+
+    in_specs = {"params": specs, "batch": P(None, rows), "key": P(), "learning_rate": P()}
+
+    def program(**inputs):
+        mesh = abstract_mesh(case.mesh)
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
+        return mapped(*inputs.values())
+
+    tokens = jax.ShapeDtypeStruct((case.sizes["steps"], rows_of(case), case.sizes["seq"]), np.int32)
+    inputs = {
+        "params": shapes,
+        "batch": {"inputs": tokens, "targets": tokens},
+        "key": jax.ShapeDtypeStruct((2,), np.uint32),
+        "learning_rate": jax.ShapeDtypeStruct((), np.float32),
+    }
+    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
+
+
+def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    s = case.sizes
+    every = [
+        token_batch(int(rng.integers(2**31)), 0, batch=rows_of(case), seq=s["seq"], vocab=s["vocab"])
+        for _ in range(s["steps"])
+    ]
+    return {
+        "params": draw_leaves(rng, params_of(case), 0.3),
+        "batch": {name: np.stack([batch[name] for batch in every]) for name in every[0]},
+        "key": rng.integers(0, 2**32 - 1, 2, np.uint32),
+        "learning_rate": np.float32(rng.uniform(0.5, 1.0) * s["rate"] / 100),
+    }
+
+
+def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """The steps on one device, with all rows; every holder of a leaf gets the same."""
+    groups, parts = groups_of(case), parts_of(case)
+    run = _steps_on_one_device(tuple(case.sizes.items()), groups, parts)
+    after, losses, gradients = jax.tree.map(np.asarray, run(*inputs.values()))
+
+    def held(tree):
+        def copies(leaf, split):
+            every = np.repeat(leaf[None], groups, 0)
+            return every if split else np.repeat(every[:, None], parts, 1)
+
+        return jax.tree.map(copies, tree, is_split(tree))
+
+    losses = np.repeat(losses[None], groups * parts, 0)
+    return {"values": {"loss": losses, "params": held(after)}, "gradients": held(gradients)}
+
+
+@lru_cache(maxsize=32)
+def _steps_on_one_device(sizes: tuple[tuple[str, int], ...], groups: int, parts: int) -> Any:
+    """Parameters after the steps, each step's loss, and the sum of the gradients."""
+    group_loss = one_device_loss(Case("", {"tensor": parts}, dict(sizes)))
+
+    def mean_loss(params, batch, key):
+        rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), batch)
+        keys = jax.vmap(lambda group: jax.random.fold_in(key, group))(np.arange(groups, dtype=np.int32))
+        return jax.vmap(group_loss, in_axes=(None, 0, 0))(params, rows, keys).mean()
+
+    def run(params, batches, key, rate):
+        key = jax.random.wrap_key_data(key)
+
+        def step(carry, numbered):
+            params, total = carry
+            number, batch = numbered
+            loss, gradients = jax.value_and_grad(mean_loss)(params, batch, jax.random.fold_in(key, number))
+            after = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
+            return (after, jax.tree.map(lambda a, b: a + b, total, gradients)), loss
+
+        start = (params, jax.tree.map(lambda p: 0 * p, params))
+        numbers = np.arange(len(batches["inputs"]), dtype=np.int32)
+        (after, total), losses = lax.scan(step, start, (numbers, batches))
+        return after, losses, total
+
+    return jax.jit(run)
+
+
+def _held(case: Case) -> tuple[int, int]:
+    """Bytes of the leaves that are split, on one device, and of those that are whole."""
+    sizes = {True: 0, False: 0}
+    shapes = params_of(case)
+    for leaf, split in zip(jax.tree.leaves(shapes), jax.tree.leaves(is_split(shapes)), strict=True):
+        sizes[split] += 4 * int(np.prod(leaf.shape))
+    return sizes[True] // parts_of(case), sizes[False]
+
+
+def _all_reduced(devices: int, size: float) -> float:
+    return 2 * (devices - 1) / devices * size
+
+
+def _apart(e: Evidence) -> float:
+    """A step's all-reduces: whole leaves over the tensor axis, all leaves and the loss over the others, and the loss's."""
+    groups, (split, whole) = groups_of(e.case), _held(e.case)
+    gradients = _all_reduced(parts_of(e.case), whole) + _all_reduced(groups, split + whole + 4)
+    return e.case.sizes["steps"] * (gradients + sums_bytes(e.case))
+
+
+def _together(e: Evidence) -> float:
+    """The same with whole leaves over all devices at once, and the loss not counted."""
+    groups, (split, whole) = groups_of(e.case), _held(e.case)
+    return e.case.sizes["steps"] * (_all_reduced(groups * parts_of(e.case), whole) + _all_reduced(groups, split))
+
+
+def quarter_of_logits(case: Case) -> int:
+    """Elements; a device's part is half of that on eight devices, and stacks for the backward pass lie between."""
+    return case.sizes["rows"] * case.sizes["seq"] * case.sizes["vocab"] // 4
+
+
+# --8<-- [start:activations]
+def most_moved(case: Case) -> float:
+    """Bytes of activations that a device sends in a step: so many gathers and scatters, forward and backward.
+
+    The embedding scatters, the loss gathers, and a layer does both, once if attention and MLP are side by side and
+    twice if not. A half more is allowed for those who gather once more in the backward pass what they did not keep.
+    """
+    moves = 2 + case.sizes["num_layers"] * (2 if case.sizes["parallel"] else 4)
+    return 1.5 * 2 * case.sizes["steps"] * moves * ring_bytes(case, activation_bytes(case))
+
+
+# --8<-- [end:activations]
+
+
+def step_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    counted = [*cases, large] if large else cases
+    return [
+        facts.arrays_match("values", cases, "values"),
+        facts.arrays_match("gradients", cases, "gradients", _GRADIENTS, weight=2),
+        facts.global_norm_matches(cases, "gradients"),
+        limits.exposed_within(large, references, EXPOSED, _EXPOSED, than=limits.NAIVE, weight=4),
+        limits.largest_within(large, references, quarter_of_logits, _LOGITS, weight=2),
+        sent_at_most("activation bytes", counted, MOVES, lambda e: most_moved(e.case), _SENT),
+        facts.bytes_sent("all-reduce bytes", counted, "all_reduce", _apart, least=_together),
+        facts.only_collectives(OTHER, counted, ("all_reduce", *MOVES)),
+    ]
+
+
+_SIZES = {**SIZES, "steps": 1, "rate": 200}
+_BESIDE = {**_SIZES, "parallel": 1}
+_THREE = {**_SIZES, "steps": 3, "rate": 40, "dropout": 0}
+_RING = {**_SIZES, "width": 32, "hidden": 128, "num_heads": 16, "dropout": 0}
+_LARGE = {**_RING, "width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 8, "rate": 1}
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    # Two groups on each, so that the oracle is compiled for two sizes only.
+    mesh = [{"data": 2, "tensor": 2}, {"replica": 2, "tensor": 4}, {"tensor": 2, "data": 2}][rng.integers(3)]
+    return Case("unseen", mesh, {**_SIZES, "parallel": int(rng.integers(2)), "rows": 3, "num_layers": 1, "vocab": 40})
+
+
+TP_TRANSFORMER_STEP = Task(
+    name=NAME,
+    kind="local",
+    signature="(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate)",
+    points=6,
+    cases=(
+        Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, _SIZES, quick=True),
+        Case("data=1 x tensor=8", {"data": 1, "tensor": 8}, _RING, quick=True),
+        Case("data=2 x tensor=4, side by side", {"data": 2, "tensor": 4}, _BESIDE),
+        Case("tensor=2 x replica=4, 3 steps", {"tensor": 2, "replica": 4}, {**_THREE, "rows": 1}),
+        Case("data=8 x tensor=1, side by side", {"data": 8, "tensor": 1}, {**_BESIDE, "rows": 1}),
+        Case("data=1 x tensor=1", {"data": 1, "tensor": 1}, _SIZES),
+    ),
+    unseen=_unseen,
+    wrap=wrap,
+    draw=draw,
+    oracle=oracle,
+    facts=step_facts,
+    analysed=(
+        Case("data=1 x tensor=8, two layers of width 4096", {"data": 1, "tensor": 8}, _LARGE),
+        "data=1 x tensor=8",
+    ),
+    naive="keeps_all_logits",
+    slow="gathers_and_scatters_whole",
+)
