@@ -1,4 +1,4 @@
-"""Who holds what of a Transformer's parameters that are split over an axis, as the tensor-parallel chapters split it."""
+"""Who holds what of a Transformer whose features are split over an axis, as the tensor-parallel chapters do it."""
 
 from __future__ import annotations
 
