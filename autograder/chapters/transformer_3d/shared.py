@@ -22,7 +22,7 @@ from course.layout import Options, tensor_specs
 from course.model import Model, full_loss, split_heads, transformer
 
 SIZES = {
-    "width": 16, "hidden": 40, "num_heads": 8, "num_layers": 4, "vocab": 64, "seq": 8, "max_seq": 16, "rows": 1,
+    "width": 16, "hidden": 40, "num_heads": 8, "num_layers": 4, "vocab": 64, "seq": 8, "max_seq": 24, "rows": 1,
     "num_microbatches": 2, "num_repeats": 2, "min_size": 64, "dropout": 0, "parallel": 0, "rings": 0, "remat": 1,
     "bfloat16": 0,
 }  # fmt: skip
@@ -228,7 +228,7 @@ def _one_device_loss(sizes: tuple[tuple[str, int], ...], places: int, parts: int
 
         def one(number, rows):
             own = jax.random.fold_in(jax.random.fold_in(key, number // count), number % count)
-            return full_loss(in_parts, params, rows, own if s["dropout"] else None)
+            return full_loss(in_parts, params, rows, own)
 
         rows = jax.tree.map(lambda a: a.reshape(places * count, -1, *a.shape[1:]), batch)
         every = jax.vmap(one)(jnp.arange(places * count), rows)

@@ -101,8 +101,8 @@ def step_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) ->
 
 
 _SIZES = {**SIZES, "num_layers": 2, "num_repeats": 1, "steps": 2, "rate": 50, "norm": 50}
-_TWENTY = {**_SIZES, "steps": 20, "rate": 10, "norm": 0}
-_CLIPPED = {**_SIZES, "steps": 20, "rate": 20, "norm": 50}
+_TWENTY = {**_SIZES, "steps": 20, "rate": 60, "norm": 0}
+_CLIPPED = {**_SIZES, "steps": 20, "rate": 60, "norm": 50}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
