@@ -7,7 +7,24 @@
 # ---
 
 # %% [markdown]
-# # A Transformer over `data` x `tensor`
+# # A Transformer in parts
+#
+# You have dense layers whose features are split over an axis, and rings that send while they multiply. This chapter
+# makes a whole Transformer of them, over `data` x `tensor`: blocks, embedding, loss, and a training step that takes
+# exactly the step of a single device.
+#
+# You will write five functions:
+#
+# | function | what it does |
+# |---|---|
+# | `tp_transformer_block` | one layer: attention, then MLP |
+# | `parallel_transformer_block` | one layer: attention beside MLP, with half of the communication |
+# | `vocab_parallel_embed` | tokens and positions, the table split over the vocabulary |
+# | `vocab_parallel_loss` | cross-entropy of logits that no device has all of |
+# | `tp_transformer_step` | the whole step, with rings, and with gradients of the right scale |
+#
+# The theory is on the course's page `tp_transformer`: `make serve` shows it, and `site/pages/tp_transformer.md` is its
+# source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from collections.abc import Callable
@@ -15,22 +32,148 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from course.model import drop, rms_norm
+from course.data import token_batch
+from course.layout import tensor_specs
+from course.machines import machine
+from course.mesh import abstract_mesh, as_varying, make_mesh
+from course.model import drop, full_loss, rms_norm, split_heads, transformer
+from course.predict import predict
+from course.program import export
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 from solutions.data_parallel import fold_key_over_axes
+from solutions.tensor_parallel import column_parallel_dense, row_parallel_dense
 
 PyTree = Any
+# (x, kernel, axis_name) -> product
 Matmul = Callable[[jax.Array, jax.Array, str], jax.Array]
+
+# %% [markdown]
+# ## How activations travel, and who decides
+#
+# Between blocks a device holds its part of each sequence, `[batch, seq/tensor, width]`. Inside, it holds whole
+# sequences and its part of the features. Two functions lead from one to the other:
+#
+# - `gather_matmul(x, kernel, axis_name)`: `[batch, seq/tensor, d]` times `[d, f/tensor]` is `[batch, seq, f/tensor]`.
+# - `matmul_scatter(x, kernel, axis_name)`: `[batch, seq, f/tensor]` times `[f/tensor, d]` is `[batch, seq/tensor, d]`,
+#   summed over the devices.
+#
+# A block does not care whether these are one big gather or a ring. So it is **handed both**, and uses nothing else to
+# communicate. Here they are as the chapter `tensor_parallel` has them; rings have the same signature.
+
+
+# %%
+def gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
+    """In one piece: gather, then multiply."""
+    return column_parallel_dense({"kernel": kernel}, x, axis_name)
+
+
+def matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
+    """In one piece: multiply, then sum and scatter."""
+    return row_parallel_dense({"kernel": kernel}, x, axis_name)
+
+
+# %%
+if __name__ == "__main__":
+
+    def there_and_back(x, into, back):
+        inside = gather_matmul(x, into, "tensor")
+        between = matmul_scatter(inside, back, "tensor")
+        print(f"between blocks {x.shape}, inside {inside.shape}, between blocks {between.shape}")
+        return between
+
+    jax.eval_shape(
+        jax.shard_map(
+            there_and_back,
+            mesh=abstract_mesh({"tensor": 4}),
+            in_specs=(P(None, "tensor"), P(None, "tensor"), P("tensor")),
+            out_specs=P(None, "tensor"),
+        ),
+        *(jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 24, 16), (16, 40), (40, 16))),
+    )
+
+# %% [markdown]
+# Attention itself is yours from the chapter before the last, and needs no communication: a device has all tokens of its
+# heads. The columns of a `qkv` kernel `[width, 3, num_heads/tensor, head_dim]` are q of all heads, then k, then v.
 
 
 # %%
 def attend(qkv: jax.Array, num_heads: int) -> jax.Array:
-    """Causal attention of some heads: ``[batch, seq, 3 * num_heads * head_dim] -> [batch, seq, num_heads * head_dim]``."""
+    """Causal attention of this device's heads.
+
+    Args:
+        qkv: ``[batch, seq, 3 * num_heads * head_dim]``.
+        num_heads: How many heads these are.
+
+    Returns:
+        ``[batch, seq, num_heads * head_dim]``.
+    """
     q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)
     mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     return mixed.reshape(*mixed.shape[:-2], -1)
+
+
+# %% [markdown]
+# ## One layer: `tp_transformer_block`
+#
+# A layer is what `course.model.TransformerLayer` computes:
+#
+# ```text
+# x = x + drop(attention(norm(x)))
+# x = x + drop(mlp(norm(x)))
+# ```
+#
+# Norms, residuals and dropout work on each token by itself. So they belong *between* the split layers, where a device
+# has `1/n` of the tokens: no work is done twice, and nothing is kept twice. `rms_norm(params, x)` and `drop(x, rate,
+# key)` come from `course.model`.
+#
+# **Dropout.** The parts of a sequence lie on different devices, and each must drop at places of its own. On one axis a
+# key has to differ, and on another it has to be the same:
+
+# %%
+if __name__ == "__main__":
+
+    def first_elements(key):
+        """The first elements of the mask that each device draws."""
+        return jax.random.bernoulli(key, 0.5, (1, 1, 12)).astype(int)
+
+    for name, own in (("as it is", lambda key: key), ("folded", lambda key: fold_key_over_axes(key, ("tensor",)))):
+        masks = jax.shard_map(
+            lambda key, own=own: first_elements(as_varying(own(key), "tensor")),
+            mesh=make_mesh({"data": 2, "tensor": 4}),
+            in_specs=P(),
+            out_specs=P("tensor"),
+        )(jax.random.key(0))
+        print(f"key {name}:", *("".join(map(str, np.asarray(mask).ravel())) for mask in masks[:, 0]))
+
+# %% [markdown]
+# `key` is this layer's, the same on every device of `axis_name`. This device's key is `fold_in(key, its place on the
+# axis)`, as `fold_key_over_axes` makes it. Split *that* in two: the first half for what attention adds, the second for
+# what the MLP adds. So masks depend on the size of the axis; on one device the same is had by drawing them for each
+# part of the sequence, and `check` does that.
+#
+# | | |
+# |---|---|
+# | `x` and the result | `[batch, seq/tensor, width]`, another part of the sequence on each device |
+# | split leaves | `qkv` `[width, 3, num_heads/tensor, head_dim]`, `out` `[num_heads/tensor, head_dim, width]` |
+# | | `up` and `down` as for `tp_mlp` |
+# | whole leaves | the norms, and the bias of `down` |
+#
+# | budget | forward | with backward |
+# |---|---|---|
+# | gathers, each of `(n-1)/n` of the activations | 2 | 4 |
+# | scatters, each of `(n-1)/n` of the activations | 2 | 4 |
+# | any other collective | none | none |
+#
+# In bytes: with `A` bytes of activations `[batch, seq, width]`, a device sends `8 (n-1)/n A` for a layer. `q`, `k` and
+# `v` come from **one** product. In one of the cases the two functions that you are handed send in another way: whatever
+# is sent must be sent by them.
+#
+# Gradients of split leaves must be those of one device. Of a whole leaf every device has a share: `check` adds the
+# shares up, and so will your step.
 
 
 # %%
@@ -43,7 +186,21 @@ def tp_transformer_block(
     matmul_scatter: Matmul,
     axis_name: str,
 ) -> jax.Array:
-    """One layer of a Transformer, attention and then MLP. Runs inside ``shard_map``."""
+    """One layer of a Transformer, attention and then MLP. Runs inside ``shard_map``.
+
+    Args:
+        params: ``{"attention_norm": ..., "attention": {"qkv": ..., "out": ...}, "mlp": {"norm": ..., "up": ...,
+            "down": ...}}``, this device's part; all varying over ``axis_name``.
+        x: This device's part of each sequence, ``[batch, seq/axis, width]``.
+        key: For dropout, the same on every device of ``axis_name``.
+        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        gather_matmul: ``[batch, seq/axis, d]`` and ``[d, f/axis]`` to ``[batch, seq, f/axis]``.
+        matmul_scatter: ``[batch, seq, f/axis]`` and ``[f/axis, d]`` to ``[batch, seq/axis, d]``.
+        axis_name: The mesh axis that features and sequences are split over.
+
+    Returns:
+        This device's part of each sequence, like ``x``.
+    """
     ### BEGIN SOLUTION
     attention, mlp = params["attention"], params["mlp"]
     width, _, num_heads, _ = attention["qkv"]["kernel"].shape
@@ -61,6 +218,44 @@ def tp_transformer_block(
     ### END SOLUTION
 
 
+# %% [markdown]
+# ## Half of the communication: `parallel_transformer_block`
+#
+# In that block the MLP waits for attention, and both gather the same kind of thing: normed tokens. GPT-J and PaLM put
+# the two side by side: one norm, both start from it, and the sum of what they give is added.
+#
+# ```text
+# y = norm(x)
+# x = x + drop(attention(y) + mlp(y))
+# ```
+#
+# This is **another model**, with one norm fewer. What it is worth, for a layer of width 2,048 and 8,192 tokens on eight
+# H100:
+
+# %%
+if __name__ == "__main__":
+    h100, devices, tokens, width = machine("8xH100"), 8, 8192, 2048
+    products = 3 * 2 * tokens * 12 * width**2 / devices / h100.peak("f32")
+    once = 4 * tokens * width * (devices - 1) / devices / h100.bandwidth_of(tuple(range(devices)))
+    for name, count in (("one after the other", 8), ("side by side", 4)):
+        print(f"{name:20} {1e3 * products:.2f} ms of matmuls, {count} transfers of {1e3 * once:.2f} ms")
+
+# %% [markdown]
+# Only the sum of both is added, so there is one more sum that nobody needs to wait for: adding partial products before
+# they travel is free. One product for `qkv` and `up` together is the place to start: kernels can be put side by side
+# with `jnp.concatenate`, and so can features.
+#
+# - Of dropout there is one mask: `drop(..., rate, key)` with `fold_in(key, its place on the axis)`, nothing split.
+# - `down` has a bias, and `up` has one, as before.
+#
+# | budget | forward | with backward |
+# |---|---|---|
+# | gathers | 1 | 2 |
+# | scatters | 1 | 2 |
+# | any other collective | none | none |
+# | predicted time on 8 H100 | | at most 0.85 of the same sums one after the other |
+
+
 # %%
 def parallel_transformer_block(
     params: PyTree,
@@ -71,7 +266,20 @@ def parallel_transformer_block(
     matmul_scatter: Matmul,
     axis_name: str,
 ) -> jax.Array:
-    """One layer of a Transformer, attention beside MLP. Runs inside ``shard_map``."""
+    """One layer of a Transformer, attention beside MLP. Runs inside ``shard_map``.
+
+    Args:
+        params: ``{"norm": ..., "attention": {"qkv": ..., "out": ...}, "up": ..., "down": ...}``, this device's part.
+        x: This device's part of each sequence, ``[batch, seq/axis, width]``.
+        key: For dropout, the same on every device of ``axis_name``.
+        rate: Share of elements that are dropped of what is added, a Python number; 0 drops nothing.
+        gather_matmul: As for ``tp_transformer_block``.
+        matmul_scatter: As for ``tp_transformer_block``.
+        axis_name: The mesh axis that features and sequences are split over.
+
+    Returns:
+        This device's part of each sequence, like ``x``.
+    """
     ### BEGIN SOLUTION
     qkv, out = params["attention"]["qkv"]["kernel"], params["attention"]["out"]["kernel"]
     width, _, num_heads, head_dim = qkv.shape
@@ -86,9 +294,52 @@ def parallel_transformer_block(
     ### END SOLUTION
 
 
+# %% [markdown]
+# ## The first table: `vocab_parallel_embed`
+#
+# With 32,000 tokens of width 2,048, the embedding has 66 million parameters, more than a layer. It is split by tokens:
+# a device has `vocab/tensor` rows of the table, the first of them if it is the first on the axis, and so on. Every
+# device is given all tokens, and knows some of them:
+
+# %%
+if __name__ == "__main__":
+    tokens = np.array([3, 41, 12, 55, 27, 0, 14, 33])
+    for place in range(4):
+        first = 14 * place
+        print(f"device {place} has tokens {first:2} to {first + 13}:", *(
+            f"{token:2}" if first <= token < first + 14 else " ." for token in tokens
+        ))  # fmt: skip
+
+# %% [markdown]
+# The rows of a sequence are wanted in parts, `[batch, seq/tensor, width]`, and for each token exactly one device has
+# something to give. What do the others give, so that a sum comes out right? And a token that a device has not got must
+# not become an index outside of its table.
+#
+# Positions are learned, from a table `[max_seq, width]` that every device holds whole. `max_seq` may be larger than
+# `seq`. Which positions do this device's rows have?
+#
+# | budget | forward | backward |
+# |---|---|---|
+# | reduce-scatter | one, `(n-1)/n` of the activations | none |
+# | all-gather | none | one, as much |
+# | any other collective | none | none |
+#
+# Useful: `lax.axis_index`, `jnp.where`, `lax.psum_scatter(..., scatter_dimension=1, tiled=True)`,
+# `lax.dynamic_slice_in_dim`.
+
+
 # %%
 def vocab_parallel_embed(params: PyTree, tokens: jax.Array, axis_name: str) -> jax.Array:
-    """Token plus learned position. Runs inside ``shard_map``."""
+    """Token plus learned position, this device's part of each sequence. Runs inside ``shard_map``.
+
+    Args:
+        params: ``{"token": [vocab/axis, width], "position": [max_seq, width]}``; positions are whole.
+        tokens: ``[batch, seq]`` integers, the same on every device of ``axis_name``.
+        axis_name: The mesh axis that the vocabulary and sequences are split over.
+
+    Returns:
+        ``[batch, seq/axis, width]``.
+    """
     ### BEGIN SOLUTION
     table, position = params["token"], params["position"]
     index, own = lax.axis_index(axis_name), table.shape[0]
@@ -100,11 +351,63 @@ def vocab_parallel_embed(params: PyTree, tokens: jax.Array, axis_name: str) -> j
     ### END SOLUTION
 
 
+# %% [markdown]
+# ## The last table: `vocab_parallel_loss`
+#
+# Logits are the largest array of the model: 8 sequences of 1,024 tokens with 32,000 numbers each are 1 GB. Split by
+# vocabulary, a device has `[batch, seq, vocab/tensor]` of them, and nobody ever needs more. The loss of a token is
+#
+# ```text
+# log(sum over the vocabulary of exp(logit)) - logit of the target
+# ```
+#
+# and both are made of sums. But `exp` of a float32 has limits, and a loss that is right for small logits is wrong for
+# large ones:
+
+# %%
+if __name__ == "__main__":
+    for logit in (10.0, 120.0, -150.0):
+        two = jnp.float32([logit, logit + 1])
+        plain = jnp.log(jnp.sum(jnp.exp(two)))
+        print(f"logits {two}: log of the sum {plain:9.4f}, jax.nn.logsumexp {jax.nn.logsumexp(two):9.4f}")
+
+# %% [markdown]
+# `logsumexp` takes the largest logit off before and puts it back after. Here the largest of *all* devices' is needed,
+# and sums are of the same scale only if all take off the same. It has no part in the gradient: the result does not
+# depend on what was taken off, so `lax.stop_gradient` is right there, and `lax.pmax` has no gradient in any case.
+#
+# - `x` comes in parts, `[batch, seq/tensor, width]`; the head is a norm (`params["norm"]`), then a product with a bias
+#   (`params["out"]`, `[width, vocab/tensor]` and `[vocab/tensor]`). Use the `gather_matmul` that you are handed.
+# - `targets` are whole, `[batch, seq]`, the same on every device of `axis_name`.
+# - Return the mean over all tokens, **the same on every device of the axis, and typed so**: a number that all devices
+#   return as their own is differentiated by all of them. `lax.psum` gives one that is typed as the same.
+#
+# | budget | |
+# |---|---|
+# | largest array at any moment | `batch x seq x vocab/n` elements |
+# | sent, forward and backward | the activations once each way, and three numbers a token in all-reduces |
+#
+# With `T` tokens that is `2 (n-1)/n 4 T width` bytes, and `2 (n-1)/n 4 (3 T + 1)`.
+#
+# Useful: `lax.pmax`, `lax.psum`, `jnp.take_along_axis`.
+
+
 # %%
 def vocab_parallel_loss(
     params: PyTree, x: jax.Array, targets: jax.Array, gather_matmul: Matmul, axis_name: str
 ) -> jax.Array:
-    """Mean cross-entropy with the vocabulary split. Runs inside ``shard_map``."""
+    """Mean cross-entropy with the vocabulary split. Runs inside ``shard_map``.
+
+    Args:
+        params: ``{"norm": {"scale": [width]}, "out": {"kernel": [width, vocab/axis], "bias": [vocab/axis]}}``.
+        x: This device's part of each sequence, ``[batch, seq/axis, width]``.
+        targets: ``[batch, seq]`` integers, the same on every device of ``axis_name``.
+        gather_matmul: As for ``tp_transformer_block``.
+        axis_name: The mesh axis that the vocabulary and sequences are split over.
+
+    Returns:
+        The mean over all tokens, a scalar, the same on every device of ``axis_name``.
+    """
     ### BEGIN SOLUTION
     kernel, bias = params["out"]["kernel"], params["out"]["bias"]
     logits = gather_matmul(rms_norm(params["norm"], x), kernel, axis_name) + bias
@@ -119,6 +422,60 @@ def vocab_parallel_loss(
     ### END SOLUTION
 
 
+# %% [markdown]
+# ## The whole step: `tp_transformer_step`
+#
+# Places on `data_axis` have sequences of their own, and copies of everything. Places on `tensor_axis` share one model.
+# Now every gradient must come out at the scale of a single device, and this is where published code goes wrong. Take
+# the smallest model that has both kinds of leaf: `y = sum(a * x) + b`, with the four elements of `a` split over four
+# devices, and `b` on all of them, used where a device adds up its part. The loss is `y` after a `psum`, so it is the
+# same everywhere, and typed so:
+
+# %%
+if __name__ == "__main__":
+
+    def parts(a, b, x):
+        def loss(a, b):
+            mine = jnp.sum(a * x) + b / lax.axis_size("tensor")
+            return lax.psum(mine, "tensor")
+
+        return jax.tree.map(lambda g: g.reshape(1), jax.grad(loss, argnums=(0, 1))(a, as_varying(b, "tensor")))
+
+    of_a, of_b = jax.shard_map(
+        parts, mesh=make_mesh({"tensor": 4}), in_specs=(P("tensor"), P(), P("tensor")), out_specs=P("tensor")
+    )(jnp.ones(4), jnp.float32(1), jnp.arange(1.0, 5.0))
+    print("on one device: dy/da = [1. 2. 3. 4.], dy/db = 1")
+    print("on four:       dy/da =", of_a, "  dy/db of each device =", of_b)
+
+# %% [markdown]
+# The gradient of a split leaf is complete on the device that has it. That of a whole leaf is there in shares. (In
+# `tp_train_step` of the chapter `tensor_parallel` it is otherwise: each device returns the mean of its *own* rows,
+# four losses are differentiated, and split leaves come out four times too large. The rule follows from how the loss is
+# typed, not from how leaves are split.)
+#
+# - Every leaf of `params` enters varying over both axes; leaves under `layers` are stacked, `[num_layers, ...]`. A
+#   leaf's `PartitionSpec` in `specs` names `tensor_axis` where it is split: `tensor_axis in spec`.
+# - `parallel` says which of the two blocks the layers are for.
+# - **Rings**: hand `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss.
+# - **Keys**: `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, and layer `l` of it
+#   `fold_in(that, l)`.
+# - Update by plain SGD, `leaf - learning_rate * gradient`. The returned loss is the mean over all sequences, the same
+#   everywhere.
+#
+# | budget | |
+# |---|---|
+# | exposed communication, 8 H100 | at most 0.4 of a step that gathers and scatters in one piece |
+# | largest array at any moment | half of all logits |
+# | activations sent | 1.5 times the gathers and scatters of all layers, embedding and loss, forward and backward |
+# | all-reduce | whole leaves once over `tensor_axis`, every leaf once over `data_axis`, and the sums of the loss |
+#
+# `check` compares parameters after one step and after three, on meshes from 1 x 1 to 8 x 1 and 1 x 8, and what you
+# subtracted, divided by `learning_rate`: that is your gradient, leaf by leaf, and no optimizer hides its scale.
+#
+# Useful: `lax.scan` over the stacked layers and their numbers, `jax.value_and_grad`, `jax.tree.map(..., gradients,
+# specs)`.
+
+
 # %%
 def tp_transformer_step(
     params: PyTree,
@@ -131,7 +488,23 @@ def tp_transformer_step(
     tensor_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    """One step of SGD of a Transformer on ``data`` x ``tensor``. Runs inside ``shard_map``."""
+    """One step of SGD of a Transformer on ``data`` x ``tensor``. Runs inside ``shard_map``.
+
+    Args:
+        params: ``embed``, ``layers`` and ``head``: this device's part of each leaf, all varying over both axes.
+        specs: The ``PartitionSpec`` of each leaf, which names ``tensor_axis`` where it is split.
+        batch: This place's sequences, ``inputs`` and ``targets``, ``[batch/data, seq]``, the same along
+            ``tensor_axis``.
+        key: For dropout, the same on every device.
+        rate: Share of elements that are dropped, a Python number.
+        parallel: Whether layers are those of ``parallel_transformer_block``.
+        data_axis: The mesh axis along which the batch is split.
+        tensor_axis: The mesh axis along which features, sequences and vocabulary are split.
+        learning_rate: A scalar.
+
+    Returns:
+        ``(params, loss)``: updated, and the mean loss over all sequences, the same on every device.
+    """
     ### BEGIN SOLUTION
     block = parallel_transformer_block if parallel else tp_transformer_block
     key = fold_key_over_axes(key, (data_axis,))
@@ -156,3 +529,120 @@ def tp_transformer_step(
     updated = jax.tree.map(lambda leaf, gradient: leaf - learning_rate * gradient, params, gradients)
     return updated, lax.pmean(loss, data_axis)
     ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# A model of width 2,048 trains on eight devices of one node, with the mesh `data=8 x tensor=1`. A colleague proposes
+# `data=1 x tensor=8`: "The batch stays the same, each device then holds an eighth of the weights, and there is no
+# gradient to all-reduce any more." Say what is sent instead, for `L` layers of width `d` and `T` tokens in the whole
+# batch, and on what it depends whether rings can hide it. Two formulas are enough.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers a device. Instead
+# activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is less only
+# if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide it behind the matmuls of a layer, which
+# take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)` FLOPs for each: the
+# number of tokens cancels, and only the width per device counts. At `d = 2048` and `n = 8` it is 2,600 FLOPs for 4
+# bytes, less than an H100 computes in the time of sending them (490 TFLOP/s against 450 GB/s: about 4,400). So at this
+# width a part stays exposed, whatever the batch is. Side by side blocks send half of it.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: the same losses everywhere
+#
+# A small Transformer on one device, by the course's own `full_loss`, and on three meshes with your step: attention
+# first in the upper half, side by side in the lower one. They must agree to all digits shown.
+
+# %%
+if __name__ == "__main__":
+    batches = [token_batch(0, i, batch=16, seq=16, vocab=64) for i in range(4)]
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *batches)
+
+    def model_and_params(parallel):
+        model = transformer(width=32, hidden=64, num_layers=2, num_heads=8, vocab=64, max_seq=16, parallel=parallel)
+        params = jax.jit(model.init)(jax.random.key(0))
+        return model, params
+
+    def train(params, mesh, parallel):
+        layers = {**params["layers"], "attention": split_heads(params["layers"]["attention"], 8)}
+        params = {**params, "layers": layers}
+        specs = tensor_specs(params, "tensor")
+
+        def local(params, batches):
+            def one(params, numbered):
+                number, batch = numbered
+                key = jax.random.fold_in(jax.random.key(1), number)
+                return tp_transformer_step(params, specs, batch, key, 0.0, parallel, "data", "tensor", jnp.float32(0.5))
+
+            for axis in ("data", "tensor"):
+                params = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), params)
+            return lax.scan(one, params, (jnp.arange(4), batches))[1]
+
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, "data")), out_specs=P())
+        return jax.jit(mapped)(params, stacked)
+
+    for parallel in (False, True):
+        model, params = model_and_params(parallel)
+        plain_gradient = jax.jit(jax.value_and_grad(lambda params, batch, model=model: full_loss(model, params, batch)))
+        meshes = [(4, 2)] if parallel else [(1, 8), (2, 4)]
+        runs = {f"{d} x {t}": train(params, make_mesh({"data": d, "tensor": t}), parallel) for d, t in meshes}
+        print("side by side" if parallel else "one after the other")
+        print("step   one device", *(f"{name:>15}" for name in runs))
+        for i, batch in enumerate(batches):
+            loss, gradient = plain_gradient(params, batch)
+            params = jax.tree.map(lambda leaf, g: leaf - 0.5 * g, params, gradient)
+            print(f"{i:4}   {loss:10.5f}", *(f"{losses[i]:15.5f}" for losses in runs.values()))
+
+# %% [markdown]
+# ## Lab: where the time goes
+#
+# Last, your step with two layers of width 4,096 on eight H100, with layers of either kind. Nothing is computed: the
+# program is written down and followed. Compare the exposed time with the bytes, and look for what is still exposed in
+# the picture: which transfers are not in a layer?
+
+# %%
+if __name__ == "__main__":
+
+    def predicted(parallel):
+        """The step's prediction on eight H100."""
+        model = transformer(
+            width=4096, hidden=16384, num_layers=2, num_heads=32, vocab=32000, max_seq=1024, parallel=parallel
+        )
+
+        def init():
+            params = model.init(jax.random.key(0))
+            params["layers"]["attention"] = split_heads(params["layers"]["attention"], 32)
+            return params
+
+        shapes, mesh = jax.eval_shape(init), {"data": 1, "tensor": 8}
+        specs = tensor_specs(shapes, "tensor")
+
+        def local(params, batch):
+            for axis in mesh:
+                params = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), params)
+            key, rate = jax.random.key(0), jnp.float32(0.01)
+            updated, loss = tp_transformer_step(params, specs, batch, key, 0.0, parallel, "data", "tensor", rate)
+            return {"params": jax.tree.map(lambda leaf: leaf[None], updated), "loss": loss}
+
+        # Every device gives back its own copy: a leaf's type still says "varying".
+        results = {"params": P(("data", "tensor")), "loss": P()}
+        mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=(specs, P("data")), out_specs=results)
+        tokens = jax.ShapeDtypeStruct((4, 1024), np.int32)
+        step = export(
+            lambda params, batch: mapped(params, batch),
+            {"params": shapes, "batch": {"inputs": tokens, "targets": tokens}},
+            {"params": specs, "batch": P("data")},
+            mesh=mesh,
+            out_specs=results,
+        )
+        return predict(step, "8xH100")
+
+    predictions = {"one after the other": predicted(False), "side by side": predicted(True)}
+    for name, found in predictions.items():
+        print(name)
+        for figure, value in found.figures().items():
+            print(f"    {figure:24} {value}")
+    predictions["side by side"]  # noqa: B018  a notebook shows it as a picture

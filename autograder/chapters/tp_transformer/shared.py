@@ -155,7 +155,7 @@ def is_split(params: Any) -> Any:
 
 
 def held_specs(params: Any, case: Case) -> Any:
-    """Of results with a leading dim for what each group holds, and one more for the copies of a leaf that is not split."""
+    """Of results with a leading dim for what each group holds, and one more for copies of a leaf that is whole."""
     rows, axis = others_of(case) or None, tensor_of(case)
     return jax.tree.map(lambda spec: P(rows, *spec) if axis in spec else P(rows, axis), tensor_specs(params, axis))
 

@@ -59,16 +59,6 @@ def feeds_the_mlp_what_came_in(params, x, key, rate, gather_matmul, matmul_scatt
     return _block(params, x, key, rate, gather_matmul, matmul_scatter, axis_name, feed=lambda before, after: before)
 
 
-def sees_the_future(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    """Attention without its mask."""
-
-    def mix(qkv, num_heads):
-        q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, num_heads, -1), -3, 0)
-        return jax.nn.dot_product_attention(q, k, v).reshape(*qkv.shape[:-1], -1)
-
-    return _block(params, x, key, rate, gather_matmul, matmul_scatter, axis_name, mix=mix)
-
-
 def takes_heads_before_q_k_and_v(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
     """Reads the columns as heads of q, k and v each, where they are q of all heads, then k, then v."""
 
@@ -77,13 +67,6 @@ def takes_heads_before_q_k_and_v(params, x, key, rate, gather_matmul, matmul_sca
         return attend(jnp.swapaxes(columns, -3, -2).reshape(qkv.shape), num_heads)
 
     return _block(params, x, key, rate, gather_matmul, matmul_scatter, axis_name, mix=mix)
-
-
-def averages_what_devices_give(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    def mean(x, kernel, axis_name):
-        return matmul_scatter(x, kernel, axis_name) / lax.axis_size(axis_name)
-
-    return tp_transformer_block(params, x, key, rate, gather_matmul, mean, axis_name)
 
 
 def forgets_the_gradient_of_the_norms(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
@@ -119,9 +102,7 @@ MUTANTS = (
     mutant(TASK, drops_the_same_twice, *WRONG),
     mutant(TASK, adds_the_bias_on_every_device, *WRONG),
     mutant(TASK, feeds_the_mlp_what_came_in, *WRONG),
-    mutant(TASK, sees_the_future, *WRONG),
     mutant(TASK, takes_heads_before_q_k_and_v, *WRONG),
-    mutant(TASK, averages_what_devices_give, *WRONG),
     mutant(TASK, forgets_the_gradient_of_the_norms, GRADIENTS, NORM),
     mutant(TASK, gathers_for_q_k_and_v_apart, GATHERED, SCATTERED),
     mutant(TASK, sums_and_keeps_its_rows, GATHERED, SCATTERED, REDUCED),

@@ -94,7 +94,7 @@ def rounds_to_bfloat16(params, tokens, axis_name):
 TASK = "vocab_parallel_embed"
 MUTANTS = (
     mutant(TASK, starts_at_position_zero, *WRONG),
-    mutant(TASK, spreads_rows_over_all_positions, *WRONG),
+    mutant(TASK, spreads_rows_over_all_positions, VALUES, GRADIENTS),
     mutant(TASK, adds_positions_before_the_sum, *WRONG),
     mutant(TASK, gives_something_for_every_token, *WRONG),
     mutant(TASK, sums_and_keeps_its_rows, GATHERED, SCATTERED, OTHERS),

@@ -63,24 +63,6 @@ def gathers_and_scatters_whole(params, specs, batch, key, rate, parallel, data_a
                  travel=(gather_matmul, matmul_scatter))  # fmt: skip
 
 
-def rings_forward_alone(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
-    """A backward pass written by hand, with gathers and scatters in one piece."""
-
-    def ringed(ring, plain):
-        @jax.custom_vjp
-        def run(x, kernel):
-            return ring(x, kernel, tensor_axis)
-
-        def backward(saved, gradient):
-            return jax.vjp(lambda x, kernel: plain(x, kernel, tensor_axis), *saved)[1](gradient)
-
-        run.defvjp(lambda x, kernel: (run(x, kernel), (x, kernel)), backward)
-        return lambda x, kernel, _: run(x, kernel)
-
-    travel = ringed(ring_gather_matmul, gather_matmul), ringed(matmul_ring_scatter, matmul_scatter)
-    return _step(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate, travel=travel)
-
-
 def keeps_all_logits(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
     return _step(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate,
                  loss_of=gathers_logits)  # fmt: skip
@@ -103,24 +85,10 @@ def divides_what_is_split(params, specs, batch, key, rate, parallel, data_axis, 
                  split=lambda gradient, axis: gradient / lax.axis_size(axis))  # fmt: skip
 
 
-def adds_up_what_is_split(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
-    """Sums gradients of different features."""
-    return _step(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate, split=lax.psum)
-
-
-def sums_over_data(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
-    return _step(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate, groups=lax.psum)
-
-
 def drops_the_same_in_every_place(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
     """The places on the data axis have other rows and the same masks."""
     return _step(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate,
                  fold=lambda key, axes: jax.random.fold_in(key, 0))  # fmt: skip
-
-
-def drops_the_same_in_every_layer(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
-    return _step(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate,
-                 layer_key=lambda key, number: jax.random.fold_in(key, 0))  # fmt: skip
 
 
 def averages_twice(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
@@ -139,15 +107,11 @@ def reports_the_loss_of_its_rows(params, specs, batch, key, rate, parallel, data
 TASK = "tp_transformer_step"
 MUTANTS = (
     mutant(TASK, gathers_and_scatters_whole, EXPOSED),
-    mutant(TASK, rings_forward_alone, EXPOSED),
     mutant(TASK, keeps_all_logits, EXPOSED, LARGEST, ACTIVATIONS),
     mutant(TASK, leaves_shares_where_they_are, *WRONG, REDUCED),
     mutant(TASK, averages_shares, *WRONG),
     mutant(TASK, divides_what_is_split, *WRONG),
-    mutant(TASK, adds_up_what_is_split, *WRONG, REDUCED),
-    mutant(TASK, sums_over_data, *WRONG),
     mutant(TASK, drops_the_same_in_every_place, *WRONG),
-    mutant(TASK, drops_the_same_in_every_layer, *WRONG),
     mutant(TASK, averages_twice, REDUCED),
     mutant(TASK, reports_the_loss_of_its_rows, VALUES),
 )

@@ -1,0 +1,343 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Everything together
+
+# %%
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.layout import Options, along, tensor_specs
+from course.mesh import as_varying
+from course.model import layer_key
+from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
+from solutions.data_parallel import fold_key_over_axes
+from solutions.fsdp import gather_params, shard_params
+from solutions.looping_pipeline import layers_of_stage
+from solutions.pipeline import split_microbatches
+from solutions.tp_transformer import (
+    gather_matmul,
+    matmul_scatter,
+    parallel_transformer_block,
+    tp_transformer_block,
+    vocab_parallel_embed,
+    vocab_parallel_loss,
+)
+
+PyTree = Any
+
+
+# %%
+def init_3d(
+    params: PyTree, num_repeats: int, min_size: int, data_axis: str, pipe_axis: str, tensor_axis: str
+) -> tuple[PyTree, PyTree]:
+    """Keep this device's part of a Transformer. Runs inside ``shard_map``.
+
+    Args:
+        params: Whole parameters, the same on every device; leaves under ``layers`` are ``[num_layers, ...]``.
+        num_repeats: How often a microbatch passes each stage.
+        min_size: Parts with fewer elements are not split over ``data_axis``.
+        data_axis: The mesh axis that parts are split over, as ``shard_params`` does it.
+        pipe_axis: The mesh axis of the stages.
+        tensor_axis: The mesh axis that features and the vocabulary are split over.
+
+    Returns:
+        ``(parts, specs)``: the local parts, under ``layers`` ``[num_repeats, 1, layers_per_stage, ...]``, and the
+        ``PartitionSpec`` of each whole leaf, under ``layers`` of ``[num_repeats, num_stages, layers_per_stage, ...]``.
+    """
+    ### BEGIN SOLUTION
+    num_stages, stage = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
+    num_layers = len(jax.tree.leaves(params["layers"])[0])
+    each = len(layers_of_stage(0, num_stages, num_repeats, num_layers)[0])
+
+    def cut(leaf, dim, axis):
+        length = leaf.shape[dim] // lax.axis_size(axis)
+        return lax.dynamic_slice_in_dim(leaf, lax.axis_index(axis) * length, length, dim)
+
+    def part(leaf, spec, skipped):
+        """Of ``tensor`` first, and of that for ``data``; ``skipped`` dims are in front of one layer's."""
+        if tensor_axis in spec:
+            leaf = cut(leaf, spec.index(tensor_axis), tensor_axis)
+        one = shard_params(leaf[(0,) * skipped], data_axis, min_size)[1]
+        dims = [*spec, *[None] * (leaf.ndim - len(spec))]
+        if data_axis in one:
+            dim = one.index(data_axis) + skipped
+            leaf = cut(leaf, dim, data_axis)
+            dims[dim] = (tensor_axis, data_axis) if dims[dim] else data_axis
+        while dims and dims[-1] is None:
+            dims.pop()
+        return leaf, P(*dims)
+
+    def placed(tree, specs, skipped):
+        leaves, form = jax.tree.flatten(tree)
+        found = [part(*both, skipped) for both in zip(leaves, form.flatten_up_to(specs), strict=True)]
+        return form.unflatten([one for one, _ in found]), form.unflatten([spec for _, spec in found])
+
+    split = tensor_specs(params, tensor_axis)
+    stacks = jax.tree.map(lambda leaf: leaf.reshape(num_repeats, num_stages, each, *leaf.shape[1:]), params["layers"])
+    stacks = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, stage, 1, 1), stacks)
+    of_stage = jax.tree.map(lambda spec: P(None, pipe_axis, None, *spec[1:]), split["layers"])
+    every = {"layers": placed(stacks, of_stage, 3)}
+    every |= {name: placed(params[name], split[name], 0) for name in ("embed", "head")}
+    return {name: one for name, (one, _) in every.items()}, {name: specs for name, (_, specs) in every.items()}
+    ### END SOLUTION
+
+
+# %%
+def complete(gradient: jax.Array, spec: P, data_axis: str, others: tuple[str, ...]) -> jax.Array:
+    """The gradient of a part from each device's gradient of its own loss: a mean over ``data``, else sums."""
+    split = along(spec, data_axis)
+    if data_axis in split:
+        gradient = lax.psum_scatter(gradient, data_axis, scatter_dimension=split.index(data_axis), tiled=True)
+    axes = tuple(axis for axis in (data_axis, *others) if axis not in along(spec, axis))
+    total = lax.psum(gradient, axes) / lax.axis_size(data_axis)
+    for axis in axes:
+        total = as_varying(total, axis)
+    return total
+
+
+# %%
+def forward_3d(
+    params: PyTree,
+    specs: PyTree,
+    batch: dict[str, jax.Array],
+    key: jax.Array,
+    options: Options,
+    data_axis: str,
+    pipe_axis: str,
+    tensor_axis: str,
+) -> jax.Array:
+    """The loss of this pipeline's rows; its gradient is complete, in parts. Runs inside ``shard_map``.
+
+    Args:
+        params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
+        specs: The ``PartitionSpec`` of each leaf.
+        batch: The rows of this place on ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
+        key: For dropout, the same on every device.
+        options: How to compute it.
+        data_axis: The mesh axis of the pipelines.
+        pipe_axis: The mesh axis of the stages.
+        tensor_axis: The mesh axis that features, sequences and the vocabulary are split over.
+
+    Returns:
+        The mean loss of these rows, the same on every device of a pipeline.
+    """
+    ### BEGIN SOLUTION
+    num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
+    num_repeats, _, each = jax.tree.leaves(params["layers"])[0].shape[:3]
+    count = options.num_microbatches
+    period = max(count, num_stages)
+    key = fold_key_over_axes(key, (data_axis,))
+    block = parallel_transformer_block if options.parallel else tp_transformer_block
+    ways = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
+    forth, back = ([(i, (i + step) % num_stages) for i in range(num_stages)] for step in (1, -1))
+
+    def low(x):
+        return x.astype(options.dtype)
+
+    def multiply(way):
+        return lambda x, kernel, axis_name: way(low(x), low(kernel), axis_name).astype(x.dtype)
+
+    into, out_of = map(multiply, ways)
+
+    def gather(parts, specs):
+        travelling = jax.tree.map(lambda leaf, spec: low(leaf) if data_axis in along(spec, data_axis) else leaf, parts, specs)
+        whole = gather_params(travelling, jax.tree.map(lambda spec: along(spec, data_axis), specs), data_axis)
+        return jax.tree.map(lambda leaf, part: leaf.astype(part.dtype), whole, parts)
+
+    def reduce(gradients, specs):
+        others = pipe_axis, tensor_axis
+        return jax.tree.map(lambda g, spec: complete(g, spec, data_axis, others), gradients, specs)
+
+    def enter(parts, specs):
+        """Whole weights; what flows back to them is completed."""
+        weights = jax.custom_vjp(lambda parts: gather(parts, specs))
+        weights.defvjp(lambda parts: (gather(parts, specs), None), lambda _, g: (reduce(g, specs),))
+        return weights(parts)
+
+    def stage(weights, x, microbatch, repeat):
+        def layer(x, numbered):
+            j, one = numbered
+            number = (repeat * num_stages + index) * each + j
+            own = layer_key(key, microbatch, number)
+            return block(one, x, own, options.rate, into, out_of, tensor_axis), None
+
+        group = jax.tree.map(lambda leaf: leaf[0], weights)
+        return lax.scan(layer, x, (jnp.arange(each), group))[0]
+
+    def position(repeat, local):
+        """Of a block's tick: microbatch, whether the repeat is the one before, and the slot that is filled, if any."""
+        t = repeat * period + local
+        late = (local < index).astype(jnp.int32)
+        behind = (t - num_stages) % period
+        returned = (t >= num_stages) & (behind < count)
+        microbatch = jnp.minimum((t - index) % period, count - 1)
+        return microbatch, late, jnp.minimum(behind, count - 1), returned
+
+    def choose(two, late):
+        return jax.tree.map(lambda leaf: leaf[1 - late], two)
+
+    def forwards(two, start, repeat, num_ticks):
+        def tick(carry, local):
+            waiting, arrived = carry
+            microbatch, late, slot, returned = position(repeat, local)
+            waiting = waiting.at[slot].set(jnp.where(returned, arrived, waiting[slot]))
+            x = jnp.where(index == 0, waiting[microbatch], arrived)
+            y = stage(choose(two, late), x, microbatch, jnp.maximum(repeat - late, 0))
+            return (waiting, lax.ppermute(y, pipe_axis, forth)), (x, y)
+
+        return lax.scan(tick, start, jnp.arange(num_ticks))
+
+    def backwards(two, start, inputs, leaving, repeat):
+        def tick(carry, given):
+            of_waiting, of_arrived, of_two = carry
+            local, x, of_y = given
+            microbatch, late, slot, returned = position(repeat, local)
+            of_y = of_y + lax.ppermute(of_arrived, pipe_axis, back)
+            weights = choose(two, late)
+            pull = jax.vjp(lambda w, x: stage(w, x, microbatch, jnp.maximum(repeat - late, 0)), weights, x)[1]
+            of_weights, of_x = pull(of_y)
+            of_two = jax.tree.map(lambda total, g: total.at[1 - late].add(g), of_two, of_weights)
+            of_waiting = of_waiting.at[microbatch].add(jnp.where(index == 0, of_x, 0))
+            of_arrived = jnp.where(index == 0, 0, of_x) + jnp.where(returned, of_waiting[slot], 0)
+            of_waiting = of_waiting.at[slot].multiply(jnp.where(returned, 0.0, 1.0))
+            return (of_waiting, of_arrived, of_two), None
+
+        return lax.scan(tick, start, (jnp.arange(len(inputs)), inputs, leaving), reverse=True)[0]
+
+    def group(parts, repeat):
+        return jax.tree.map(lambda leaf: leaf[repeat], parts)
+
+    of_group = jax.tree.map(lambda spec: P(*spec[1:]), specs["layers"])
+    forwards_once, backwards_once = jax.jit(forwards, static_argnums=3), jax.jit(backwards)
+
+    def ticks(repeat):
+        return count + num_stages - 1 if repeat == num_repeats - 1 else period
+
+    def pair(before, own):
+        return jax.tree.map(lambda *both: jnp.stack(both), before, own)
+
+    def run(parts, x, weights_of):
+        """All repeats, the next one's weights on their way while one computes: outputs, and what the way back needs."""
+        carry, inputs = (x, jnp.zeros_like(x[0])), []
+        before = own = weights_of(group(parts, 0))
+        for repeat in range(num_repeats):
+            two = pair(before, own)
+            coming = weights_of(group(parts, repeat + 1)) if repeat + 1 < num_repeats else None
+            carry, (tick_inputs, outputs) = forwards_once(two, carry, repeat, ticks(repeat))
+            inputs.append(tick_inputs)
+            before, own = own, coming
+        return outputs[-count:], (inputs, two)
+
+    def run_saving(parts, x):
+        outputs, (inputs, two) = run(parts, x, lambda part: gather(part, of_group))
+        return outputs, (parts, inputs, two)
+
+    def run_back(saved, of_outputs):
+        parts, inputs, two = saved
+        waiting, totals, reduced = jnp.zeros_like(of_outputs), None, []
+        arrived = jnp.zeros_like(of_outputs[0])
+        for repeat in reversed(range(num_repeats)):
+            leaving = jnp.zeros_like(inputs[repeat])
+            if repeat == num_repeats - 1:
+                leaving = leaving.at[-count:].set(of_outputs)
+            coming = gather(group(parts, repeat - 2), of_group) if repeat > 1 else None
+            empty = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), two)
+            start = waiting, arrived, pair(empty, totals or empty)
+            waiting, arrived, of_two = backwards_once(two, start, inputs[repeat], leaving, repeat)
+            totals, finished = choose(of_two, 1), choose(of_two, 0)
+            if repeat == 0:
+                finished = jax.tree.map(jnp.add, totals, finished)
+            reduced.append(reduce(finished, of_group))
+            if repeat:
+                own = choose(two, 1)
+                two = pair(coming if repeat > 1 else own, own)
+        return jax.tree.map(lambda *groups: jnp.stack(groups), *reversed(reduced)), waiting
+
+    layers = jax.custom_vjp(lambda parts, x: run_saving(parts, x)[0])
+    layers.defvjp(run_saving, run_back)
+
+    @jax.checkpoint
+    def embed(parts, tokens):
+        return vocab_parallel_embed(enter(parts, specs["embed"]), tokens, tensor_axis)
+
+    batch = split_microbatches(batch, count)
+    x = embed(params["embed"], batch["inputs"].reshape(-1, batch["inputs"].shape[-1]))
+    x = x.reshape(count, -1, *x.shape[1:])
+    if options.remat:
+        outputs = layers(params["layers"], x)
+    else:
+        outputs, _ = run(params["layers"], x, lambda part: enter(part, of_group))
+
+    head = enter(params["head"], specs["head"])
+
+    def one_loss(given):
+        return vocab_parallel_loss(head, *given, into, tensor_axis)
+
+    last, targets = index == num_stages - 1, batch["targets"]
+    losses_of = jax.checkpoint(one_loss) if options.remat else one_loss
+    if count % num_stages:
+        losses = lax.map(losses_of, (outputs, targets))
+        return lax.psum(jnp.where(last, losses.mean(), 0), pipe_axis)
+    outputs = lax.psum_scatter(jnp.where(last, outputs, 0), pipe_axis, scatter_dimension=0, tiled=True)
+    own = lax.dynamic_slice_in_dim(targets, index * len(outputs), len(outputs))
+    return lax.pmean(lax.map(losses_of, (outputs, own)).mean(), pipe_axis)
+    ### END SOLUTION
+
+
+# %%
+def train_step_3d(
+    params: PyTree,
+    specs: PyTree,
+    batch: dict[str, jax.Array],
+    key: jax.Array,
+    options: Options,
+    data_axis: str,
+    pipe_axis: str,
+    tensor_axis: str,
+    learning_rate: jax.Array,
+    largest_norm: jax.Array,
+) -> tuple[PyTree, jax.Array]:
+    """One step of SGD over ``data`` x ``pipe`` x ``tensor``, its gradient clipped. Runs inside ``shard_map``.
+
+    Args:
+        params: This device's parts, as ``init_3d`` gives them; all vary over all three axes.
+        specs: The ``PartitionSpec`` of each leaf.
+        batch: The rows of this place on ``data_axis``, ``inputs`` and ``targets``, ``[batch/data, seq]``.
+        key: For dropout, the same on every device.
+        options: How to compute it.
+        data_axis: The mesh axis of the pipelines.
+        pipe_axis: The mesh axis of the stages.
+        tensor_axis: The mesh axis that features, sequences and the vocabulary are split over.
+        learning_rate: A scalar.
+        largest_norm: A scalar: a gradient whose global norm is larger is scaled down to it.
+
+    Returns:
+        ``(params, loss)``: the updated parts, and the mean loss over all rows, the same on every device.
+    """
+    ### BEGIN SOLUTION
+    axes = data_axis, pipe_axis, tensor_axis
+
+    def loss_of(params):
+        return forward_3d(params, specs, batch, key, options, *axes)
+
+    def square(gradient, spec):
+        copies = [lax.axis_size(axis) for axis in axes if axis not in along(spec, axis)]
+        return jnp.sum(gradient**2) / jnp.prod(jnp.asarray(copies, gradient.dtype))
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    squares = jax.tree.map(square, gradients, specs)
+    norm = jnp.sqrt(lax.psum(sum(jax.tree.leaves(squares)), axes))
+    rate = learning_rate * jnp.minimum(1, largest_norm / norm)
+    return jax.tree.map(lambda part, g: part - rate * g, params, gradients), lax.pmean(loss, data_axis)
+    ### END SOLUTION
