@@ -7,16 +7,16 @@ data parallelism over ``data``, whose transfers run beside the ticks of the next
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from course.budget import OPTIMIZERS, PLANS, Row, Sizes, flops_per_token, held
+from course.budget import OPTIMIZERS, PLANS, Sizes, flops_per_token
 from course.machine import Machine
 from course.planning.choices import Choice, refusal
 from course.planning.layers import Device, embedding_passes, layer_passes, loss_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
-from course.planning.memory import end_elements, group_elements, memory_rows
+from course.planning.memory import end_elements, group_elements, held_elements, memory_by_name
 from course.planning.training import Training
 from course.schedules import num_ticks
 
@@ -38,7 +38,7 @@ class Estimate:
     Attributes:
         choice: How it is placed.
         parts: Seconds by cause, all of ``CAUSES``.
-        rows: Bytes on one device.
+        held: Bytes on one device by name, all of ``course.planning.memory.MEANINGS``.
         mfu: Model FLOPs a second, as a share of all devices' peak.
         memory: Of one device, bytes.
         margin: That is added to what is counted.
@@ -46,7 +46,7 @@ class Estimate:
 
     choice: Choice
     parts: dict[str, float]
-    rows: tuple[Row, ...]
+    held: dict[str, int]
     mfu: float
     memory: float
     margin: float
@@ -58,7 +58,7 @@ class Estimate:
     @property
     def bytes(self) -> int:
         """What is counted, without the margin."""
-        return sum(row.bytes for row in self.rows)
+        return sum(self.held.values())
 
     @property
     def fits(self) -> bool:
@@ -68,7 +68,7 @@ class Estimate:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {"choice": self.choice._asdict(), "seconds": self.seconds, "mfu": self.mfu, "bytes": self.bytes,
-                "fits": self.fits, "parts": self.parts, "rows": [asdict(row) for row in self.rows]}  # fmt: skip
+                "fits": self.fits, "parts": self.parts, "held": self.held}  # fmt: skip
 
 
 def estimate(
@@ -105,8 +105,8 @@ def estimator(
         parts = _parts(sizes, machine, batch, choice, training, passes)
         flops = flops_per_token(sizes) * batch * sizes.seq
         mfu = flops / (sum(parts.values()) * machine.num_devices * machine.peak(training.dtype))
-        rows = memory_rows(sizes, batch, choice, training)
-        return Estimate(choice, parts, rows, mfu, machine.memory_bytes, training.margin)
+        held = memory_by_name(sizes, batch, choice, training)
+        return Estimate(choice, parts, held, mfu, machine.memory_bytes, training.margin)
 
     return one
 
@@ -132,7 +132,8 @@ def _parts(
     forward = layers * (layer.forward + layer.sent_forward) + permute
     whole = computing + again + sending + 2 * permute
 
-    turns = microbatches / pipe if training.share_loss else microbatches
+    shared = training.share_loss and microbatches % pipe == 0
+    turns = microbatches / pipe if shared else microbatches
     ends = [(loss, turns), (embedding, microbatches)]
     useful = microbatches / pipe * (loss.forward + loss.backward)
     useful += microbatches * (embedding.forward + embedding.backward)
@@ -142,16 +143,20 @@ def _parts(
         "recomputing": busy * again,
         "bubble": (ticks - busy) * whole + waiting,
         "tensor": busy * sending + sum(n * (one.sent_forward + one.sent_backward) for one, n in ends),
-        "pipe": 2 * busy * permute + _summed_over_pipe(sizes, machine, choice, training),
+        "pipe": 2 * busy * permute + _outside_ticks(sizes, machine, choice, training, shared * microbatches * handed_on),
         "data": _over_data(sizes, machine, choice, training, forward, whole - forward),
         "update": _update(sizes, machine, choice, training),
     }
 
 
-def _summed_over_pipe(sizes: Sizes, machine: Machine, choice: Choice, training: Training) -> float:
-    """Gradients of embedding and head, which come from one stage and are needed on all."""
+def _outside_ticks(
+    sizes: Sizes, machine: Machine, choice: Choice, training: Training, outputs: float
+) -> float:  # fmt: skip
+    """Over ``pipe``: outputs handed out for the loss, and gradients of embedding and head, needed on all stages."""
+    group = axis_group(choice[:3], 1)
     size = PLANS[training.plan].gradient * end_elements(sizes, choice.tensor)
-    return collective_seconds(machine, "all_reduce", axis_group(choice[:3], 1), size)
+    shared = sum(collective_seconds(machine, kind, group, outputs) for kind in ("reduce_scatter", "all_gather"))
+    return shared + collective_seconds(machine, "all_reduce", group, size)
 
 
 def _over_data(
@@ -166,7 +171,7 @@ def _over_data(
     ends, rest = end_elements(sizes, choice.tensor), choice.repeats - 1
     period = max(choice.microbatches, choice.pipe)
 
-    def seconds(kind: str, element: int, elements: int) -> float:
+    def seconds(kind: str, element: int, elements: float) -> float:
         return collective_seconds(machine, kind, group, element * elements)
 
     if not choice.fsdp:
@@ -183,7 +188,8 @@ def _over_data(
 def _update(sizes: Sizes, machine: Machine, choice: Choice, training: Training) -> float:
     """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
     plan, (moments, extra) = PLANS[training.plan], OPTIMIZERS[training.optimizer]
+    own = held_elements(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
     each = plan.gradient + extra + 2 * (plan.parameter + plan.master + moments * plan.moment)
     if plan.activation != plan.parameter:
         each += plan.parameter + plan.activation  # cast for the next step
-    return machine.kernel_seconds(each * held(sizes, choice.mesh, choice.fsdp, 0))
+    return machine.kernel_seconds(each * own)

@@ -10,6 +10,7 @@ from course.budget import Sizes
 from course.machine import Machine
 from course.planning.choices import Choice, Mesh, choices, mesh_refusal, meshes
 from course.planning.estimate import Estimate, estimator
+from course.planning.memory import STATE
 from course.planning.training import Training
 
 CANNOT, TOO_LARGE, SLOWER = "cannot be split", "does not fit", "slower"
@@ -115,9 +116,9 @@ def _slower(found: Estimate, best: Estimate) -> Rejected:
 
 def _too_large(found: Estimate) -> Rejected:
     """What takes most of the memory."""
-    state = sum(row.bytes for row in found.rows[:3])
-    rows = {"parameters, gradients and optimizer": state, **{row.name: row.bytes for row in found.rows[3:]}}
-    why = max(rows, key=lambda name: rows[name])
+    state = sum(found.held[name] for name in STATE)
+    held = {"state": state, **{name: size for name, size in found.held.items() if name not in STATE}}
+    why = max(held, key=lambda name: held[name])
     needed = (1 + found.margin) * found.bytes
-    said = f"{needed / 1e9:,.1f} of {found.memory / 1e9:,.1f} GB, most of it {why}: {rows[why] / 1e9:,.1f} GB"
+    said = f"{needed / 1e9:,.1f} of {found.memory / 1e9:,.1f} GB, most of it {why}: {held[why] / 1e9:,.1f} GB"
     return Rejected(found.choice[:3], TOO_LARGE, why, said, found)

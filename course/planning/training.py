@@ -18,8 +18,8 @@ class Training:
         plan: Dtypes, one of ``course.budget.PLANS``.
         optimizer: One of ``course.budget.OPTIMIZERS``.
         rings: Whether layers that are split over ``tensor`` send by rings, beside their products.
-        share_loss: Whether every stage of a pipeline has its share of the loss; else the last one has it, and the others
-            wait.
+        share_loss: Whether every stage of a pipeline has its share of the loss, where the microbatches can be shared;
+            else the last one has it, and the others wait.
         remats: What may be tried of ``course.budget.REMAT``.
         margin: Of memory, as a share of what is counted.
 
