@@ -16,7 +16,7 @@ from course.machine import Machine
 from course.planning.choices import Choice, refusal
 from course.planning.layers import Device, embedding_passes, layer_passes, loss_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
-from course.planning.memory import end_elements, group_elements, held_elements, memory_by_name
+from course.planning.memory import end_elements, group_elements, held_elements, layer_bytes, memory_by_name
 from course.planning.training import Training
 from course.schedules import num_ticks
 
@@ -123,9 +123,14 @@ def _parts(
 
     handed_on = training.element * sequences * sizes.seq * sizes.width / tensor
     permute = permute_seconds(machine, axis_group(choice[:3], 1), handed_on)
-    # Each tick's gradients of the weights are added to those of the ticks before.
-    added = 3 * PLANS[training.plan].gradient * group_elements(sizes, choice) if ticks > 1 else 0
+    # Each tick's gradients of the weights are added to those of the ticks before, and a scan puts them in their place.
+    added = 3 * PLANS[training.plan].gradient * group_elements(sizes, choice) if ticks > 1 or layers > 1 else 0
     adding = machine.kernel_seconds(added) if added else 0.0
+    # What a scan saves is written by the layer, read, and put into the scan's array, which is filled with zeros first.
+    scans = (layers > 1) + (ticks > 1) if remat != "block" else layers > 1
+    every, scores = layer_bytes(sizes, tensor, sequences, training.element)
+    saved = 3 * scans * layers * (every - scores * (remat == "attention"))
+    adding += machine.kernel_seconds(saved) if saved else 0.0
     again, sent_again = layers * layer.again[remat], layers * layer.sent_again[remat]
     computing = layers * (layer.forward + layer.backward) + adding
     sending = layers * (layer.sent_forward + layer.sent_backward) + sent_again
