@@ -10,6 +10,8 @@
 # # Everything together
 
 # %%
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from course.budget import Sizes
 from course.layout import Options, along, tensor_specs
+from course.machines import machine
 from course.mesh import as_varying
 from course.model import layer_key
+from course.planning import Choice, Estimate, estimate
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 from solutions.data_parallel import fold_key_over_axes
 from solutions.fsdp import gather_params, shard_params
@@ -343,4 +348,92 @@ def train_step_3d(
     norm = jnp.sqrt(lax.psum(sum(jax.tree.leaves(squares)), axes))
     rate = learning_rate * jnp.minimum(1, largest_norm / norm)
     return jax.tree.map(lambda part, g: part - rate * g, params, gradients), lax.pmean(loss, data_axis)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Which mesh: `choose_mesh`
+#
+# Your step runs on any mesh. Eight devices alone can be laid out as ten of them, each with its own numbers of
+# microbatches and repeats, with remat or without, with state split over `data` or whole: several hundred ways. Which
+# is the fastest that fits?
+#
+# You are handed what answers it for *one* way. `estimate(choice)` predicts a step by closed forms, without a program:
+#
+# | of what it gives | |
+# |---|---|
+# | `seconds`, `mfu` | of a step, and model FLOPs as a share of the peak |
+# | `parts` | where the seconds go, by name |
+# | `bytes`, `held` | on one device, and what they are, by name |
+# | `fits` | whether a device has room for that and a margin of a fifth |
+#
+# It raises `ValueError` for a choice that the model cannot be placed with: heads that `tensor` does not divide, layers
+# that `pipe` times `repeats` does not divide, a batch that `data` times `microbatches` does not divide, a mesh of more
+# or fewer devices than there are. Everybody's first idea, on 8 H100:
+
+# %%
+if __name__ == "__main__":
+    small, h100 = Sizes(layers=8, width=4096, heads=32, vocab=16_384, seq=1024), machine("8xH100")
+    for rows in (2, 16, 64):
+        for choice in (Choice(8, 1, 1, 1, 8, "none", True), Choice(1, 1, 8, 1, 8, "none", False)):
+            name = f"{rows:2} sequences, {choice.data} x {choice.pipe} x {choice.tensor}:"
+            try:
+                found = estimate(small, h100, rows, choice)
+                print(name, f"{1e3 * found.seconds:6.1f} ms, MFU {found.mfu:.0%}, fits: {found.fits}")
+            except ValueError as error:
+                print(name, error)
+
+# %% [markdown]
+# Return a `Choice` that fits, and whose predicted MFU is at least 0.95 of the best that fits; which of several that is,
+# is up to you. Where nothing fits, raise `ValueError`. `check` asks about models of three widths with batches of three
+# sizes on several machines, of one node and of two. An estimate takes a tenth of a millisecond: it is fine to try
+# everything.
+#
+# | budget | |
+# |---|---|
+# | every choice | can be placed, and uses all devices |
+# | memory | fits with the margin |
+# | predicted MFU | at least 0.95 of the best choice's that fits |
+#
+# Allowed are `remat` of `"none"` and `"block"`. How much of what is predicted can be believed is on the course's page
+# `planning`.
+
+
+# %%
+def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[Choice], Estimate]) -> Choice:
+    """The fastest way to place a training step that fits.
+
+    Args:
+        sizes: Of the Transformer.
+        num_devices: All of which are used.
+        batch: Sequences in a step, over all devices.
+        estimate: Predicts one choice; raises ``ValueError`` if the model cannot be placed so.
+
+    Returns:
+        Mesh, microbatches, repeats, remat, and whether state is split over ``data``.
+
+    Raises:
+        ValueError: Nothing fits.
+    """
+
+    ### BEGIN SOLUTION
+    def divisors(number):
+        return [i for i in range(1, number + 1) if number % i == 0]
+
+    best = None
+    for data, pipe in itertools.product(divisors(num_devices), repeat=2):
+        if num_devices % (data * pipe) or batch % data or sizes.layers % pipe:
+            continue
+        counts = divisors(batch // data), divisors(sizes.layers // pipe)
+        for microbatches, repeats, remat, fsdp in itertools.product(*counts, ("none", "block"), (False, True)):
+            choice = Choice(data, pipe, num_devices // data // pipe, microbatches, repeats, remat, fsdp)
+            try:
+                found = estimate(choice)
+            except ValueError:
+                continue
+            if found.fits and (best is None or found.seconds < best.seconds):
+                best = found
+    if best is None:
+        raise ValueError(f"a model of {sizes.count:,} parameters does not fit on {num_devices} devices in any way")
+    return best.choice
     ### END SOLUTION

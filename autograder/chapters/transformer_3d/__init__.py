@@ -1,5 +1,6 @@
 """The contract of ``transformer_3d``: FSDP, a looping pipeline and tensor parallelism in one step."""
 
+from autograder.chapters.transformer_3d.choice import CHOOSE_MESH
 from autograder.chapters.transformer_3d.forward import FORWARD_3D
 from autograder.chapters.transformer_3d.init import INIT_3D
 from autograder.chapters.transformer_3d.step import TRAIN_STEP_3D
@@ -20,6 +21,9 @@ READ = {
     "permute bytes over pipe": ("transformer_3d", "What is sent"),
     "all-reduce bytes": ("transformer_3d", "What is sent"),
     "transfers in one piece": ("transformer_3d", "What each option does"),
+    "every choice can be placed": ("planning", "What can be chosen"),
+    "memory fits": ("planning", "What is counted as memory"),
+    "predicted MFU": ("planning", "What is counted as time"),
 }
 
-CONTRACT = Contract("transformer_3d", (INIT_3D, FORWARD_3D, TRAIN_STEP_3D), question_points=2, read=READ)
+CONTRACT = Contract("transformer_3d", (INIT_3D, FORWARD_3D, TRAIN_STEP_3D, CHOOSE_MESH), question_points=2, read=READ)

@@ -1,5 +1,5 @@
 """Wrong answers for ``transformer_3d``."""
 
-from autograder.mutants.transformer_3d import forward, init, step
+from autograder.mutants.transformer_3d import choice, forward, init, step
 
-MUTANTS = (*init.MUTANTS, *forward.MUTANTS, *step.MUTANTS)
+MUTANTS = (*init.MUTANTS, *forward.MUTANTS, *step.MUTANTS, *choice.MUTANTS)

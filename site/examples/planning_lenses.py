@@ -1,0 +1,141 @@
+"""The planner's closed forms beside the lenses: steps of the chapters as they are, at a realistic size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from course.budget import Sizes
+from course.layout import tensor_specs
+from course.machines import machine
+from course.mesh import abstract_mesh, as_varying
+from course.model import split_heads, transformer
+from course.planning import Choice, Estimate, Training, estimate
+from course.program import Memory, Program, Timeline, export, memory, parse, timeline
+from solutions.fsdp import fsdp_train_step, shard_params
+from solutions.looping_pipeline import looping_train_step
+from solutions.tp_transformer import tp_transformer_step
+
+SIZES = Sizes(layers=8, width=2048, heads=16, vocab=32_000, seq=1024)
+MACHINE = machine("8xH100")
+MODEL = transformer(width=SIZES.width, hidden=SIZES.inner, num_layers=SIZES.layers, num_heads=SIZES.heads,
+                    vocab=SIZES.vocab, max_seq=SIZES.seq)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """A chapter's step, the choice that it makes, and the sequences that it is given."""
+
+    name: str
+    batch: int
+    choice: Choice
+    program: Callable[[Choice, int], Program]
+    rings: bool = True
+    share_loss: bool = False
+
+    def found(self) -> tuple[Estimate, Timeline, Memory]:
+        """What the planner says, and the lenses."""
+        training = Training("float32", "sgd", self.rings, self.share_loss)
+        program = self.program(self.choice, self.batch)
+        module = parse(program)
+        said = estimate(SIZES, MACHINE, self.batch, self.choice, training)
+        return said, timeline(module, MACHINE), memory(module, program)
+
+
+def exported(local: Callable[..., Any], mesh: dict[str, int], params: Any, specs: Any, batch: int) -> Program:
+    """``local(params, batch)`` gives new parameters and a loss, as a Program that may overwrite the old ones."""
+    tokens = jax.ShapeDtypeStruct((batch, SIZES.seq), jnp.int32)
+    inputs = {"params": params, "batch": {"inputs": tokens, "targets": tokens}}
+    ins, axes = {"params": specs, "batch": P("data")}, tuple(mesh)
+    outs = {"params": jax.tree.map(lambda _: P(axes), params), "loss": P(axes)}
+
+    def whole(params, batch):
+        after, loss = local(varying(params, axes), batch)
+        return {"params": jax.tree.map(lambda leaf: leaf[None], varying(after, axes)),
+                "loss": varying(loss, axes)[None]}  # fmt: skip
+
+    mapped = jax.shard_map(whole, mesh=abstract_mesh(mesh), in_specs=tuple(ins.values()), out_specs=outs)
+    return export(lambda params, batch: mapped(params, batch), inputs, ins, mesh=mesh, out_specs=outs,
+                  roles={"params": "state"})  # fmt: skip
+
+
+def varying(tree: Any, axes: tuple[str, ...]) -> Any:
+    for axis in axes:
+        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
+    return tree
+
+
+def split_over_tensor(choice: Choice, batch: int) -> Program:
+    """The step of `tp_transformer`."""
+    params = jax.eval_shape(MODEL.init, jax.random.key(0))
+    params["layers"]["attention"] = jax.eval_shape(
+        lambda: split_heads(MODEL.init(jax.random.key(0))["layers"]["attention"], SIZES.heads))  # fmt: skip
+    specs = tensor_specs(params, "tensor")
+
+    def local(params, batch):
+        return tp_transformer_step(params, specs, batch, jax.random.key(0), 0.0, False, "data", "tensor", jnp.float32(1))
+
+    return exported(local, {"data": choice.data, "tensor": choice.tensor}, params, specs, batch)
+
+
+def looping(choice: Choice, batch: int) -> Program:
+    """The step of `looping_pipeline`, with a Transformer."""
+    whole = jax.eval_shape(MODEL.init, jax.random.key(0))
+    stacked = choice.repeats, choice.pipe, SIZES.layers // choice.pipe // choice.repeats
+    layers = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*stacked, *s.shape[1:]), s.dtype), whole["layers"])
+    specs = {part: jax.tree.map(lambda _, part=part: P(None, "pipe") if part == "layers" else P(), whole[part])
+             for part in whole}  # fmt: skip
+
+    def local(params, batch):
+        params = {**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])}
+        return looping_train_step(params, batch, jax.random.key(0), MODEL, choice.microbatches, "pipe", "data",
+                                  jnp.float32(1))  # fmt: skip
+
+    return exported(local, {"data": choice.data, "pipe": choice.pipe}, {**whole, "layers": layers}, specs, batch)
+
+
+def sharded(choice: Choice, batch: int) -> Program:
+    """The step of `fsdp`."""
+    whole, kept = jax.eval_shape(MODEL.init, jax.random.key(0)), {}
+
+    def split(params):
+        layers = jax.tree.map(lambda leaf: leaf[0], params["layers"])
+        for name, part in (("layers", layers), ("embed", params["embed"]), ("head", params["head"])):
+            kept[name] = shard_params(part, "data", 2**16)[1]
+        return jnp.zeros(())
+
+    jax.eval_shape(jax.shard_map(split, mesh=abstract_mesh({"data": choice.data}), in_specs=P(), out_specs=P()), whole)
+    specs = {**kept, "layers": jax.tree.map(lambda spec: P(None, *spec), kept["layers"])}
+    specs = {name: specs[name] for name in whole}
+
+    def local(params, batch):
+        return fsdp_train_step(params, specs, batch, MODEL, "data", jnp.float32(1))
+
+    return exported(local, {"data": choice.data}, whole, specs, batch)
+
+
+STEPS = (
+    Step("fsdp, data=8", 64, Choice(8, 1, 1, 1, 8, "block", True), sharded),
+    Step("tp_transformer, tensor=8", 8, Choice(1, 1, 8, 1, 1, "none", False), split_over_tensor),
+    Step("tp_transformer, data=2 tensor=4", 16, Choice(2, 1, 4, 1, 1, "none", False), split_over_tensor),
+    Step("tp_transformer, data=4 tensor=2", 16, Choice(4, 1, 2, 1, 1, "none", False), split_over_tensor),
+    Step("looping_pipeline, data=2 pipe=4", 64, Choice(2, 4, 1, 8, 2, "block", False), looping),
+    Step("looping_pipeline, data=4 pipe=2", 64, Choice(4, 2, 1, 4, 4, "block", False), looping),
+)  # fmt: skip
+
+
+def main() -> None:
+    print(f"{'step':34}{'closed form':>14}{'timeline':>12}{'error':>8}   {'closed form':>12}{'liveness':>11}{'error':>8}")
+    for step in STEPS:
+        said, time, held = step.found()
+        print(f"{step.name:34}{1e3 * said.seconds:11.1f} ms{1e3 * time.seconds:9.1f} ms{said.seconds / time.seconds - 1:8.1%}"
+              f"   {said.bytes / 1e9:9.1f} GB{held.peak / 1e9:8.1f} GB{said.bytes / held.peak - 1:8.1%}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
