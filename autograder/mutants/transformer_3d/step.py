@@ -72,9 +72,7 @@ def forgets_the_stages(
                  norm_of=norm_of)  # fmt: skip
 
 
-def clips_each_leaf(
-    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-):
+def clips_each_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
     """Every leaf of a device to the largest norm, by itself."""
 
     def clipped(gradients):
