@@ -78,7 +78,9 @@ def split_over_tensor(choice: Choice, batch: int) -> Program:
     specs = tensor_specs(params, "tensor")
 
     def local(params, batch):
-        return tp_transformer_step(params, specs, batch, jax.random.key(0), 0.0, False, "data", "tensor", jnp.float32(1))
+        return tp_transformer_step(
+            params, specs, batch, jax.random.key(0), 0.0, False, "data", "tensor", jnp.float32(1)
+        )
 
     return exported(local, {"data": choice.data, "tensor": choice.tensor}, params, specs, batch)
 
@@ -130,7 +132,9 @@ STEPS = (
 
 
 def main() -> None:
-    print(f"{'step':34}{'closed form':>14}{'timeline':>12}{'error':>8}   {'closed form':>12}{'liveness':>11}{'error':>8}")
+    print(
+        f"{'step':34}{'closed form':>14}{'timeline':>12}{'error':>8}   {'closed form':>12}{'liveness':>11}{'error':>8}"
+    )
     for step in STEPS:
         said, time, held = step.found()
         print(f"{step.name:34}{1e3 * said.seconds:11.1f} ms{1e3 * time.seconds:9.1f} ms{said.seconds / time.seconds - 1:8.1%}"

@@ -67,7 +67,10 @@ def weak_scaling(row: tuple) -> tuple[float, Estimate, Estimate, Estimate]:
 def step(row: tuple, remat: str) -> Estimate:
     """A published step as it was run."""
     _, heads, width, layers, tensor, pipe, devices, batch, microbatches, repeats, *_ = row
-    sizes, choice = Sizes(layers, width, heads, VOCAB, SEQ), Choice(1, pipe, tensor, microbatches, repeats, remat, False)
+    sizes, choice = (
+        Sizes(layers, width, heads, VOCAB, SEQ),
+        Choice(1, pipe, tensor, microbatches, repeats, remat, False),
+    )
     return estimate(sizes, cluster(devices), batch, choice, TRAINING)
 
 
@@ -81,7 +84,9 @@ def main() -> None:
         measured, *found = weak_scaling(row)
         print(f"{row[0]:6}B{row[6]:6}{row[7]:7}{measured:10.1%} {'  '.join(map(shown, found))}".rstrip())
     print("* does not fit with a margin of a fifth")
-    print(f"\n{'':10}{'recomputed':12}{'measured, s':>12}{'predicted, s':>13}{'ratio':>7}   where the predicted time goes, s")
+    print(
+        f"\n{'':10}{'recomputed':12}{'measured, s':>12}{'predicted, s':>13}{'ratio':>7}   where the predicted time goes, s"
+    )
     for row in RECOMPUTATION:
         for name, remat, measured in (("all", "block", row[-2]), ("scores", "attention", row[-1])):
             found = step(row, remat)
