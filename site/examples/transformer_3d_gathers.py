@@ -29,8 +29,9 @@ def located(file: str) -> str | None:
 def main(folder: Path) -> None:
     assert TASK.analysed
     case = TASK.analysed[0]
-    print(f"{case.mesh_text}, {case.sizes['num_layers']} layers of width {case.sizes['width']:,}, "
-          f"{case.sizes['num_microbatches']} microbatches of {case.sizes['seq']} tokens, {case.sizes['num_repeats']} repeats")  # fmt: skip
+    s = case.sizes
+    print(f"{case.mesh_text}, {s['num_layers']} layers of width {s['width']:,}, {s['num_repeats']} repeats,")
+    print(f"{s['num_microbatches']} microbatches of {s['seq']} tokens\n")
     print(f"{'':36}{'step, ms':>10}{'over data, ms':>15}{'sent over data, MiB':>21}{'temporaries, MiB':>18}")
     for name, function in WAYS.items():
         program = trace(TASK, function, case, located)

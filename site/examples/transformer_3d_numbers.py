@@ -20,7 +20,7 @@ def case_of(mesh: tuple[int, int, int]) -> Case:
 
 
 def activations_sent(case: Case) -> float:
-    """Over the tensor axis, in a layer twice each way and as often backward, with the recomputation once more each way."""
+    """Over the tensor axis: 4 gathers or scatters a layer forward, again in the recomputation, and backward."""
     s, (_, pipe, tensor) = case.sizes, sizes_of(case)
     rows = s["rows"] * s["num_microbatches"] * s["seq"]
     return 12 * s["num_layers"] / pipe * (tensor - 1) / tensor * 4 * rows * s["width"]

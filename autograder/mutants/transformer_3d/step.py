@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autograder.mutants import mutant
-from autograder.mutants.transformer_3d.names import GRADIENTS, SUMMED, VALUES, WRONG, but
+from autograder.mutants.transformer_3d.names import SUMMED, VALUES, WRONG, but
 from course.layout import along
 from solutions.transformer_3d import forward_3d, train_step_3d
 
@@ -147,5 +147,5 @@ MUTANTS = (
     mutant(TASK, always_scales, *WRONG, shown_by=_UNCLIPPED),
     mutant(TASK, averages_once_more, SUMMED),
     mutant(TASK, reports_the_loss_of_its_rows, VALUES),
-    mutant(TASK, climbs, VALUES, GRADIENTS),
+    mutant(TASK, climbs, *WRONG),
 )
