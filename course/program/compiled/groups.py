@@ -64,7 +64,11 @@ def _by_axes(mesh: str, chosen: str, source: list[int], order: list[int]) -> lis
     devices = np.arange(math.prod(shape))
     if source:
         devices = np.transpose(devices.reshape(source), order or None)
-    return np.transpose(devices.reshape(shape), outside + inside).reshape(-1, math.prod(shape[dim] for dim in inside)).tolist()
+    return (
+        np.transpose(devices.reshape(shape), outside + inside)
+        .reshape(-1, math.prod(shape[dim] for dim in inside))
+        .tolist()
+    )
 
 
 def _rows(text: str) -> list[list[int]]:
