@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from course.budget import Sizes
-from course.layout import tensor_specs
+from course.layout import Options, tensor_specs
 from course.machines import machine
 from course.mesh import abstract_mesh, as_varying
 from course.model import split_heads, transformer
@@ -20,6 +20,7 @@ from course.program import Memory, Program, Timeline, export, memory, parse, tim
 from solutions.fsdp import fsdp_train_step, shard_params
 from solutions.looping_pipeline import looping_train_step
 from solutions.tp_transformer import tp_transformer_step
+from solutions.transformer_3d import init_3d, train_step_3d
 
 SIZES = Sizes(layers=8, width=2048, heads=16, vocab=32_000, seq=1024)
 MACHINE = machine("8xH100")
@@ -119,6 +120,29 @@ def sharded(choice: Choice, batch: int) -> Program:
     return exported(local, {"data": choice.data}, whole, specs, batch)
 
 
+def everything(choice: Choice, batch: int, rings: bool = True) -> Program:
+    """The step of `transformer_3d`."""
+    axes, kept = ("data", "pipe", "tensor"), {}
+    whole = jax.eval_shape(MODEL.init, jax.random.key(0))
+    whole["layers"]["attention"] = jax.eval_shape(
+        lambda: split_heads(MODEL.init(jax.random.key(0))["layers"]["attention"], SIZES.heads))  # fmt: skip
+    options = Options(num_microbatches=choice.microbatches, rings=rings, remat=choice.remat == "block")
+
+    def begin(params):
+        parts, kept["specs"] = init_3d(params, choice.repeats, 0 if choice.fsdp else 2**62, *axes)
+        return varying(parts, axes)
+
+    jax.eval_shape(jax.shard_map(begin, mesh=abstract_mesh(choice.mesh), in_specs=P(), out_specs=P(axes)), whole)
+    stacked = choice.repeats, choice.pipe, SIZES.layers // choice.pipe // choice.repeats
+    layers = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*stacked, *s.shape[1:]), s.dtype), whole["layers"])
+
+    def local(params, batch):
+        return train_step_3d(params, kept["specs"], batch, jax.random.key(0), options, *axes, jnp.float32(1),
+                             jnp.float32(1))  # fmt: skip
+
+    return exported(local, choice.mesh, {**whole, "layers": layers}, kept["specs"], batch)
+
+
 STEPS = (
     Step("fsdp, data=8", 64, Choice(8, 1, 1, 1, 8, "block", True), sharded),
     Step("tp_transformer, tensor=8", 8, Choice(1, 1, 8, 1, 1, "none", False), split_over_tensor),
@@ -126,6 +150,10 @@ STEPS = (
     Step("tp_transformer, data=4 tensor=2", 16, Choice(4, 1, 2, 1, 1, "none", False), split_over_tensor),
     Step("looping_pipeline, data=2 pipe=4", 64, Choice(2, 4, 1, 8, 2, "block", False), looping),
     Step("looping_pipeline, data=4 pipe=2", 64, Choice(4, 2, 1, 4, 4, "block", False), looping),
+    Step("transformer_3d, 2 x 2 x 2, FSDP", 64, Choice(2, 2, 2, 4, 4, "block", True), everything, share_loss=True),
+    Step("transformer_3d, 4 x 1 x 2", 64, Choice(4, 1, 2, 2, 8, "block", False), everything, share_loss=True),
+    Step("transformer_3d, 1 x 8 x 1", 64, Choice(1, 8, 1, 16, 1, "block", False), everything, share_loss=True),
+    Step("transformer_3d, 1 x 2 x 4, all kept", 32, Choice(1, 2, 4, 4, 4, "none", False), everything, share_loss=True),
 )  # fmt: skip
 
 
