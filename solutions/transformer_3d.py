@@ -160,25 +160,20 @@ def forward_3d(
         whole = gather_params(travelling, jax.tree.map(lambda spec: along(spec, data_axis), specs), data_axis)
         return jax.tree.map(lambda leaf, part: leaf.astype(part.dtype), whole, parts)
 
-    def reduce(gradients, specs):
-        others = pipe_axis, tensor_axis
+    def reduce(gradients, specs, others):
         return jax.tree.map(lambda g, spec: complete(g, spec, data_axis, others), gradients, specs)
 
-    def enter(parts, specs):
+    def enter(parts, specs, others):
         """Whole weights; what flows back to them is completed."""
         weights = jax.custom_vjp(lambda parts: gather(parts, specs))
-        weights.defvjp(lambda parts: (gather(parts, specs), None), lambda _, g: (reduce(g, specs),))
+        weights.defvjp(lambda parts: (gather(parts, specs), None), lambda _, g: (reduce(g, specs, others),))
         return weights(parts)
 
-    def stage(weights, x, microbatch, repeat):
-        def layer(x, numbered):
-            j, one = numbered
-            number = (repeat * num_stages + index) * each + j
-            own = layer_key(key, microbatch, number)
-            return block(one, x, own, options.rate, into, out_of, tensor_axis), None
-
-        group = jax.tree.map(lambda leaf: leaf[0], weights)
-        return lax.scan(layer, x, (jnp.arange(each), group))[0]
+    def stage(group, x, microbatch, repeat):
+        for j, weights in enumerate(group):
+            own = layer_key(key, microbatch, (repeat * num_stages + index) * each + j)
+            x = block(weights, x, own, options.rate, into, out_of, tensor_axis)
+        return x
 
     def position(repeat, local):
         """Of a block's tick: microbatch, whether the repeat is the one before, and the slot that is filled, if any."""
@@ -188,6 +183,9 @@ def forward_3d(
         returned = (t >= num_stages) & (behind < count)
         microbatch = jnp.minimum((t - index) % period, count - 1)
         return microbatch, late, jnp.minimum(behind, count - 1), returned
+
+    def put(both, one, at):
+        return lax.dynamic_update_index_in_dim(both, one, at, 0)
 
     def choose(two, late):
         return jax.tree.map(lambda leaf: leaf[1 - late], two)
@@ -212,7 +210,7 @@ def forward_3d(
             weights = choose(two, late)
             pull = jax.vjp(lambda w, x: stage(w, x, microbatch, jnp.maximum(repeat - late, 0)), weights, x)[1]
             of_weights, of_x = pull(of_y)
-            of_two = jax.tree.map(lambda total, g: total.at[1 - late].add(g), of_two, of_weights)
+            of_two = jax.tree.map(lambda both, g: put(both, both[1 - late] + g, 1 - late), of_two, of_weights)
             of_waiting = of_waiting.at[microbatch].add(jnp.where(index == 0, of_x, 0))
             of_arrived = jnp.where(index == 0, 0, of_x) + jnp.where(returned, of_waiting[slot], 0)
             of_waiting = of_waiting.at[slot].multiply(jnp.where(returned, 0.0, 1.0))
@@ -221,9 +219,11 @@ def forward_3d(
         return lax.scan(tick, start, (jnp.arange(len(inputs)), inputs, leaving), reverse=True)[0]
 
     def group(parts, repeat):
-        return jax.tree.map(lambda leaf: leaf[repeat], parts)
+        """The layers of a repeat, one by one: a stack of them would be a stack of their gradients too."""
+        return [jax.tree.map(lambda leaf, j=j: leaf[repeat, 0, j], parts) for j in range(each)]
 
-    of_group = jax.tree.map(lambda spec: P(*spec[1:]), specs["layers"])
+    of_group = [jax.tree.map(lambda spec: P(*spec[3:]), specs["layers"])] * each
+    of_layers, of_ends = (tensor_axis,), (pipe_axis, tensor_axis)
     forwards_once, backwards_once = jax.jit(forwards, static_argnums=3), jax.jit(backwards)
 
     def ticks(repeat):
@@ -257,24 +257,27 @@ def forward_3d(
             if repeat == num_repeats - 1:
                 leaving = leaving.at[-count:].set(of_outputs)
             coming = gather(group(parts, repeat - 2), of_group) if repeat > 1 else None
-            empty = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), two)
-            start = waiting, arrived, pair(empty, totals or empty)
+            empty = jax.tree.map(jnp.zeros_like, two)
+            if totals:
+                empty = jax.tree.map(lambda both, own: put(both, own, 1), empty, totals)
+            start = waiting, arrived, empty
             waiting, arrived, of_two = backwards_once(two, start, inputs[repeat], leaving, repeat)
             totals, finished = choose(of_two, 1), choose(of_two, 0)
             if repeat == 0:
                 finished = jax.tree.map(jnp.add, totals, finished)
-            reduced.append(reduce(finished, of_group))
+            reduced.append(reduce(finished, of_group, of_layers))
             if repeat:
                 own = choose(two, 1)
                 two = pair(coming if repeat > 1 else own, own)
-        return jax.tree.map(lambda *groups: jnp.stack(groups), *reversed(reduced)), waiting
+        every = [jax.tree.map(lambda *layers: jnp.stack(layers)[None], *one) for one in reversed(reduced)]
+        return jax.tree.map(lambda *groups: jnp.stack(groups), *every), waiting
 
     layers = jax.custom_vjp(lambda parts, x: run_saving(parts, x)[0])
     layers.defvjp(run_saving, run_back)
 
     @jax.checkpoint
     def embed(parts, tokens):
-        return vocab_parallel_embed(enter(parts, specs["embed"]), tokens, tensor_axis)
+        return vocab_parallel_embed(enter(parts, specs["embed"], of_ends), tokens, tensor_axis)
 
     batch = split_microbatches(batch, count)
     x = embed(params["embed"], batch["inputs"].reshape(-1, batch["inputs"].shape[-1]))
@@ -282,9 +285,9 @@ def forward_3d(
     if options.remat:
         outputs = layers(params["layers"], x)
     else:
-        outputs, _ = run(params["layers"], x, lambda part: enter(part, of_group))
+        outputs, _ = run(params["layers"], x, lambda part: enter(part, of_group, of_layers))
 
-    head = enter(params["head"], specs["head"])
+    head = enter(params["head"], specs["head"], of_ends)
 
     def one_loss(given):
         return vocab_parallel_loss(head, *given, into, tensor_axis)

@@ -15,7 +15,7 @@ READ = {
     "communication": ("transformer_3d", "Who holds what"),
     "bfloat16 products": ("transformer_3d", "What each option does"),
     "live temporaries": ("transformer_3d", "Once for a repeat"),
-    "predicted time": ("transformer_3d", "Once for a repeat"),
+    "exposed over data": ("transformer_3d", "Once for a repeat"),
     "all-gather bytes over data": ("transformer_3d", "Once for a repeat"),
     "reduce-scatter bytes over data": ("transformer_3d", "Once for a repeat"),
     "permute bytes over pipe": ("transformer_3d", "What is sent"),

@@ -22,7 +22,7 @@ from course.layout import Options, tensor_specs
 from course.model import Model, full_loss, split_heads, transformer
 
 SIZES = {
-    "width": 16, "hidden": 40, "num_heads": 8, "num_layers": 4, "vocab": 64, "seq": 8, "max_seq": 24, "rows": 1,
+    "width": 16, "hidden": 40, "num_heads": 8, "num_layers": 4, "vocab": 64, "seq": 8, "max_seq": 8, "rows": 1,
     "num_microbatches": 2, "num_repeats": 2, "min_size": 64, "dropout": 0, "parallel": 0, "rings": 0, "remat": 1,
     "bfloat16": 0,
 }  # fmt: skip

@@ -10,6 +10,7 @@ from jax import lax
 
 from autograder.mutants import mutant
 from autograder.mutants.transformer_3d.names import (
+    EXPOSED,
     GATHERED,
     GRADIENTS,
     LOW,
@@ -18,7 +19,6 @@ from autograder.mutants.transformer_3d.names import (
     SCATTERED,
     SUMMED,
     TEMPORARIES,
-    TIME,
     WRONG,
     but,
 )
@@ -40,15 +40,13 @@ def gathers_in_every_tick(params, specs, batch, key, options, data_axis, pipe_ax
     one = jax.tree.map(lambda spec: along(type(spec)(*spec[3:]), data_axis), specs["layers"])
 
     def late(shards, each, axis_name):
-        return gather_params(shards, each, axis_name) if "norm" in shards or "token" in shards else shards
+        return shards if isinstance(shards, list) else gather_params(shards, each, axis_name)
 
     def block(weights, *rest):
         return tp_transformer_block(gather_params(weights, one, data_axis), *rest)
 
     def gradient(g, spec, data, others):
-        if pipe_axis not in along(spec, pipe_axis) or data not in along(spec, data):
-            return complete(g, spec, data, others)
-        return g
+        return g if data in along(spec, data) and pipe_axis not in others else complete(g, spec, data, others)
 
     changed = but(forward_3d, gather_params=late, tp_transformer_block=block, complete=gradient)
     return changed(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
@@ -97,7 +95,7 @@ def sums_twice_over_stages(params, specs, batch, key, options, data_axis, pipe_a
 
     def twice(g, spec, data, others):
         found = complete(g, spec, data, others)
-        if pipe_axis in along(spec, pipe_axis):
+        if pipe_axis not in others:
             return found
         return as_varying(lax.pmean(found, pipe_axis), pipe_axis)
 
@@ -162,7 +160,7 @@ _DROPS = ("replica=1 x stage=2 x model=4, rings, side by side, dropout",)
 _LOW = ("data=2 x pipe=2 x tensor=2", "data=2 x pipe=1 x tensor=2, bfloat16")
 MUTANTS = (
     mutant(TASK, keeps_everything, TEMPORARIES),
-    mutant(TASK, gathers_in_every_tick, GATHERED, SCATTERED, TIME),
+    mutant(TASK, gathers_in_every_tick, GATHERED, SCATTERED, EXPOSED),
     mutant(TASK, sums_over_data, GRADIENTS, NORM),
     mutant(TASK, averages_over_features, GRADIENTS, NORM),
     mutant(TASK, divides_what_is_split, GRADIENTS, NORM),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -65,20 +63,14 @@ def gives_every_place_the_first_part(params, num_repeats, min_size, data_axis, p
     return jax.tree.map(first, parts, specs), specs
 
 
-def cuts_data_before_features(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """A leaf's largest dim is chosen before features are split, so that another one is."""
+def splits_the_first_dim(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
+    """The first dim that is divisible, not the largest."""
 
-    def split(leaf, axis_name, limit):
-        return shard_params(jnp.swapaxes(leaf, 0, -1), axis_name, limit)
+    def first(leaf, axis_name, limit):
+        fits = [dim for dim in range(leaf.ndim) if leaf.shape[dim] % lax.axis_size(axis_name) == 0]
+        return leaf, P(*[None] * fits[0], axis_name) if fits and leaf.size >= limit else P()
 
-    def turned(leaf, axis_name, limit) -> Any:
-        part, spec = split(leaf, axis_name, limit)
-        dims = [*spec, *[None] * (leaf.ndim - len(spec))]
-        if len(dims) > 1:
-            dims[0], dims[-1] = dims[-1], dims[0]
-        return part, P(*dims)
-
-    return but(init_3d, shard_params=turned)(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)
+    return but(init_3d, shard_params=first)(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)
 
 
 TASK = "init_3d"
@@ -89,5 +81,5 @@ MUTANTS = (
     mutant(TASK, asks_the_whole_leaf_for_its_size, SPLIT, STATE),
     mutant(TASK, takes_layers_in_a_row, VALUES),
     mutant(TASK, gives_every_place_the_first_part, VALUES, SENT),
-    mutant(TASK, cuts_data_before_features, SPLIT),
+    mutant(TASK, splits_the_first_dim, SPLIT),
 )

@@ -10,7 +10,7 @@ VALUES, GRADIENTS, NORM = "values", "gradients", "gradient norm"
 WRONG = (VALUES, GRADIENTS, NORM)
 SPLIT, STATE, SENT = "split dims", "state bytes per device", "communication"
 LOW = "bfloat16 products"
-TEMPORARIES, TIME = "live temporaries", "predicted time"
+TEMPORARIES, EXPOSED = "live temporaries", "exposed over data"
 GATHERED, SCATTERED = "all-gather bytes over data", "reduce-scatter bytes over data"
 PERMUTED, SUMMED, PIECES = "permute bytes over pipe", "all-reduce bytes", "transfers in one piece"
 
