@@ -36,15 +36,13 @@ class Step:
     batch: int
     choice: Choice
     program: Callable[[Choice, int], Program]
-    rings: bool = True
-    share_loss: bool = False
+    how: Training = Training("float32", "sgd")
 
     def found(self) -> tuple[Estimate, Timeline, Memory]:
         """What the planner says, and the lenses."""
-        training = Training("float32", "sgd", self.rings, self.share_loss)
         program = self.program(self.choice, self.batch)
         module = parse(program)
-        said = estimate(SIZES, MACHINE, self.batch, self.choice, training)
+        said = estimate(SIZES, MACHINE, self.batch, self.choice, self.how)
         return said, timeline(module, MACHINE), memory(module, program)
 
 
@@ -120,13 +118,13 @@ def sharded(choice: Choice, batch: int) -> Program:
     return exported(local, {"data": choice.data}, whole, specs, batch)
 
 
-def everything(choice: Choice, batch: int, rings: bool = True) -> Program:
+def everything(choice: Choice, batch: int) -> Program:
     """The step of `transformer_3d`."""
     axes, kept = ("data", "pipe", "tensor"), {}
     whole = jax.eval_shape(MODEL.init, jax.random.key(0))
     whole["layers"]["attention"] = jax.eval_shape(
         lambda: split_heads(MODEL.init(jax.random.key(0))["layers"]["attention"], SIZES.heads))  # fmt: skip
-    options = Options(num_microbatches=choice.microbatches, rings=rings, remat=choice.remat == "block")
+    options = Options(num_microbatches=choice.microbatches, rings=True, remat=choice.remat == "block")
 
     def begin(params):
         parts, kept["specs"] = init_3d(params, choice.repeats, 0 if choice.fsdp else 2**62, *axes)
@@ -143,17 +141,20 @@ def everything(choice: Choice, batch: int, rings: bool = True) -> Program:
     return exported(local, choice.mesh, {**whole, "layers": layers}, kept["specs"], batch)
 
 
+SEPARATE = Training("float32", "sgd", pairs=False)
+SCANNED = Training("float32", "sgd", scanned=True, pairs=False)
+LAST = Training("float32", "sgd", share_loss=False)
 STEPS = (
-    Step("fsdp, data=8", 64, Choice(8, 1, 1, 1, 8, "block", True), sharded),
-    Step("tp_transformer, tensor=8", 8, Choice(1, 1, 8, 1, 1, "none", False), split_over_tensor),
-    Step("tp_transformer, data=2 tensor=4", 16, Choice(2, 1, 4, 1, 1, "none", False), split_over_tensor),
-    Step("tp_transformer, data=4 tensor=2", 16, Choice(4, 1, 2, 1, 1, "none", False), split_over_tensor),
-    Step("looping_pipeline, data=2 pipe=4", 64, Choice(2, 4, 1, 8, 2, "block", False), looping),
-    Step("looping_pipeline, data=4 pipe=2", 64, Choice(4, 2, 1, 4, 4, "block", False), looping),
-    Step("transformer_3d, 2 x 2 x 2, FSDP", 64, Choice(2, 2, 2, 4, 4, "block", True), everything, share_loss=True),
-    Step("transformer_3d, 4 x 1 x 2", 64, Choice(4, 1, 2, 2, 8, "block", False), everything, share_loss=True),
-    Step("transformer_3d, 1 x 8 x 1", 64, Choice(1, 8, 1, 16, 1, "block", False), everything, share_loss=True),
-    Step("transformer_3d, 1 x 2 x 4, all kept", 32, Choice(1, 2, 4, 4, 4, "none", False), everything, share_loss=True),
+    Step("fsdp, data=8", 64, Choice(8, 1, 1, 1, 8, "block", True), sharded, SEPARATE),
+    Step("tp_transformer, tensor=8", 8, Choice(1, 1, 8, 1, 1, "none", False), split_over_tensor, SCANNED),
+    Step("tp_transformer, data=2 tensor=4", 16, Choice(2, 1, 4, 1, 1, "none", False), split_over_tensor, SCANNED),
+    Step("tp_transformer, data=4 tensor=2", 16, Choice(4, 1, 2, 1, 1, "none", False), split_over_tensor, SCANNED),
+    Step("looping_pipeline, data=2 pipe=4", 64, Choice(2, 4, 1, 8, 2, "block", False), looping, LAST),
+    Step("looping_pipeline, data=4 pipe=2", 64, Choice(4, 2, 1, 4, 4, "block", False), looping, LAST),
+    Step("transformer_3d, 2 x 2 x 2, FSDP", 64, Choice(2, 2, 2, 4, 4, "block", True), everything),
+    Step("transformer_3d, 4 x 1 x 2", 64, Choice(4, 1, 2, 2, 8, "block", False), everything),
+    Step("transformer_3d, 1 x 8 x 1", 64, Choice(1, 8, 1, 16, 1, "block", False), everything),
+    Step("transformer_3d, 1 x 2 x 4, all kept", 32, Choice(1, 2, 4, 4, 4, "none", False), everything),
 )  # fmt: skip
 
 
