@@ -76,6 +76,10 @@ def test_what_is_no_choice_is_said_to_be_none(answer):
 
 
 def test_a_forged_answer_passes_nothing():
-    for values in (np.zeros(MOST, np.uint8), answers.encode((1, 2, 3), MOST), answers.encode((Refusal("x"),) * 9, MOST)):
+    for values in (
+        np.zeros(MOST, np.uint8),
+        answers.encode((1, 2, 3), MOST),
+        answers.encode((Refusal("x"),) * 9, MOST),
+    ):
         evidence = SimpleNamespace(case=TASK.cases[0], line="", secret=False, measured={"values": values})
         assert {"every choice can be placed", "predicted MFU"} <= failed(choice_facts([evidence], None, None))

@@ -17,7 +17,7 @@ from course.planning.choices import Choice, refusal
 from course.planning.layers import Device, embedding_passes, layer_passes, loss_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
 from course.planning.memory import end_elements, group_elements, held_elements, layer_bytes, memory_by_name
-from course.planning.training import Training
+from course.planning.training import DEFAULT, Training
 from course.schedules import num_ticks
 
 CAUSES = {
@@ -73,7 +73,7 @@ class Estimate:
 
 
 def estimate(
-    sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = Training()
+    sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = DEFAULT
 ) -> Estimate:  # fmt: skip
     """Predict one step.
 
@@ -90,9 +90,7 @@ def estimate(
     return estimator(sizes, machine, batch, training)(choice)
 
 
-def estimator(
-    sizes: Sizes, machine: Machine, batch: int, training: Training = Training()
-) -> Callable[[Choice], Estimate]:
+def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Callable[[Choice], Estimate]:
     """``estimate`` for many choices: what they have in common is computed once."""
 
     @cache
@@ -143,7 +141,8 @@ def _parts(
         "copying": _copying(sizes, machine, choice, training, ticks, layers * sequences, turns),
         "bubble": (ticks - busy) * whole + waiting,
         "tensor": busy * sending + sum(n * (one.sent_forward + one.sent_backward) for one, n in ends),
-        "pipe": 2 * busy * permute + _outside_ticks(sizes, machine, choice, training, shared * microbatches * handed_on),
+        "pipe": 2 * busy * permute
+        + _outside_ticks(sizes, machine, choice, training, shared * microbatches * handed_on),
         "data": _over_data(sizes, machine, choice, training, forward, whole - forward),
         "update": _update(sizes, machine, choice, training),
     }

@@ -27,7 +27,9 @@ LARGE = Sizes(layers=8, width=4096, heads=32, vocab=16_384, seq=1024)
 
 def program(function, inputs):
     mesh = {"data": 1}
-    mapped = jax.shard_map(lambda *given: {"y": function(*given)}, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P())
+    mapped = jax.shard_map(
+        lambda *given: {"y": function(*given)}, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P()
+    )
     specs = {name: P() for name in inputs}
     return export(lambda **given: mapped(*given.values()), inputs, specs, mesh=mesh, out_specs={"y": P()})
 
@@ -113,7 +115,7 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
 def test_what_cannot_be_placed_is_said(change, said):
     choice = Choice(2, 2, 2, 4, 2, "none", True)._replace(**change)
     assert said in refusal(SIZES, 8, 16, choice)
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match="is|cannot|called"):
         estimate(SIZES, H100, 16, choice)
 
 

@@ -59,3 +59,6 @@ class Training:
     def dtype(self) -> str:
         """Of matrix products, in StableHLO's name."""
         return {4: "f32", 2: "bf16"}[self.element]
+
+
+DEFAULT = Training()

@@ -12,7 +12,8 @@ from course.planning import Choice, Estimate, Training, estimate, search
 SEQ, VOCAB = 2048, 51_200
 # Megatron-LM keeps half precision with a float32 copy, and sends in one piece.
 TRAINING = Training("mixed", "adam", rings=False, remats=("none", "attention", "block"))
-# Narayanan et al. 2021, table 1: billions of parameters, heads, width, layers, tensor, pipe, GPUs, batch, TFLOP/s a GPU.
+# Narayanan et al. 2021, table 1: billions of parameters, heads, width, layers, tensor, pipe, GPUs, batch, and TFLOP/s
+# a GPU.
 WEAK_SCALING = (
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -67,7 +68,10 @@ def weak_scaling(row: tuple) -> tuple[float, Estimate, Estimate, Estimate]:
 def step(row: tuple, remat: str) -> Estimate:
     """A published step as it was run."""
     _, heads, width, layers, tensor, pipe, devices, batch, microbatches, repeats, *_ = row
-    sizes, choice = Sizes(layers, width, heads, VOCAB, SEQ), Choice(1, pipe, tensor, microbatches, repeats, remat, False)
+    sizes, choice = (
+        Sizes(layers, width, heads, VOCAB, SEQ),
+        Choice(1, pipe, tensor, microbatches, repeats, remat, False),
+    )
     return estimate(sizes, cluster(devices), batch, choice, TRAINING)
 
 
@@ -81,7 +85,8 @@ def main() -> None:
         measured, *found = weak_scaling(row)
         print(f"{row[0]:6}B{row[6]:6}{row[7]:7}{measured:10.1%} {'  '.join(map(shown, found))}".rstrip())
     print("* does not fit with a margin of a fifth")
-    print(f"\n{'':10}{'recomputed':12}{'measured, s':>12}{'predicted, s':>13}{'ratio':>7}   where the predicted time goes, s")
+    head = f"\n{'':10}{'recomputed':12}{'measured, s':>12}{'predicted, s':>13}{'ratio':>7}"
+    print(f"{head}   where the predicted time goes, s")
     for row in RECOMPUTATION:
         for name, remat, measured in (("all", "block", row[-2]), ("scores", "attention", row[-1])):
             found = step(row, remat)
