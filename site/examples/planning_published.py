@@ -44,7 +44,7 @@ def cluster(num_devices: int) -> Machine:
 
 
 def published_mfu(sizes: Sizes, tflops: float) -> float:
-    """Model FLOPs as a share of the peak: the paper's TFLOP/s count the recomputed forward pass too (equation 3)."""
+    """Model FLOPs as a share of the peak; the paper's formula for TFLOP/s counts the recomputed forward pass."""
     s, h, layers = sizes.seq, sizes.width, sizes.layers
     counted = 96 * layers * h**2 * (1 + s / (6 * h) + sizes.vocab / (16 * layers * h))
     return tflops / 312 * flops_per_token(sizes) / counted
