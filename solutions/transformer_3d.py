@@ -8,6 +8,21 @@
 
 # %% [markdown]
 # # Everything together
+#
+# Data parallelism splits the batch, FSDP the weights, a pipeline the layers, tensor parallelism the features. Each of
+# them stops paying somewhere: a batch has only so many rows, a model so many layers, a node so many devices with fast
+# links. Large models are trained with all of them at once, on a mesh `data` x `pipe` x `tensor`. You have written every
+# part. This chapter puts them together, and the sum must take exactly the step of a single device.
+#
+# | function | what it does |
+# |---|---|
+# | `init_3d` | keeps this device's part of the parameters, over three axes |
+# | `forward_3d` | the loss of a pipeline's rows; its gradient comes back complete, in parts |
+# | `train_step_3d` | a step of SGD, clipped by the norm that one device would see |
+# | `choose_mesh` | says on which mesh a given model should be trained |
+#
+# The theory is on the course's page `transformer_3d`: `make serve` shows it, and `site/pages/transformer_3d.md` is its
+# source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 import itertools
@@ -16,15 +31,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.budget import Sizes
+from course.data import token_batch
 from course.layout import Options, along, tensor_specs
 from course.machines import machine
-from course.mesh import as_varying
-from course.model import layer_key
+from course.mesh import abstract_mesh, as_varying, make_mesh, shard_map_with_specs
+from course.model import full_loss, layer_key, split_heads, transformer
 from course.planning import Choice, Estimate, estimate
+from course.predict import predict
+from course.program import export
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 from solutions.data_parallel import fold_key_over_axes
 from solutions.fsdp import gather_params, shard_params
@@ -40,6 +59,48 @@ from solutions.tp_transformer import (
 )
 
 PyTree = Any
+
+
+# %% [markdown]
+# ## Who holds what: `init_3d`
+#
+# Of each array, a device keeps one part, and three questions say which:
+#
+# 1. **Which layers?** Those of its stage, as `layers_of_stage` gives them. `pipe` has nothing to do with embedding and
+#    head: every stage has them.
+# 2. **Which features of these?** `tensor_specs(params, axis_name)` gives the `PartitionSpec` of every leaf over one
+#    axis, as in the chapter `tp_transformer`. Norms, biases of `down` and positions are whole.
+# 3. **Which part of that?** What is left is split over `data` by the rule of `shard_params`: the largest dim that the
+#    axis divides, nothing below `min_size` elements. What counts are dims and size of *one layer's part*, after the
+#    second question.
+
+# %%
+if __name__ == "__main__":
+    small = transformer(width=32, hidden=64, num_layers=8, num_heads=4, vocab=64, max_seq=16)
+    shapes = jax.eval_shape(small.init, jax.random.key(0))
+    total = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    layers = sum(leaf.size for leaf in jax.tree.leaves(shapes["layers"]))
+    print(f"{total:,} parameters, {layers:,} of them in layers")
+    for data, pipe, tensor in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)):
+        ideal = (layers / pipe + total - layers) / tensor / data
+        print(f"data={data} x pipe={pipe} x tensor={tensor}: {ideal:8,.0f} on a device, if every leaf could be split")
+
+# %% [markdown]
+# Both may fall on the same dim. Then `tensor` cuts first, and `data` cuts what is left: the spec's entry for the dim is
+# `("tensor", "data")`, and JAX reads it in this order.
+#
+# The leaves under `layers` come as `[num_layers, ...]` and leave as `[num_repeats, 1, layers_per_stage, ...]`: the
+# local block of an array `[num_repeats, num_stages, layers_per_stage, ...]` whose second dim is split over `pipe`. That
+# is also what their specs are for. Specs end with their last axis: `P()` and not `P(None, None)` for a leaf that is
+# whole.
+#
+# | budget | |
+# |---|---|
+# | bytes held per device | exactly those of the rule |
+# | communication | none |
+#
+# Useful: `layers_of_stage` raises an error where the layers cannot be shared; `shard_params(leaf, axis_name, min_size)`
+# returns a part **and its spec**; `lax.dynamic_slice_in_dim`.
 
 
 # %%
@@ -98,6 +159,24 @@ def init_3d(
     ### END SOLUTION
 
 
+# %% [markdown]
+# ## One loss, one gradient
+#
+# Three chapters had three rules for the scale of a gradient. With three axes at once, it is best to have one rule and
+# to keep to it. `forward_3d` returns one number for each pipeline: the mean over its rows, **the same on all devices of
+# `pipe` and `tensor`, and typed so**. Then `jax.grad` differentiates one loss for each place on `data`, and what a
+# device finds for its part of a leaf is
+#
+# | axis | leaf is split over it | leaf is whole on it |
+# |---|---|---|
+# | `tensor` | complete | a share: shares are summed |
+# | `pipe` | complete (layers) | a share, mostly zero (embedding, head): shares are summed |
+# | `data` | (it was gathered) reduce-scatter, divided by the size | all-reduce, divided by the size |
+#
+# The function below does that for one leaf. `along(spec, axis_name)` is what a spec says of one axis alone. What it
+# returns is typed as varying again, since that is what it is the gradient of.
+
+
 # %%
 def complete(gradient: jax.Array, spec: P, data_axis: str, others: tuple[str, ...]) -> jax.Array:
     """The gradient of a part from each device's gradient of its own loss: a mean over ``data``, else sums."""
@@ -109,6 +188,70 @@ def complete(gradient: jax.Array, spec: P, data_axis: str, others: tuple[str, ..
     for axis in axes:
         total = as_varying(total, axis)
     return total
+
+
+# %% [markdown]
+# ## The whole way: `forward_3d`
+#
+# What happens to the rows of one place on `data`, in `num_microbatches` parts:
+#
+# 1. Every stage embeds them (`vocab_parallel_embed`); stage 0 uses it.
+# 2. They run through the looped pipeline, breadth-first, as in `looping_train_step`: blocks of ticks, one a repeat, in
+#    which stages that are late still use the weights of the repeat before.
+# 3. The last stage's outputs become the loss (`vocab_parallel_loss`).
+#
+# In between, activations are `[microbatch_size, seq/tensor, width]`, and layers are the blocks of the chapter
+# `tp_transformer`. New is what FSDP does in a pipeline. A layer's weights are used once for every microbatch. Where do
+# they become whole?
+
+# %%
+if __name__ == "__main__":
+    microbatches, repeats, weights = 8, 2, 100.0
+    ticks = (repeats - 1) * microbatches + microbatches + 2 - 1
+    for name, times in (("in every tick", ticks), ("once for a repeat's ticks", repeats)):
+        print(f"gathered {name:25} {times:3} times: {times * weights:6.0f} MB forward, as much for the gradients")
+
+# %% [markdown]
+# Once for a repeat. Breadth-first, all microbatches of a repeat follow each other, so its weights are gathered before
+# its first tick, while the repeat before still computes, and let go after the stages that are late have used them. The
+# gradient is summed over ticks, on each device, and reduce-scattered **once**, while the repeat before runs backward.
+#
+# What JAX derives would keep what was gathered. So with `options.remat` write the backward pass of the layers
+# yourself, as in `fsdp_train_step`: keep the *parts* and each tick's *input*, gather again, and run the ticks in
+# reverse, with `jax.vjp` of one tick's layers in each. A permute's transpose is the permute with its pairs turned
+# round. Without `options.remat` JAX may derive everything.
+#
+# `options` is a `course.layout.Options`. All combinations are allowed:
+#
+# | option | what it asks for |
+# |---|---|
+# | `num_microbatches` | parts that the rows are taken in, in order |
+# | `rings` | the blocks and the loss are handed `ring_gather_matmul` and `matmul_ring_scatter` |
+# | `remat` | of a tick, only its input is kept, and weights are gathered again |
+# | `dtype` | what is multiplied in dense layers, and sent there; and weights on their way. All else stays `float32` |
+# | `parallel` | attention and MLP side by side |
+# | `rate` | dropout |
+#
+# A block communicates and multiplies only with what it is handed. So `rings` and `dtype` are a matter of handing it
+# the right functions.
+#
+# **Keys.** Place `i` on `data` uses `fold_in(key, i)`, and layer number `l` of the model computes microbatch `m` with
+# `layer_key(that, m, l)`. The block folds its place on `tensor` in by itself.
+#
+# | budget | |
+# |---|---|
+# | gathered over `data` | every split leaf once, at most twice |
+# | reduce-scattered over `data` | every split leaf's gradient once |
+# | permuted over `pipe` | a microbatch a tick, forward and backward; at most 1.5 times that |
+# | all-reduced | every gradient over the axes on which its leaf is whole, and three numbers a token for the loss |
+# | exposed over `data`, 8 H100 | at most 0.7 times that of gathering in every tick |
+# | temporaries that live at once | at most 1.3 times the reference's |
+#
+# Values and gradients must equal one device's. The gradient is that of `jax.grad`, leaf by leaf, complete.
+#
+# Useful: begin with `remat=False` and get every gradient right; `gather_params` takes specs of one axis; `jax.jit`
+# around a block of ticks traces it once. Outputs of the last stage may be shared out over the stages with
+# `lax.psum_scatter`, so that each has the loss of some microbatches.
 
 
 # %%
@@ -156,7 +299,9 @@ def forward_3d(
     into, out_of = map(multiply, ways)
 
     def gather(parts, specs):
-        travelling = jax.tree.map(lambda leaf, spec: low(leaf) if data_axis in along(spec, data_axis) else leaf, parts, specs)
+        travelling = jax.tree.map(
+            lambda leaf, spec: low(leaf) if data_axis in along(spec, data_axis) else leaf, parts, specs
+        )
         whole = gather_params(travelling, jax.tree.map(lambda spec: along(spec, data_axis), specs), data_axis)
         return jax.tree.map(lambda leaf, part: leaf.astype(part.dtype), whole, parts)
 
@@ -303,6 +448,34 @@ def forward_3d(
     ### END SOLUTION
 
 
+# %% [markdown]
+# ## The step: `train_step_3d`
+#
+# The gradient is there, in parts, so the update is one line. Almost: large models are trained with clipping by the
+# **global norm**, the square root of the sum of all squares of all leaves. No device has it. A norm of one's own parts
+# is another number on each device, and then copies of one leaf are scaled differently and drift apart, slowly enough
+# that nobody notices for a day. And a sum over all devices counts a leaf as often as there are copies of it:
+
+# %%
+if __name__ == "__main__":
+    split, copied = np.array([3.0, 0.0, 0.0, 4.0]), 12.0  # four devices: an element each, and a copy each
+    print(f"the norm is {np.sqrt(np.sum(split**2) + copied**2):.2f}")
+    print("each device's own:", np.round(np.sqrt(split**2 + copied**2), 2))
+    print(f"squares summed over all devices: {np.sqrt(np.sum(split**2) + 4 * copied**2):.2f}")
+
+# %% [markdown]
+# - Scale every gradient by `min(1, largest_norm / norm)`, then `part - learning_rate * gradient`.
+# - The returned loss is the mean over the rows of all pipelines, the same on every device.
+# - Use `forward_3d`, your own from above: get it right first.
+#
+# | budget | |
+# |---|---|
+# | beside what `forward_3d` sends | a few scalars |
+# | after 20 steps | parameters as on one device |
+#
+# Useful: a leaf's spec names the axes over which its parts differ; `along(spec, axis)` is `P()` where it does not.
+
+
 # %%
 def train_step_3d(
     params: PyTree,
@@ -437,3 +610,122 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
         raise ValueError(f"a model of {sizes.count:,} parameters does not fit on {num_devices} devices in any way")
     return best.choice
     ### END SOLUTION
+
+
+# %% [markdown]
+# ## In your own words
+#
+# A model of 32 layers trains on two nodes of 8 devices, `data=2 x pipe=1 x tensor=8`, with `tensor` inside a node. A
+# colleague proposes `data=1 x pipe=2 x tensor=8` with 2 repeats and 8 microbatches: "the same memory, and nothing but
+# activations crosses between the nodes". What crosses now, what then, and what do you ask before you agree? Two
+# formulas are enough.
+
+# %% [markdown]
+# ### BEGIN SOLUTION
+# With `data=2`, the weights cross: each device gathers its part of every weight over the two nodes, forward and
+# backward, and scatters the gradient once, 3 times `(n-1)/n` of `N/8` numbers with `n = 2`, so `3/2 * N/8`, whatever
+# the batch is. With `pipe=2` a device sends one microbatch's activations a tick, `b*s*d/8` numbers, forward and
+# backward: with 2 repeats and 8 microbatches that are `2 * 17 * b*s*d/8`. The second grows with tokens and the first
+# does not: with many tokens a step FSDP sends less, and it can be hidden, while a pipeline also waits, `(S-1)/(R*M+S-1)
+# = 1/17` of the time. Memory is the same for weights, but a pipeline keeps the inputs of all ticks. I would ask how
+# many tokens a batch has, and whether the gathers are hidden now. If they are, nothing is to be won.
+# ### END SOLUTION
+
+# %% [markdown]
+# ## Lab: the same losses everywhere
+#
+# A small Transformer on one device and on eight, with your functions from the parameters on. The losses agree in all
+# digits shown. `train` takes any mesh, and any options: try `(1, 2, 4)` with rings, or `(8, 1, 1)`.
+
+# %%
+if __name__ == "__main__":
+    axes = ("data", "pipe", "tensor")
+    model = transformer(width=16, hidden=32, num_layers=2, num_heads=4, vocab=64, max_seq=8)
+    params = jax.jit(model.init)(jax.random.key(0))
+    params["layers"]["attention"] = split_heads(params["layers"]["attention"], 4)
+    every = [token_batch(0, i, batch=16, seq=8, vocab=64) for i in range(4)]
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *every)
+
+    def train(sizes, num_repeats, options):
+        mesh, found = make_mesh(dict(zip(axes, sizes, strict=True))), []
+        place = shard_map_with_specs(lambda params: init_3d(params, num_repeats, 64, *axes), mesh, (P(),))
+
+        def placed(params):
+            parts, specs = place(params)
+            found.append(specs)
+            return parts
+
+        parts = jax.jit(placed)(params)
+        specs = found[0]
+
+        def local(parts, batches):
+            def one(parts, batch):
+                far, rate = jnp.float32(1), jnp.float32(0.5)
+                return train_step_3d(parts, specs, batch, jax.random.key(1), options, *axes, rate, far)
+
+            for axis in axes:
+                parts = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), parts)
+            return lax.scan(one, parts, batches)[1]
+
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, P(None, "data")), out_specs=P())
+        return jax.jit(mapped)(parts, stacked)
+
+    runs = {"2 x 2 x 2": train((2, 2, 2), 1, Options(num_microbatches=2))}
+    plain = {**params, "layers": {**params["layers"], "attention": {
+        name: {"kernel": kernel["kernel"].reshape(2, *shape)} for (name, kernel), shape in zip(
+            sorted(params["layers"]["attention"].items()), ((16, 16), (16, 48)), strict=True)}}}  # fmt: skip
+    gradient_of = jax.jit(jax.value_and_grad(lambda params, batch: full_loss(model, params, batch)))
+    print("step   one device", *(f"{name:>18}" for name in runs))
+    for i, batch in enumerate(every):
+        loss, gradient = gradient_of(plain, batch)
+        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
+        plain = jax.tree.map(lambda p, g, norm=norm: p - 0.5 * jnp.minimum(1, 1 / norm) * g, plain, gradient)
+        print(f"{i:4}   {loss:10.5f}", *(f"{losses[i]:18.5f}" for losses in runs.values()))
+
+# %% [markdown]
+# ## Lab: where the time goes
+#
+# Last, your step's loss and gradient at the size that it is judged on, on 8 H100: `data=2 x pipe=2 x tensor=2`, four
+# layers of width 2,048. Nothing is computed: the program is written down and followed. Find the bubble, the gathers of
+# the second repeat, and what is still exposed.
+
+# %%
+if __name__ == "__main__":
+    large = transformer(width=2048, hidden=8192, num_layers=4, num_heads=16, vocab=32000, max_seq=512)
+
+    def shapes_of_parts():
+        whole = large.init(jax.random.key(0))
+        whole["layers"]["attention"] = split_heads(whole["layers"]["attention"], 16)
+        return whole
+
+    mesh, found = abstract_mesh({"data": 2, "pipe": 2, "tensor": 2}), []
+    place = shard_map_with_specs(lambda params: init_3d(params, 2, 20_000, *axes), mesh, (P(),))
+
+    def placed(params):
+        parts, specs = place(params)
+        found.append(specs)
+        return parts
+
+    stacks = jax.eval_shape(placed, jax.eval_shape(shapes_of_parts))
+    specs, options = found[0], Options(num_microbatches=2)
+
+    def loss_and_gradient(params, batch):
+        for axis in axes:
+            params = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), params)
+        loss, gradient = jax.value_and_grad(forward_3d)(params, specs, batch, jax.random.key(0), options, *axes)
+        return {"loss": lax.pmean(loss, "data"), "gradient": jax.tree.map(lambda leaf: leaf[None], gradient)}
+
+    results = {"loss": P(), "gradient": P(axes)}
+    mapped = jax.shard_map(loss_and_gradient, mesh=mesh, in_specs=(specs, P("data")), out_specs=results)
+    tokens = jax.ShapeDtypeStruct((4, 512), np.int32)
+    step = export(
+        lambda params, batch: mapped(params, batch),
+        {"params": stacks, "batch": {"inputs": tokens, "targets": tokens}},
+        {"params": specs, "batch": P("data")},
+        mesh={"data": 2, "pipe": 2, "tensor": 2},
+        out_specs=results,
+    )
+    prediction = predict(step, "8xH100")
+    for name, figure in prediction.figures().items():
+        print(f"{name:24} {figure}")
+    prediction  # noqa: B018  a notebook shows it as a picture

@@ -149,7 +149,7 @@ def embedding_passes(sizes: Sizes, device: Device) -> Passes:
     """Of looking tokens up in a split table, and of its gradient, which is as large as the table."""
     n, h, e = device.sequences * sizes.seq, sizes.width, device.training.element
     own, table = n / device.parts * h, sizes.vocab // device.parts * h
-    sent = [collective_seconds(device.machine, kind, device.group, e * n * h)
-            for kind in ("reduce_scatter", "all_gather")]  # fmt: skip
+    out, back = (collective_seconds(device.machine, kind, device.group, e * n * h)
+                 for kind in ("reduce_scatter", "all_gather"))  # fmt: skip
     forward = device.kernel(4 * n * h) + device.kernel(2 * own)
-    return Passes(forward, device.kernel(4 * n * h) + device.kernel(2 * own + table), *sent)
+    return Passes(forward, device.kernel(4 * n * h) + device.kernel(2 * own + table), out, back)

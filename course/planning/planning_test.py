@@ -73,7 +73,7 @@ def test_state_is_what_the_calculator_of_memory_counts(mesh, fsdp):
     if fsdp and mesh[0] == 1:
         return
     for plan, optimizer in (("cast", "adam"), ("mixed", "adam16"), ("float32", "sgd")):
-        choice = Choice(*mesh, 1, 1, "block", fsdp)
+        choice = Choice._make((*mesh, 1, 1, "block", fsdp))
         held = estimate(SIZES, H100, 8, choice, Training(plan, optimizer)).held
         known = budget(SIZES, batch=8, mesh=choice.mesh, plan=plan, optimizer=optimizer, fsdp=fsdp)
         assert {name: held[name] for name in ("parameters", "gradients", "optimizer")} == {
@@ -126,7 +126,7 @@ def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
     numbers = range(1, 17)
     for mesh in itertools.product((1, 2, 4, 8), repeat=3):
         for rest in itertools.product(numbers, numbers, ("none", "block"), (False, True)):
-            choice = Choice(*mesh, *rest)
+            choice = Choice._make((*mesh, *rest))
             if refusal(LARGE, 8, 16, choice) == "" and (mesh[0] > 1 or not choice.fsdp):
                 every.append(one(choice))
     fitting = [found for found in every if found.fits]

@@ -82,7 +82,7 @@ def _choice(answer: Any) -> Choice | None:
     """The choice that an answer is, if it has the form of one."""
     if not isinstance(answer, tuple) or len(answer) != len(Choice._fields) or not isinstance(answer[5], str):
         return None
-    return Choice(*answer[:6], bool(answer[6]))
+    return Choice._make((*answer[:6], bool(answer[6])))
 
 
 def _said(e: Evidence, question: Question, answer: Any) -> str:

@@ -18,7 +18,6 @@ from autograder.chapters.transformer_3d.shared import (
     draw_batch,
     options_of,
     run_on_one_device,
-    sizes_of,
     specs_of,
     stacked_of,
 )
@@ -69,7 +68,7 @@ def wrap(function: Any, case: Case) -> Wrapped:
 
 
 def _same_in_a_pipeline(loss: Any, case: Case) -> Any:
-    data, pipe, tensor = axes_of(case)
+    _, pipe, tensor = axes_of(case)
     if not hasattr(loss, "shape") or loss.shape != ():
         raise Mismatch(f"{NAME} returned {forms.describe(loss)}, expected a scalar, the mean over a pipeline's rows")
     differs = varying_axes(loss) & {pipe, tensor}

@@ -60,7 +60,9 @@ def _check(name: str, part: Any, spec: Any, like: Any, case: Case) -> None:
         raise Mismatch(f"{where}: its spec is {forms.describe(spec)}, expected a PartitionSpec")
     unknown = named(spec) - set(case.mesh)
     if unknown:
-        raise Mismatch(f"{where}: its spec {forms.show_spec(spec)} names {sorted(unknown)}, and the mesh has no such axis")
+        raise Mismatch(
+            f"{where}: its spec {forms.show_spec(spec)} names {sorted(unknown)}, and the mesh has no such axis"
+        )
     if not hasattr(part, "shape") or part.ndim != len(like.shape) or len(spec) > part.ndim:
         raise Mismatch(
             f"{where}: the part is {forms.describe(part)} with spec {forms.show_spec(spec)}, expected one of an array "

@@ -69,7 +69,8 @@ def sent_facts(cases: list[Evidence]) -> list[Fact]:
     """Over ``data``, over ``pipe``, in all-reduces, and in pieces where rings are asked for."""
     low = {0: (1.0, 2.0), 1: (0.5, 2.0)}  # bfloat16 takes half
     return [
-        _between("all-gather bytes over data", cases, "all_gather", 0, gathered, lambda e: low[e.case.sizes["bfloat16"]]),
+        _between("all-gather bytes over data", cases, "all_gather", 0, gathered,
+                 lambda e: low[e.case.sizes["bfloat16"]]),
         _between("reduce-scatter bytes over data", cases, "reduce_scatter", 0, gathered,
                  lambda e: (0.5 if e.case.sizes["bfloat16"] else 1.0, 1.0)),
         _between("permute bytes over pipe", cases, "collective_permute", 1, permuted, lambda e: (0.5, 1.5)),
@@ -117,7 +118,10 @@ def _no_pieces(cases: list[Evidence]) -> Fact:
         passed, message, line = bool(total <= 1.0001 * limit), "", e.line
         if not passed:
             most = max(sent, key=lambda c: c.total_bytes)
-            message, line = f"on mesh {e.case.mesh_text} there is {plain(most.kind)} of {most.total_bytes:,.0f} bytes. {_RINGS}", most.line
+            message, line = (
+                f"on mesh {e.case.mesh_text} there is {plain(most.kind)} of {most.total_bytes:,.0f} bytes. {_RINGS}",
+                most.line,
+            )
         found.append(Fact(name, passed, f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name, line=line,
                           message=message))  # fmt: skip
     return worst(found) if found else Fact(name, None, "not measured", "", message="no case asks for rings", weight=0)

@@ -113,9 +113,7 @@ def _unseen(rng: np.random.Generator) -> Case:
 TRAIN_STEP_3D = Task(
     name=NAME,
     kind="local",
-    signature=(
-        "(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm)"
-    ),
+    signature=("(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm)"),
     points=4,
     cases=(
         Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, _SIZES, quick=True),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from autograder.mutants import mutant
-from autograder.mutants.transformer_3d.names import GRADIENTS, SUMMED, VALUES, WRONG, but
+from autograder.mutants.transformer_3d.names import SUMMED, VALUES, WRONG, but
 from course.layout import along
 from solutions.transformer_3d import forward_3d, train_step_3d
 
@@ -72,9 +72,7 @@ def forgets_the_stages(
                  norm_of=norm_of)  # fmt: skip
 
 
-def clips_each_leaf(
-    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-):
+def clips_each_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
     """Every leaf of a device to the largest norm, by itself."""
 
     def clipped(gradients):
@@ -149,5 +147,5 @@ MUTANTS = (
     mutant(TASK, always_scales, *WRONG, shown_by=_UNCLIPPED),
     mutant(TASK, averages_once_more, SUMMED),
     mutant(TASK, reports_the_loss_of_its_rows, VALUES),
-    mutant(TASK, climbs, VALUES, GRADIENTS),
+    mutant(TASK, climbs, *WRONG),
 )

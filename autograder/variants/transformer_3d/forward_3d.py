@@ -40,10 +40,10 @@ def entering(spec, dtype, data_axis, others):
 
     def back(_, g):
         g = g / lax.axis_size(data_axis)
-        if dim is None:
-            g = lax.psum(g, data_axis)
-        else:
+        if dim is not None:
             g = lax.psum_scatter(g, data_axis, scatter_dimension=dim, tiled=True)
+        over_all = dim is None
+        g = lax.psum(g, data_axis) if over_all else g
         for axis in shared:
             g = lax.psum(g, axis)
         for axis in (data_axis, *others):

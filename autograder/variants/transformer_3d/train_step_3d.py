@@ -10,9 +10,7 @@ from jax import lax
 from solutions.transformer_3d import forward_3d
 
 
-def leaf_by_leaf(
-    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-):
+def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
     """Each leaf's square is summed over the axes that its spec names, and over no other."""
     axes = data_axis, pipe_axis, tensor_axis
     loss, gradients = jax.value_and_grad(forward_3d)(params, specs, batch, key, options, *axes)
@@ -34,9 +32,7 @@ def leaf_by_leaf(
     return optax.apply_updates(params, updates), lax.psum(loss, data_axis) / lax.axis_size(data_axis)
 
 
-def by_one_of_each(
-    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-):
+def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
     """Of copies, the device at place 0 counts its own."""
     axes = (data_axis, pipe_axis, tensor_axis)
 
