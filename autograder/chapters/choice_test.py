@@ -1,6 +1,7 @@
 """``choose_mesh`` of ``transformer_3d``: each wrong answer fails what it names, other styles pass, secrets are kept."""
 
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -17,13 +18,17 @@ from course.mesh import make_mesh
 TASK = CHOOSE_MESH
 
 
+def evidence(case, values, secret=False) -> Any:
+    return SimpleNamespace(case=case, line="", secret=secret, measured={"values": values})
+
+
 def facts(function, cases, secret=False):
     found = []
     for case in cases:
         with patch.object(answers, "abstract_mesh", make_mesh):
             values = np.asarray(TASK.wrap(function, case).function(np.zeros((), np.uint8))["values"])
         assert len(values) == MOST
-        found.append(SimpleNamespace(case=case, line="", secret=secret, measured={"values": values}))
+        found.append(evidence(case, values, secret))
     return choice_facts(found, None, None)
 
 
@@ -49,8 +54,8 @@ def test_the_oracle_s_own_choices_pass():
     for case in TASK.cases:
         given = answers.decode(TASK.oracle({}, case)["values"])
         assert len(given) == len(questions(case))
-        evidence = SimpleNamespace(case=case, line="", secret=False, measured=TASK.oracle({}, case))
-        assert failed(choice_facts([evidence], None, None)) == set()
+        found = choice_facts([evidence(case, TASK.oracle({}, case)["values"])], None, None)
+        assert failed(found) == set()
 
 
 def test_cases_ask_for_all_that_can_be_chosen():
@@ -76,6 +81,10 @@ def test_what_is_no_choice_is_said_to_be_none(answer):
 
 
 def test_a_forged_answer_passes_nothing():
-    for values in (np.zeros(MOST, np.uint8), answers.encode((1, 2, 3), MOST), answers.encode((Refusal("x"),) * 9, MOST)):
-        evidence = SimpleNamespace(case=TASK.cases[0], line="", secret=False, measured={"values": values})
-        assert {"every choice can be placed", "predicted MFU"} <= failed(choice_facts([evidence], None, None))
+    for values in (
+        np.zeros(MOST, np.uint8),
+        answers.encode((1, 2, 3), MOST),
+        answers.encode((Refusal("x"),) * 9, MOST),
+    ):
+        found = choice_facts([evidence(TASK.cases[0], values)], None, None)
+        assert {"every choice can be placed", "predicted MFU"} <= failed(found)

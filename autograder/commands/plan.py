@@ -74,7 +74,7 @@ def _print(found: Any, where: Any, sizes: Any, batch: int, every: bool) -> None:
         show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
     show(Text("\nrejected", style="bold"), _groups_table(found))
     said = (
-        "\nb: microbatches, R: repeats. GB: counted, without the margin. `--all` has every way with its reason, "
+        "\nM: microbatches, R: repeats. GB: counted, without the margin. `--all` has every way with its reason, "
         "`--json` also where its time and memory go. All of it is predicted; the page `planning` says how well."
     )
     show(Text(said, style="dim"))
@@ -89,7 +89,7 @@ def _table(*columns: tuple[str, str]) -> Any:
     return table
 
 
-_ROW = (("data pipe tensor", "left"), ("b", "right"), ("R", "right"), ("remat", "left"), ("FSDP", "left"),
+_ROW = (("data pipe tensor", "left"), ("M", "right"), ("R", "right"), ("remat", "left"), ("FSDP", "left"),
         ("ms", "right"), ("MFU", "right"), ("GB", "right"), ("", "left"))  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _groups_table(found: Any) -> Any:
         name = " x ".join(map(str, near.mesh))
         if near.found is not None:
             c = near.found.choice
-            name += f", b={c.microbatches}, R={c.repeats}, {c.remat}{', FSDP' if c.fsdp else ''}"
+            name += f", M={c.microbatches}, R={c.repeats}, {c.remat}{', FSDP' if c.fsdp else ''}"
         table.add_row(str(len(group)), f"{kind}: {why}", name)
     return table
 

@@ -17,12 +17,13 @@ from course.planning.choices import Choice, refusal
 from course.planning.layers import Device, embedding_passes, layer_passes, loss_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
 from course.planning.memory import end_elements, group_elements, held_elements, layer_bytes, memory_by_name
-from course.planning.training import Training
+from course.planning.training import DEFAULT, Training
 from course.schedules import num_ticks
 
 CAUSES = {
     "computing": "products and other kernels that one device needs for its share of the work",
     "recomputing": "forward passes that remat runs again",
+    "copying": "weights of two repeats put side by side, and what loops save and add up",
     "bubble": "ticks in which a stage has nothing to do, and stages that wait for the loss",
     "tensor": "transfers inside of layers that no product hides",
     "pipe": "handing microbatches on, and sums of gradients of embedding and head over the stages",
@@ -72,7 +73,7 @@ class Estimate:
 
 
 def estimate(
-    sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = Training()
+    sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = DEFAULT
 ) -> Estimate:  # fmt: skip
     """Predict one step.
 
@@ -89,9 +90,7 @@ def estimate(
     return estimator(sizes, machine, batch, training)(choice)
 
 
-def estimator(
-    sizes: Sizes, machine: Machine, batch: int, training: Training = Training()
-) -> Callable[[Choice], Estimate]:
+def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Callable[[Choice], Estimate]:
     """``estimate`` for many choices: what they have in common is computed once."""
 
     @cache
@@ -123,35 +122,50 @@ def _parts(
 
     handed_on = training.element * sequences * sizes.seq * sizes.width / tensor
     permute = permute_seconds(machine, axis_group(choice[:3], 1), handed_on)
-    # Each tick's gradients of the weights are added to those of the ticks before, and a scan puts them in their place.
-    added = 3 * PLANS[training.plan].gradient * group_elements(sizes, choice) if ticks > 1 or layers > 1 else 0
-    adding = machine.kernel_seconds(added) if added else 0.0
-    # What a scan saves is written by the layer, read, and put into the scan's array, which is filled with zeros first.
-    scans = (layers > 1) + (ticks > 1) if remat != "block" else layers > 1
-    every, scores = layer_bytes(sizes, tensor, sequences, training.element)
-    saved = 3 * scans * layers * (every - scores * (remat == "attention"))
-    adding += machine.kernel_seconds(saved) if saved else 0.0
     again, sent_again = layers * layer.again[remat], layers * layer.sent_again[remat]
-    computing = layers * (layer.forward + layer.backward) + adding
+    computing = layers * (layer.forward + layer.backward)
     sending = layers * (layer.sent_forward + layer.sent_backward) + sent_again
     forward = layers * (layer.forward + layer.sent_forward) + permute
     whole = computing + again + sending + 2 * permute
 
     shared = training.share_loss and microbatches % pipe == 0
     turns = microbatches / pipe if shared else microbatches
+    loss_again = loss.forward if remat == "block" else 0.0
     ends = [(loss, turns), (embedding, microbatches)]
     useful = microbatches / pipe * (loss.forward + loss.backward)
     useful += microbatches * (embedding.forward + embedding.backward)
-    waiting = (turns - microbatches / pipe) * (loss.forward + loss.backward)
+    waiting = (turns - microbatches / pipe) * (loss.forward + loss.backward + loss_again)
     return {
         "computing": busy * computing + useful,
-        "recomputing": busy * again,
+        "recomputing": busy * again + microbatches / pipe * loss_again,
+        "copying": _copying(sizes, machine, choice, training, ticks, layers * sequences, turns),
         "bubble": (ticks - busy) * whole + waiting,
         "tensor": busy * sending + sum(n * (one.sent_forward + one.sent_backward) for one, n in ends),
-        "pipe": 2 * busy * permute + _outside_ticks(sizes, machine, choice, training, shared * microbatches * handed_on),
+        "pipe": 2 * busy * permute
+        + _outside_ticks(sizes, machine, choice, training, shared * microbatches * handed_on),
         "data": _over_data(sizes, machine, choice, training, forward, whole - forward),
         "update": _update(sizes, machine, choice, training),
     }
+
+
+def _copying(
+    sizes: Sizes, machine: Machine, choice: Choice, training: Training, ticks: int, in_tick: int, turns: float
+) -> float:
+    """What loops move beside their work; ``in_tick`` counts sequences times layers of a tick.
+
+    A loop that saves something writes it, reads it and puts it into an array that was filled with zeros. Gradients of
+    the weights are added up over ticks, those of the head over ``turns``. A pair of repeats is made in the forward pass
+    and twice in the backward pass, each time read and written twice; a repeat's gradients are averaged and stacked.
+    """
+    plan, group = PLANS[training.plan], group_elements(sizes, choice)
+    every, scores = layer_bytes(sizes, choice.tensor, 1, training.element)
+    kept = {"none": every, "attention": every - scores, "block": 0}[choice.remat]
+    loops = (ticks > 1) * (choice.remat != "block") + training.scanned
+    saved = 3 * loops * (kept if ticks > 1 else every) * in_tick * ticks
+    added = 3 * plan.gradient * (group * ticks * (ticks > 1) + group * training.scanned)
+    added += 3 * plan.gradient * end_elements(sizes, choice.tensor) / 2 * (turns if turns > 1 else 0)
+    pairs = choice.repeats * group * (16 * training.element + 14 * plan.gradient) if training.pairs else 0
+    return machine.kernel_seconds(saved + added + pairs)
 
 
 def _outside_ticks(

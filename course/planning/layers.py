@@ -78,7 +78,8 @@ class Device:
             return whole, collective_seconds(self.machine, "all_gather", self.group, size)
         chunk = rows / self.parts
         step = self.product(chunk, inner, columns) + self.kernel(2 * chunk * (columns + keep * inner))
-        return self._ring(whole, step, step, size)
+        filled = self.kernel(rows * (columns + keep * inner))  # with zeros, before chunks are put in their places
+        return self._ring(whole, filled + step, step, size)
 
     def scattered(self, rows: int, inner: int, columns: int) -> tuple[float, float]:
         """A product whose rows are summed over the group, and scattered: as ``gathered`` gives it."""
@@ -106,7 +107,7 @@ def layer_passes(sizes: Sizes, device: Device) -> Passes:
     product, kernel = device.product, device.kernel
     # Scores are float32, and what is mixed of the training's size.
     score = product(s, d, s, batch=b * a, bytes_moved=4 * scores + 2 * mixed * e)
-    softmax = 3 * kernel(scores, 4) + kernel(scores, 4 + e)
+    softmax = 2 * kernel(scores, 4) + kernel(scores, 4 + e)
     mix = product(s, s, d, batch=b * a)
     # Norms: one reads one array and the other the two that make it; each then writes. Last, three are added.
     forward = score + softmax + mix + kernel(12 * own) + kernel(2 * n * m)
@@ -148,7 +149,7 @@ def embedding_passes(sizes: Sizes, device: Device) -> Passes:
     """Of looking tokens up in a split table, and of its gradient, which is as large as the table."""
     n, h, e = device.sequences * sizes.seq, sizes.width, device.training.element
     own, table = n / device.parts * h, sizes.vocab // device.parts * h
-    sent = [collective_seconds(device.machine, kind, device.group, e * n * h)
-            for kind in ("reduce_scatter", "all_gather")]  # fmt: skip
+    out, back = (collective_seconds(device.machine, kind, device.group, e * n * h)
+                 for kind in ("reduce_scatter", "all_gather"))  # fmt: skip
     forward = device.kernel(4 * n * h) + device.kernel(2 * own)
-    return Passes(forward, device.kernel(4 * n * h) + device.kernel(2 * own + table), *sent)
+    return Passes(forward, device.kernel(4 * n * h) + device.kernel(2 * own + table), out, back)

@@ -20,7 +20,7 @@ MEANINGS = {
     "optimizer": "its copy of the parameters, and its means",
     "weights at work": "groups of layers that are whole, and their gradients",
     "activations": "what ticks keep for the backward pass",
-    "microbatches": "what goes into the layers and comes out",
+    "microbatches": "what goes into the layers and comes out of the last repeat",
     "at work": "a tick in its backward pass, or the logits of a microbatch",
 }
 STATE = ("parameters", "gradients", "optimizer")
@@ -38,16 +38,23 @@ def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training)
     every, scores = layer_bytes(sizes, choice.tensor, sequences, e)
     between = e * sequences * sizes.seq * sizes.width // choice.tensor
     kept = {"none": layers * every, "attention": layers * (every - scores), "block": between}[choice.remat]
-    # What is computed again, and the gradients of the scores, which are as large as they are.
-    at_work = {"none": 0, "attention": scores, "block": layers * every}[choice.remat] + scores
+    # The MLP's arrays, half of them where no loop saves them: what is fused is then not written.
+    mlp = 6 * e * sequences * sizes.seq * sizes.inner // choice.tensor
+    again = {"none": 0, "attention": scores, "block": layers * (every - mlp // 2)}[choice.remat]
+    # Gradients of the scores are as large as they are, and there when the MLP's arrays are gone. The ends of the model
+    # are whole when no layer is at work.
+    layer = again + max(0, scores - mlp // 2)
+    ends = choice.fsdp * (e + plan.gradient) * end_elements(sizes, choice.tensor)
+    loss = logit_bytes(sizes, choice.tensor, sequences, e) + round(ends)
+    block = 2 * choice.microbatches + choice.microbatches + choice.pipe - 1
     return {
         "parameters": plan.parameter * own,
         "gradients": plan.gradient * own,
         "optimizer": (plan.master + moments * plan.moment + extra) * own,
         "weights at work": _weights_at_work(sizes, choice, training),
         "activations": ticks * kept,
-        "microbatches": (2 * choice.microbatches + ticks) * between,
-        "at work": max(at_work, logit_bytes(sizes, choice.tensor, sequences, e)),
+        "microbatches": block * between,
+        "at work": max(layer, loss),
     }
 
 
@@ -98,8 +105,5 @@ def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
 
     With remat two pairs are there at a time, and the gradients of one; without it those of all blocks are kept.
     """
-    plan, e = PLANS[training.plan], training.element
-    group, ends = group_elements(sizes, choice), end_elements(sizes, choice.tensor)
     pairs = choice.repeats if choice.remat == "none" else min(2, choice.repeats)
-    whole = 2 * pairs * group * e + 2 * group * plan.gradient
-    return round(whole + (ends * (e + plan.gradient) if choice.fsdp else 0))
+    return round(2 * group_elements(sizes, choice) * (pairs * training.element + PLANS[training.plan].gradient))

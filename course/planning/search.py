@@ -8,10 +8,10 @@ from typing import Any
 
 from course.budget import Sizes
 from course.machine import Machine
-from course.planning.choices import Choice, Mesh, choices, mesh_refusal, meshes
+from course.planning.choices import Mesh, choices, mesh_refusal, meshes
 from course.planning.estimate import Estimate, estimator
 from course.planning.memory import STATE
-from course.planning.training import Training
+from course.planning.training import DEFAULT, Training
 
 CANNOT, TOO_LARGE, SLOWER = "cannot be split", "does not fit", "slower"
 
@@ -75,7 +75,7 @@ class Plans:
         return dict(groups)
 
 
-def search(sizes: Sizes, machine: Machine, batch: int, training: Training = Training()) -> Plans:
+def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Plans:
     """Look at every mesh of all of a machine's devices, with all microbatches, repeats, remats, FSDP on and off.
 
     Of two that take equally long, the one that holds less is taken.

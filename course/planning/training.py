@@ -20,6 +20,8 @@ class Training:
         rings: Whether layers that are split over ``tensor`` send by rings, beside their products.
         share_loss: Whether every stage of a pipeline has its share of the loss, where the microbatches can be shared;
             else the last one has it, and the others wait.
+        scanned: Whether the layers of a repeat run in a scan, which then saves what they keep.
+        pairs: Whether the weights of two repeats are put side by side for each block of ticks.
         remats: What may be tried of ``course.budget.REMAT``.
         margin: Of memory, as a share of what is counted.
 
@@ -31,6 +33,8 @@ class Training:
     optimizer: str = "adam"
     rings: bool = True
     share_loss: bool = True
+    scanned: bool = False
+    pairs: bool = True
     remats: tuple[str, ...] = ("none", "block")
     margin: float = MARGIN
 
@@ -55,3 +59,6 @@ class Training:
     def dtype(self) -> str:
         """Of matrix products, in StableHLO's name."""
         return {4: "f32", 2: "bf16"}[self.element]
+
+
+DEFAULT = Training()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from course.budget import Sizes
-from course.layout import tensor_specs
+from course.layout import Options, tensor_specs
 from course.machines import machine
 from course.mesh import abstract_mesh, as_varying
 from course.model import split_heads, transformer
@@ -20,11 +20,15 @@ from course.program import Memory, Program, Timeline, export, memory, parse, tim
 from solutions.fsdp import fsdp_train_step, shard_params
 from solutions.looping_pipeline import looping_train_step
 from solutions.tp_transformer import tp_transformer_step
+from solutions.transformer_3d import init_3d, train_step_3d
 
 SIZES = Sizes(layers=8, width=2048, heads=16, vocab=32_000, seq=1024)
 MACHINE = machine("8xH100")
 MODEL = transformer(width=SIZES.width, hidden=SIZES.inner, num_layers=SIZES.layers, num_heads=SIZES.heads,
                     vocab=SIZES.vocab, max_seq=SIZES.seq)  # fmt: skip
+
+
+HOW = Training("float32", "sgd")
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,13 @@ class Step:
     batch: int
     choice: Choice
     program: Callable[[Choice, int], Program]
-    rings: bool = True
-    share_loss: bool = False
+    how: Training = HOW
 
     def found(self) -> tuple[Estimate, Timeline, Memory]:
         """What the planner says, and the lenses."""
-        training = Training("float32", "sgd", self.rings, self.share_loss)
         program = self.program(self.choice, self.batch)
         module = parse(program)
-        said = estimate(SIZES, MACHINE, self.batch, self.choice, training)
+        said = estimate(SIZES, MACHINE, self.batch, self.choice, self.how)
         return said, timeline(module, MACHINE), memory(module, program)
 
 
@@ -121,24 +123,54 @@ def sharded(choice: Choice, batch: int) -> Program:
     return exported(local, {"data": choice.data}, whole, specs, batch)
 
 
+def everything(choice: Choice, batch: int) -> Program:
+    """The step of `transformer_3d`."""
+    axes, kept = ("data", "pipe", "tensor"), {}
+    whole = jax.eval_shape(MODEL.init, jax.random.key(0))
+    whole["layers"]["attention"] = jax.eval_shape(
+        lambda: split_heads(MODEL.init(jax.random.key(0))["layers"]["attention"], SIZES.heads))  # fmt: skip
+    options = Options(num_microbatches=choice.microbatches, rings=True, remat=choice.remat == "block")
+
+    def begin(params):
+        parts, kept["specs"] = init_3d(params, choice.repeats, 0 if choice.fsdp else 2**62, *axes)
+        return varying(parts, axes)
+
+    jax.eval_shape(jax.shard_map(begin, mesh=abstract_mesh(choice.mesh), in_specs=P(), out_specs=P(axes)), whole)
+    stacked = choice.repeats, choice.pipe, SIZES.layers // choice.pipe // choice.repeats
+    layers = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*stacked, *s.shape[1:]), s.dtype), whole["layers"])
+
+    def local(params, batch):
+        return train_step_3d(params, kept["specs"], batch, jax.random.key(0), options, *axes, jnp.float32(1),
+                             jnp.float32(1))  # fmt: skip
+
+    return exported(local, choice.mesh, {**whole, "layers": layers}, kept["specs"], batch)
+
+
+SEPARATE = Training("float32", "sgd", pairs=False)
+SCANNED = Training("float32", "sgd", scanned=True, pairs=False)
+LAST = Training("float32", "sgd", share_loss=False)
 STEPS = (
-    Step("fsdp, data=8", 64, Choice(8, 1, 1, 1, 8, "block", True), sharded),
-    Step("tp_transformer, tensor=8", 8, Choice(1, 1, 8, 1, 1, "none", False), split_over_tensor),
-    Step("tp_transformer, data=2 tensor=4", 16, Choice(2, 1, 4, 1, 1, "none", False), split_over_tensor),
-    Step("tp_transformer, data=4 tensor=2", 16, Choice(4, 1, 2, 1, 1, "none", False), split_over_tensor),
-    Step("looping_pipeline, data=2 pipe=4", 64, Choice(2, 4, 1, 8, 2, "block", False), looping),
-    Step("looping_pipeline, data=4 pipe=2", 64, Choice(4, 2, 1, 4, 4, "block", False), looping),
+    Step("fsdp, data=8", 64, Choice(8, 1, 1, 1, 8, "block", True), sharded, SEPARATE),
+    Step("tp_transformer, tensor=8", 8, Choice(1, 1, 8, 1, 1, "none", False), split_over_tensor, SCANNED),
+    Step("tp_transformer, data=4 tensor=2", 16, Choice(4, 1, 2, 1, 1, "none", False), split_over_tensor, SCANNED),
+    Step("looping_pipeline, data=4 pipe=2", 64, Choice(4, 2, 1, 4, 4, "block", False), looping, LAST),
+    Step("transformer_3d, 2 x 2 x 2, FSDP", 64, Choice(2, 2, 2, 4, 4, "block", True), everything),
+    Step("transformer_3d, 4 x 1 x 2", 64, Choice(4, 1, 2, 2, 8, "block", False), everything),
+    Step("transformer_3d, 1 x 8 x 1", 64, Choice(1, 8, 1, 16, 1, "block", False), everything),
+    Step("transformer_3d, 1 x 2 x 4, all kept", 32, Choice(1, 2, 4, 4, 4, "none", False), everything),
 )  # fmt: skip
 
 
 def main() -> None:
-    print(
-        f"{'step':34}{'closed form':>14}{'timeline':>12}{'error':>8}   {'closed form':>12}{'liveness':>11}{'error':>8}"
-    )
+    head = f"{'closed form':>14}{'timeline':>12}{'error':>8}{'closed form':>15}{'liveness':>11}{'error':>8}"
+    print(f"{'step':34}{head}")
     for step in STEPS:
         said, time, held = step.found()
-        print(f"{step.name:34}{1e3 * said.seconds:11.1f} ms{1e3 * time.seconds:9.1f} ms{said.seconds / time.seconds - 1:8.1%}"
-              f"   {said.bytes / 1e9:9.1f} GB{held.peak / 1e9:8.1f} GB{said.bytes / held.peak - 1:8.1%}", flush=True)  # fmt: skip
+        line = f"{step.name:34}{1e3 * said.seconds:11.1f} ms{1e3 * time.seconds:9.1f} ms"
+        line += f"{said.seconds / time.seconds - 1:8.1%}"
+        if step.program is everything:
+            line += f"{said.bytes / 1e9:12.1f} GB{held.peak / 1e9:8.1f} GB{said.bytes / held.peak - 1:8.1%}"
+        print(line)
 
 
 if __name__ == "__main__":

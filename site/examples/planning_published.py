@@ -12,7 +12,8 @@ from course.planning import Choice, Estimate, Training, estimate, search
 SEQ, VOCAB = 2048, 51_200
 # Megatron-LM keeps half precision with a float32 copy, and sends in one piece.
 TRAINING = Training("mixed", "adam", rings=False, remats=("none", "attention", "block"))
-# Narayanan et al. 2021, table 1: billions of parameters, heads, width, layers, tensor, pipe, GPUs, batch, TFLOP/s a GPU.
+# Narayanan et al. 2021, table 1: billions of parameters, heads, width, layers, tensor, pipe, GPUs, batch, and TFLOP/s
+# a GPU.
 WEAK_SCALING = (
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -43,7 +44,7 @@ def cluster(num_devices: int) -> Machine:
 
 
 def published_mfu(sizes: Sizes, tflops: float) -> float:
-    """Model FLOPs as a share of the peak: the paper's TFLOP/s count the recomputed forward pass too (equation 3)."""
+    """Model FLOPs as a share of the peak; the paper's formula for TFLOP/s counts the recomputed forward pass."""
     s, h, layers = sizes.seq, sizes.width, sizes.layers
     counted = 96 * layers * h**2 * (1 + s / (6 * h) + sizes.vocab / (16 * layers * h))
     return tflops / 312 * flops_per_token(sizes) / counted
@@ -84,9 +85,8 @@ def main() -> None:
         measured, *found = weak_scaling(row)
         print(f"{row[0]:6}B{row[6]:6}{row[7]:7}{measured:10.1%} {'  '.join(map(shown, found))}".rstrip())
     print("* does not fit with a margin of a fifth")
-    print(
-        f"\n{'':10}{'recomputed':12}{'measured, s':>12}{'predicted, s':>13}{'ratio':>7}   where the predicted time goes, s"
-    )
+    head = f"\n{'':10}{'recomputed':12}{'measured, s':>12}{'predicted, s':>13}{'ratio':>7}"
+    print(f"{head}   where the predicted time goes, s")
     for row in RECOMPUTATION:
         for name, remat, measured in (("all", "block", row[-2]), ("scores", "attention", row[-1])):
             found = step(row, remat)

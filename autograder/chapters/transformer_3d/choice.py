@@ -1,4 +1,4 @@
-"""``choose_mesh``: a choice for each of several models and batches on a machine, judged by what the planner predicts."""
+"""``choose_mesh``: a choice for several models and batches on a machine, judged by what the planner predicts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _choice(answer: Any) -> Choice | None:
     """The choice that an answer is, if it has the form of one."""
     if not isinstance(answer, tuple) or len(answer) != len(Choice._fields) or not isinstance(answer[5], str):
         return None
-    return Choice(*answer[:6], bool(answer[6]))
+    return Choice._make((*answer[:6], bool(answer[6])))
 
 
 def _said(e: Evidence, question: Question, answer: Any) -> str:
@@ -160,8 +160,9 @@ def _near_the_best(e: Evidence) -> Fact:
                 f"{most}.")  # fmt: skip
             least, message = share, f"{_said(e, question, found.choice)} is slower than another that fits.{said}"
     passed = bool(estimates) and least >= NEAR
-    return Fact(MFU, passed, f"{least:.1%}" if estimates else "no choice", f"{NEAR:.0%}", "of the best choice's",
-                case=e.case.name, line=e.line, message="" if passed else message or "no choice can be placed")  # fmt: skip
+    measured, message = (f"{least:.1%}", message) if estimates else ("no choice", "no choice can be placed")
+    return Fact(MFU, passed, measured, f"{NEAR:.0%}", "of the best choice's", case=e.case.name, line=e.line,
+                message="" if passed else message)  # fmt: skip
 
 
 def choice_facts(cases: list[Evidence], _: Any, __: Any) -> list[Fact]:
