@@ -435,7 +435,8 @@ def forward_3d(
     head = enter(params["head"], specs["head"], of_ends)
 
     def one_loss(given):
-        return vocab_parallel_loss(head, *given, into, tensor_axis)
+        x, wanted = given
+        return vocab_parallel_loss(head, x, wanted, into, tensor_axis)
 
     last, targets = index == num_stages - 1, batch["targets"]
     losses_of = jax.checkpoint(one_loss) if options.remat else one_loss
@@ -698,16 +699,16 @@ if __name__ == "__main__":
         whole["layers"]["attention"] = split_heads(whole["layers"]["attention"], 16)
         return whole
 
-    mesh, found = abstract_mesh({"data": 2, "pipe": 2, "tensor": 2}), []
+    mesh, kept = abstract_mesh({"data": 2, "pipe": 2, "tensor": 2}), []
     place = shard_map_with_specs(lambda params: init_3d(params, 2, 20_000, *axes), mesh, (P(),))
 
     def placed(params):
         parts, specs = place(params)
-        found.append(specs)
+        kept.append(specs)
         return parts
 
     stacks = jax.eval_shape(placed, jax.eval_shape(shapes_of_parts))
-    specs, options = found[0], Options(num_microbatches=2)
+    specs, options = kept[0], Options(num_microbatches=2)
 
     def loss_and_gradient(params, batch):
         for axis in axes:

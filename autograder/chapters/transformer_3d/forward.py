@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
 from autograder.cases import draw_leaves, varying
-from autograder.chapters.transformer_3d.sent import sent_facts
+from autograder.chapters.transformer_3d.sent import no_pieces, sent_facts
 from autograder.chapters.transformer_3d.shared import (
     SIZES,
     axes_of,
@@ -113,6 +113,7 @@ def forward_facts(cases: list[Evidence], large: Evidence | None, references: dic
         limits.temporaries_within(large, references, TEMPORARIES, _TOO_MUCH, weight=2),
         limits.spent_within(large, references, EXPOSED, "data", _EXPOSED, weight=2, than=limits.NAIVE),
         *sent_facts([*cases, large] if large else cases),
+        no_pieces(cases),
     ]
 
 

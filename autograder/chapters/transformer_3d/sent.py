@@ -66,7 +66,7 @@ def most_summed(case: Case) -> float:
 
 
 def sent_facts(cases: list[Evidence]) -> list[Fact]:
-    """Over ``data``, over ``pipe``, in all-reduces, and in pieces where rings are asked for."""
+    """Over ``data``, over ``pipe``, and in all-reduces."""
     low = {0: (1.0, 2.0), 1: (0.5, 2.0)}  # bfloat16 takes half
     return [
         _between("all-gather bytes over data", cases, "all_gather", 0, gathered,
@@ -75,7 +75,6 @@ def sent_facts(cases: list[Evidence]) -> list[Fact]:
                  lambda e: (0.5 if e.case.sizes["bfloat16"] else 1.0, 1.0)),
         _between("permute bytes over pipe", cases, "collective_permute", 1, permuted, lambda e: (0.5, 1.5)),
         _at_most("all-reduce bytes", cases, most_summed),
-        _no_pieces(cases),
     ]  # fmt: skip
 
 
@@ -104,7 +103,7 @@ def _at_most(name: str, cases: list[Evidence], form: Callable[[Case], float]) ->
     return worst(found)
 
 
-def _no_pieces(cases: list[Evidence]) -> Fact:
+def no_pieces(cases: list[Evidence]) -> Fact:
     """With rings, what is gathered and scattered over the tensor axis is the embedding's, forward and backward."""
     found, name = [], "transfers in one piece"
     for e in cases:

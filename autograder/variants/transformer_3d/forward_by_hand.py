@@ -90,7 +90,7 @@ def with_the_way_back_written_out(params, specs, batch, key, options, data_axis,
             yield b, start, every - start if b == repeats - 1 else period
 
     def forward(stack, x):
-        state, seen, outs = (x, jnp.zeros_like(x[0])), [], None
+        state, seen, outs = (x, jnp.zeros_like(x[0])), [], x
         held = {0: wholes(take(stack, 0), of_repeat)}
         for b, start, length in blocks():
             if b + 1 < repeats:
