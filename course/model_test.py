@@ -21,11 +21,17 @@ MODELS = {
         transformer(width=8, hidden=16, num_layers=2, num_heads=2, vocab=11, max_seq=6),
         token_batch(0, 0, batch=4, seq=6, vocab=11),
     ),
+    "side by side": (
+        transformer(width=8, hidden=16, num_layers=1, num_heads=2, vocab=11, max_seq=6, parallel=True),
+        token_batch(0, 0, batch=4, seq=6, vocab=11),
+    ),
 }
 
 
 # jax.nn.dot_product_attention computes its softmax in float32, so its differences need a larger step.
-@pytest.mark.parametrize(("name", "step", "tolerance"), [("mlp", 1e-5, 1e-6), ("transformer", 3e-3, 1e-3)])
+@pytest.mark.parametrize(
+    ("name", "step", "tolerance"), [("mlp", 1e-5, 1e-6), ("transformer", 3e-3, 1e-3), ("side by side", 3e-3, 1e-3)]
+)
 def test_gradient_of_every_leaf_equals_central_differences(name, step, tolerance):
     model, batch = MODELS[name]
     # Standard promotion: flax's norms mix in float32 epsilons.

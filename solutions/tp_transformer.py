@@ -241,9 +241,8 @@ if __name__ == "__main__":
         print(f"{name:20} {1e3 * products:.2f} ms of matmuls, {count} transfers of {1e3 * once:.2f} ms")
 
 # %% [markdown]
-# Only the sum of both is added, so there is one more sum that nobody needs to wait for: adding partial products before
-# they travel is free. One product for `qkv` and `up` together is the place to start: kernels can be put side by side
-# with `jnp.concatenate`, and so can features.
+# So gather once and scatter once. Both kernels of the way in multiply the same tokens, and of the way out only the
+# sum of two products is wanted.
 #
 # - Of dropout there is one mask: `drop(..., rate, key)` with `fold_in(key, its place on the axis)`, nothing split.
 # - `down` has a bias, and `up` has one, as before.
@@ -254,6 +253,8 @@ if __name__ == "__main__":
 # | scatters | 1 | 2 |
 # | any other collective | none | none |
 # | predicted time on 8 H100 | | at most 0.85 of the same sums one after the other |
+#
+# Useful: `jnp.concatenate`, `jnp.split`.
 
 
 # %%
@@ -541,13 +542,13 @@ def tp_transformer_step(
 
 # %% [markdown]
 # ### BEGIN SOLUTION
-# The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers a device. Instead
-# activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is less only
-# if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide it behind the matmuls of a layer, which
-# take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)` FLOPs for each: the
-# number of tokens cancels, and only the width per device counts. At `d = 2048` and `n = 8` it is 2,600 FLOPs for 4
-# bytes, less than an H100 computes in the time of sending them (490 TFLOP/s against 450 GB/s: about 4,400). So at this
-# width a part stays exposed, whatever the batch is. Side by side blocks send half of it.
+# The gradients of `12 d^2 L` weights no longer travel: `2 (n-1)/n` of them, `24 (n-1)/n d^2 L` numbers a device.
+# Instead activations do: 4 gathers and 4 scatters a layer, forward and backward, `8 (n-1)/n T d L` numbers. That is
+# less only if `T < 3 d`, about 6,000 tokens, and a batch has many more. A ring can hide it behind the matmuls of a
+# layer, which take `72 T d^2 / n` FLOPs on a device. Divided by the numbers sent, that is `9 d / (n-1)` FLOPs for
+# each: the number of tokens cancels, and only the width per device counts. At `d = 2048` and `n = 8` it is 2,600
+# FLOPs for 4 bytes, less than an H100 computes in the time of sending them (490 TFLOP/s against 450 GB/s: about
+# 4,400). So at this width a part stays exposed, whatever the batch is. Side by side blocks send half of it.
 # ### END SOLUTION
 
 # %% [markdown]
@@ -645,4 +646,4 @@ if __name__ == "__main__":
         print(name)
         for figure, value in found.figures().items():
             print(f"    {figure:24} {value}")
-    predictions["side by side"]  # noqa: B018  a notebook shows it as a picture
+    predictions["side by side"]

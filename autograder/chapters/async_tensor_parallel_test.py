@@ -14,7 +14,6 @@ from autograder.check import check_function
 from autograder.contract import Evidence, references
 from autograder.measure import look
 from autograder.mutants.async_tensor_parallel import mlp as wrong
-from autograder.mutants.async_tensor_parallel import rings as wrong_rings
 from course.mesh import make_mesh, vary_alike, varying_axes
 from course.model import MLPLayer
 from course.program import Collective, Costs, Memory
@@ -95,13 +94,6 @@ def test_a_learner_whose_derivative_is_slow_is_told_so_and_not_what_to_write():
     (fact,) = [fact for fact in result.facts if fact.passed is False]
     assert fact.name == "predicted time" and "times the naive's" in fact.message
     assert "custom_vjp" not in fact.message
-
-
-def test_a_ring_that_waits_is_told_what_its_critical_path_is_made_of():
-    result = check_function("async_tensor_parallel", TASKS["ring_gather_matmul"],
-                            wrong_rings.multiplies_what_has_just_arrived, lambda _: None, full=False)  # fmt: skip
-    (fact,) = [fact for fact in result.facts if fact.passed is False]
-    assert fact.name == "predicted time" and "What does each transfer wait for" in fact.message
 
 
 def sent(shift, size=8, count=1):

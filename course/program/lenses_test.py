@@ -42,6 +42,26 @@ def test_bytes_of_a_collective_equal_the_ring_closed_form(n, kind, collective, o
     assert found.wire_bytes == pytest.approx(block * factor(n))
 
 
+@pytest.mark.parametrize(
+    ("pairs", "shift"),
+    [
+        ([(i, (i + 1) % 4) for i in range(4)], 1),
+        ([(i, (i - 1) % 4) for i in range(4)], 3),
+        ([(i, (i + 2) % 4) for i in range(4)], 2),
+        ([(i, i + 1) for i in range(3)], 1),
+        ([(0, 1), (1, 0)], None),
+    ],
+)
+def test_a_permute_says_how_far_along_its_axis_it_sends(pairs, shift):
+    for mesh in ({"data": 4, "tensor": 2}, {"tensor": 2, "data": 4}):
+        program = ring_program(lambda x: lax.ppermute(x, "data", pairs), P("data"), mesh)
+        (found,) = costs(parse(program)).collectives
+        assert (found.kind, found.axes, found.shift) == ("collective_permute", ("data",), shift)
+        assert costs(parse(program)).from_json(costs(parse(program)).to_json()).collectives == (found,)
+    (other,) = costs(parse(ring_program(lambda x: lax.psum(x, "data"), P(), {"data": 4}))).collectives
+    assert other.shift is None
+
+
 def test_group_of_one_device_sends_nothing():
     assert not costs(parse(ring_program(lambda x: lax.psum(x, "data"), P(), {"data": 1, "tensor": 8}))).collectives
 

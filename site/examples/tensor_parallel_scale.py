@@ -23,6 +23,7 @@ OPTIMIZERS = {
     "SGD": optax.sgd(0.02),
     "clipped by global norm, then SGD": optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.05)),
     "Adam": optax.adam(0.003),
+    "clipped by global norm, then Adam": optax.chain(optax.clip_by_global_norm(8.0), optax.adam(0.003)),
 }
 SPECS = jax.tree.map(lambda _: P(), jax.eval_shape(lambda: MODEL.init(jax.random.key(0))))
 SPECS["layers"]["up"] = {"kernel": P(None, None, "tensor"), "bias": P(None, "tensor")}

@@ -105,7 +105,7 @@ def mlp_facts(cases: list[Evidence], large: Evidence | None, references: dict[st
     ]
 
 
-_SIZES = {"batch": 3, "rows": 16, "width": 12, "hidden": 40, "backward": 1}
+_SIZES = {"batch": 3, "rows": 32, "width": 12, "hidden": 80, "backward": 1}
 _LARGE = {"batch": 0, "rows": 4096, "width": 4096, "hidden": 16384, "backward": 1}
 _HEADS = {"batch": 3, "rows": 16, "width": 12, "heads": 8, "head_dim": 5, "backward": 1}
 

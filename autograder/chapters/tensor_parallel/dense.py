@@ -69,7 +69,7 @@ def row_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> 
 
 
 # Rows with the features that travel are fewer numbers than the kernel, and than rows with the other features.
-_NARROW, _WIDE = 12, 40
+_NARROW, _WIDE = 12, 80
 _SIZES = {"batch": 3, "rows": 16, "bias": 1, "backward": 1}
 
 

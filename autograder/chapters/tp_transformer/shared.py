@@ -97,20 +97,22 @@ def keys_of_parts(key: jax.Array, parts: int) -> jax.Array:
     return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
 
 
-def one_device_loss(case: Case) -> Callable[[Any, Any, jax.Array], jax.Array]:
-    """``(params, a group's rows, its key) ->`` their mean loss, with masks drawn for each part of a sequence."""
-    return _one_device_loss(tuple(case.sizes.items()), parts_of(case))
+def of_model(case: Case) -> tuple[tuple[tuple[str, int], ...], int]:
+    """What an oracle is compiled for: the sizes of its model, and the parts that it drops in."""
+    sizes = {name: case.sizes[name] for name in SIZES}
+    return tuple(sizes.items()), parts_of(case) if sizes["dropout"] else 1
 
 
 @lru_cache(maxsize=32)
-def _one_device_loss(sizes: tuple[tuple[str, int], ...], parts: int) -> Callable[[Any, Any, jax.Array], jax.Array]:
+def loss_and_gradient(sizes: tuple[tuple[str, int], ...], parts: int) -> Callable[..., Any]:
+    """``(params, a group's rows, its key) ->`` their mean loss and its gradient, with masks drawn for each part."""
     model = _model_of(sizes)
     in_parts = replace(model, layer=lambda params, x, key: model.layer(params, x, keys_of_parts(key, parts)))
 
     def loss(params, rows, key):
         return full_loss(in_parts, {**params, "layers": heads_together(params["layers"])}, rows, key)
 
-    return loss
+    return jax.jit(jax.value_and_grad(loss))
 
 
 # How activations travel, as a block is told: by gathers and scatters, or, in some cases, by sums of everything.

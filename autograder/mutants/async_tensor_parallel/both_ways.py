@@ -8,12 +8,7 @@ from jax import lax
 from autograder.mutants import mutant
 from autograder.mutants.async_tensor_parallel import rings
 from course.mesh import vary_alike
-from solutions.async_tensor_parallel import (
-    bidirectional_gather_matmul,
-    bidirectional_matmul_scatter,
-    matmul_ring_scatter,
-    ring_gather_matmul,
-)
+from solutions.async_tensor_parallel import bidirectional_matmul_scatter, matmul_ring_scatter, ring_gather_matmul
 
 
 def turned(axis_name, by):
@@ -31,13 +26,14 @@ def both_halves_the_same_way(x, kernel, axis_name):
     return ring_gather_matmul(left, top, axis_name) + ring_gather_matmul(right, bottom, axis_name)
 
 
-def _gather(x, kernel, axis_name, *, wholly=False, place_as=(1, -1), at_the_end=False):
+def places_both_halves_as_if_they_came_one_way(x, kernel, axis_name):
+    """The second half comes from the devices behind, and is put where the first one belongs."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
     x, kernel = vary_alike(x, kernel)
 
     def place(whole, halves, step):
-        for half, part, way in zip(halves, (kernel, kernel) if wholly else jnp.split(kernel, 2), place_as, strict=True):
-            at = (index - way * step) % size * length
+        for half, part in zip(halves, jnp.split(kernel, 2), strict=True):
+            at = (index - step) % size * length
             known = lax.dynamic_slice_in_dim(whole, at, length, -2)
             whole = lax.dynamic_update_slice_in_dim(whole, known + half @ part, at, -2)
         return whole
@@ -47,19 +43,10 @@ def _gather(x, kernel, axis_name, *, wholly=False, place_as=(1, -1), at_the_end=
         coming = tuple(lax.ppermute(h, axis_name, turned(axis_name, by)) for h, by in zip(halves, (1, -1), strict=True))
         return (place(whole, halves, step), coming), None
 
-    halves = (x / 2, x / 2) if wholly else tuple(jnp.split(x, 2, -1))
+    halves = tuple(jnp.split(x, 2, -1))
     empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1]), x.dtype), x)[0]
     (whole, last), _ = lax.scan(pass_on, (empty, halves), jnp.arange(size - 1))
     return place(whole, last, size - 1)
-
-
-def sends_everything_both_ways(x, kernel, axis_name):
-    """Halves of the values, not of the features: right sums, and twice the bytes."""
-    return _gather(x, kernel, axis_name, wholly=True)
-
-
-def places_both_halves_as_if_they_came_one_way(x, kernel, axis_name):
-    return _gather(x, kernel, axis_name, place_as=(1, 1))
 
 
 def gathers_both_ways_then_multiplies(x, kernel, axis_name):
@@ -82,11 +69,6 @@ def gathers_both_ways_then_multiplies(x, kernel, axis_name):
     empty = [vary_alike(jnp.zeros((*x.shape[:-2], size * length, h.shape[-1]), x.dtype), x)[0] for h in halves]
     (wholes, last), _ = lax.scan(pass_on, (empty, halves), jnp.arange(size - 1))
     return jnp.concatenate(place(wholes, last, size - 1), -1) @ kernel
-
-
-def multiplies_halves_in_bfloat16(x, kernel, axis_name):
-    low = bidirectional_gather_matmul(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), axis_name)
-    return low.astype(x.dtype)
 
 
 def one_way_scatter(x, kernel, axis_name):
@@ -149,10 +131,8 @@ MUTANTS = (
     mutant(_G, rings.gathers_then_multiplies, _SENT, _OTHERS, _TIME),
     mutant(_G, one_way_alone, _WAYS),
     mutant(_G, both_halves_the_same_way, _WAYS),
-    mutant(_G, sends_everything_both_ways, _SENT, _TIME),
     mutant(_G, places_both_halves_as_if_they_came_one_way, "values", "gradients"),
     mutant(_G, gathers_both_ways_then_multiplies, _TIME),
-    mutant(_G, multiplies_halves_in_bfloat16, "values", "gradients", _SENT),
     mutant(_S, rings.multiplies_then_scatters, _SENT, _OTHERS, _TIME),
     mutant(_S, one_way_scatter, _WAYS),
     mutant(_S, two_sums_the_same_way, _WAYS),

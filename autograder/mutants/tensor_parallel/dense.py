@@ -53,7 +53,7 @@ def fills_up_and_adds(params, x, axis_name):
 
 
 def gathers_for_each_half_of_its_columns(params, x, axis_name):
-    halves = jnp.split(params["kernel"], 2, axis=1)
+    halves = jnp.split(params["kernel"], [params["kernel"].shape[1] // 2], axis=1)
     y = jnp.concatenate([column_parallel_dense({"kernel": half}, x, axis_name) for half in halves], -1)
     return biased(params, y)
 

@@ -69,26 +69,8 @@ def gathers_the_table(params, tokens, axis_name):
     return table[own] + _positions(params, rows, axis_name)
 
 
-def averages_what_devices_give(params, tokens, axis_name):
-    x = _scatter(known_rows(params, tokens, axis_name), axis_name) / lax.axis_size(axis_name)
-    return x + _positions(params, x.shape[1], axis_name)
-
-
 def forgets_the_gradient_of_positions(params, tokens, axis_name):
     return vocab_parallel_embed({**params, "position": lax.stop_gradient(params["position"])}, tokens, axis_name)
-
-
-def doubles_the_gradient_of_the_table(params, tokens, axis_name):
-    """The right rows, twice as sensitive to the table."""
-    table = 2 * params["token"] - lax.stop_gradient(params["token"])
-    return vocab_parallel_embed({**params, "token": table}, tokens, axis_name)
-
-
-def rounds_to_bfloat16(params, tokens, axis_name):
-    """Sends half of the bytes."""
-    rows = known_rows(params, tokens, axis_name).astype(jnp.bfloat16)
-    x = _scatter(rows, axis_name).astype(jnp.float32)
-    return x + _positions(params, x.shape[1], axis_name)
 
 
 TASK = "vocab_parallel_embed"
@@ -99,8 +81,5 @@ MUTANTS = (
     mutant(TASK, gives_something_for_every_token, *WRONG),
     mutant(TASK, sums_and_keeps_its_rows, GATHERED, SCATTERED, OTHERS),
     mutant(TASK, gathers_the_table, GATHERED, SCATTERED),
-    mutant(TASK, averages_what_devices_give, *WRONG),
     mutant(TASK, forgets_the_gradient_of_positions, GRADIENTS, NORM),
-    mutant(TASK, doubles_the_gradient_of_the_table, GRADIENTS, NORM),
-    mutant(TASK, rounds_to_bfloat16, VALUES, GRADIENTS, NORM, GATHERED, SCATTERED),
 )

@@ -24,7 +24,7 @@ def _highest(logits, axis_name) -> Any:
 
 
 def _loss(params, x, targets, gather_matmul, axis_name, *, highest: Any = _highest, total: Any = lax.psum,
-          right: Any = lax.psum, masked=True):  # fmt: skip
+          right: Any = lax.psum):  # fmt: skip
     """The reference's loss with parts to replace."""
     logits = logits_of(params, x, gather_matmul, axis_name)
     own = logits.shape[-1]
@@ -33,7 +33,7 @@ def _loss(params, x, targets, gather_matmul, axis_name, *, highest: Any = _highe
     local = targets - lax.axis_index(axis_name) * own
     mine = (local >= 0) & (local < own)
     found = jnp.take_along_axis(logits, jnp.clip(local, 0, own - 1)[..., None], axis=-1)[..., 0]
-    return jnp.mean(jnp.log(added) + top - right(jnp.where(mine, found, 0) if masked else found, axis_name))
+    return jnp.mean(jnp.log(added) + top - right(jnp.where(mine, found, 0), axis_name))
 
 
 def gathers_logits(params, x, targets, gather_matmul, axis_name):
@@ -69,11 +69,6 @@ def averages_the_targets_logits(params, x, targets, gather_matmul, axis_name):
     return _loss(params, x, targets, gather_matmul, axis_name, right=lax.pmean)
 
 
-def counts_a_logit_on_every_device(params, x, targets, gather_matmul, axis_name):
-    """Each gives one for every target, its own or not."""
-    return _loss(params, x, targets, gather_matmul, axis_name, masked=False)
-
-
 def adds_up_twice(params, x, targets, gather_matmul, axis_name):
     """The sum of the exponentials is sent once more, to be sure."""
 
@@ -96,7 +91,6 @@ MUTANTS = (
     mutant(TASK, types_the_loss_as_each_devices_own, GRADIENTS, NORM),
     mutant(TASK, averages_the_exponentials, VALUES),
     mutant(TASK, averages_the_targets_logits, *WRONG),
-    mutant(TASK, counts_a_logit_on_every_device, *WRONG),
     mutant(TASK, adds_up_twice, SENT),
     mutant(TASK, forgets_the_gradient_of_the_norm, GRADIENTS, NORM),
 )

@@ -54,12 +54,6 @@ def drops_the_same_on_every_device(params, x, key, rate, gather_matmul, matmul_s
     return x + drop(y, rate, key)
 
 
-def splits_the_key(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    """As if something were dropped twice."""
-    y = parallel_transformer_block(params, x, key, 0.0, gather_matmul, matmul_scatter, axis_name) - x
-    return x + drop(y, rate, jax.random.split(_own(key, axis_name))[0])
-
-
 def adds_the_bias_on_every_device(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
     down = {**params["down"], "bias": params["down"]["bias"] * lax.axis_size(axis_name)}
     return parallel_transformer_block({**params, "down": down}, x, key, rate, gather_matmul, matmul_scatter, axis_name)
@@ -92,7 +86,6 @@ MUTANTS = (
     mutant(TASK, one_after_the_other, GATHERED, SCATTERED, TIME),
     mutant(TASK, gathers_twice, GATHERED, SCATTERED),
     mutant(TASK, drops_the_same_on_every_device, *WRONG),
-    mutant(TASK, splits_the_key, *WRONG),
     mutant(TASK, adds_the_bias_on_every_device, *WRONG),
     mutant(TASK, rounds_to_bfloat16, VALUES, GRADIENTS, NORM, GATHERED, SCATTERED),
     mutant(TASK, forgets_the_gradient_of_the_bias, GRADIENTS, NORM),

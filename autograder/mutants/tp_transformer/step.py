@@ -40,7 +40,7 @@ def _step(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, lea
     key = fold(key, (data_axis,))
 
     def layer(x, numbered):
-        return block(numbered[1], x, layer_key(key, numbered[0]), rate, *travel, tensor_axis), None
+        return block(numbered[1], x, layer_key(key, numbered[0]), rate, travel[0], travel[1], tensor_axis), None
 
     def whole_loss(params):
         x = vocab_parallel_embed(params["embed"], batch["inputs"], tensor_axis)

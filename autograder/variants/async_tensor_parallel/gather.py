@@ -31,7 +31,7 @@ def unrolled(x, kernel, axis_name):
     """A Python loop, that sends before it multiplies."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
     to_next = [(i, (i + 1) % size) for i in range(size)]
-    whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1])), x, kernel)[0]
+    whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype), x, kernel)[0]
     for step in range(size):
         coming = lax.ppermute(x, axis_name, to_next) if step < size - 1 else x
         whole = lax.dynamic_update_slice_in_dim(whole, x @ kernel, (index - step) % size * length, -2)

@@ -47,7 +47,7 @@ def with_attention_by_einsum(params, x, key, rate, gather_matmul, matmul_scatter
     kernels = params["attention"]["out"]["kernel"].reshape(-1, width), params["down"]["kernel"]
     added = matmul_scatter(jnp.concatenate((mixed, hidden), -1), jnp.concatenate(kernels), axis_name)
     key = fold_key_over_axes(key, (axis_name,))
-    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape).astype(x.dtype)
     return x + (added + params["down"]["bias"]) * kept / (1 - rate)
 
 

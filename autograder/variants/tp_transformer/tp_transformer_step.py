@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -64,29 +62,4 @@ def with_layers_that_recompute(params, specs, batch, key, rate, parallel, data_a
     return optax.apply_updates(params, updates), lax.pmean(loss, data_axis)
 
 
-def with_a_loss_of_all_places(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
-    """``jax.vjp`` of the mean over the places on the data axis, whose transpose divides by their number."""
-    own = jax.random.fold_in(key, lax.axis_index(data_axis))
-    depth = math.prod(params["layers"]["attention"]["out"]["kernel"].shape[:1])
-    keys = jax.vmap(lambda i: jax.random.fold_in(own, i))(jnp.arange(depth))
-
-    def run(x, inputs):
-        weights, key = inputs
-        block = parallel_transformer_block if parallel else tp_transformer_block
-        return block(weights, x, key, rate, ring_gather_matmul, matmul_ring_scatter, tensor_axis), ()
-
-    def mean_loss(params):
-        x = vocab_parallel_embed(params["embed"], batch["inputs"], tensor_axis)
-        x = lax.scan(run, x, (params["layers"], keys))[0]
-        loss = vocab_parallel_loss(params["head"], x, batch["targets"], ring_gather_matmul, tensor_axis)
-        return lax.pmean(loss, data_axis)
-
-    loss, back = jax.vjp(mean_loss, params)
-    (gradients,) = back(jnp.ones_like(loss))
-    leaves, tree = jax.tree.flatten(gradients)
-    axes = [data_axis if tensor_axis in spec else (data_axis, tensor_axis) for spec in tree.flatten_up_to(specs)]
-    summed = tree.unflatten([lax.psum(leaf, over) for leaf, over in zip(leaves, axes, strict=True)])
-    return jax.tree.map(lambda leaf, g: leaf - learning_rate * g, params, summed), loss
-
-
-VARIANTS = (over_all_devices_at_once, with_layers_that_recompute, with_a_loss_of_all_places)
+VARIANTS = (over_all_devices_at_once, with_layers_that_recompute)

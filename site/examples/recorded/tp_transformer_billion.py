@@ -32,8 +32,8 @@ MACHINE = machine("8xH100")
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 WAYS = {"whole": gathers_and_scatters_whole, "rings": tp_transformer_step}
 HEADER = (
-    "data x tensor  block       sends   step, ms  exposed, ms   MFU  temporaries, GiB   compiled: step, ms  exposed, ms"
-    "  temporaries, GiB"
+    "data x tensor  block         sends   step, ms  exposed, ms   MFU  temporaries, GiB   compiled: step, ms"
+    "  exposed, ms  temporaries, GiB"
 )
 
 
@@ -82,9 +82,9 @@ def row(way: str, parallel: bool, data: int, tensor: int, *, compiled: bool) -> 
     flops = flops_per_token(SIZES) * SEQUENCES * SIZES.seq
     found = predict(program(way, parallel, data, tensor), MACHINE, model_flops=flops)
     time = found.timeline
-    name = f"{data} x {tensor}"
+    name, sends = f"{data} x {tensor}", way if tensor > 1 else "-"
     line = (
-        f"{name:14} {'side by side' if parallel else 'in turn':12}{way:6}{1e3 * time.seconds:10.1f}"
+        f"{name:14} {'side by side' if parallel else 'in turn':14}{sends:6}{1e3 * time.seconds:10.1f}"
         f"{1e3 * time.exposed_seconds:13.1f}{100 * (found.mfu or 0):5.0f}%{found.memory.temporaries / 2**30:18.2f}"
     )
     if not compiled:
@@ -97,9 +97,8 @@ def row(way: str, parallel: bool, data: int, tensor: int, *, compiled: bool) -> 
 
 
 def main() -> None:
-    print(
-        f"{SIZES.count:,} parameters, {4 * SIZES.count / 2**30:.2f} GiB in float32; {SEQUENCES} sequences of {SIZES.seq:,} tokens\n"
-    )
+    size = 4 * SIZES.count / 2**30
+    print(f"{SIZES.count:,} parameters, {size:.2f} GiB in float32; {SEQUENCES} sequences of {SIZES.seq:,} tokens\n")
     print(HEADER)
     for data, tensor in MESHES:
         for parallel in (False, True):
