@@ -52,13 +52,6 @@ def looks_at_its_own_rows_only(params, x, axis_name):
     return _attention(params, x, axis_name, attend=attend)
 
 
-def scales_by_the_width(params, x, axis_name):
-    def attend(q, k, v):
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, scale=x.shape[-1] ** -0.5)
-
-    return _attention(params, x, axis_name, attend=attend)
-
-
 def takes_heads_for_q_k_and_v(params, x, axis_name):
     """Reads the columns of the kernel in the order (heads, 3, head_dim)."""
     kernel = params["qkv"]["kernel"]
@@ -88,13 +81,6 @@ def all_reduces_at_the_end(params, x, axis_name):
     return _attention(params, x, axis_name, out=all_reduces_and_slices)
 
 
-def averages_over_the_heads(params, x, axis_name):
-    def out(params, x, axis_name):
-        return row_parallel_dense(params, x, axis_name) / lax.axis_size(axis_name)
-
-    return _attention(params, x, axis_name, out=out)
-
-
 def sums_the_output_kernels_gradient(params, x, axis_name):
     kernel = scaled_back(params["out"]["kernel"], lax.axis_size(axis_name))
     return tp_attention({**params, "out": {"kernel": kernel}}, x, axis_name)
@@ -112,12 +98,10 @@ MUTANTS = (
     mutant(TASK, gathers_for_q_k_and_v_apart, FORWARD, GATHERED, SCATTERED, shown_by=(FIRST, SHORT)),
     mutant(TASK, looks_ahead, *WRONG),
     mutant(TASK, looks_at_its_own_rows_only, *WRONG),
-    mutant(TASK, scales_by_the_width, *WRONG),
     mutant(TASK, takes_heads_for_q_k_and_v, *WRONG),
     mutant(TASK, has_one_head_a_device, *WRONG),
     mutant(TASK, gathers_all_heads_between, FORWARD, GATHERED, SCATTERED, shown_by=(FIRST, SHORT)),
     mutant(TASK, all_reduces_at_the_end, FORWARD, GATHERED, SCATTERED, OTHERS, shown_by=(FIRST, SHORT)),
-    mutant(TASK, averages_over_the_heads, *WRONG),
     mutant(TASK, sums_the_output_kernels_gradient, GRADIENTS),
     mutant(TASK, keeps_keys_from_learning, GRADIENTS),
 )

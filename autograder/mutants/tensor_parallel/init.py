@@ -28,11 +28,6 @@ def counts_its_own_inputs(key, d_in, d_out, axis_name, split):
     return _draw(key, d_in, d_out, axis_name, split, scale=lambda shape, _: shape[0] ** -0.5)
 
 
-def averages_inputs_and_outputs(key, d_in, d_out, axis_name, split):
-    """Glorot's scale, of the whole layer."""
-    return _draw(key, d_in, d_out, axis_name, split, scale=lambda *_: (2 / (d_in + d_out)) ** 0.5)
-
-
 def does_not_scale(key, d_in, d_out, axis_name, split):
     return _draw(key, d_in, d_out, axis_name, split, scale=lambda *_: 1.0)
 
@@ -57,11 +52,6 @@ def ignores_the_key(key, d_in, d_out, axis_name, split):
     return _draw(jax.random.key(0), d_in, d_out, axis_name, split)
 
 
-def draws_a_bias(key, d_in, d_out, axis_name, split):
-    found = _draw(key, d_in, d_out, axis_name, split)
-    return {**found, "bias": 0.01 * jax.random.normal(key, found["bias"].shape)}
-
-
 def sends_whole_leaves_round(key, d_in, d_out, axis_name, split):
     """The first device draws what is not split, and tells the others."""
     found = _draw(key, d_in, d_out, axis_name, split)
@@ -74,12 +64,10 @@ def sends_whole_leaves_round(key, d_in, d_out, axis_name, split):
 TASK = "init_dense"
 MUTANTS = (
     mutant(TASK, counts_its_own_inputs, SCALE),
-    mutant(TASK, averages_inputs_and_outputs, SCALE),
     mutant(TASK, does_not_scale, SCALE),
     mutant(TASK, draws_the_same_part_everywhere, VALUES),
     mutant(TASK, draws_whole_leaves_apart, VALUES),
     mutant(TASK, draws_apart_along_every_axis, VALUES),
     mutant(TASK, ignores_the_key, VALUES),
-    mutant(TASK, draws_a_bias, VALUES),
     mutant(TASK, sends_whole_leaves_round, COMMUNICATION),
 )

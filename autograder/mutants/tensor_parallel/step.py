@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from autograder.mutants import mutant
@@ -65,23 +64,11 @@ def averages_over_data_alone(params, specs, batch, model, data_axis, tensor_axis
                  whole=lambda g: lax.pmean(g, data_axis))  # fmt: skip
 
 
-def averages_over_the_tensor_axis_alone(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
-    return _step(params, specs, batch, model, data_axis, tensor_axis, learning_rate,
-                 split=lambda g: g / lax.axis_size(tensor_axis),
-                 whole=lambda g: lax.pmean(g, tensor_axis))  # fmt: skip
-
-
 def sums_over_data(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
     """Sums what plain data parallelism averages."""
     return _step(params, specs, batch, model, data_axis, tensor_axis, learning_rate,
                  split=lambda g: lax.psum(g, data_axis) / lax.axis_size(tensor_axis),
                  whole=lambda g: lax.psum(lax.pmean(g, tensor_axis), data_axis))  # fmt: skip
-
-
-def divides_by_all_devices(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
-    """Averages a part over data, and divides it by the number of devices of both axes."""
-    return _step(params, specs, batch, model, data_axis, tensor_axis, learning_rate,
-                 split=lambda g: lax.pmean(g, data_axis) / lax.axis_size((data_axis, tensor_axis)))  # fmt: skip
 
 
 def divides_by_four(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
@@ -121,17 +108,6 @@ def all_reduces_in_every_layer(params, specs, batch, model, data_axis, tensor_ax
                  block=mlp.all_reduces_at_the_end)  # fmt: skip
 
 
-def sums_parts_to_whole_gradients(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
-    """Puts a part's gradient into zeros, averages the whole, and cuts its own part out again."""
-
-    def split(g):
-        n, own = lax.axis_size(tensor_axis), lax.axis_index(tensor_axis)
-        whole = lax.pmean(jnp.where((jnp.arange(n) == own).reshape(-1, *[1] * g.ndim), g, 0), (data_axis, tensor_axis))
-        return whole[own]
-
-    return _step(params, specs, batch, model, data_axis, tensor_axis, learning_rate, split=split)
-
-
 TASK = "tp_train_step"
 EVERY = (*WRONG, NORM)
 MUTANTS = (
@@ -139,13 +115,10 @@ MUTANTS = (
     mutant(TASK, divides_copies_again, *EVERY),
     mutant(TASK, averages_parts_with_each_other, *EVERY, REDUCED),
     mutant(TASK, averages_over_data_alone, *EVERY, REDUCED),
-    mutant(TASK, averages_over_the_tensor_axis_alone, *EVERY, REDUCED),
     mutant(TASK, sums_over_data, *EVERY),
-    mutant(TASK, divides_by_all_devices, *EVERY),
     mutant(TASK, divides_by_four, *EVERY, shown_by=("data=1 x tensor=8, 3 steps",)),
     mutant(TASK, takes_the_norms_for_parts, *EVERY, REDUCED),
     mutant(TASK, averages_copies_twice, REDUCED),
     mutant(TASK, reports_its_own_loss, VALUES),
     mutant(TASK, all_reduces_in_every_layer, GATHERED, SCATTERED, REDUCED),
-    mutant(TASK, sums_parts_to_whole_gradients, REDUCED),
 )
