@@ -4,6 +4,7 @@ The pictures go into the folder that is named.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from autograder.contract import load, trace
@@ -24,6 +25,23 @@ WAYS = {
 
 def located(file: str) -> str | None:
     return "transformer_3d" if file.endswith(("solutions/transformer_3d.py", "transformer_3d/forward.py")) else None
+
+
+def more_microbatches(count: int) -> None:
+    """The same mesh and layers, with more ticks, on two machines."""
+    assert TASK.analysed
+    case = replace(TASK.analysed[0], sizes={**TASK.analysed[0].sizes, "num_microbatches": count})
+    names = ("8xH100", "8xA5000")
+    print(
+        f"\nwith {count} microbatches{'':18}" + "".join(f"{name + ', ms':>14}{'over data, ms':>15}" for name in names)
+    )
+    for name in ("gathered in every tick", "gathered once for a repeat"):
+        module, cells = parse(trace(TASK, WAYS[name], case, located)), ""
+        for where in map(machine, names):
+            step = timeline(module, where).seconds
+            spent = step - timeline(module, where, free=("data",)).seconds
+            cells += f"{1e3 * step:14.2f}{1e3 * spent:15.2f}"
+        print(f"{name:36}{cells}")
 
 
 def main(folder: Path) -> None:
@@ -48,6 +66,7 @@ def main(folder: Path) -> None:
     for axes, seconds in sorted(step.exposed.items(), key=lambda item: -item[1]):
         if seconds > 1e-5:
             print(f"  {axes:14}{1e3 * seconds:6.2f}")
+    more_microbatches(8)
 
 
 if __name__ == "__main__":

@@ -116,9 +116,18 @@ def ours(way: Way, platform: str = "cpu") -> Program:
     )
 
 
+def halved(spec: P) -> P:
+    """The same split with ``data`` as two axes: the compiler's groups may be a part of an axis, which needs a name."""
+    entries = [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in spec]
+    return P(*[tuple(part for axis in axes for part in ((axis, "half") if axis == "data" else (axis,))) or None
+               for axes in entries])  # fmt: skip
+
+
 def peer(way: Way) -> Program:
     """The single device's loss and gradient of the same arrays, each layer recomputed, partitioned by the compiler."""
     stacks, specs = stacks_and_specs(way)
+    specs = jax.tree.map(halved, specs, is_leaf=lambda spec: isinstance(spec, P))
+    data, pipe, tensor = way.mesh
     one = model()
 
     def loss_of(params, batch):
@@ -141,8 +150,8 @@ def peer(way: Way) -> Program:
     return export(
         step,
         {"params": stacks, "batch": batch_shapes()},
-        {"params": specs, "batch": P("data")},
-        mesh=dict(zip(AXES, way.mesh, strict=True)),
+        {"params": specs, "batch": P(("data", "half"))},
+        mesh={"data": data // 2, "half": 2, "pipe": pipe, "tensor": tensor},
         out_specs={"loss": P(), "gradients": specs},
         roles={"params": "state"},
         platform="cuda",
