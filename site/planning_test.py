@@ -15,11 +15,13 @@ def _lines(example: str) -> list[str]:
 
 
 def _errors() -> dict[str, list[float]]:
-    return {line[:34].strip(): [float(x) for x in re.findall(r"(-?\d+\.\d)%", line)] for line in _lines("lenses")[1:]}
+    return {line[:36].strip(): [float(x) for x in re.findall(r"(-?\d+\.\d)%", line)] for line in _lines("lenses")[1:]}
 
 
 def test_closed_forms_are_as_near_to_the_lenses_as_the_page_says():
     errors = _errors()
+    low = errors.pop("transformer_3d, 4 x 1 x 2, bfloat16")
+    assert -25 < low[0] < -20 and -20 < low[1] < -15, "about a fifth too little of both"
     time = {name: found[0] for name, found in errors.items()}
     worst = min(time, key=lambda name: time[name])
     assert worst == "transformer_3d, 1 x 8 x 1" and time[worst] > -15 and max(time.values()) < 5

