@@ -238,7 +238,7 @@ def _checked(
     return axes
 
 
-def _held(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
+def held(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
     """Parameters that one device holds."""
     every = leaves(sizes).values() if not sizes.parameters else [Leaf(sizes.parameters, True, True)]
     total = 0
@@ -252,18 +252,18 @@ def _held(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
 def _state_rows(
     sizes: Sizes, axes: dict[str, int], plan: Plan, optimizer: str, fsdp: bool, min_size: int
 ) -> tuple[Row, ...]:
-    held = _held(sizes, axes, fsdp, min_size)
+    own = held(sizes, axes, fsdp, min_size)
     moments, extra = OPTIMIZERS[optimizer]
     each = plan.master + moments * plan.moment + extra
     note = ""
     if plan.master and moments == 2:
         # The other of the two ways in which people count Adam's state.
         other, name = (12, "adam") if extra else (16, "adam16")
-        note = f"{other} x with {name}: {other * held / 1e6:,.0f} MB"
+        note = f"{other} x with {name}: {other * own / 1e6:,.0f} MB"
     rows = [
-        Row("parameters", plan.parameter * held, f"{plan.parameter} x {held:,}", "bytes x parameters held"),
-        Row("gradients", plan.gradient * held, f"{plan.gradient} x {held:,}"),
-        Row("optimizer", each * held, f"{each} x {held:,}", note),
+        Row("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x parameters held"),
+        Row("gradients", plan.gradient * own, f"{plan.gradient} x {own:,}"),
+        Row("optimizer", each * own, f"{each} x {own:,}", note),
     ]
     if fsdp and axes["data"] > 1:
         every = leaves(sizes).values() if not sizes.parameters else [Leaf(sizes.parameters, True, True)]

@@ -22,6 +22,7 @@ CHAPTERS = (
     Chapter("tensor_parallel", "Tensor parallelism", "every device holds some features"),
     Chapter("async_tensor_parallel", "Asynchronous tensor parallelism", "communicate while computing"),
     Chapter("tp_transformer", "A Transformer in parts", "a whole model over data x tensor, its vocabulary included"),
+    Chapter("transformer_3d", "Everything together", "data x pipe x tensor in one training step"),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.

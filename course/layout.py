@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
+
+
+# --8<-- [start:options]
+@dataclass(frozen=True)
+class Options:
+    """How a step over ``data`` x ``pipe`` x ``tensor`` computes what it computes; all combinations are allowed.
+
+    Attributes:
+        num_microbatches: Parts that the rows of a pipeline are taken in.
+        rings: Whether the activations of split layers travel in rings while others are multiplied.
+        remat: Whether of each tick only the input is kept, and weights are gathered again in the backward pass.
+        dtype: What dense layers multiply, and what travels of their activations and weights: ``float32`` or
+            ``bfloat16``. Everything else is float32.
+        parallel: Whether attention and MLP of a layer are side by side.
+        rate: Share of elements that dropout drops.
+    """
+
+    num_microbatches: int = 1
+    rings: bool = False
+    remat: bool = True
+    dtype: str = "float32"
+    parallel: bool = False
+    rate: float = 0.0
+
+
+# --8<-- [end:options]
 
 
 def split_dim(names: tuple[str, ...]) -> int | None:
@@ -44,3 +71,9 @@ def tensor_specs(params: Any, axis_name: str) -> Any:
 
 
 # --8<-- [end:specs]
+
+
+def along(spec: P, axis_name: str) -> P:
+    """What a spec says of one axis: ``P(None, ("tensor", "data"))`` along ``data`` is ``P(None, "data")``."""
+    dims = [axis_name if axis_name in (entry if isinstance(entry, tuple) else (entry,)) else None for entry in spec]
+    return P(*dims) if axis_name in dims else P()

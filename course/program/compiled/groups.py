@@ -12,7 +12,7 @@ from course.program.program import ProgramError
 
 _LISTED = r"\{((?:\{[\d,]*\},?)*)\}"
 _COUNTED = r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-_BY_AXES = r"mesh\[((?:'[^']*'=\d+,?)+)\] \{([^}]*)\}"
+_BY_AXES = r"mesh\[((?:'[^']*'=\d+,?)+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 
 
 def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]]:
@@ -20,7 +20,8 @@ def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]
 
     XLA lists them, ``{{0,1},{2,3}}``; counts them, ``[2,2]<=[2,2]T(1,0)``: all devices in the second shape,
     transposed, in rows of the first; or names axes of a mesh of its own, ``mesh['a'=2,'b'=4] {'b'}``, and parts of
-    them, ``'b':(2)2``: those of size 2 within each of 2 outer parts.
+    them, ``'b':(2)2``: those of size 2 within each of 2 outer parts. The devices of that mesh may be in another order,
+    ``device_ids=([4,2]T(1,0))``: all of them in that shape, transposed, one after the other.
 
     Raises:
         ProgramError: They are written in another way.
@@ -36,7 +37,8 @@ def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]
         raise ProgramError(
             f"the groups of the compiled {instruction.name} are written in an unknown way: {instruction.text[:120]}"
         )
-    return _by_axes(*named.groups())
+    mesh, source, order, chosen = named.groups()
+    return _by_axes(mesh, chosen, _numbers(source), _numbers(order))
 
 
 def source_target_pairs(instruction: Instruction) -> list[list[int]]:
@@ -45,7 +47,7 @@ def source_target_pairs(instruction: Instruction) -> list[list[int]]:
     return _rows(found[1]) if found else []
 
 
-def _by_axes(mesh: str, chosen: str) -> list[list[int]]:
+def _by_axes(mesh: str, chosen: str, source: list[int], order: list[int]) -> list[list[int]]:
     parts = {
         name: (int(before or 1), int(size or 0))
         for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", chosen)
@@ -59,8 +61,14 @@ def _by_axes(mesh: str, chosen: str) -> list[list[int]]:
         shape += [before, part, int(size) // (before * part)]
     inside = [along[name] for name in parts]
     outside = [dim for dim in range(len(shape)) if dim not in inside]
-    devices = np.arange(math.prod(shape)).reshape(shape)
-    return np.transpose(devices, outside + inside).reshape(-1, math.prod(shape[dim] for dim in inside)).tolist()
+    devices = np.arange(math.prod(shape))
+    if source:
+        devices = np.transpose(devices.reshape(source), order or None)
+    return (
+        np.transpose(devices.reshape(shape), outside + inside)
+        .reshape(-1, math.prod(shape[dim] for dim in inside))
+        .tolist()
+    )
 
 
 def _rows(text: str) -> list[list[int]]:

@@ -89,6 +89,8 @@ def test_instructions_keep_order_shapes_operands_and_the_learners_line():
         ("mesh['a'=4] {'a':(1)2}", [[0, 2], [1, 3]]),
         ("mesh['a'=4] {'a':(2)2}", [[0, 1], [2, 3]]),
         ("mesh['a'=2,'b'=2] {'a','b'}", [[0, 1, 2, 3]]),
+        ("mesh['a'=4,'b'=1], device_ids=([2,2]T(1,0)) {'a'}", [[0, 2, 1, 3]]),
+        ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]),
     ],
 )
 def test_groups_are_read_in_every_form(groups, expected):

@@ -1,0 +1,82 @@
+"""``choose_mesh`` of ``transformer_3d``: what is unseen is legal, secrets are kept, what is no choice is refused."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from autograder import answers
+from autograder.answers import Refusal
+from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, MOST, best, choice_facts, questions
+from autograder.contract import Mismatch
+from autograder.mutants.transformer_3d.choice import MUTANTS
+from autograder.variants.transformer_3d.choice import VARIANTS
+from course.mesh import make_mesh
+
+TASK = CHOOSE_MESH
+
+
+def evidence(case, values, secret=False) -> Any:
+    return SimpleNamespace(case=case, line="", secret=secret, measured={"values": values})
+
+
+def facts(function, cases, secret=False):
+    found = []
+    for case in cases:
+        with patch.object(answers, "abstract_mesh", make_mesh):
+            values = np.asarray(TASK.wrap(function, case).function(np.zeros((), np.uint8))["values"])
+        assert len(values) == MOST
+        found.append(evidence(case, values, secret))
+    return choice_facts(found, None, None)
+
+
+def failed(found):
+    return {fact.name for fact in found if fact.passed is False}
+
+
+@pytest.mark.parametrize("function", VARIANTS, ids=lambda function: function.__name__)
+def test_other_styles_pass_on_what_is_unseen(function):
+    unseen = [TASK.unseen(np.random.default_rng(seed)) for seed in range(3)]
+    assert failed(facts(function, unseen)) == set()
+
+
+def test_the_oracle_s_own_choices_pass():
+    for case in TASK.cases:
+        given = answers.decode(TASK.oracle({}, case)["values"])
+        assert len(given) == len(questions(case))
+        found = choice_facts([evidence(case, TASK.oracle({}, case)["values"])], None, None)
+        assert failed(found) == set()
+
+
+def test_cases_ask_for_all_that_can_be_chosen():
+    known = [best(*question, case.sizes["machine"]) for case in TASK.cases for question in questions(case)]
+    chosen = [one[1] for one in known if one]
+    assert {one.remat for one in chosen} == {"none", "block"} and {one.fsdp for one in chosen} == {False, True}
+    for axis in ("data", "pipe", "tensor", "microbatches"):
+        assert len({getattr(one, axis) for one in chosen}) > 1, axis
+    assert None in known
+
+
+def test_nothing_of_what_was_drawn_is_in_a_message_of_the_official_grade():
+    secret = [TASK.unseen(np.random.default_rng(7))]
+    for mutant in MUTANTS:
+        for fact in facts(mutant.function, secret, secret=True):
+            assert not any(char.isdigit() for char in fact.message), fact.message
+
+
+@pytest.mark.parametrize("answer", [(1, 2), "data", {"data": 8}, (8, 1, 1, 1, 1, None, True, 3)])
+def test_what_is_no_choice_is_said_to_be_none(answer):
+    with pytest.raises(Mismatch, match="expected"):
+        facts(lambda *_: answer, TASK.cases[:1])
+
+
+def test_a_forged_answer_passes_nothing():
+    for values in (
+        np.zeros(MOST, np.uint8),
+        answers.encode((1, 2, 3), MOST),
+        answers.encode((Refusal("x"),) * 9, MOST),
+    ):
+        found = choice_facts([evidence(TASK.cases[0], values)], None, None)
+        assert {"every choice can be placed", "predicted MFU"} <= failed(found)

@@ -1,0 +1,207 @@
+"""``choose_mesh``: a choice for several models and batches on a machine, judged by what the planner predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from autograder import answers
+from autograder.answers import Refusal
+from autograder.contract import Case, Evidence, Mismatch, Task
+from autograder.facts import worst
+from autograder.forms import describe
+from autograder.verdict import Fact
+from course.budget import Sizes
+from course.machine import Machine
+from course.machines import MACHINES
+from course.planning import Choice, estimator, refusal, search
+
+NAME = "choose_mesh"
+PLACED, MEMORY, MFU = "every choice can be placed", "memory fits", "predicted MFU"
+# The share of the best choice's MFU that is asked for.
+NEAR = 0.95
+# Bytes of all answers of a case as text.
+MOST = 4096
+WIDER, LARGER = (1, 4, 16), (1, 8, 32)
+Question = tuple[Sizes, int]
+
+
+def machine_of(case: Case) -> Machine:
+    """Where the steps of a case run."""
+    return MACHINES[case.sizes["machine"]]
+
+
+def questions(case: Case) -> list[Question]:
+    """Models of three widths with batches of three sizes: some leave data to split, some do not, some fit nowhere."""
+    s = case.sizes
+    return [
+        (Sizes(s["layers"], k * s["width"], k * s["heads"], s["vocab"], s["seq"]), n * s["batch"])
+        for k in WIDER
+        for n in LARGER
+    ]
+
+
+@lru_cache(maxsize=256)
+def best(sizes: Sizes, batch: int, machine: int) -> tuple[float, Choice] | None:
+    """The largest MFU of all choices that fit, and the choice; None if none does."""
+    found = search(sizes, MACHINES[machine], batch).best
+    return found and (found.mfu, found.choice)
+
+
+def _every(function: Callable[..., Any], case: Case) -> Any:
+    """The answers to all questions: choices, and what was refused."""
+    machine, found = machine_of(case), []
+    for sizes, batch in questions(case):
+        estimate = estimator(sizes, machine, batch)
+        found.append(answers.asked(function, sizes, machine.num_devices, batch, estimate))
+    if all(answer is None for answer in found):
+        raise Mismatch(f"{NAME} returned None every time (is a return missing?), expected a Choice")
+    return tuple(_formed(answer) for answer in found)
+
+
+def _formed(answer: Any) -> Any:
+    """A choice as plain numbers and a text.
+
+    Raises:
+        Mismatch: It is no choice.
+    """
+    if answer is None or isinstance(answer, Refusal):
+        return answer
+    if not isinstance(answer, tuple) or len(answer) != len(Choice._fields):
+        fields = ", ".join(Choice._fields)
+        raise Mismatch(f"{NAME} returned {describe(answer)}, expected a Choice({fields})")
+    *counts, remat, fsdp = answer
+    plain = (int(n) if isinstance(n, np.integer) else n for n in counts)
+    return (*plain, remat, int(fsdp))
+
+
+def _choice(answer: Any) -> Choice | None:
+    """The choice that an answer is, if it has the form of one."""
+    if not isinstance(answer, tuple) or len(answer) != len(Choice._fields) or not isinstance(answer[5], str):
+        return None
+    return Choice._make((*answer[:6], bool(answer[6])))
+
+
+def _said(e: Evidence, question: Question, answer: Any) -> str:
+    """The question and the answer in words; nothing of what was drawn in secret."""
+    if e.secret:
+        return "one of the choices"
+    sizes, batch = question
+    shown = f"Choice{tuple(answer)}" if isinstance(answer, tuple) else answers.show(answer)[:160]
+    return f"for width {sizes.width}, {batch} sequences and {machine_of(e.case).name} your answer is {shown}, and it"
+
+
+def _judged(e: Evidence) -> list[tuple[Question, Any]]:
+    """Questions with their answers; None where a forged Program has none."""
+    given, asked = answers.decode(e.measured["values"]), questions(e.case)
+    given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
+    return list(zip(asked, given, strict=True))
+
+
+def _placed(e: Evidence) -> Fact:
+    """Each answer is a choice that a model can be placed with; a refusal only where nothing fits."""
+    messages = []
+    for question, answer in _judged(e):
+        sizes, batch = question
+        choice, known = _choice(answer), best(sizes, batch, e.case.sizes["machine"])
+        if isinstance(answer, Refusal):
+            if known is not None:
+                messages.append(f"{_said(e, question, answer)} refuses, where there is a choice that fits.")
+        elif choice is None:
+            messages.append(f"{_said(e, question, answer)} is no Choice. Raise ValueError where nothing fits.")
+        elif why := refusal(sizes, machine_of(e.case).num_devices, batch, choice):
+            messages.append(f"{_said(e, question, answer)} cannot be placed{'' if e.secret else ': ' + why}.")
+    return _fact(PLACED, e, messages)
+
+
+def _fits(e: Evidence) -> Fact:
+    """Each choice that can be placed fits with the margin."""
+    messages = []
+    for question, found in _estimates(e):
+        if not found.fits:
+            needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
+            size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
+            messages.append(f"{_said(e, question, found.choice)} does not fit{size}.")
+    return _fact(MEMORY, e, messages)
+
+
+def _fact(name: str, e: Evidence, messages: list[str]) -> Fact:
+    count = len(questions(e.case))
+    measured = f"{count - len(messages)} of {count}"
+    message = messages[0] if messages else ""
+    return Fact(name, not messages, measured, f"{count} of {count}", "choices", case=e.case.name, line=e.line,
+                message=message)  # fmt: skip
+
+
+def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
+    """What the planner predicts of each answer that can be placed."""
+    found = []
+    for question, answer in _judged(e):
+        (sizes, batch), choice = question, _choice(answer)
+        if choice is not None and not refusal(sizes, machine_of(e.case).num_devices, batch, choice):
+            found.append((question, estimator(sizes, machine_of(e.case), batch)(choice)))
+    return found
+
+
+def _near_the_best(e: Evidence) -> Fact:
+    """Each choice's MFU is near that of the best one that fits."""
+    least, message = 1.0, ""
+    estimates = _estimates(e)
+    for question, found in estimates:
+        known = best(*question, e.case.sizes["machine"])
+        share = found.mfu / known[0] if known else 1.0
+        if share < least:
+            most = max(found.parts, key=lambda cause: found.parts[cause] * (cause != "computing"))
+            said = "" if e.secret else (
+                f" {found.mfu:.1%} MFU, {share:.0%} of what can be had. Beside computing, most of its time goes into: "
+                f"{most}.")  # fmt: skip
+            least, message = share, f"{_said(e, question, found.choice)} is slower than another that fits.{said}"
+    passed = bool(estimates) and least >= NEAR
+    measured, message = (f"{least:.1%}", message) if estimates else ("no choice", "no choice can be placed")
+    return Fact(MFU, passed, measured, f"{NEAR:.0%}", "of the best choice's", case=e.case.name, line=e.line,
+                message="" if passed else message)  # fmt: skip
+
+
+def choice_facts(cases: list[Evidence], _: Any, __: Any) -> list[Fact]:
+    return [worst([look(e) for e in cases]) for look in (_placed, _fits, _near_the_best)]
+
+
+def _oracle(_: Any, case: Case) -> dict[str, Any]:
+    known = (best(sizes, batch, case.sizes["machine"]) for sizes, batch in questions(case))
+    plain = tuple(Refusal("nothing fits") if one is None else (*one[1][:6], int(one[1].fsdp)) for one in known)
+    return {"values": answers.encode(plain, MOST)}
+
+
+def _case(name: str, machine: str, quick: bool = False, **more: int) -> Case:
+    number = [m.name for m in MACHINES].index(machine)
+    sizes = {"layers": 8, "width": 1024, "heads": 8, "vocab": 16_384, "seq": 1024, "batch": 2}
+    return Case(name, {"data": 1}, {**sizes, **more, "machine": number}, quick)
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    machine = ("8xA5000", "8xA100", "2x8xA100", "8xH100", "8xTPUv5e")[rng.integers(5)]
+    heads = int(rng.choice([4, 8, 16]))
+    return _case("unseen", machine, layers=int(rng.choice([4, 6, 12])), heads=heads, width=64 * heads,
+                 batch=int(rng.choice([1, 2, 3])), seq=int(rng.choice([512, 1024])))  # fmt: skip
+
+
+CHOOSE_MESH = Task(
+    name=NAME,
+    kind="value",
+    signature="(sizes, num_devices, batch, estimate)",
+    points=3,
+    cases=(
+        _case("8xA5000", "8xA5000", True),
+        _case("2x8xA100", "2x8xA100", True),
+        _case("8xH100", "8xH100"),
+        _case("8xTPUv5e, 12 layers", "8xTPUv5e", layers=12, batch=1),
+    ),
+    unseen=_unseen,
+    wrap=lambda function, case: answers.wrap_answer(NAME, lambda: _every(function, case), None, case.mesh, MOST),
+    draw=answers.no_inputs,
+    oracle=_oracle,
+    facts=choice_facts,
+)

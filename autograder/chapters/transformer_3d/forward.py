@@ -1,0 +1,179 @@
+"""``forward_3d``: the loss of a pipeline's rows, whose gradient comes back complete and in parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder import facts, forms, limits
+from autograder.cases import draw_leaves, varying
+from autograder.chapters.transformer_3d.sent import no_pieces, sent_facts
+from autograder.chapters.transformer_3d.shared import (
+    SIZES,
+    axes_of,
+    batch_shapes,
+    draw_batch,
+    options_of,
+    run_on_one_device,
+    specs_of,
+    stacked_of,
+)
+from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.verdict import Fact
+from course.mesh import abstract_mesh, varying_axes
+
+NAME = "forward_3d"
+_GRADIENTS = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
+_TOO_MUCH = "What is kept from the forward pass until the backward pass comes to it? Of a tick, its input would do."
+_EXPOSED = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
+# Of the reference's; and of the time that gathering in every tick adds.
+TEMPORARIES, EXPOSED = 1.3, 0.7
+# The results of bfloat16 products in layers of this size, against float32.
+ROUNDED = 0.05
+
+
+def wrap(function: Any, case: Case) -> Wrapped:
+    """Loss and gradient; every device returns what it holds, so that copies which differ are seen."""
+    data, pipe, tensor = axes_of(case)
+    specs, each = specs_of(case), P(tuple(case.mesh))
+
+    def local(params, batch, key):
+        key = jax.random.wrap_key_data(key)
+        own = jax.random.fold_in(key, 0)
+
+        def loss_of(params):
+            loss = function(params, specs, batch, own, options_of(case), data, pipe, tensor)
+            return _same_in_a_pipeline(loss, case)
+
+        loss, gradients = jax.value_and_grad(loss_of)(varying(params, case.mesh))
+        return {"values": varying(loss, case.mesh)[None], "gradients": jax.tree.map(lambda g: g[None], gradients)}
+
+    in_specs = {"params": specs, "batch": P(data), "key": P()}
+    results = {"values": each, "gradients": each}
+
+    def program(params, batch, key):
+        mesh = abstract_mesh(case.mesh)
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
+        return mapped(params, batch, key)
+
+    inputs = {
+        "params": stacked_of(case),
+        "batch": batch_shapes(case),
+        "key": jax.ShapeDtypeStruct((2,), np.uint32),
+    }
+    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
+
+
+def _same_in_a_pipeline(loss: Any, case: Case) -> Any:
+    _, pipe, tensor = axes_of(case)
+    if not hasattr(loss, "shape") or loss.shape != ():
+        raise Mismatch(f"{NAME} returned {forms.describe(loss)}, expected a scalar, the mean over a pipeline's rows")
+    differs = varying_axes(loss) & {pipe, tensor}
+    if differs:
+        raise Mismatch(
+            f"{NAME} returned a loss that is typed as another on each device of {' and '.join(sorted(differs))}: "
+            "whoever differentiates it differentiates several losses. Which collective gives one that all have?"
+        )
+    return loss
+
+
+def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    return {
+        "params": draw_leaves(rng, stacked_of(case), 0.3),
+        "batch": draw_batch(rng, case),
+        "key": rng.integers(0, 2**32 - 1, 2, np.uint32),
+    }
+
+
+def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """On one device, with all rows; every device gets the loss of its place on the data axis."""
+    batches = {name: rows[None] for name, rows in inputs["batch"].items()}
+    _, losses, gradients = run_on_one_device({**inputs, "batch": batches}, case)
+    return {"values": on_each_device(losses[0], case), "gradients": gradients}
+
+
+def on_each_device(of_places: np.ndarray, case: Case) -> np.ndarray:
+    """Numbers of the places on the data axis, ``[data, ...]``, as each device has them, in the mesh's order."""
+    at = [axis for axis in case.mesh].index(axes_of(case)[0])
+    places = np.indices(tuple(case.mesh.values()))[at].ravel()
+    return of_places[places]
+
+
+def forward_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
+    exact = [e for e in cases if not e.case.sizes["bfloat16"]]
+    rounded = [e for e in cases if e.case.sizes["bfloat16"]]
+    return [
+        facts.arrays_match("values", exact, "values"),
+        facts.arrays_match("gradients", exact, "gradients", _GRADIENTS, weight=2),
+        facts.global_norm_matches(exact, "gradients"),
+        _in_bfloat16(rounded),
+        limits.temporaries_within(large, references, TEMPORARIES, _TOO_MUCH, weight=2),
+        limits.spent_within(large, references, EXPOSED, "data", _EXPOSED, weight=2, than=limits.NAIVE),
+        *sent_facts([*cases, large] if large else cases),
+        no_pieces(cases),
+    ]
+
+
+def _in_bfloat16(cases: list[Evidence]) -> Fact:
+    """Where it is asked for, most products are of bfloat16, and gradients are near those of float32."""
+    name, found = "bfloat16 products", []
+    if not cases:
+        return Fact(name, None, "not measured", "", message="no case of this check computes in bfloat16", weight=0)
+    for e in cases:
+        low = e.costs.products.get("bf16 x bf16", 0)
+        rest = sum(e.costs.products.values()) - low
+        near = facts.arrays_match(name, [e], "gradients", tolerance=ROUNDED)
+        message = "" if low > rest else (
+            f"with dtype bfloat16 there are {low} products of bfloat16 and {rest} others: those of all dense layers "
+            "outnumber those of attention, forward and backward")  # fmt: skip
+        passed = low > rest and near.passed
+        found.append(Fact(name, bool(passed), f"{low} of {low + rest}", "most", "products", case=e.case.name,
+                          line=e.line, message=message or near.message))  # fmt: skip
+    return facts.worst(found)
+
+
+_OPTIONS = {**SIZES, "num_layers": 2, "num_repeats": 1, "num_microbatches": 3, "dropout": 25,
+            "max_seq": 16}  # fmt: skip
+_RINGS = {**_OPTIONS, "rings": 1, "parallel": 1, "num_heads": 8}
+_BFLOAT16 = {**_OPTIONS, "bfloat16": 1, "dropout": 0, "num_microbatches": 2}
+# So large that the same leaves are split as in the small case, along the same dims.
+_LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 512, "max_seq": 512,
+          "min_size": 20000}  # fmt: skip
+
+
+def _unseen(rng: np.random.Generator) -> Case:
+    mesh = [{"data": 2, "pipe": 2, "tensor": 1}, {"replica": 1, "stage": 2, "model": 2}][rng.integers(2)]
+    sizes = {**_OPTIONS, "remat": int(rng.integers(2)), "parallel": int(rng.integers(2)), "vocab": 48}
+    return Case("unseen", mesh, sizes)
+
+
+CASES = (
+    Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, SIZES, quick=True),
+    Case("replica=1 x stage=2 x model=4, rings, side by side, dropout", {"replica": 1, "stage": 2, "model": 4}, _RINGS,
+         quick=True),
+    Case("data=2 x pipe=1 x tensor=2, bfloat16", {"data": 2, "pipe": 1, "tensor": 2}, _BFLOAT16),
+    Case("data=4 x pipe=1 x tensor=2, no remat", {"data": 4, "pipe": 1, "tensor": 2}, {**_OPTIONS, "remat": 0}),
+    Case("data=1 x pipe=8 x tensor=1", {"data": 1, "pipe": 8, "tensor": 1}, {**_OPTIONS, "num_layers": 16,
+                                                                             "num_repeats": 2}),
+    Case("data=1 x pipe=1 x tensor=1", {"data": 1, "pipe": 1, "tensor": 1}, _OPTIONS),
+)  # fmt: skip
+
+FORWARD_3D = Task(
+    name=NAME,
+    kind="local",
+    signature="(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)",
+    points=8,
+    cases=CASES,
+    unseen=_unseen,
+    wrap=wrap,
+    draw=draw,
+    oracle=oracle,
+    facts=forward_facts,
+    analysed=(Case("data=2 x pipe=2 x tensor=2, width 2048", CASES[0].mesh, {**SIZES, **_LARGE}), CASES[0].name),
+    naive="keeps_everything",
+    slow="gathers_in_every_tick",
+    spent_on=("data",),
+)

@@ -1,0 +1,131 @@
+"""The contract of ``transformer_3d``: oracles against central differences, every option, and the limits' margins."""
+
+import math
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from autograder.chapters.transformer_3d import CONTRACT
+from autograder.chapters.transformer_3d.forward import EXPOSED, TEMPORARIES
+from autograder.chapters.transformer_3d.sent import gathered, permuted, ticks_of
+from autograder.chapters.transformer_3d.shared import (
+    held_by_each,
+    in_stages,
+    named,
+    part_bytes,
+    part_shapes,
+    sizes_of,
+    specs_of,
+    stacked_of,
+    whole_of,
+)
+from autograder.contract import references
+
+TASKS = {task.name: task for task in CONTRACT.tasks}
+FORWARD, STEP = TASKS["forward_3d"], TASKS["train_step_3d"]
+SIX = {(2, 2, 2), (1, 2, 4), (4, 1, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)}
+
+
+def moved(tree, path, leaf):
+    return jax.tree.map_with_path(lambda p, x: leaf if p == path else x, tree)
+
+
+def whole_again(held, case):
+    """Global arrays from what each device holds."""
+    places = np.indices(tuple(case.mesh.values())).reshape(3, -1).T
+
+    def join(parts, spec, like):
+        out = np.zeros(like.shape, np.float32)
+        for part, at in zip(parts, places, strict=True):
+            place = dict(zip(case.mesh, at, strict=True))
+            index = []
+            for dim, length in enumerate(part.shape):
+                entry = spec[dim] if dim < len(spec) else None
+                axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+                number = 0
+                for axis in axes:
+                    number = number * case.mesh[axis] + place[axis]
+                index.append(slice(number * length, (number + 1) * length))
+            out[tuple(index)] = part
+        return out
+
+    return jax.tree.map(join, held, specs_of(case), stacked_of(case))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_oracle_of_the_loss_equals_central_differences_leaf_by_leaf(number):
+    case = FORWARD.cases[number]
+    inputs = FORWARD.draw(np.random.default_rng(0), case)
+    found = FORWARD.oracle(inputs, case)
+    gradients = dict(jax.tree.leaves_with_path(whole_again(found["gradients"], case)))
+    for path, leaf in jax.tree.leaves_with_path(inputs["params"]):
+        gradient = gradients[path]
+        at = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
+        step = np.zeros_like(leaf)
+        step[at] = 5e-3
+
+        def mean(changed, path=path):
+            losses = FORWARD.oracle({**inputs, "params": moved(inputs["params"], path, changed)}, case)["values"]
+            return float(losses.mean(dtype=np.float64))
+
+        difference = (mean(leaf + step) - mean(leaf - step)) / 1e-2
+        assert gradient[at] == pytest.approx(difference, rel=2e-2, abs=2e-4), path
+
+
+def test_oracle_of_a_step_subtracts_the_clipped_gradient_on_every_device():
+    case = STEP.cases[0]
+    one = replace(case, sizes={**case.sizes, "steps": 1})
+    inputs = STEP.draw(np.random.default_rng(0), one)
+    found = STEP.oracle(inputs, one)
+    gradients = whole_again(found["gradients"], one)
+    norm = math.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in jax.tree.leaves(gradients)))
+    assert norm == pytest.approx(float(inputs["largest_norm"]), rel=1e-5), "clipped"
+    after = whole_again(found["values"]["params"], one)
+    rate = inputs["learning_rate"]
+    jax.tree.map(
+        lambda old, new, g: np.testing.assert_allclose(new, old - rate * g, atol=1e-6),
+        inputs["params"],
+        after,
+        gradients,
+    )
+    held = held_by_each(inputs["params"], one)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), whole_again(held, one), inputs["params"])
+
+
+def test_steps_are_taken_on_the_six_meshes_and_every_option_is_asked_for():
+    assert {sizes_of(case) for case in STEP.cases} == SIX
+    assert sum(case.sizes["steps"] == 20 for case in STEP.cases) >= 5
+    options = [case.sizes for case in FORWARD.cases]
+    for name in ("rings", "parallel", "bfloat16", "dropout", "remat"):
+        assert {bool(sizes[name]) for sizes in options} == {False, True}, name
+
+
+def test_parts_have_the_bytes_of_the_closed_form_and_layers_come_in_order():
+    case = TASKS["init_3d"].cases[0]
+    held = sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(part_shapes(case)))
+    assert held == sum(size for size, _, _ in part_bytes(case))
+    numbers = np.arange(case.sizes["num_layers"])
+    tree = jax.tree.map(lambda s: np.zeros(s.shape, np.float32), whole_of(case))
+    scale = np.broadcast_to(numbers[:, None], tree["layers"]["mlp"]["norm"]["scale"].shape)
+    tree["layers"]["mlp"]["norm"]["scale"] = scale
+    stacked = in_stages(tree, case)["layers"]["mlp"]["norm"]["scale"]
+    assert stacked[0, 0, :, 0].tolist() == [0, 1] and stacked[0, 1, :, 0].tolist() == [2, 3]
+    assert stacked[1, 0, :, 0].tolist() == [4, 5], "the second repeat begins at stage 0 again"
+    assert "pipe" in named(specs_of(case)["layers"]["mlp"]["norm"]["scale"])
+
+
+def test_closed_forms_of_what_is_sent():
+    case = FORWARD.cases[0]
+    assert ticks_of(case) == 5, "two repeats of two microbatches on two stages, and one tick to drain"
+    assert permuted(case) == 2 * 5 * 4 * 8 * 16 / 2
+    assert gathered(case) == sum(size for size, split, _ in part_bytes(case) if "data" in split)
+
+
+@pytest.mark.skipif(not references("transformer_3d"), reason="not measured with this version of jax")
+def test_limits_lie_between_reference_and_naive():
+    found = references("transformer_3d")["forward_3d"]
+    assert found["temporaries"]["naive"] > 1.15 * TEMPORARIES * found["temporaries"]["reference"]
+    ratio = found["spent"]["reference"] / found["spent"]["naive"]
+    assert 1.15 * ratio < EXPOSED < 1 / 1.15

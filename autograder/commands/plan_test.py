@@ -1,0 +1,83 @@
+"""The command that chooses a mesh."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from autograder import cli
+from course.budget import Sizes
+from course.machines import machine
+from course.planning import search
+
+SMALL = ("plan", "--layers", "4", "--width", "512", "--heads", "4", "--vocab", "1024", "--seq", "256", "--batch", "8")
+LARGE = ("plan", "--layers", "8", "--width", "16384", "--heads", "128", "--batch", "4", "--machine", "8xA5000")
+
+
+@pytest.fixture
+def meshcraft(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+
+    return run
+
+
+def test_plan_shows_the_best_of_each_mesh_and_why_the_others_are_not_it(meshcraft):
+    ended = meshcraft(*SMALL)
+    found = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8)
+    assert ended.status == 0 and found.best
+    assert f"{found.count:,} ways" in ended.out and ended.out.count("the best") == 1
+    mesh = " x ".join(map(str, found.best.choice[:3]))
+    best = next(line for line in ended.out.splitlines() if line.startswith(mesh))
+    assert f"{1e3 * found.best.seconds:,.1f}" in best and f"{found.best.mfu:.1%}" in best
+    assert "heads 4 cannot be split over" in " ".join(ended.out.split())
+    assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_every_way_is_shown_with_its_reason_if_asked(meshcraft):
+    found = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8)
+    shown = meshcraft(*SMALL, "--all").out
+    assert shown.count("% slower") >= 0.9 * sum(one.kind == "slower" for one in found.rejected)
+
+
+def test_json_has_everything(meshcraft):
+    ended = meshcraft(*SMALL, "--json")
+    found = json.loads(ended.out)
+    assert found["looked_at"] == 1 + len(found["rejected"])
+    assert set(found["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "held"}
+    assert {one["kind"] for one in found["rejected"]} == {"slower", "cannot be split"}
+    assert all(one["said"] for one in found["rejected"])
+
+
+def test_plan_exits_1_where_nothing_fits(meshcraft):
+    ended = meshcraft(*LARGE)
+    assert ended.status == 1 and "nothing fits in 22.4 GiB (24 GB) with the margin" in ended.out
+    assert "does not fit: " in ended.out
+    found = json.loads(meshcraft(*LARGE, "--json").out)
+    assert found["best"] is None and found["rejected"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--machine", "dgx"], "no machine is called 'dgx'; there are: 8xA5000"),
+        (["--layers", "0"], "--layers 0: it must be at least 1"),
+        (["--hidden=-1"], "--hidden -1: it must be at least 0, which stands for four times the width"),
+        (["--width", "100", "--heads", "3"], "--width 100 is not divisible by --heads 3"),
+        (["--dtypes", "float8"], "no plan is called 'float8'; there are: float32, cast, mixed, bfloat16"),
+        (["--optimizer", "lion"], "no optimizer is called 'lion'"),
+        (["--remat", "some"], "no remat is called 'some'; there are: none, attention, block"),
+        (["--remat", ","], "no remat is given"),
+        (["--margin", "nan"], "margin is nan: it is a share, 0 or more"),
+    ],
+)
+def test_wrong_use_says_what_to_do(meshcraft, arguments, sentence):
+    ended = meshcraft("plan", *arguments)
+    assert ended.status == 2 and sentence in " ".join(ended.err.split()) and "Traceback" not in ended.err

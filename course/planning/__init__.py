@@ -1,0 +1,31 @@
+"""Which mesh to train on: the time and the memory of a Transformer's step by closed forms, and a search over all ways.
+
+>>> from course.budget import Sizes
+>>> from course.machines import machine
+>>> from course.planning import Choice, estimate
+>>> sizes = Sizes(layers=16, width=2048, heads=16, vocab=32_000, seq=1024)
+>>> choice = Choice(data=2, pipe=2, tensor=2, microbatches=8, repeats=2, remat="block", fsdp=True)
+>>> found = estimate(sizes, machine("8xH100"), 64, choice)
+>>> found.fits, found.mfu < 1
+(True, True)
+"""
+
+from course.planning.choices import Choice, choices, meshes, refusal
+from course.planning.estimate import Estimate, estimate, estimator
+from course.planning.search import Plans, Rejected, search
+from course.planning.training import MARGIN, Training
+
+__all__ = [
+    "MARGIN",
+    "Choice",
+    "Estimate",
+    "Plans",
+    "Rejected",
+    "Training",
+    "choices",
+    "estimate",
+    "estimator",
+    "meshes",
+    "refusal",
+    "search",
+]
