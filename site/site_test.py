@@ -68,6 +68,7 @@ def test_every_page_is_built_and_so_is_the_404_page(built):
     wanted |= {
         "lenses.html",
         "memory.html",
+        "planning.html",
         "schedules.html",
         "machines.html",
         "training.html",
