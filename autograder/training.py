@@ -31,7 +31,7 @@ class Asked:
     Attributes:
         given: Figures of the run that were named, by the names of ``Run``, ``Sizes`` and ``Schedule``.
         axes: Mesh axis sizes.
-        strategy: Its name.
+        strategy: Its name; None for the one that fits the mesh.
         notebook: Whose functions it is made of; None for the course's own.
         options: The strategy's.
         folder: Of the run.
@@ -44,7 +44,7 @@ class Asked:
 
     given: dict[str, Any]
     axes: dict[str, int]
-    strategy: str
+    strategy: str | None
     notebook: Path | None
     options: Options
     folder: Path
@@ -111,7 +111,9 @@ def session(asked: Asked, tell: Callable[[Event], None], stop: Callable[[int], b
         Diverged: A loss was not finite.
     """
     began = time.perf_counter()
-    make = strategies.find(asked.strategy, asked.notebook)
+    name = asked.strategy or strategies.default(asked.axes)
+    make = strategies.find(name, asked.notebook)
+    asked = replace(asked, strategy=name, axes=strategies.completed(name, asked.axes))
     with Checkpoints(asked.folder / CHECKPOINTS) as kept:
         run = _run(asked, kept)
         trainer = _trainer(run, asked, make)

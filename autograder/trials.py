@@ -24,7 +24,8 @@ from autograder.training import LOG, logged
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, SAVED, KILLED = 50, 20, 30
 LIMIT, SECONDS = 1e-3, 60.0
-SHORT = ["--width", "32", "--layers", "2", "--heads", "4", "--seq", "32", "--batch", "16"]
+THREE, MICROBATCHES = "data=2,pipe=2,tensor=2", ("--microbatches", "2")
+SHORT = ["--width", "32", "--layers", "4", "--heads", "4", "--seq", "32", "--batch", "16"]
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,20 @@ def trials(runs: Runs) -> Iterator[Trial]:
     yield Trial(
         "fsdp on data=8 against one device", apart(alone, runs.whole("fsdp", "--strategy", "fsdp")), LIMIT, "loss"
     )
-    whole = runs.losses("data=4,tensor=2")
-    for mesh in ("data=4,tensor=2", "data=8,tensor=1"):
-        name = f"killed, then {mesh}"
-        running = runs.start(name, "--mesh", "data=4,tensor=2")
-        runs.until(name, running, KILLED)
-        running.kill()
-        running.communicate()
-        found = runs.whole(name, "--resume", "--mesh", mesh)
-        yield Trial(f"kill -9 on data=4,tensor=2, resumed on {mesh}", apart(whole, found), LIMIT, "loss")
+    three = ("--mesh", THREE, *MICROBATCHES)
+    yield Trial(f"{THREE} against one device", apart(alone, runs.whole(THREE, *three)), LIMIT, "loss")
+    options = ("--mesh", THREE, "--microbatches", "4", "--repeats", "2", "--rings", "--remat")
+    found = runs.whole("options", *options)
+    yield Trial(f"{THREE} with repeats, rings and remat against one device", apart(alone, found), LIMIT, "loss")
+    for before, after in (
+        (("--mesh", "data=4,tensor=2"), ("--mesh", "data=4,tensor=2")),
+        (("--mesh", "data=4,tensor=2"), ("--mesh", "data=8,tensor=1")),
+        (three, three),
+        (three, ("--mesh", "data=8,pipe=1,tensor=1", "--strategy", "transformer_3d")),
+    ):
+        yield from _killed(runs, before, after)
+    found = runs.whole("two of three", *three, "--processes", "2")
+    yield Trial(f"two processes against one on {THREE}", apart(runs.losses(THREE), found), LIMIT, "loss")
     two = ("--mesh", "data=8", "--processes", "2")
     yield Trial("two processes against one", apart(runs.losses("data=8"), runs.whole("two", *two)), LIMIT, "loss")
     running = runs.start("lost", *two)
@@ -132,6 +138,17 @@ def trials(runs: Runs) -> Iterator[Trial]:
     yield Trial("one of two processes killed: until the error", time.monotonic() - start, SECONDS, "s")
     found = runs.whole("lost", "--resume", *two)
     yield Trial("and resumed in two processes", apart(runs.losses("data=8"), found), LIMIT, "loss")
+
+
+def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Iterator[Trial]:
+    """A run that SIGKILL ends and that goes on, against one to which nothing happened."""
+    name = f"killed on {before[1]}, then {after[1]}"
+    running = runs.start(name, *before)
+    runs.until(name, running, KILLED)
+    running.kill()
+    running.communicate()
+    found = runs.whole(name, "--resume", *after)
+    yield Trial(f"kill -9 on {before[1]}, resumed on {after[1]}", apart(runs.losses(before[1]), found), LIMIT, "loss")
 
 
 def _worker(launcher: int, number: int) -> int:

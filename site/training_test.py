@@ -6,6 +6,8 @@ from pathlib import Path
 import yaml
 
 from autograder.commands.train import train
+from autograder.strategies import CHAPTERS, NAMES, default
+from autograder.trials import LIMIT, STEPS, THREE
 from course.training.checkpoints import KEPT
 from course.training.loop import Run, baseline
 from course.training.processes import HEARTBEAT_SECONDS
@@ -48,6 +50,15 @@ def test_options_that_the_page_names_exist():
     known = {"--" + name.replace("_", "-") for name in inspect.signature(train).parameters} | {"--json", "--signal"}
     known |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time"}  # SLURM's
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) - {"--"} <= known
+
+
+def test_strategies_of_the_page_are_those_that_there_are():
+    assert re.findall(r"^\| `(\w+)` \| (?:`|$)", PAGE, re.M) == list(NAMES)
+    for name, made in CHAPTERS.items():
+        (row,) = re.findall(rf"^\| `{name}` .*$", PAGE, re.M)
+        assert all(f"`{function}`" in row for function in made.functions)
+    assert default({"pipe": 2}) == "transformer_3d" and default({}) == "compiler"
+    assert f"{STEPS} steps each" in PAGE and f"`{THREE}`" in PAGE and f"within {LIMIT} of each other" in PAGE
 
 
 def test_the_page_is_in_the_navigation():

@@ -36,10 +36,15 @@ Event = dict[str, Any]
 
 
 def train(
-    mesh: Annotated[str, typer.Option(help="Axis sizes: data=4,tensor=2.", rich_help_panel=STRATEGY)] = "data=8",
+    mesh: Annotated[str, typer.Option(help="Axis sizes: data=2,pipe=2,tensor=2.", rich_help_panel=STRATEGY)] = "data=8",
     strategy: Annotated[
-        str, typer.Option(help="compiler (XLA's own partitioning), or a chapter: fsdp.", rich_help_panel=STRATEGY)
-    ] = "compiler",
+        str | None,
+        typer.Option(
+            help="compiler (XLA's own partitioning), or a chapter: fsdp, transformer_3d. By default the compiler, and "
+            "transformer_3d where pipe is above 1.",
+            rich_help_panel=STRATEGY,
+        ),
+    ] = None,
     notebook: Annotated[
         Path | None, typer.Option(help="Take the chapter's functions from this notebook.", rich_help_panel=STRATEGY)
     ] = None,
@@ -53,6 +58,10 @@ def train(
     microbatches: Annotated[int, typer.Option(help="Parts of each device's rows.", rich_help_panel=STRATEGY)] = 1,
     remat: Annotated[
         bool, typer.Option("--remat", help="Compute layers again in the backward pass.", rich_help_panel=STRATEGY)
+    ] = False,
+    repeats: Annotated[int, typer.Option(help="Of a pipeline, for each microbatch.", rich_help_panel=STRATEGY)] = 1,
+    rings: Annotated[
+        bool, typer.Option("--rings", help="Send activations while others are multiplied.", rich_help_panel=STRATEGY)
     ] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=STRATEGY)] = "float32",
     run: Annotated[Path, typer.Option(help="Its folder: checkpoints, log, card, sample.", rich_help_panel=RUN)] = Path(
@@ -103,7 +112,7 @@ def train(
         asked = _asked(
             {"given": given, "axes": axes, "strategy": strategy, "notebook": notebook, "folder": run, "resume": resume,
              "save_every": save_every, "machine": machine, "prompt": prompt, "length": sample},
-            {"num_microbatches": microbatches, "remat": remat, "dtype": dtype},
+            {"num_microbatches": microbatches, "num_repeats": repeats, "rings": rings, "remat": remat, "dtype": dtype},
         )  # fmt: skip
         outcome = _trained(asked, _devices(axes, processes), several=processes > 1 or distributed)
     _finish(outcome, run, as_json)

@@ -117,6 +117,15 @@ def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(meshcraft, tmp_path
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [str(STEPS), "8"]
 
 
+def test_stages_are_trained_by_transformer_3d_and_what_the_lenses_predict_stands_on_the_card(meshcraft, tmp_path):
+    stages = "--layers 2 --mesh pipe=2 --microbatches 2 --steps 4 --sample 0".split()
+    found = meshcraft(*TINY, *stages)
+    assert found.status == 0 and found.err.startswith("transformer_3d on pipe=2, data=1, tensor=1: compiled"), found.err
+    (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
+    assert row["predicted"]["machine"] == "8xH100" and row["predicted"]["seconds"] > 0
+    assert "on 8xH100" in found.out and row["num_repeats"] == 1 and not row["rings"]
+
+
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(meshcraft, tmp_path, whole, ctrl_c_after, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(command, "_progress", command._progress)
@@ -176,7 +185,18 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(meshcraft, t
     [
         ("--mesh data=x", "does not read as axis sizes"),
         ("--mesh data=8 --batch 12", "batch 12 is not divisible by data=8 x 1 microbatches = 8"),
-        ("--mesh data=2,pipe=2", "the mesh has pipe=2: XLA's partitioner knows no pipeline"),
+        ("--mesh data=2,pipe=2 --strategy compiler", "the mesh has pipe=2: XLA's partitioner knows no pipeline"),
+        ("--mesh pipe=8", "num_layers 4 is not divisible by pipe=8"),
+        ("--mesh pipe=4 --repeats 2", "num_layers 4 is not divisible by pipe=4 x 2 repeats = 8"),
+        ("--mesh tensor=8 --strategy transformer_3d", "num_heads 4 is not divisible by tensor=8"),
+        ("--mesh pipe=2,tensor=4 --seq 6", "seq 6 is not divisible by tensor=4"),
+        (
+            "--mesh data=2,pipe=2 --batch 12 --microbatches 4",
+            "batch 12 is not divisible by data=2 x 4 microbatches = 8",
+        ),
+        ("--mesh data=2,pipe=2,expert=2", "splits over data and pipe and tensor alone, and the mesh has expert=2"),
+        ("--rings", "the strategy compiler has no rings"),
+        ("--repeats 0", "num_repeats is 0"),
         ("--mesh tensor=8", "num_heads 4 is not divisible by tensor=8"),
         ("--mesh data=8 --processes 3", "8 devices, which 3 processes cannot share"),
         ("--processes 2 --distributed", "give one of them"),

@@ -157,7 +157,9 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
         "model": f"{row['parameters']:,} parameters: "
         + ", ".join(f"{what} {number:,}" for what, number in sizes.items()),
         "step": f"{row['batch']} rows of {sizes['seq']} tokens, {row['num_microbatches']} microbatches, {row['dtype']}"
-        + (", remat" if row["remat"] else ""),
+        + (", remat" if row["remat"] else "")
+        + (f", {row['num_repeats']} repeats" if row.get("num_repeats", 1) > 1 else "")
+        + (", rings" if row.get("rings") else ""),
         "optimizer": f"AdamW, learning rate {schedule['learning_rate']:g} after {schedule['warmup']} steps, to "
         f"{schedule['final']:g} of it at step {schedule['steps']:,}; weight decay {schedule['weight_decay']:g}, "
         f"clipped at {schedule['clip']:g}",

@@ -92,16 +92,21 @@ class Options:
         remat: Whether layers are computed again in the backward pass.
         dtype: What layers compute in; parameters, gradients and the optimizer's state are float32.
         min_size: Leaves with fewer elements are not split over ``data``.
+        num_repeats: How often a microbatch passes each stage of a pipeline.
+        rings: Whether activations of split layers travel in rings while others are multiplied.
     """
 
     num_microbatches: int = 1
     remat: bool = False
     dtype: str = "float32"
     min_size: int = 1024
+    num_repeats: int = 1
+    rings: bool = False
 
     def __post_init__(self):
-        if self.num_microbatches < 1:
-            raise ValueError(f"num_microbatches is {self.num_microbatches}, and it must be at least 1")
+        for what in ("num_microbatches", "num_repeats"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} is {getattr(self, what)}, and it must be at least 1")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}, and it must be one of: {', '.join(DTYPES)}")
 
@@ -150,9 +155,11 @@ def compiler(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strat
     computes, and its activations keep their rows where they are. Every collective is the compiler's.
 
     Raises:
-        ValueError: The mesh splits over another axis, or ``tensor`` does not divide a size.
+        ValueError: The mesh splits over another axis, ``tensor`` does not divide a size, or there is no such option.
     """
     require_axes("compiler", mesh, ("data", "tensor"), ": XLA's partitioner knows no pipeline")
+    if options.rings or options.num_repeats > 1:
+        raise ValueError("the strategy compiler has no rings and no repeats: leave these options out")
     data, tensor = (mesh.shape.get(axis, 1) for axis in ("data", "tensor"))
     for what in ("num_heads", "width", "hidden"):
         if getattr(sizes, what) % tensor:
