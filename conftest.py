@@ -15,4 +15,4 @@ import course  # noqa: F401  emulates the devices
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_disable_most_optimizations", True)  # most tests compute little, and compile for long
 
-gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; else a tenth of the time goes into looking
+gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; looking for them took a tenth of the time
