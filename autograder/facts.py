@@ -151,6 +151,34 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
                 message=message)  # fmt: skip
 
 
+def bytes_at_most(
+    name: str, evidence: list[Evidence], kinds: Iterable[str], most: Callable[[Evidence], float], hint: str
+) -> Fact:
+    """What a device sends by all these kinds of collectives together is at most a closed form.
+
+    Args:
+        name: The fact's name.
+        evidence: The cases that were run.
+        kinds: Of collectives, by their names in StableHLO.
+        most: Bytes of one device; a form may be a fraction, so it is compared with room for rounding alone.
+        hint: A sentence that ends the message.
+    """
+    found = []
+    for e in evidence:
+        sent = [c for c in e.costs.collectives if c.kind in kinds]
+        total, limit = sum(c.total_bytes for c in sent), most(e)
+        passed, message, line = bool(total <= limit * (1 + 1e-9)), "", e.line
+        if not passed:
+            largest = max(sent, key=lambda c: c.total_bytes)
+            shape, line = "x".join(map(str, largest.shape)), largest.line
+            message = (
+                f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes and should send at most {limit:,.0f}; "
+                f"most of it is {plain(largest.kind)} of {largest.dtype}[{shape}]. {hint}")  # fmt: skip
+        found.append(Fact(name, passed, f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name, line=line,
+                          message=message))  # fmt: skip
+    return worst(found)
+
+
 def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]) -> Fact:
     """No collective but the allowed ones; a group of one device counts as none."""
     allowed = set(allowed)

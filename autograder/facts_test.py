@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from autograder.contract import Case, Evidence
-from autograder.facts import arrays_match, global_norm_matches, held_bytes, precise_in, split_spec, state_bytes
-from course.program import Costs, Leaf, Memory
+from autograder.facts import (
+    arrays_match,
+    bytes_at_most,
+    global_norm_matches,
+    held_bytes,
+    precise_in,
+    split_spec,
+    state_bytes,
+)
+from course.program import Collective, Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
 ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4) == 2)[:, None]
@@ -99,3 +107,18 @@ def test_state_bytes_are_those_of_the_parts_that_a_device_holds():
         fact = state_bytes([e], lambda _, form=form: form, lambda _: 512)
         assert (fact.passed, fact.measured, fact.limit, fact.naive) == (passed, "128", str(form), "512")
         assert bool(fact.message) is not passed
+
+
+def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
+    sent = [
+        Collective("reduce_scatter", ("data",), 8, 80, 70.0, 2, "mine:4", (20,), "f32"),
+        Collective("all_gather", ("data",), 8, 10, 70.0, 3, "mine:5", (5, 2), "f32"),
+        Collective("collective_permute", ("data",), 8, 999, 999.0, 1, "mine:6", (9,), "f32"),
+    ]
+    e = replace(evidence(DRAWN, secret=False), costs=Costs(0, 0, 0, tuple(sent), {}))
+    kinds = ("reduce_scatter", "all_gather")
+    assert bytes_at_most("bytes", [e], kinds, lambda _: 350, "").passed
+    over = bytes_at_most("bytes", [e], kinds, lambda _: 349, "Look.")
+    assert (over.passed, over.measured, over.limit, over.line) == (False, "350", "349", "mine:5")
+    assert over.message.endswith("of f32[5x2]. Look.")
+    assert bytes_at_most("bytes", [replace(e, costs=Costs(0, 0, 0, (), {}))], kinds, lambda _: 0, "").passed

@@ -25,7 +25,6 @@ from autograder.chapters.pipeline.batches import (
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
-    bytes_at_most,
     groups_of,
     needed,
     others_of,
@@ -130,7 +129,7 @@ def loss_facts(cases: list[Evidence], large: Evidence | None, references: dict[s
         refused("uneven layers", cases, "a model with one layer too many", _UNEVEN),
         facts.bytes_sent(PERMUTES, counted, "collective_permute", lambda e: passed_on(e, 2),
                          least=lambda e: needed(e, 2)),
-        bytes_at_most("loss bytes", counted, ("all_reduce", *SHARING), shared_bytes, _LOSS),
+        facts.bytes_at_most("loss bytes", counted, ("all_reduce", *SHARING), shared_bytes, _LOSS),
         facts.only_collectives(OTHER, counted, ("collective_permute", "all_reduce", *SHARING)),
         limits.time_within(large, references, FASTER, _STRETCH, than=limits.NAIVE, weight=0, least=0.4),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from autograder.cases import microbatch_bytes, pipe_of, stages_of
 from autograder.contract import Case, Evidence
-from autograder.facts import plain, worst
+from autograder.facts import worst
 from autograder.verdict import Fact
 
 OTHER = "other collectives"
@@ -88,24 +88,4 @@ def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
             f"numbers. {hint}")  # fmt: skip
         found.append(Fact(name, passed, "refused" if passed else "not refused", "refused", case=e.case.name,
                           line="" if passed else e.line, message=message))  # fmt: skip
-    return worst(found)
-
-
-def bytes_at_most(
-    name: str, cases: list[Evidence], kinds: tuple[str, ...], most: Callable[[Evidence], float], hint: str
-) -> Fact:
-    """What a device sends by all these kinds of collectives together is at most a closed form."""
-    found = []
-    for e in cases:
-        sent = [c for c in e.costs.collectives if c.kind in kinds]
-        total, limit = sum(c.total_bytes for c in sent), most(e)
-        passed, message, line = bool(total <= 1.0001 * limit), "", e.line
-        if not passed:
-            largest = max(sent, key=lambda c: c.total_bytes)
-            shape, line = "x".join(map(str, largest.shape)), largest.line
-            message = (
-                f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes and should send at most {limit:,.0f}; "
-                f"most of it is {plain(largest.kind)} of {largest.dtype}[{shape}]. {hint}")  # fmt: skip
-        found.append(Fact(name, passed, f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name, line=line,
-                          message=message))  # fmt: skip
     return worst(found)

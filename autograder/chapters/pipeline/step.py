@@ -30,7 +30,6 @@ from autograder.chapters.pipeline.loss import SHARING
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
-    bytes_at_most,
     groups_of,
     needed,
     others_of,
@@ -196,7 +195,7 @@ def step_facts(cases: list[Evidence], large: Evidence | None, references: dict[s
         facts.bytes_sent("all-reduce bytes", counted, "all_reduce", _apart, least=_together),
         facts.bytes_sent(PERMUTES, counted, "collective_permute", lambda e: passed_on(e, 2 * e.case.sizes["steps"]),
                          least=lambda e: needed(e, 2 * e.case.sizes["steps"])),
-        bytes_at_most("loss bytes", counted, SHARING, _shared, _LOSS),
+        facts.bytes_at_most("loss bytes", counted, SHARING, _shared, _LOSS),
         facts.only_collectives(OTHER, counted, ("collective_permute", "all_reduce", *SHARING)),
     ]  # fmt: skip
 

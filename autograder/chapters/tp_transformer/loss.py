@@ -26,7 +26,6 @@ from autograder.chapters.tp_transformer.shared import (
     parts_of,
     ring_bytes,
     rows_of,
-    sent_at_most,
     shared_leaves,
     tensor_of,
 )
@@ -131,7 +130,7 @@ def loss_facts(cases: list[Evidence], large: Evidence | None, references: dict[s
         facts.arrays_match("gradients", whole, "gradients", _GRADIENTS, weight=2),
         facts.global_norm_matches(whole, "gradients"),
         limits.largest_within(large, references, part_of_logits, _LOGITS, weight=3),
-        sent_at_most("bytes sent", counted, EVERY, lambda e: most_sent(e.case), _SENT),
+        facts.bytes_at_most("bytes sent", counted, EVERY, lambda e: most_sent(e.case), _SENT),
     ]
 
 

@@ -15,8 +15,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract import Case, Evidence
-from autograder.facts import plain, worst
-from autograder.verdict import Fact
 from course.layout import tensor_specs
 from course.model import Model, full_loss, split_heads, transformer
 
@@ -177,23 +175,3 @@ def shared_leaves(params: Any, prefix: str) -> set[str]:
     """Names of the results for leaves that every device holds whole."""
     leaves = jax.tree.leaves_with_path(is_split(params))
     return {"/".join([prefix, *(str(entry.key) for entry in path)]) for path, split in leaves if not split}
-
-
-def sent_at_most(
-    name: str, cases: list[Evidence], kinds: tuple[str, ...], most: Callable[[Evidence], float], hint: str
-) -> Fact:
-    """What a device sends by all these kinds of collectives together is at most a closed form."""
-    found = []
-    for e in cases:
-        sent = [c for c in e.costs.collectives if c.kind in kinds]
-        total, limit = sum(c.total_bytes for c in sent), most(e)
-        passed, message, line = bool(total <= 1.0001 * limit), "", e.line
-        if not passed:
-            largest = max(sent, key=lambda c: c.total_bytes)
-            shape, line = "x".join(map(str, largest.shape)), largest.line
-            message = (
-                f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes and should send at most {limit:,.0f}; "
-                f"most of it is {plain(largest.kind)} of {largest.dtype}[{shape}]. {hint}")  # fmt: skip
-        found.append(Fact(name, passed, f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name, line=line,
-                          message=message))  # fmt: skip
-    return worst(found)

@@ -31,7 +31,6 @@ from autograder.chapters.tp_transformer.shared import (
     parts_of,
     ring_bytes,
     rows_of,
-    sent_at_most,
     tensor_of,
 )
 from autograder.contract import Case, Evidence, Task, Wrapped
@@ -187,7 +186,7 @@ def step_facts(cases: list[Evidence], large: Evidence | None, references: dict[s
         facts.global_norm_matches(cases, "gradients"),
         limits.exposed_within(large, references, EXPOSED, _EXPOSED, than=limits.NAIVE, weight=4),
         limits.largest_within(large, references, half_of_logits, _LOGITS, weight=2),
-        sent_at_most("activation bytes", counted, MOVES, lambda e: most_moved(e.case), _SENT),
+        facts.bytes_at_most("activation bytes", counted, MOVES, lambda e: most_moved(e.case), _SENT),
         facts.bytes_sent("all-reduce bytes", counted, "all_reduce", _apart, least=_together),
         facts.only_collectives(OTHER, counted, ("all_reduce", *MOVES)),
     ]

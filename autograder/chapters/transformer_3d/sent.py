@@ -9,6 +9,7 @@ from autograder.chapters.transformer_3d.shared import axes_of, part_bytes, sizes
 from autograder.contract import Case, Evidence
 from autograder.facts import plain, worst
 from autograder.verdict import Fact
+from course.schedules import num_ticks
 
 MOVES = ("all_gather", "reduce_scatter", "collective_permute", "all_to_all")
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
@@ -38,8 +39,7 @@ def microbatch_bytes(case: Case) -> float:
 
 def ticks_of(case: Case) -> int:
     """Ticks of the looped schedule, forward."""
-    count, stages = case.sizes["num_microbatches"], sizes_of(case)[1]
-    return (case.sizes["num_repeats"] - 1) * max(count, stages) + count + stages - 1
+    return num_ticks(sizes_of(case)[1], case.sizes["num_microbatches"], case.sizes["num_repeats"])
 
 
 def permuted(case: Case) -> float:
@@ -74,7 +74,7 @@ def sent_facts(cases: list[Evidence]) -> list[Fact]:
         _between("reduce-scatter bytes over data", cases, "reduce_scatter", 0, gathered,
                  lambda e: (0.5 if e.case.sizes["bfloat16"] else 1.0, 1.0)),
         _between("permute bytes over pipe", cases, "collective_permute", 1, permuted, lambda e: (0.5, 1.5)),
-        _at_most("all-reduce bytes", cases, most_summed),
+        facts.bytes_at_most("all-reduce bytes", cases, ("all_reduce",), lambda e: most_summed(e.case), _SUMS),
     ]  # fmt: skip
 
 
@@ -86,20 +86,6 @@ def _between(
         facts.bytes_sent(name, [e], kind, lambda e: form(e.case), times=times(e), axes=(axes_of(e.case)[role],))
         for e in cases
     ]
-    return worst(found)
-
-
-def _at_most(name: str, cases: list[Evidence], form: Callable[[Case], float]) -> Fact:
-    found = []
-    for e in cases:
-        sent = [c for c in e.costs.collectives if c.kind == "all_reduce"]
-        total, limit = sum(c.total_bytes for c in sent), form(e.case)
-        most = max(sent, key=lambda c: c.total_bytes, default=None)
-        message = "" if total <= limit else (
-            f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes in all-reduces and should send at most "
-            f"{limit:,.0f}. {_SUMS}")  # fmt: skip
-        found.append(Fact(name, bool(total <= limit), f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name,
-                          line=most.line if most else e.line, message=message))  # fmt: skip
     return worst(found)
 
 
