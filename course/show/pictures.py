@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from course.program.memory import Memory
@@ -20,6 +20,7 @@ from course.show.words import NOTHING, WAITING, exposed_text, line_text
 
 # In all narrow enough to be read unscrolled in a window of 700 px.
 LEFT, WIDTH, RIGHT = 112.0, 572.0, 22.0
+LONGEST_STREAM = 12  # letters of its axes that fit into ``LEFT``
 LEAST = 0.9
 BAR, STEP, HEAD = 20.0, 25.0, 22.0
 COLUMNS = (212.0, 376.0, 508.0)  # shape, operation and line of what is alive
@@ -77,8 +78,7 @@ def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file
     if not timelines:
         raise ValueError("side_by_side needs at least one timeline by name, as in {'mine': prediction.timeline}")
     end = _shown_end(timelines, reference)
-    streams = sorted({bar.stream for timeline in timelines.values() for bar in timeline.bars} - {"compute"})
-    colours = {name: AXES[i % len(AXES)] for i, name in enumerate(streams)}
+    colours = _colours({bar.stream for timeline in timelines.values() for bar in timeline.bars} - {"compute"})
     most = MAX_DEVICES if len(timelines) == 1 else MAX_DEVICES // 2
     blocks = {name: _rows(timeline, colours, most, end) for name, timeline in timelines.items()}
     described = " ".join(_described(name, timeline) for name, timeline in timelines.items())
@@ -90,6 +90,20 @@ def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file
         if len(picture) <= MAX_LETTERS or least > end:
             return picture
         least *= 2
+
+
+def _colours(streams: Iterable[str]) -> dict[str, str]:
+    """A colour for each stream, single axes first; where there are more than colours, the rest share the last one."""
+    ordered = sorted(streams, key=lambda stream: (stream.count(","), stream))
+    return {stream: AXES[min(i, len(AXES) - 1)] for i, stream in enumerate(ordered)}
+
+
+def _label(stream: str) -> str:
+    """What stands beside a stream's row; what is too long for that is in the legend."""
+    if stream == "compute":
+        return stream
+    long = "," in stream and len(stream) > LONGEST_STREAM
+    return f"over {stream.count(',') + 1} axes" if long else f"over {stream}"
 
 
 def _title(timelines: Mapping[str, Timeline]) -> str:
@@ -121,7 +135,7 @@ def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float)
             if stream == "compute":
                 marks = sorted([*marks, *_idle(timeline, device, colours)], key=lambda mark: mark.start)
             kept = tuple(replace(mark, end=min(mark.end, end)) for mark in marks if mark.start < end or not end)
-            rows.append(Row("compute" if stream == "compute" else f"over {stream}", kept))
+            rows.append(Row(_label(stream), kept))
         found.append((device_name(device), rows))
     return found
 
@@ -214,8 +228,9 @@ def _legend(
 ) -> tuple[str, float]:
     """What the colours that were ``used`` mean, and where it ends."""
     entries = [(MATMUL, "matmul", (MATMUL, "")), (KERNEL, "other kernels", (KERNEL, ""))]
-    entries += [(colour, f"sending over {axes}", (colour, "")) for axes, colour in colours.items()]
-    entries += [(hatches[c], exposed_text(axes), ("exposed", c)) for axes, c in colours.items()]
+    of_colour = {c: " or ".join(axes for axes, other in colours.items() if other == c) for c in colours.values()}
+    entries += [(colour, f"sending over {axes}", (colour, "")) for colour, axes in of_colour.items()]
+    entries += [(hatches[c], exposed_text(axes), ("exposed", c)) for c, axes in of_colour.items()]
     entries.append((f"url(#{name}-w)", WAITING, ("waiting", "")))
     parts, x = [], LEFT
     for fill, said in [(fill, said) for fill, said, key in entries if key in used]:

@@ -197,6 +197,15 @@ def test_many_streams_and_devices_make_a_small_picture_too():
     assert "and 56 more that behave differently, not drawn" in picture
 
 
+def test_single_axes_have_colours_of_their_own_and_labels_fit():
+    streams = ("data", "data,pipe", "data,pipe,tensor", "data,tensor", "pipe", "pipe,tensor", "tensor")
+    sent = [bar(stream, i * 1e-3, (i + 0.7) * 1e-3, "all_gather") for i, stream in enumerate(streams)]
+    picture = timeline_svg(made(bar("compute", 0, 0.01), *sent))
+    said = re.findall(r">sending over ([^<]*)<", picture)
+    assert said == ["data", "pipe", "tensor", "data,pipe or data,tensor or pipe,tensor or data,pipe,tensor"]
+    assert ">over 3 axes<" in picture and ">over pipe,tensor<" in picture and ">over data,pipe,tensor<" not in picture
+
+
 def test_long_bars_are_never_drawn_together():
     marks = [Mark(i, i + 1, MATMUL, (), "", "matmul") for i in range(5)]
     assert merged(marks, 1.0) == marks

@@ -1,8 +1,15 @@
-"""What a device holds and sends of a Transformer of about a billion parameters, by closed forms, on six meshes."""
+"""What a device holds and sends of a Transformer of about a billion parameters, by closed forms, on six meshes.
+
+Pictures of who holds what go into the folder that is named.
+"""
+
+import sys
+from pathlib import Path
 
 from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, permuted, ticks_of
 from autograder.chapters.transformer_3d.shared import SIZES, part_bytes, sizes_of
 from autograder.contract import Case
+from course.show import holdings_svg
 
 BILLION = {**SIZES, "width": 2048, "hidden": 8192, "num_heads": 16, "num_layers": 16, "vocab": 32_000, "seq": 1024,
            "max_seq": 1024, "min_size": 2**16}  # fmt: skip
@@ -26,7 +33,7 @@ def activations_sent(case: Case) -> float:
     return 12 * s["num_layers"] / pipe * (tensor - 1) / tensor * 4 * rows * s["width"]
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     print(f"{'':14}{'held,':>8}{'whole on':>10}{'gathered over':>15}{'permuted':>11}{'over tensor,':>14}{'bubble,':>9}")
     print(f"{'mesh':14}{'MiB':>8}{'data, MiB':>10}{'data, MiB':>15}{'MiB':>11}{'MiB':>14}{'percent':>9}")
     for mesh in MESHES:
@@ -39,7 +46,13 @@ def main() -> None:
             f"{' x '.join(map(str, mesh)):14}{held / 2**20:8.0f}{whole / 2**20:10.1f}{gathered(case) / 2**20:15.0f}"
             f"{permuted(case) / 2**20:11.0f}{activations_sent(case) / 2**20:14.0f}{bubble:9.1f}"
         )
+    for which, shape, spec, labels, mesh in (
+        ("layers", (2, 4), ("pipe", None), ("stage", "its layers"), {"data": 2, "pipe": 2, "tensor": 2}),
+        ("up", (4, 8), (None, ("tensor", "data")), ("width", "hidden"), {"data": 2, "tensor": 2}),
+    ):
+        drawn = holdings_svg(shape, spec, mesh, labels=labels, show_spec=True)
+        folder.joinpath(f"transformer_3d_numbers_{which}.svg").write_text(drawn)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
