@@ -13,12 +13,13 @@ setup: $(READY)
 demo: $(READY) system
 	@$(BIN)/python -m autograder.demo $(ARGS)
 
+# Three workers on two cores, since many tests wait for other processes.
 test: $(READY) system browser aot
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 # With every mutant and every other-style answer on every mesh.
 test-full: $(READY) system browser aot
-	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(ARGS)
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
 test-latest:

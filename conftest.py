@@ -1,9 +1,22 @@
 """Every test runs on 8 emulated devices, under strict dtype promotion; warnings are errors (pyproject.toml)."""
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Most tests compute little, and compile for long; so do the notebooks and commands that they start.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
+# What one process of this run has compiled, another need not: workers, executors, notebooks and examples share it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    shared = tempfile.mkdtemp(prefix="meshcraft-compiled-")
+    atexit.register(shutil.rmtree, shared, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = shared
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # These two use the standard library's module `site`: before pytest calls our folder by that name.
 import dask.config  # noqa: F401
@@ -13,6 +26,5 @@ import jupyter_core.paths  # noqa: F401
 import course  # noqa: F401  emulates the devices
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_disable_most_optimizations", True)  # most tests compute little, and compile for long
 
 gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; looking for them took a tenth of the time

@@ -1,5 +1,6 @@
 """Notebooks as a learner runs them, in a real Jupyter kernel: exercises with stubs and solved, and the primer."""
 
+import os
 import time
 
 import nbformat
@@ -11,6 +12,8 @@ from autograder.notebook import ROOT, source_notebook
 from course.curriculum import CHAPTERS, PRIMER
 
 CHAPTER_NAMES = [entry.name for entry in CHAPTERS]
+# Stubs of all chapters are run in `make test-full`; that none earns a point is shown without a kernel as well.
+RELEASED = CHAPTER_NAMES if os.environ.get("MESHCRAFT_FULL") else CHAPTER_NAMES[::4]
 
 
 def run(chapter, tmp_path, *, solved):
@@ -61,7 +64,7 @@ def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_s
     assert outputs(notebook, lambda out: out.output_type == "stream" and out.name == "stderr") == []
 
 
-@pytest.mark.parametrize("chapter", CHAPTER_NAMES)
+@pytest.mark.parametrize("chapter", RELEASED)
 def test_stubs_are_all_red_and_nothing_crashes(chapter, tmp_path):
     notebook = run(chapter, tmp_path, solved=False)
     found = checks(notebook)

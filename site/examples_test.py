@@ -20,12 +20,21 @@ FIGURES = SITE / "figures"
 EXAMPLES = sorted((SITE / "examples").glob("*.py"))
 # Figures differ a little from one jax to another; those on the pages are of the oldest that the course runs on.
 JAX = "0.10.2"
+# Reading programs makes many objects and few cycles, and looking for these takes a while.
+RUN = """
+import gc, runpy, sys
+gc.set_threshold(50_000, 20, 20)
+del sys.argv[0]
+sys.path[0] = sys.argv[0].rpartition("/")[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def run(example: Path, folder: Path) -> tuple[str, dict[str, str]]:
     """What the example prints, and its pictures by name."""
     environment = {**os.environ, "PYTHONPATH": str(SITE.parent), "COLUMNS": "110"}
-    command = [sys.executable, str(example), str(folder)]
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # a reader has them
+    command = [sys.executable, "-c", RUN, str(example), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{example.name} failed:\n{done.stderr[-3000:]}")

@@ -352,7 +352,8 @@ def forward_3d(
             local, x, of_y = given
             microbatch, late, slot, returned = position(repeat, local)
             of_y = of_y + lax.ppermute(of_arrived, pipe_axis, back)
-            weights = choose(two, late)
+            # Else a compiler may find that all of this was computed before, keep it, and compute nothing again.
+            weights, x, of_y = lax.optimization_barrier((choose(two, late), x, of_y))
             pull = jax.vjp(lambda w, x: stage(w, x, microbatch, jnp.maximum(repeat - late, 0)), weights, x)[1]
             of_weights, of_x = pull(of_y)
             of_two = jax.tree.map(lambda both, g: put(both, both[1 - late] + g, 1 - late), of_two, of_weights)

@@ -96,6 +96,7 @@ def main() -> None:
     threading.Thread(target=watch_cpu, args=(limit,), daemon=True).start()
     gc.collect()
     gc.freeze()  # what is here now stays: no need to look through it for garbage
+    gc.set_threshold(50_000, 20, 20)  # reading a program makes many objects and few cycles
     wire.write(answers, {"ready": True})
     while True:
         try:

@@ -43,21 +43,24 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     """
     task = load(chapter).task(mutant.task)
     planned = plan(chapter, task, full=True)
+    programs: dict[str, bytes] = {}
     if full:
-        return _judged(planned, mutant)
+        return _judged(planned, mutant, programs)
     shown_by = set(mutant.shown_by or (task.cases[0].name,))
     small = replace(planned, cases=tuple(c for c in planned.cases if c.name in shown_by), analysed=None)
-    result = _judged(small, mutant)
+    result = _judged(small, mutant, programs)
     short = {fact.name for fact in result.facts if fact.passed is False and fact.weight}
     if task.analysed is None or short == mutant.fails:
         return result
     needed = shown_by | {task.analysed[1]}
-    return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant)
+    return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant, programs)
 
 
-def _judged(planned: Plan, mutant: Mutant) -> Result:
-    traced = trace_cases(planned.task, mutant.function, planned.traced, locate_file(mutant.function))
+def _judged(planned: Plan, mutant: Mutant, programs: dict[str, bytes]) -> Result:
+    """The judgement on a plan; ``programs`` has what is exported already, and gets the rest."""
+    missing = [case for case in planned.traced if case.name not in programs]
+    traced = trace_cases(planned.task, mutant.function, missing, locate_file(mutant.function))
     if isinstance(traced, Problem):
         return stopped(planned.task, traced)
-    programs = {name: program.serialise() for name, program in traced.programs.items()}
+    programs |= {name: program.serialise() for name, program in traced.programs.items()}
     return judge(planned, programs, traced.line, executor().ask)

@@ -76,15 +76,15 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Resul
         chapter: The chapter's name.
         task: Its task.
         function: The variant.
-        full: All meshes; else the two quick ones, or one where a realistic size is analysed as well.
+        full: All meshes; else the first, and where a realistic size is analysed the one beside it.
     """
     module = inspect.getmodule(function)
     assert module
     calls = f"def {task.name}{task.signature}:\n    return {function.__name__}{task.signature}\n"
     namespace, problems = run_cells([Cell("variant", inspect.getsource(module)), Cell(task.name, calls)])
-    planned = plan(chapter, task, full=full)
-    if task.analysed and not full:
-        needed = {task.cases[0].name, task.analysed[1]}
+    planned = plan(chapter, task)
+    if not full:
+        needed = {task.cases[0].name, *(task.analysed or ())[1:]}
         planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
     found = find_function(task, namespace, problems)
     traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)

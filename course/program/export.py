@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import jax
@@ -146,9 +147,10 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
     with context:
         module = ir.Module.parse(exported.mlir_module())
         unknown = ir.Location.unknown()
+        short = cache(lambda text: _short_location(text, locate))  # a line has many operations
 
         for op in operations(module.operation):
-            op.location = _short_location(str(op.location), locate) or unknown
+            op.location = short(str(op.location)) or unknown
             if op.name == "stablehlo.constant":
                 with at_line(op, "unknown line"):
                     check_constant(op)

@@ -12,7 +12,7 @@ The rules, all of them; ``kernels`` has those of a single kernel and ``network``
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from course.machine import Machine
@@ -47,7 +47,9 @@ class Replay:
     bars: tuple[Bar, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "bars"}
+        found = asdict(replace(self, bars=()))
+        del found["bars"]
+        return found
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Replay:
