@@ -13,8 +13,9 @@ from typing import Any
 import jax
 
 from autograder import strategies
+from course.measured.card import write
 from course.mesh import make_mesh
-from course.training.cards import lines, predicted, rates, run_card, write
+from course.training.cards import lines, predicted, rates, run_card
 from course.training.checkpoints import CheckpointError, Checkpoints, differences
 from course.training.loop import Event, Run, Trainer, baseline, evaluate, initial, prepare, train
 from course.training.sample import sample, whole

@@ -1,6 +1,7 @@
 """The contract of ``transformer_3d``: oracles against central differences, every option, and the limits' margins."""
 
 import math
+import os
 from dataclasses import replace
 
 import jax
@@ -21,11 +22,27 @@ from autograder.chapters.transformer_3d.shared import (
     stacked_of,
     whole_of,
 )
+from autograder.check import executor, locate_file
 from autograder.contract import references
+from autograder.grading.judge import judge, plan
+from autograder.grading.tracing import trace_cases
+from solutions import transformer_3d
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 FORWARD, STEP = TASKS["forward_3d"], TASKS["train_step_3d"]
 SIX = {(2, 2, 2), (1, 2, 4), (4, 1, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)}
+OPTIONS = {
+    "rings": {"rings": 1},
+    "no remat": {"remat": 0},
+    "side by side": {"parallel": 1},
+    "dropout": {"dropout": 25},
+    "repeats": {"num_repeats": 2},
+    "bfloat16": {"bfloat16": 1},
+}
+# Each option on one of the meshes; on all of them in `make test-full`.
+PAIRS = list(zip(sorted(SIX), OPTIONS, strict=True))
+if os.environ.get("MESHCRAFT_FULL"):
+    PAIRS = [(mesh, option) for mesh in sorted(SIX) for option in OPTIONS]
 
 
 def moved(tree, path, leaf):
@@ -100,6 +117,24 @@ def test_steps_are_taken_on_the_six_meshes_and_every_option_is_asked_for():
     options = [case.sizes for case in FORWARD.cases]
     for name in ("rings", "parallel", "bfloat16", "dropout", "remat"):
         assert {bool(sizes[name]) for sizes in options} == {False, True}, name
+
+
+@pytest.mark.parametrize(("mesh", "option"), PAIRS)
+def test_each_option_is_right_on_each_mesh(mesh, option):
+    """20 steps of SGD, values and gradients leaf by leaf and the global norm; in bfloat16 the gradient, once."""
+    task = FORWARD if option == "bfloat16" else STEP
+    (like, *_) = [case for case in STEP.cases if sizes_of(case) == mesh and case.sizes["steps"] == 20]
+    more = {"num_layers": 2 * like.sizes["num_layers"]} if option == "repeats" else {}
+    case = replace(like, sizes={**like.sizes, **OPTIONS[option], **more})
+    function = getattr(transformer_3d, task.name)
+    cases = (task.cases[0], case) if option == "bfloat16" else (case,)
+    planned = replace(plan("transformer_3d", task), cases=cases, analysed=None)
+    traced = trace_cases(task, function, list(cases), locate_file(function))
+    programs = {name: program.serialise() for name, program in traced.programs.items()}
+    found = {fact.name: fact for fact in judge(planned, programs, "", executor().ask).facts}
+    wanted = ("bfloat16 products",) if option == "bfloat16" else ("values", "gradients", "global gradient norm")
+    assert all(found[name].passed for name in wanted), found
+    assert all(fact.passed is not False for fact in found.values()), found
 
 
 def test_parts_have_the_bytes_of_the_closed_form_and_layers_come_in_order():

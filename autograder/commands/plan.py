@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from autograder.commands.lenses import AsJson, find_machine
-from autograder.commands.terminal import SHORT, UsageError, print_json, show
+from autograder.commands.terminal import SHORT, UsageError, card_table, print_json, show
 
 
 def plan(
@@ -25,6 +26,9 @@ def plan(
     rings: Annotated[bool, typer.Option("--rings/--no-rings", help="Send beside products over `tensor`.")] = True,
     margin: Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")] = 0.2,
     every: Annotated[bool, typer.Option("--all", help="Every way that was looked at, each with its reason.")] = False,
+    card: Annotated[
+        Path | None, typer.Option("--card", metavar="FILE", help="Print the best way's run card, and keep it.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a mesh: every way to place a Transformer's step on a machine, by predicted time and memory.
@@ -35,6 +39,8 @@ def plan(
     from course.planning import Training, search
 
     where = find_machine(machine)
+    if card is not None and (card.is_dir() or card.suffix != ".json"):
+        raise UsageError(f"--card {card}: name a file that ends in .json")
     remats = tuple(part.strip() for part in remat.split(",") if part.strip())
     for what, number in {"layers": layers, "width": width, "heads": heads, "vocab": vocab, "seq": seq,
                          "batch": batch}.items():  # fmt: skip
@@ -56,6 +62,14 @@ def plan(
                     "rejected": [one.to_json() for one in found.rejected]})  # fmt: skip
     else:
         _print(found, where, sizes, batch, every)
+    if card is not None and found.best is not None:
+        from course.measured.card import write
+        from course.planning.cards import lines, plan_card
+
+        kept = plan_card(found.best, sizes, where, batch, training)
+        write(card, kept)
+        if not as_json:
+            show("", card_table(lines(kept)))
     raise typer.Exit(0 if found.best else SHORT)
 
 

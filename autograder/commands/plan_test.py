@@ -56,6 +56,23 @@ def test_json_has_everything(meshcraft):
     assert all(one["said"] for one in found["rejected"])
 
 
+def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, tmp_path):
+    file = tmp_path / "cards" / "plan.json"
+    ended = meshcraft(*SMALL, "--card", str(file))
+    best = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8).best
+    card = json.loads(file.read_text())
+    (name, row), (device,) = next(iter(card["rows"].items())), card["cards"]
+    assert name.startswith("plan data=") and (card["kind"], device["platform"]) == ("8xH100", "predicted")
+    assert {"versions", "flags", "date"} <= set(device) and device["versions"]["jax"]
+    assert (row["seconds"], row["mfu"], row["bytes"]) == (best.seconds, best.mfu, best.bytes)
+    assert row["tokens_per_second"] == pytest.approx(8 * 256 / best.seconds)
+    assert row["mfu"] == pytest.approx(row["model_flops"] / row["seconds"] / row["peak_flops"])
+    assert (row["sizes"]["layers"], row["sizes"]["hidden"], row["dtypes"]) == (4, 2048, "cast")
+    said = " ".join(ended.out.split())
+    assert f"{row['tokens_per_second']:,.0f} tokens/s" in said and f"microbatches {row['num_microbatches']}" in said
+    assert json.loads(meshcraft(*SMALL, "--card", str(file), "--json").out)["best"], "nothing but JSON"
+
+
 def test_plan_exits_1_where_nothing_fits(meshcraft):
     ended = meshcraft(*LARGE)
     assert ended.status == 1 and "nothing fits in 22.4 GiB (24 GB) with the margin" in ended.out
@@ -75,6 +92,7 @@ def test_plan_exits_1_where_nothing_fits(meshcraft):
         (["--optimizer", "lion"], "no optimizer is called 'lion'"),
         (["--remat", "some"], "no remat is called 'some'; there are: none, attention, block"),
         (["--remat", ","], "no remat is given"),
+        (["--card", "card.txt"], "--card card.txt: name a file that ends in .json"),
         (["--margin", "nan"], "margin is nan: it is a share, 0 or more"),
     ],
 )

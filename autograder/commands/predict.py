@@ -76,7 +76,9 @@ def predict(
     if picture is not None:
         _write_picture(picture, {"": found}, found.name, prediction_html(found))
     if as_json:
-        print_json(found.to_json())
+        from course.measured.card import installation
+
+        print_json({**found.to_json(), **installation()})
         return
     from course.show.tables import prediction_tables
 

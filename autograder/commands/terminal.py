@@ -44,6 +44,19 @@ def show(*parts: Any) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().removesuffix("\n").split("\n")))
 
 
+def card_table(lines: dict[str, str]) -> Any:
+    """A run card in words, by what each line says."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for what, said in lines.items():
+        table.add_row(what, Text(said))
+    return table
+
+
 def err() -> Console:
     """Where progress and complaints go."""
     return Console(stderr=True, highlight=False)

@@ -19,6 +19,7 @@ from autograder.commands.terminal import (
     INTERRUPTED,
     SHORT,
     UsageError,
+    card_table,
     complain,
     err,
     interruptible,
@@ -305,17 +306,11 @@ def _finish(outcome: Outcome, run: Path, as_json: bool) -> None:
 
 
 def _show(outcome: Outcome, run: Path) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from autograder.show import plain
 
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for what, said in outcome.lines().items():
-        table.add_row(what, Text(said))
     if outcome.text:
         show(Text(plain(outcome.text)), Text(""))
-    show(table)
+    show(card_table(outcome.lines()))
     out().print(f"kept in {run}", style="dim", markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,10 +38,25 @@ def card() -> dict[str, Any]:
         "memory": (devices[0].memory_stats() or {}).get("bytes_limit"),
         "backend": str(get_backend().platform_version).strip(),
         "driver": _driver(),
+        **installation(),
+    }
+
+
+def installation() -> dict[str, Any]:
+    """``versions``, ``flags`` and ``date``: what a card says where there is no device."""
+    return {
         "versions": {"python": platform.python_version(), **_versions()},
         "flags": flags(os.environ),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """The card, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    os.replace(part, path)
 
 
 def flags(environment: Any) -> dict[str, str]:

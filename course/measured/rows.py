@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from course.measured import fresh
+from course.measured.card import write
 
 FOLDER = Path(__file__).resolve().parents[1] / "measurements"
 NOT_MEASURED = "not measured"
@@ -71,9 +71,9 @@ def measure_all(
                 rows[name] = figures if NOT_MEASURED in figures else {**figures, "card": _card_index(kept, card)}
             told(f"    {name}: {summary(figures)}")
         told(f"    {time.monotonic() - start:.0f} s")
-        _write(path, kept)
+        write(path, kept)
         done()
-    _write(path, kept)
+    write(path, kept)
     return [name for group in found for name in group.rows if NOT_MEASURED in rows[name]]
 
 
@@ -116,10 +116,3 @@ def _card_index(kept: dict[str, Any], card: dict[str, Any]) -> int:
     if card not in kept["cards"]:
         kept["cards"].append(card)
     return kept["cards"].index(card)
-
-
-def _write(path: Path, kept: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(kept, indent=1) + "\n")
-    os.replace(part, path)

@@ -6,11 +6,8 @@ machine and installation, and ``rows`` of figures, each with the index of its ca
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -135,13 +132,6 @@ def predicted(
         "mfu": found.mfu,
         "bytes": found.memory.peak,
     }
-
-
-def write(path: Path, data: dict[str, Any]) -> None:
-    """The card, whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(part, path)
 
 
 def lines(data: dict[str, Any]) -> dict[str, str]:

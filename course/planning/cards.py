@@ -1,0 +1,77 @@
+"""The card of a planned step, in the form of the course's measurements, with predicted figures in place of measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from course.budget import Sizes, flops_per_token
+from course.machine import Machine
+from course.measured.card import installation
+from course.planning.estimate import Estimate
+from course.planning.training import Training
+from course.show.quantities import bytes_text, capacity_text, count_text, seconds_text
+
+
+def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, training: Training) -> dict[str, Any]:
+    """The card of one way to place a step: ``course/measurements/README.md`` has its form.
+
+    Args:
+        found: What was estimated.
+        sizes: Of the model.
+        machine: What for.
+        batch: Sequences in a step, over all devices.
+        training: What is the same on every mesh.
+    """
+    choice, flops = found.choice, flops_per_token(sizes) * batch * sizes.seq
+    device = {"platform": "predicted", "kind": machine.name, "count": machine.num_devices,
+              "memory": machine.memory_bytes}  # fmt: skip
+    row = {
+        "mesh": choice.mesh,
+        "sizes": asdict(sizes) | {"hidden": sizes.inner, "parameters": sizes.count},
+        "parameters": sizes.count,
+        "batch": batch,
+        "num_microbatches": choice.microbatches,
+        "num_repeats": choice.repeats,
+        "remat": choice.remat,
+        "fsdp": choice.fsdp,
+        "rings": training.rings,
+        "dtypes": training.plan,
+        "optimizer": training.optimizer,
+        "seconds": found.seconds,
+        "tokens_per_second": batch * sizes.seq / found.seconds,
+        "model_flops": flops,
+        "peak_flops": machine.peak(training.dtype) * machine.num_devices,
+        "mfu": found.mfu,
+        "bytes": found.bytes,
+        "margin": found.margin,
+        "parts": found.parts,
+        "held": found.held,
+        "predicted": "by closed forms",
+        "unit": "seconds and bytes",
+        "card": 0,
+    }
+    name = "plan " + " ".join(f"{axis}={size}" for axis, size in choice.mesh.items())
+    return {"kind": machine.name, "cards": [device | installation()], "rows": {name: row}}
+
+
+def lines(data: dict[str, Any]) -> dict[str, str]:
+    """A plan's card in words, by what each says."""
+    (name, row), (device,) = next(iter(data["rows"].items())), data["cards"]
+    sizes, versions = row["sizes"], device["versions"]
+    options = [f"microbatches {row['num_microbatches']}", f"repeats {row['num_repeats']}", f"remat {row['remat']}"]
+    options += [said for what, said in (("fsdp", "FSDP"), ("rings", "rings")) if row[what]]
+    model = ", ".join(f"{what} {sizes[what]:,}" for what in ("layers", "width", "hidden", "heads", "vocab", "seq"))
+    return {
+        "run": f"{name}, predicted {row['predicted']}",
+        "devices": f"{data['kind']}: {device['count']} devices of {capacity_text(device['memory'])}, none of them here",
+        "model": f"{row['parameters']:,} parameters: {model}",
+        "step": f"{row['batch']} rows of {sizes['seq']:,} tokens, {', '.join(options)}",
+        "dtypes": f"{row['dtypes']}; optimizer {row['optimizer']}",
+        "time": f"{seconds_text(row['seconds'])} a step, {row['tokens_per_second']:,.0f} tokens/s, "
+        f"MFU {row['mfu']:.1%} of {count_text(row['peak_flops'], 'FLOP/s')}",
+        "memory": f"{bytes_text(row['bytes'])} a device, without the margin",
+        "installation": ", ".join(f"{what} {versions[what]}" for what in ("jax", "jaxlib", "python"))
+        + f"; {device['date']}",
+        "flags": ", ".join(f"{flag}={value}" for flag, value in device["flags"].items()) or "none",
+    }
