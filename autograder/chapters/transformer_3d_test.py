@@ -25,7 +25,7 @@ from autograder.chapters.transformer_3d.shared import (
 from autograder.check import executor, locate_file
 from autograder.contract import references
 from autograder.grading.judge import judge, plan
-from autograder.grading.tracing import trace_cases
+from autograder.grading.tracing import Traced, trace_cases
 from solutions import transformer_3d
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
@@ -130,6 +130,7 @@ def test_each_option_is_right_on_each_mesh(mesh, option):
     cases = (task.cases[0], case) if option == "bfloat16" else (case,)
     planned = replace(plan("transformer_3d", task), cases=cases, analysed=None)
     traced = trace_cases(task, function, list(cases), locate_file(function))
+    assert isinstance(traced, Traced), traced
     programs = {name: program.serialise() for name, program in traced.programs.items()}
     found = {fact.name: fact for fact in judge(planned, programs, "", executor().ask).facts}
     wanted = ("bfloat16 products",) if option == "bfloat16" else ("values", "gradients", "global gradient norm")

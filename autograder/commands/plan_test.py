@@ -60,6 +60,7 @@ def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, 
     file = tmp_path / "cards" / "plan.json"
     ended = meshcraft(*SMALL, "--card", str(file))
     best = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8).best
+    assert best
     card = json.loads(file.read_text())
     (name, row), (device,) = next(iter(card["rows"].items())), card["cards"]
     assert name.startswith("plan data=") and (card["kind"], device["platform"]) == ("8xH100", "predicted")
