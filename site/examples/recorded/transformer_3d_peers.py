@@ -33,7 +33,7 @@ from course.measured.run import paired
 from course.measured.statistics import bounds
 from course.mesh import abstract_mesh, as_varying, make_mesh, shard_map_with_specs
 from course.model import Model, full_loss, split_heads, transformer
-from course.program import export
+from course.program import Program, export
 from course.program.compiled import AotMissing, compile_for
 from course.training import strategy
 from solutions.transformer_3d import forward_3d, init_3d
@@ -93,7 +93,7 @@ class Step:
     results: Any
     mesh: dict[str, int]
 
-    def exported(self, model: Model3d) -> Any:
+    def exported(self, model: Model3d, platform: str) -> Program:
         return export(
             self.function,
             {"params": self.shapes, "batch": batch_shapes(model)},
@@ -101,7 +101,7 @@ class Step:
             mesh=self.mesh,
             out_specs=self.results,
             roles={"params": "state"},
-            platform="cuda",
+            platform=platform,
         )
 
 
@@ -208,9 +208,10 @@ def guided(model: Model3d, way: Way, mesh_of: Callable[[dict[str, int]], Any]) -
 PEERS = {"ours": ours, "placed": placed, "guided": guided}
 
 
-def compiled(step: Step) -> str:
+def compiled(model: Model3d, step: Step) -> str:
+    """Step, exposed time and temporaries of the compiler's schedule."""
     try:
-        report = compile_for(step.exported(LARGE), MACHINE, time_limit=3000)
+        report = compile_for(step.exported(model, "cuda"), MACHINE, time_limit=3000)
     except AotMissing:
         raise
     except Exception as error:
@@ -261,7 +262,7 @@ def main() -> None:
             continue
         for name, make in PEERS.items():
             print(f"{way.name:22}{name:7}", end="", flush=True)
-            print(f"{compiled(make(LARGE, way, abstract_mesh))}", end="", flush=True)
+            print(f"{compiled(LARGE, make(LARGE, way, abstract_mesh))}", end="", flush=True)
             print("" if name == "ours" else measured(way, name), flush=True)
 
 

@@ -1,0 +1,52 @@
+"""One microbatch, so that ticks are no loop: what is computed again, with a barrier around it and without.
+
+What the compiler for GPUs makes of it, and the program's own liveness. It takes minutes, and the GPU compiler:
+
+    python site/examples/recorded/transformer_3d_again.py > site/examples/recorded/transformer_3d_again.txt
+"""
+
+from __future__ import annotations
+
+import sys
+from unittest.mock import patch
+
+from jax import lax
+from transformer_3d_peers import LARGE, Way, compiled, ours
+
+from course.mesh import abstract_mesh
+from course.program import memory, parse
+from course.program.compiled import AotMissing
+
+WAYS = (Way((4, 1, 2), 16, 1), Way((8, 1, 1), 8, 1))
+
+
+def liveness(way: Way) -> float:
+    """GiB of temporaries by the program's own liveness."""
+    program = ours(LARGE, way, abstract_mesh).exported(LARGE, "cpu")
+    return memory(parse(program), program).temporaries / 2**30
+
+
+def row(way: Way, barrier: str) -> str:
+    said = compiled(LARGE, ours(LARGE, way, abstract_mesh))
+    return f"{way.name:22}{barrier:8}{liveness(way):13.2f} {said}"
+
+
+def main() -> None:
+    print(f"{'':31}by liveness,  compiled:")
+    print("data x pipe x tensor  barrier           GiB    step, ms  exposed, ms  temporaries, GiB")
+    for way in WAYS:
+        print(
+            f"{way.name:22}{'yes':8}{liveness(way):13.2f}", compiled(LARGE, ours(LARGE, way, abstract_mesh)), flush=True
+        )
+    with patch.object(lax, "optimization_barrier", lambda operand: operand):
+        way = WAYS[0]
+        print(
+            f"{way.name:22}{'no':8}{liveness(way):13.2f}", compiled(LARGE, ours(LARGE, way, abstract_mesh)), flush=True
+        )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except AotMissing as error:
+        sys.exit(f"this table needs the GPU compiler: {error}")
