@@ -80,9 +80,9 @@ def test_what_the_walkthrough_says_of_a_billion_parameters_holds():
 def _peers() -> dict[tuple[str, str], list[float]]:
     """By mesh and step: ms, exposed ms and GiB as compiled; of peers our time by theirs, with its bounds."""
     found = {}
-    for line in _recorded("peers")[3:]:
-        mesh, step = line[:22].strip(), line[22:29].strip()
-        found[mesh, step] = [float(figure) for figure in re.findall(r"[\d.]+", line[29:])]
+    for line in _recorded("peers")[5:]:
+        mesh, step = line[:13].strip(), line[13:20].strip()
+        found[mesh, step] = [float(figure) for figure in re.findall(r"[\d.]+", line[20:])]
     return found
 
 

@@ -28,12 +28,12 @@ def liveness(way: Way) -> float:
 
 def row(way: Way, barrier: str) -> str:
     said = compiled(LARGE, ours(LARGE, way, abstract_mesh))
-    return f"{way.name:22}{barrier:8}{liveness(way):13.2f} {said}"
+    return f"{way.name:13}{barrier:8}{liveness(way):10.2f}   {said}"
 
 
 def main() -> None:
-    print(f"{'':31}by liveness,  compiled:")
-    print("data x pipe x tensor  barrier           GiB    step, ms  exposed, ms  temporaries, GiB")
+    print(f"{'data x pipe':13}{'':8}{'liveness,':>10}{'compiled,':>11}{'exposed,':>9}{'held,':>8}")
+    print(f"{'x tensor':13}{'barrier':8}{'GiB':>10}{'ms':>11}{'ms':>9}{'GiB':>8}")
     for way in WAYS:
         print(
             f"{way.name:22}{'yes':8}{liveness(way):13.2f}", compiled(LARGE, ours(LARGE, way, abstract_mesh)), flush=True

@@ -22,8 +22,9 @@ from course.program.compiled import AotMissing
 WHOLE = 10**12  # a min_size that nothing reaches
 MESHES = ((2, 2, 2), (4, 1, 2))
 HEADER = (
-    "data x pipe x tensor  fsdp   step, ms  exposed, ms   MFU  parts, GiB  temporaries, GiB   compiled: step, ms"
-    "  exposed, ms  temporaries, GiB"
+    f"{'':18}{'predicted:':>32}{'':6}{'compiled:':>20}",
+    f"{'data x pipe':13}{'':5}{'':8}{'exposed,':>9}{'':5}{'parts,':>7}{'held,':>7}{'':9}{'exposed,':>9}{'held,':>8}",
+    f"{'x tensor':13}{'fsdp':5}{'ms':>8}{'ms':>9}{'MFU':>5}{'GiB':>7}{'GiB':>7}{'ms':>9}{'ms':>9}{'GiB':>8}",
 )
 
 
@@ -41,9 +42,9 @@ def predicted(way: Way, fsdp: bool) -> str:
     found = predict(program, MACHINE, model_flops=flops)
     held = sum(leaf.local_bytes(step.mesh) for leaf in program.inputs if leaf.role == "state")
     return (
-        f"{way.name:22}{'on' if fsdp else 'off':4}{1e3 * found.timeline.seconds:11.1f}"
-        f"{1e3 * found.timeline.exposed_seconds:13.1f}{100 * (found.mfu or 0):5.0f}%{held / 2**30:12.2f}"
-        f"{found.memory.temporaries / 2**30:18.2f}"
+        f"{way.name:13}{'on' if fsdp else 'off':5}{1e3 * found.timeline.seconds:8.1f}"
+        f"{1e3 * found.timeline.exposed_seconds:9.1f}{100 * (found.mfu or 0):4.0f}%{held / 2**30:7.2f}"
+        f"{found.memory.temporaries / 2**30:7.2f}"
     )
 
 
@@ -51,10 +52,10 @@ def main() -> None:
     sizes = LARGE.sizes
     print(f"{sizes.count:,} parameters, {4 * sizes.count / 2**30:.2f} GiB in float32; {LARGE.sequences} sequences of "
           f"{sizes.seq:,} tokens\n")  # fmt: skip
-    print(HEADER)
+    print(*HEADER, sep="\n")
     for way in (way for way in WAYS if way.mesh in MESHES):
         for fsdp in (True, False):
-            print(predicted(way, fsdp), f"{'':10}", compiled(*step_of(way, fsdp)), flush=True)
+            print(predicted(way, fsdp), compiled(*step_of(way, fsdp)), flush=True)
 
 
 if __name__ == "__main__":

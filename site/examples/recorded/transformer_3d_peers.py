@@ -217,7 +217,7 @@ def compiled(model: Model3d, step: Step) -> str:
     except Exception as error:
         return f"   the compiler gave up: {str(error).splitlines()[0][:90]}"
     exposed = 1e3 * sum(report.replay.exposed.values())
-    return f"{1e3 * report.replay.seconds:10.1f}{exposed:13.1f}{report.memory.temporaries / 2**30:18.2f}"
+    return f"{1e3 * report.replay.seconds:8.1f}{exposed:9.1f}{report.memory.temporaries / 2**30:8.2f}"
 
 
 def runner(step: Step) -> Callable[[], float]:
@@ -249,19 +249,20 @@ def measured(way: Way, peer: str) -> str:
     sample = paired(*steps)
     sample(rng.random(3) < 0.5)
     low, ratio, high = np.exp(bounds(sample(rng.random(PAIRS) < 0.5), rng))
-    return f"{ratio:12.2f}  ({low:.2f} to {high:.2f})"
+    return f"{ratio:10.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
     s, small = LARGE.sizes, SMALL.sizes
-    print(f"compiled for {MACHINE.name}: {s.count:,} parameters, {LARGE.sequences} sequences of {s.seq:,} tokens; "
-          f"emulated: {small.count:,} parameters, {SMALL.sequences} of {small.seq}\n")  # fmt: skip
-    print("data x pipe x tensor  step     step, ms  exposed, ms  temporaries, GiB   emulated: ours / peer")
+    print(f"compiled for {MACHINE.name}: {s.count:,} parameters, {LARGE.sequences} sequences of {s.seq:,} tokens;")
+    print(f"measured on 8 emulated devices: {small.count:,} parameters, {SMALL.sequences} of {small.seq}\n")
+    print(f"{'data x pipe':13}{'':7}{'':8}{'exposed,':>9}{'held,':>8}{'measured:':>12}")
+    print(f"{'x tensor':13}{'step':7}{'ms':>8}{'ms':>9}{'GiB':>8}{'ours/peer':>12}")
     for way in WAYS:
         if sys.argv[1:] and way.name.replace(" ", "") not in sys.argv[1:]:
             continue
         for name, make in PEERS.items():
-            print(f"{way.name:22}{name:7}", end="", flush=True)
+            print(f"{way.name:13}{name:7}", end="", flush=True)
             print(f"{compiled(LARGE, make(LARGE, way, abstract_mesh))}", end="", flush=True)
             print("" if name == "ours" else measured(way, name), flush=True)
 
