@@ -17,7 +17,7 @@ demo: $(READY) system
 test: $(READY) system browser aot
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
-# With every mutant and every other-style answer on every mesh.
+# With every mutant and every other-style answer on every mesh, and what else takes long.
 test-full: $(READY) system browser aot
 	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(ARGS)
 

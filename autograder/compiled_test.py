@@ -1,5 +1,8 @@
 """What ``check --aot`` adds: the GPU compiler's word on a function, which is advice."""
 
+import os
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -7,14 +10,15 @@ from jax import lax
 from autograder import compiled
 from autograder.check import check_solution
 from autograder.compiled import EXPOSED, NAMES, add_compiled, compiled_facts
-from autograder.contract import load, references
+from autograder.contract import load, references, trace
 from autograder.grading.tracing import Problem, TooLong
 from autograder.mutants.fsdp import MUTANTS
-from course.program.compiled import GpuReport, plugin
+from course.machines import machine
+from course.program.compiled import GpuReport, compile_for, plugin
 from course.program.compiled.collectives import GpuCollective
 from course.program.compiled.replay import Replay
 from course.program.compiled.report import GpuMemory
-from solutions import data_parallel, fsdp
+from solutions import data_parallel, fsdp, transformer_3d
 
 TASK = load("fsdp").task("fsdp_loss")
 NAIVE = next(mutant.function for mutant in MUTANTS if (mutant.task, mutant.name) == (TASK.name, TASK.naive))
@@ -36,6 +40,25 @@ def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
     assert facts["overlap"].unit == "of collectives in loops"
     assert facts["compiled temporaries"].passed is False
     assert all(fact.weight == 0 for fact in facts.values())
+
+
+@pytest.mark.skipif(not os.environ.get("MESHCRAFT_FULL"), reason="compiles twice: in `make test-full`")
+@pytest.mark.skipif(bool(installed()), reason=installed())
+def test_what_a_single_tick_computes_again_is_not_kept(monkeypatch):
+    task = load("transformer_3d").task("forward_3d")
+    assert task.analysed
+    small = {"num_microbatches": 1, "num_layers": 6, "num_repeats": 6, "rows": 4, "width": 64, "hidden": 256,
+             "num_heads": 4, "seq": 256, "max_seq": 256, "vocab": 64}  # fmt: skip
+    like, mesh = task.analysed[0], {"data": 1, "pipe": 1, "tensor": 1}
+    case = replace(like, mesh=mesh, sizes={**like.sizes, **small})
+
+    def held():
+        program = trace(task, transformer_3d.forward_3d, case, lambda _: None, "cuda")
+        return compile_for(program, machine("8xH100")).memory.temporaries
+
+    with_barrier = held()
+    monkeypatch.setattr(lax, "optimization_barrier", lambda operand: operand)
+    assert 1.5 * with_barrier < held()
 
 
 def test_without_the_compiler_nothing_is_measured_and_no_point_is_lost(monkeypatch, tmp_path):

@@ -67,7 +67,10 @@ def plan(
         from course.planning.cards import lines, plan_card
 
         kept = plan_card(found.best, sizes, where, batch, training)
-        write(card, kept)
+        try:
+            write(card, kept)
+        except OSError as error:
+            raise UsageError(f"--card {card} cannot be written: {error.strerror}") from None
         if not as_json:
             show("", card_table(lines(kept)))
     raise typer.Exit(0 if found.best else SHORT)

@@ -72,6 +72,8 @@ def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, 
     said = " ".join(ended.out.split())
     assert f"{row['tokens_per_second']:,.0f} tokens/s" in said and f"microbatches {row['num_microbatches']}" in said
     assert json.loads(meshcraft(*SMALL, "--card", str(file), "--json").out)["best"], "nothing but JSON"
+    below_a_file = meshcraft(*SMALL, "--card", str(file / "plan.json"))
+    assert below_a_file.status == 2 and "plan.json cannot be written: " in " ".join(below_a_file.err.split())
 
 
 def test_plan_exits_1_where_nothing_fits(meshcraft):

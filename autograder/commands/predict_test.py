@@ -52,6 +52,7 @@ def test_a_saved_program_predicts_the_same(meshcraft, saved):
     assert meshcraft("predict", "fsdp", "fsdp_loss", "--save", "one.program").status == 0
     told = meshcraft("predict", "one.program", "--machine", "8xh100", "--json")
     data = json.loads(told.out)
+    assert data["versions"]["jax"] and data["date"] and "flags" in data, "with what it was predicted"
     assert told.status == 0
     assert data["step_seconds"] == saved[1].timeline.seconds and data["name"] == "one.program"
 

@@ -84,7 +84,7 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Resul
     namespace, problems = run_cells([Cell("variant", inspect.getsource(module)), Cell(task.name, calls)])
     planned = plan(chapter, task)
     if not full:
-        needed = {task.cases[0].name, *(task.analysed or ())[1:]}
+        needed = {task.cases[0].name} | ({task.analysed[1]} if task.analysed else set())
         planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
     found = find_function(task, namespace, problems)
     traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)

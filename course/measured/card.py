@@ -51,6 +51,13 @@ def installation() -> dict[str, Any]:
     }
 
 
+def in_words(found: dict[str, Any]) -> dict[str, str]:
+    """The lines of a card that say what ``installation`` does."""
+    said = ", ".join(f"{what} {found['versions'][what]}" for what in ("jax", "jaxlib", "python"))
+    set_to = ", ".join(f"{flag}={value}" for flag, value in found["flags"].items()) or "none"
+    return {"installation": f"{said}; {found['date']}", "flags": set_to}
+
+
 def write(path: Path, data: dict[str, Any]) -> None:
     """The card, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

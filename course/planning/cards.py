@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from course.budget import Sizes, flops_per_token
 from course.machine import Machine
-from course.measured.card import installation
+from course.measured.card import in_words, installation
 from course.planning.estimate import Estimate
 from course.planning.training import Training
 from course.show.quantities import bytes_text, capacity_text, count_text, seconds_text
+
+SIZES = ("layers", "width", "hidden", "heads", "vocab", "seq")
 
 
 def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, training: Training) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
               "memory": machine.memory_bytes}  # fmt: skip
     row = {
         "mesh": choice.mesh,
-        "sizes": asdict(sizes) | {"hidden": sizes.inner, "parameters": sizes.count},
+        "sizes": {name: getattr(sizes, name) for name in SIZES} | {"hidden": sizes.inner},
         "parameters": sizes.count,
         "batch": batch,
         "num_microbatches": choice.microbatches,
@@ -58,10 +59,10 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
 def lines(data: dict[str, Any]) -> dict[str, str]:
     """A plan's card in words, by what each says."""
     (name, row), (device,) = next(iter(data["rows"].items())), data["cards"]
-    sizes, versions = row["sizes"], device["versions"]
+    sizes = row["sizes"]
     options = [f"microbatches {row['num_microbatches']}", f"repeats {row['num_repeats']}", f"remat {row['remat']}"]
     options += [said for what, said in (("fsdp", "FSDP"), ("rings", "rings")) if row[what]]
-    model = ", ".join(f"{what} {sizes[what]:,}" for what in ("layers", "width", "hidden", "heads", "vocab", "seq"))
+    model = ", ".join(f"{what} {sizes[what]:,}" for what in SIZES)
     return {
         "run": f"{name}, predicted {row['predicted']}",
         "devices": f"{data['kind']}: {device['count']} devices of {capacity_text(device['memory'])}, none of them here",
@@ -71,7 +72,5 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
         "time": f"{seconds_text(row['seconds'])} a step, {row['tokens_per_second']:,.0f} tokens/s, "
         f"MFU {row['mfu']:.1%} of {count_text(row['peak_flops'], 'FLOP/s')}",
         "memory": f"{bytes_text(row['bytes'])} a device, without the margin",
-        "installation": ", ".join(f"{what} {versions[what]}" for what in ("jax", "jaxlib", "python"))
-        + f"; {device['date']}",
-        "flags": ", ".join(f"{flag}={value}" for flag, value in device["flags"].items()) or "none",
+        **in_words(device),
     }

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from course.measured.card import card
+from course.measured.card import card, in_words
 from course.measured.memory import peak_now
 from course.measured.rows import NOT_MEASURED
 from course.measured.single_device import PEAKS
@@ -138,7 +138,6 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
     """A card in words, by what each says."""
     (name, row), (installed,) = next(iter(data["rows"].items())), data["cards"]
     sizes, schedule = row["sizes"], row["schedule"]
-    versions = ", ".join(f"{what} {installed['versions'][what]}" for what in ("jax", "jaxlib", "python"))
     return {
         "run": name,
         "devices": f"{prod(row['mesh'].values())} of {installed['count']} x {installed['kind']}"
@@ -157,8 +156,7 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
         "memory": _memory(row),
         "predicted": _predicted(row["predicted"]),
         **_losses(row),
-        "installation": f"{versions}; {installed['date']}",
-        "flags": ", ".join(f"{flag}={value}" for flag, value in installed["flags"].items()) or "none",
+        **in_words(installed),
     }
 
 

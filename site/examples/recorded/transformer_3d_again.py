@@ -27,6 +27,7 @@ def liveness(way: Way) -> float:
 
 
 def row(way: Way, barrier: str) -> str:
+    """One of the table."""
     said = compiled(LARGE, ours(LARGE, way, abstract_mesh))
     return f"{way.name:13}{barrier:8}{liveness(way):10.2f}   {said}"
 
@@ -35,14 +36,9 @@ def main() -> None:
     print(f"{'data x pipe':13}{'':8}{'liveness,':>10}{'compiled,':>11}{'exposed,':>9}{'held,':>8}")
     print(f"{'x tensor':13}{'barrier':8}{'GiB':>10}{'ms':>11}{'ms':>9}{'GiB':>8}")
     for way in WAYS:
-        print(
-            f"{way.name:22}{'yes':8}{liveness(way):13.2f}", compiled(LARGE, ours(LARGE, way, abstract_mesh)), flush=True
-        )
+        print(row(way, "yes"), flush=True)
     with patch.object(lax, "optimization_barrier", lambda operand: operand):
-        way = WAYS[0]
-        print(
-            f"{way.name:22}{'no':8}{liveness(way):13.2f}", compiled(LARGE, ours(LARGE, way, abstract_mesh)), flush=True
-        )
+        print(row(WAYS[0], "no"), flush=True)
 
 
 if __name__ == "__main__":
