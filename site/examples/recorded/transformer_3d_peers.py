@@ -181,20 +181,17 @@ def in_twos(mesh: dict[str, int], specs: Any) -> tuple[dict[str, int], Any]:
     return sizes, jax.tree.map(parted, specs, is_leaf=lambda spec: isinstance(spec, P))
 
 
-@dataclass(frozen=True)
-class Sizes3d(strategy.Sizes):
-    """The sizes of a model whose vocabulary is not that of bytes."""
-
-    of: Model3d = LARGE
-
-    def model(self) -> Model:
-        return self.of.model()
-
-
 def guided(model: Model3d, way: Way, mesh_of: Callable[[dict[str, int]], Any]) -> Step:
     """The strategy ``compiler`` over ``data`` and ``tensor``; ``pipe`` counts as more of ``data``."""
+
+    class Sizes3d(strategy.Sizes):
+        """Those of a model whose vocabulary is not that of bytes."""
+
+        def model(self) -> Model:
+            return model.model()
+
     (data, pipe, tensor), s = way.mesh, model.sizes
-    mesh, sizes = {"data": data * pipe, "tensor": tensor}, Sizes3d(s.width, s.inner, s.layers, s.heads, s.seq, model)
+    mesh, sizes = {"data": data * pipe, "tensor": tensor}, Sizes3d(s.width, s.inner, s.layers, s.heads, s.seq)
     made = strategy.compiler(sizes, mesh_of(mesh), strategy.Options(remat=True, min_size=model.min_size))
 
     def step(params, batch):
