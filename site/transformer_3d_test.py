@@ -97,7 +97,7 @@ def test_what_the_walkthrough_says_of_its_peers_holds():
     assert found["1 x 8 x 1", "placed"][0] / found["1 x 8 x 1", "ours"][0] > 5
     assert found["2 x 2 x 2", "guided"][:3] == found["4 x 1 x 2", "guided"][:3], "the same program"
     ratios = [found[mesh, "guided"][3] for mesh in meshes]
-    assert f"ours does {min(ratios):.2f} to {max(ratios):.2f} times as much" in " ".join(STORY.split())
+    assert f"ours takes {min(ratios):.2f} to {max(ratios):.2f} times as long" in " ".join(STORY.split())
     repeats, microbatches, stages = 2, 16, 8
     assert f"{stages - 1} of {repeats * microbatches + stages - 1} ticks" in STORY
 
