@@ -9,6 +9,7 @@ import tempfile
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most tests compute little, and compile for long; so do the notebooks and commands that they start.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait by spinning, on cores that others need
 
 # What one process of this run has compiled, another need not: workers, executors, notebooks and examples share it.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
