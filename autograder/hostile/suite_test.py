@@ -24,7 +24,8 @@ SLOW = (
     "is_cheap_where_nobody_runs_it", "keeps_a_corner_where_nobody_runs_it", "knows_when_it_is_only_looked_at",
     "long_loop_in_program", "million_operations", "sleeps",
 )  # fmt: skip
-CONTROLS = ("reads_other_submissions", "replaces_check")
+# One that forges points is handed to stock nbgrader by the tests of the demo.
+CONTROLS = ("reads_other_submissions",)
 GOOD = '"""Tries something. Nothing happens.\n\ngroup: reads\ncontrol: yes\n"""\n\n# %% [shard_params]\nx = 1\n'
 
 
