@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import jax
@@ -24,7 +23,6 @@ from course.program.rules import at_line, check_constant, operations
 # From a source file's name to the name it is shown by, or None for a file that is nobody's concern.
 Locate = Callable[[str], str | None]
 
-_FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+):(\d+)')
 _COURSE_FILE = re.compile(r"/(course/[\w/]+\.py)$")
 _LOCK = threading.Lock()
 
@@ -147,10 +145,13 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
     with context:
         module = ir.Module.parse(exported.mlir_module())
         unknown = ir.Location.unknown()
-        short = cache(lambda text: _short_location(text, locate))  # a line has many operations
+        short: dict[ir.Attribute, ir.Location] = {}  # many operations share one
 
         for op in operations(module.operation):
-            op.location = short(str(op.location)) or unknown
+            whole = op.location
+            if whole.attr not in short:
+                short[whole.attr] = _short_location(whole, locate) or unknown
+            op.location = short[whole.attr]
             if op.name == "stablehlo.constant":
                 with at_line(op, "unknown line"):
                     check_constant(op)
@@ -174,19 +175,33 @@ def _version_of(exported: jax_export.Exported) -> str:
     return found[1].decode()
 
 
-def _short_location(text: str, locate: Locate) -> ir.Location | None:
+def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None:
     """The innermost frame that ``locate`` knows, else the innermost in the course; the op's name stays."""
-    name = re.match(r'loc\("((?:[^"\\]|\\.)*)"\(', text)
+    name = location.name_str if isinstance(location, ir.NameLoc) else ""
     course = None
-    for file, line, column in _FRAME.findall(text):
+    for file, line, column in _frames(location):
         label = locate(file)
-        if label is None:
-            own = _COURSE_FILE.search(file)
-            course = course or (own and (own[1], line, column))
-            continue
-        return _named(name, ir.Location.file(label, int(line), int(column)))
-    return _named(name, ir.Location.file(course[0], int(course[1]), int(course[2]))) if course else None
+        if label is not None:
+            return _named(name, ir.Location.file(label, line, column))
+        own = _COURSE_FILE.search(file)
+        course = course or (own and (own[1], line, column))
+    return _named(name, ir.Location.file(*course)) if course else None
 
 
-def _named(name: re.Match[str] | None, where: ir.Location) -> ir.Location:
-    return ir.Location.name(name[1], where) if name else where
+def _frames(location: Any) -> Iterator[tuple[str, int, int]]:
+    """File, line and column of each frame of a location, innermost first."""
+    while isinstance(location, ir.CallSiteLoc):
+        yield from _frames(location.callee)
+        location = location.caller
+    match location:
+        case ir.NameLoc():
+            yield from _frames(location.child_loc)
+        case ir.FusedLoc():
+            for part in location.locations:
+                yield from _frames(part)
+        case ir.FileLineColLoc():
+            yield location.filename, location.start_line, location.start_col
+
+
+def _named(name: str, where: ir.Location) -> ir.Location:
+    return ir.Location.name(name, where) if name else where
