@@ -69,14 +69,15 @@ def count(chapter: str, task: str, functions: Iterable[Function]) -> Counted:
     return Counted(len(every), len(groups) - 1, alike)
 
 
-def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Result:
+def judged(chapter: str, task: Task, function: Function, *, full: bool, realistic: bool = True) -> Result:
     """The judgement of a variant that is handed in: its module in one cell, and the task's function in the next.
 
     Args:
         chapter: The chapter's name.
         task: Its task.
         function: The variant.
-        full: All meshes; else the first, and where a realistic size is analysed the one beside it.
+        full: All meshes; else the first.
+        realistic: Look at the realistic size too, where there is one, and at the case beside it.
     """
     module = inspect.getmodule(function)
     assert module
@@ -84,8 +85,10 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Resul
     namespace, problems = run_cells([Cell("variant", inspect.getsource(module)), Cell(task.name, calls)])
     planned = plan(chapter, task)
     if not full:
-        needed = {task.cases[0].name} | ({task.analysed[1]} if task.analysed else set())
-        planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
+        analysed = task.analysed if realistic else None
+        needed = {task.cases[0].name} | ({analysed[1]} if analysed else set())
+        cases = tuple(case for case in planned.cases if case.name in needed)
+        planned = replace(planned, cases=cases, analysed=analysed[0] if analysed else None)
     found = find_function(task, namespace, problems)
     traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)
     if isinstance(traced, Problem):
