@@ -47,7 +47,7 @@ def _draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def _run_and_transpose(sizes: tuple[tuple[str, int], ...]) -> Any:
     case = Case("", {}, dict(sizes))
-    layer = model_of(case).layer
+    layer = jax.jit(model_of(case).layer)  # traced once, for all layers
 
     def run(params, x):
         for i in range(case.sizes["num_layers"]):
