@@ -177,15 +177,18 @@ def _version_of(exported: jax_export.Exported) -> str:
 
 def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None:
     """The innermost frame that ``locate`` knows, else the innermost in the course; the op's name stays."""
-    name = location.name_str if isinstance(location, ir.NameLoc) else ""
-    course = None
+    found = None
     for file, line, column in _frames(location):
         label = locate(file)
         if label is not None:
-            return _named(name, ir.Location.file(label, line, column))
+            found = label, line, column
+            break
         own = _COURSE_FILE.search(file)
-        course = course or (own and (own[1], line, column))
-    return _named(name, ir.Location.file(*course)) if course else None
+        found = found or (own and (own[1], line, column))
+    if found is None:
+        return None
+    where = ir.Location.file(*found)
+    return ir.Location.name(location.name_str, where) if isinstance(location, ir.NameLoc) else where
 
 
 def _frames(location: Any) -> Iterator[tuple[str, int, int]]:
@@ -201,7 +204,3 @@ def _frames(location: Any) -> Iterator[tuple[str, int, int]]:
                 yield from _frames(part)
         case ir.FileLineColLoc():
             yield location.filename, location.start_line, location.start_col
-
-
-def _named(name: str, where: ir.Location) -> ir.Location:
-    return ir.Location.name(name, where) if name else where
