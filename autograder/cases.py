@@ -13,6 +13,8 @@ from autograder.wrapping import Case
 from course.mesh import as_varying
 from course.model import Model, mlp, transformer
 
+_MODEL = ("width", "hidden", "num_layers", "num_heads", "features", "outputs", "vocab", "seq", "dropout")
+
 
 def axis_of(case: Case) -> str:
     """The axis that a function is told to work over: ``data`` where there is one, else the first."""
@@ -51,12 +53,17 @@ def model_of(case: Case) -> Model:
 
     ``outputs`` of an MLP are as many as ``features`` where they are not named; ``dropout`` is in percent.
     """
-    return _model_of(tuple(case.sizes.items()))
+    return _model_of(model_sizes(case))
 
 
 def params_of(case: Case) -> Any:
     """Shapes of the model's parameters."""
-    return _params_of(tuple(case.sizes.items()))
+    return _params_of(model_sizes(case))
+
+
+def model_sizes(case: Case) -> tuple[tuple[str, int], ...]:
+    """Those of the case's sizes that ``model_of`` reads: cases that differ in others alone share a model."""
+    return tuple((name, size) for name, size in case.sizes.items() if name in _MODEL)
 
 
 # Kept, since making a model from modules takes a tenth of a second and every case asks several times.
