@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from autograder.wrapping import Case
-from course.mesh import as_varying
+from course.mesh import as_varying, varying_axes
 from course.model import Model, mlp, transformer
 
 _MODEL = ("width", "hidden", "num_layers", "num_heads", "features", "outputs", "vocab", "seq", "dropout")
@@ -46,6 +46,16 @@ def varying(tree: Any, axes: Iterable[str]) -> Any:
     for axis in axes:
         tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
     return tree
+
+
+def pull_back(loss_of: Callable[[Any], jax.Array], tree: Any, upstream: jax.Array) -> tuple[jax.Array, Any]:
+    """The loss of ``tree``, and its gradient when ``upstream`` flows back into the loss; inside ``shard_map``.
+
+    ``upstream`` may vary over no axis over which the loss does not.
+    """
+    loss, back = jax.vjp(loss_of, tree)
+    (gradients,) = back(varying(upstream.astype(loss.dtype), varying_axes(loss)))
+    return loss, gradients
 
 
 def model_of(case: Case) -> Model:

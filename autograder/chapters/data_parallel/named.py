@@ -22,16 +22,3 @@ def unseen_over(rng: np.random.Generator, sizes: dict[str, int]) -> Case:
     chosen = rng.permutation(list(mesh))[: rng.integers(1, len(mesh) + 1)]
     found = case_over(mesh, tuple(map(str, chosen)), sizes)
     return Case("unseen", found.mesh, found.sizes)
-
-
-# No size of a model is that of a public case; one in three is a Transformer.
-_MODELS = (
-    {"width": 24, "hidden": 40, "num_layers": 2, "features": 6, "rows": 12},
-    {"width": 12, "hidden": 24, "num_layers": 4, "features": 10, "rows": 24},
-    {"width": 12, "hidden": 20, "num_layers": 3, "num_heads": 3, "vocab": 24, "seq": 6, "rows": 12},
-)
-
-
-def unseen_model(rng: np.random.Generator) -> dict[str, int]:
-    """A model's sizes, rows a device, and in how many microbatches they are taken."""
-    return {**_MODELS[rng.integers(len(_MODELS))], "num_microbatches": int(rng.choice([3, 4, 6]))}

@@ -10,9 +10,8 @@ import numpy as np
 
 from autograder import facts, limits
 from autograder.cases import axis_size, model_of, model_sizes, params_of
-from autograder.chapters.data_parallel.named import unseen_model
 from autograder.contract import Case, Evidence
-from autograder.draws import batch_of, draw_leaves, unseen_mesh
+from autograder.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
 from autograder.verdict import Fact
 from course.model import full_loss
 
@@ -36,7 +35,8 @@ EXPOSED = 0.35
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    return Case("unseen", unseen_mesh(rng), unseen_model(rng))
+    more = {"num_microbatches": int(rng.choice([4, 6]))}
+    return Case("unseen", unseen_mesh(rng, *ODD), {**unseen_model(rng), **more})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:

@@ -10,10 +10,9 @@ import numpy as np
 
 from autograder import facts, limits
 from autograder.cases import axis_size, model_of, model_sizes, params_of
-from autograder.chapters.data_parallel.named import unseen_model
 from autograder.chapters.data_parallel.wrapping import STEPS, learning_rate
 from autograder.contract import Case, Evidence
-from autograder.draws import batch_of, draw_leaves, unseen_mesh
+from autograder.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
 from autograder.verdict import Fact
 from course.model import full_loss
 
@@ -32,7 +31,8 @@ ANALYSED = (Case("data=8, width 1024", {"data": 8}, _LARGE), "data=8")
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    return Case("unseen", unseen_mesh(rng), {**unseen_model(rng), "percent": int(rng.choice([7, 13, 17, 26]))})
+    more = {"num_microbatches": int(rng.choice([3, 6])), "percent": int(rng.choice([7, 13, 17, 26]))}
+    return Case("unseen", unseen_mesh(rng, *ODD), {**unseen_model(rng), **more})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
