@@ -27,12 +27,17 @@ def decode(values: np.ndarray) -> Any:
         return None
 
 
+def is_answer(values: np.ndarray) -> bool:
+    """Whether ``decode`` gives what was answered: None may also be an answer."""
+    return decode(values) is not None or values.tobytes().rstrip(b"\0") == b"null"
+
+
 def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
     """The answer is the right one in every case; ``explain`` says what a wrong one would mean, not what is right."""
     found = []
     for e in evidence:
         measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
-        passed = measured == expected
+        passed = measured == expected and is_answer(e.measured["values"])
         message = "" if passed else f"your answer is {show(measured)}. {explain(e.case, measured)}".strip()
         found.append(
             Fact(
@@ -46,7 +51,7 @@ def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]
                 kind=Kind.VALUES,
             )
         )
-    return worst(found)
+    return worst(found, "values")
 
 
 def every_answer_matches(
@@ -68,11 +73,12 @@ def every_answer_matches(
         given, asked = decode(e.measured["values"]), questions(e.case)
         given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
         wrong = [(question, a) for question, a in zip(asked, given, strict=True) if not right(e.case, question, a)]
-        message = explain(e.case, *wrong[0]) if wrong else ""
+        passed = bool(asked) and not wrong and is_answer(e.measured["values"])
+        message = explain(e.case, *wrong[0]) if wrong else "" if passed else "this is no answer to any question"
         counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
-        found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message,
+        found.append(Fact("values", passed, *counts, "questions", case=e.case.name, line=e.line, message=message,
                           kind=Kind.VALUES))  # fmt: skip
-    return worst(found)
+    return worst(found, "values")
 
 
 def _number(text: str) -> int | float:

@@ -203,4 +203,4 @@ def mounted(chapter: str) -> list[Path]:
 _INSIDE = ("__init__", "wire", "intake", "tracing", "tracer", "executor", "confine", "launch", "syscalls")
 _WRAPS = ("wrapping", "forms", "cases", "answers")
 # Of the course, what holds an answer to an exercise, or rows that an exercise is compared with.
-_ANSWERS = ("__pycache__", "validation", "puzzles.py")
+_ANSWERS = ("__pycache__", "validation", "training", "puzzles.py")
