@@ -32,8 +32,7 @@ ANALYSED = (Case(f"tensor=8, width {WIDTH}", {"tensor": 8}, _LARGE), "tensor=8")
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    sizes = {"width": int(rng.choice([4, 7])), "hidden": int(rng.choice([3, 7]))}
-    return Case("unseen", shared.unseen_mesh(rng), {**shared.unseen_rows(rng), **sizes})
+    return shared.unseen(rng, {"width": int(rng.choice([4, 7])), "hidden": int(rng.choice([3, 7]))})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:

@@ -40,8 +40,8 @@ _SLOW = "What is read, written or copied in every step beside the products, and 
 
 def _unseen(kind: str, rng: np.random.Generator) -> Case:
     fixed, free = ("d_in", "d_out") if kind == GATHER else ("d_out", "d_in")
-    sizes = {fixed: int(rng.choice([4, 8, 10])), free: int(rng.choice([3, 6, 7])), "backward": 1}
-    return Case("unseen", shared.unseen_mesh(rng), {**shared.unseen_rows(rng), **sizes})
+    dims = {fixed: int(rng.choice([4, 8, 10])), free: int(rng.choice([3, 6, 7])), "backward": 1}
+    return shared.unseen(rng, dims)
 
 
 def _common(kind: str, counted: list[Evidence], cases: list[Evidence]) -> list[Fact]:

@@ -72,13 +72,10 @@ def meshes(small: dict[str, int], deep: dict[str, int], forward: str) -> tuple[C
     )
 
 
-def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
-    """A mesh that learners have not seen: names and sizes, the axis of features last."""
-    sizes = [(4,), (2, 3), (2, 4), (4, 2), (5,), (6,)][rng.integers(6)]
-    return dict(zip(axis_names(rng, len(sizes)), sizes, strict=True))
-
-
-def unseen_rows(rng: np.random.Generator) -> dict[str, int]:
-    """How many rows a device has, in a batch or not."""
-    batch = int(rng.integers(4))
-    return {"rows": int(rng.choice([2, 4, 6])), **({"batch": batch} if batch else {})}
+def unseen(rng: np.random.Generator, dims: dict[str, int]) -> Case:
+    """A mesh that learners have not seen, by names and sizes, the axis of features last; without a batch on some."""
+    shape = [(4,), (3,), (2, 3), (2, 4), (4, 2), (5,), (6,)][rng.integers(7)]
+    mesh = dict(zip(axis_names(rng, len(shape)), shape, strict=True))
+    batch = int(rng.integers(len(shape) - 1, 4))
+    rows = {"rows": int(rng.choice([2, 4, 6])), **({"batch": batch} if batch else {})}
+    return Case("unseen", mesh, {**rows, **dims})
