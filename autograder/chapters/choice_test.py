@@ -9,7 +9,8 @@ import pytest
 
 from autograder import answer_facts, answers
 from autograder.answers import Refusal
-from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, MOST, best, choice_facts, questions
+from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, best, choice_facts
+from autograder.chapters.transformer_3d.wrapping.choice import MOST, questions
 from autograder.contract import Mismatch
 from autograder.mutants.transformer_3d.choice import MUTANTS
 from autograder.variants.transformer_3d.choice import VARIANTS

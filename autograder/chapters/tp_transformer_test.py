@@ -10,8 +10,9 @@ import pytest
 from autograder.chapters.tp_transformer import CONTRACT
 from autograder.chapters.tp_transformer.blocks import FASTER
 from autograder.chapters.tp_transformer.loss import part_of_logits
-from autograder.chapters.tp_transformer.shared import groups_of, is_split, keys_of_parts, params_of, parts_of
+from autograder.chapters.tp_transformer.shared import keys_of_parts
 from autograder.chapters.tp_transformer.step import EXPOSED
+from autograder.chapters.tp_transformer.wrapping import groups_of, is_split, params_of, parts_of
 from autograder.contract import references, trace
 from autograder.mutants.tp_transformer.loss import gathers_logits
 from course.model import drop
@@ -90,7 +91,7 @@ def test_oracle_of_the_loss_equals_central_differences_and_sums_in_float64(place
 
     def along(changed):
         losses = task.oracle({**inputs, **changed}, case)["values"]
-        return float(losses.reshape(groups, -1)[:, 0].sum(dtype=np.float64))
+        return float(inputs["upstream"] * losses.reshape(groups, -1)[:, 0].sum(dtype=np.float64))
 
     for path, gradient in jax.tree.leaves_with_path(found["gradients"]["params"]):
         leaf = dict(jax.tree.leaves_with_path(inputs["params"]))[path]
@@ -169,7 +170,8 @@ def test_limits_lie_between_reference_and_naive_version():
 
 def test_a_step_without_dropout_on_one_device_is_the_courses_own():
     from autograder.cases import varying
-    from autograder.chapters.tp_transformer.shared import heads_together, model_of
+    from autograder.chapters.tp_transformer.shared import heads_together, model_sizes
+    from autograder.chapters.tp_transformer.wrapping import model_of
     from course.layout import tensor_specs
     from course.mesh import make_mesh
     from course.model import full_loss
@@ -188,5 +190,5 @@ def test_a_step_without_dropout_on_one_device_is_the_courses_own():
     mesh, spec = make_mesh(case.mesh), jax.sharding.PartitionSpec
     step = jax.shard_map(local, mesh=mesh, in_specs=(specs, spec("data")), out_specs=spec())
     whole = {**inputs["params"], "layers": heads_together(inputs["params"]["layers"])}
-    expected = full_loss(model_of(case), whole, batch)
+    expected = full_loss(model_of(model_sizes(case)), whole, batch)
     assert float(jax.jit(step)(inputs["params"], batch)) == pytest.approx(float(expected), rel=1e-5)

@@ -11,17 +11,8 @@ import pytest
 from autograder.chapters.transformer_3d import CONTRACT
 from autograder.chapters.transformer_3d.forward import EXPOSED, TEMPORARIES
 from autograder.chapters.transformer_3d.sent import gathered, permuted, ticks_of
-from autograder.chapters.transformer_3d.shared import (
-    held_by_each,
-    in_stages,
-    named,
-    part_bytes,
-    part_shapes,
-    sizes_of,
-    specs_of,
-    stacked_of,
-    whole_of,
-)
+from autograder.chapters.transformer_3d.shared import held_by_each, part_bytes, part_shapes, specs_of
+from autograder.chapters.transformer_3d.wrapping.model import in_stages, named, sizes_of, stacked_of, whole_of
 from autograder.check import executor, locate_file
 from autograder.contract import references
 from autograder.grading.judge import judge, plan

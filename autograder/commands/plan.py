@@ -36,7 +36,8 @@ def plan(
     Exit status 0 if one fits, 1 if none does.
     """
     from course.budget import Sizes
-    from course.planning import Training, search
+    from course.planning import Training
+    from course.planning.search import search
 
     where = find_machine(machine)
     if card is not None and (card.is_dir() or card.suffix != ".json"):

@@ -9,7 +9,7 @@ import pytest
 from autograder import cli
 from course.budget import Sizes
 from course.machines import machine
-from course.planning import search
+from course.planning.search import search
 
 SMALL = ("plan", "--layers", "4", "--width", "512", "--heads", "4", "--vocab", "1024", "--seq", "256", "--batch", "8")
 LARGE = ("plan", "--layers", "8", "--width", "16384", "--heads", "128", "--batch", "4", "--machine", "8xA5000")

@@ -189,18 +189,30 @@ def sandboxed(
 
 def mounted(chapter: str) -> list[Path]:
     """What of ours the sandbox shows. No file among them holds an oracle, an expected value or an answer."""
-    course = [path for path in (ROOT / "course").iterdir() if path.name not in _ANSWERS]
+    chapters = (*(entry.name for entry in earlier(chapter)), chapter)
     inside = [
         *(f"autograder/{name}.py" for name in ("__init__", *_WRAPS, "chapters/__init__")),
         *(f"autograder/grading/{name}.py" for name in _INSIDE),
         "solutions/__init__.py",
         *(f"solutions/{entry.name}.py" for entry in earlier(chapter)),
     ]
-    wraps = [path for path in (ROOT / "autograder" / "chapters").glob("*/wrapping*") if path.name != "__pycache__"]
-    return [*course, *(ROOT / file for file in inside), *wraps]
+    wraps = [path for name in chapters for path in (ROOT / "autograder" / "chapters" / name).glob("wrapping*")]
+    return [*_shown(ROOT / "course"), *(ROOT / file for file in inside), *wraps]
+
+
+def _shown(folder: Path) -> list[Path]:
+    """What of a folder holds no answer: folders as a whole where nothing in them does."""
+    found = []
+    for path in folder.iterdir():
+        name = path.relative_to(ROOT / "course").as_posix()
+        if any(answer.startswith(f"{name}/") for answer in _ANSWERS):
+            found += _shown(path)
+        elif name not in _ANSWERS and path.name != "__pycache__":
+            found.append(path)
+    return found
 
 
 _INSIDE = ("__init__", "wire", "intake", "tracing", "tracer", "executor", "confine", "launch", "syscalls")
 _WRAPS = ("wrapping", "forms", "cases", "answers")
 # Of the course, what holds an answer to an exercise, or rows that an exercise is compared with.
-_ANSWERS = ("__pycache__", "validation", "training", "puzzles.py")
+_ANSWERS = ("validation", "training", "puzzles.py", "planning/search.py", "schedules/looped.py")

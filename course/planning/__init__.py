@@ -1,4 +1,4 @@
-"""Which mesh to train on: the time and the memory of a Transformer's step by closed forms, and a search over all ways.
+"""Which mesh to train on: the time and the memory of a Transformer's step by closed forms; ``search`` tries all ways.
 
 >>> from course.budget import Sizes
 >>> from course.machines import machine
@@ -10,22 +10,16 @@
 (True, True)
 """
 
-from course.planning.choices import Choice, choices, meshes, refusal
+from course.planning.choices import Choice, refusal
 from course.planning.estimate import Estimate, estimate, estimator
-from course.planning.search import Plans, Rejected, search
 from course.planning.training import MARGIN, Training
 
 __all__ = [
     "MARGIN",
     "Choice",
     "Estimate",
-    "Plans",
-    "Rejected",
     "Training",
-    "choices",
     "estimate",
     "estimator",
-    "meshes",
     "refusal",
-    "search",
 ]

@@ -1,10 +1,7 @@
-"""All ways to place a training step on a number of devices, and which of them cannot be."""
+"""One way to place a training step on a number of devices, and whether it can be."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple
 
 from course.budget import REMAT, Sizes
@@ -39,13 +36,6 @@ class Choice(NamedTuple):
     @property
     def devices(self) -> int:
         return self.data * self.pipe * self.tensor
-
-
-def meshes(num_devices: int) -> Iterator[Mesh]:
-    """All ``(data, pipe, tensor)`` that use every device, large ``data`` first."""
-    for data in reversed(divisors(num_devices)):
-        for pipe in divisors(num_devices // data):
-            yield data, pipe, num_devices // data // pipe
 
 
 def mesh_refusal(sizes: Sizes, batch: int, mesh: Mesh) -> str:
@@ -83,20 +73,3 @@ def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice) -> str:
     if choice.remat not in REMAT:
         return f"no remat is called {choice.remat!r}; there are: {', '.join(REMAT)}"
     return ""
-
-
-def choices(sizes: Sizes, mesh: Mesh, batch: int, remats: tuple[str, ...] = ("none", "block")) -> Iterator[Choice]:
-    """All ways to use a mesh that a model can be placed on; ``fsdp`` only where ``data`` has more than one place."""
-    data, pipe, tensor = mesh
-    for microbatches in divisors(batch // data):
-        for repeats in divisors(sizes.layers // pipe):
-            for remat in remats:
-                for fsdp in (False, True) if data > 1 else (False,):
-                    yield Choice(data, pipe, tensor, microbatches, repeats, remat, fsdp)
-
-
-@cache
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    low = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
-    return tuple(sorted({*low, *(number // i for i in low)}))

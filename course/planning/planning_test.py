@@ -12,12 +12,12 @@ from course.budget import Sizes, budget
 from course.machines import FREE_NETWORK, H100, TWO_A100, machine
 from course.mesh import abstract_mesh
 from course.model import transformer
-from course.planning import Choice, Training, choices, estimate, estimator, meshes, refusal, search
+from course.planning import Choice, Training, estimate, estimator, refusal
 from course.planning.estimate import CAUSES
 from course.planning.layers import Device, layer_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
 from course.planning.memory import MEANINGS
-from course.planning.search import CANNOT, SLOWER, TOO_LARGE
+from course.planning.search import CANNOT, SLOWER, TOO_LARGE, choices, meshes, search
 from course.program import export, parse, timeline
 from course.schedules import bubble_form
 

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from course.budget import Sizes
 from course.machine import Machine
-from course.planning.choices import Mesh, choices, mesh_refusal, meshes
+from course.planning.choices import Choice, Mesh, mesh_refusal
 from course.planning.estimate import Estimate, estimator
 from course.planning.memory import STATE
 from course.planning.training import DEFAULT, Training
 
 CANNOT, TOO_LARGE, SLOWER = "cannot be split", "does not fit", "slower"
+
+
+def meshes(num_devices: int) -> Iterator[Mesh]:
+    """All ``(data, pipe, tensor)`` that use every device, large ``data`` first."""
+    for data in reversed(divisors(num_devices)):
+        for pipe in divisors(num_devices // data):
+            yield data, pipe, num_devices // data // pipe
+
+
+def choices(sizes: Sizes, mesh: Mesh, batch: int, remats: tuple[str, ...] = ("none", "block")) -> Iterator[Choice]:
+    """All ways to use a mesh that a model can be placed on; ``fsdp`` only where ``data`` has more than one place."""
+    data, pipe, tensor = mesh
+    for microbatches in divisors(batch // data):
+        for repeats in divisors(sizes.layers // pipe):
+            for remat in remats:
+                for fsdp in (False, True) if data > 1 else (False,):
+                    yield Choice(data, pipe, tensor, microbatches, repeats, remat, fsdp)
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    low = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
+    return tuple(sorted({*low, *(number // i for i in low)}))
 
 
 @dataclass(frozen=True)

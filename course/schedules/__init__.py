@@ -5,28 +5,25 @@
 0.2727
 """
 
-from course.schedules.family import (
-    FAMILY,
-    LOOPED,
-    breadth_first,
-    family,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    pipedream,
-    zero_bubble,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from course.schedules.measures import (
     Measured,
     activations_form,
     bubble_form,
-    compare,
     measure,
     messages_form,
     num_ticks,
 )
 from course.schedules.orders import Action, Schedule, forwards, text_of, written
+from course.schedules.single import gpipe, one_f_one_b, pipedream, zero_bubble
 from course.schedules.timing import Costs, Message, Span, Timed, run
+
+if TYPE_CHECKING:
+    from course.schedules.looped import FAMILY, LOOPED, breadth_first, compare, family, interleaved
 
 __all__ = [
     "FAMILY",
@@ -56,3 +53,10 @@ __all__ = [
     "written",
     "zero_bubble",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is in ``looped``, which is not everywhere."""
+    if name in __all__:
+        return getattr(importlib.import_module("course.schedules.looped"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from course.schedules.family import FAMILY, LOOPED, family
 from course.schedules.orders import Action
-from course.schedules.timing import UNIT, Costs, Timed, run
+from course.schedules.timing import UNIT, Costs, Timed
 
 
 @dataclass(frozen=True)
@@ -87,22 +86,6 @@ def _period(timed: Timed) -> float:
     ends = [span.end for span in timed.spans[0] if span.action.kind == "B"]
     last = stream - 1 - stages
     return (ends[last] - ends[last - 4 * stages]) / (4 * stages)
-
-
-def compare(num_stages: int, num_microbatches: int, num_repeats: int, costs: Costs = UNIT) -> dict[str, Measured]:
-    """The whole family at one size, those with one repeat at one.
-
-    Returns:
-        By name as in ``FAMILY``; schedules that are not defined for these sizes are left out.
-    """
-    found = {}
-    for name in FAMILY:
-        try:
-            schedule = family(name, num_stages, num_microbatches, num_repeats if name in LOOPED else 1)
-        except ValueError:
-            continue
-        found[name] = measure(run(schedule, costs))
-    return found
 
 
 def num_ticks(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> int:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from course.budget import Sizes, flops_per_token
 from course.machine import Machine
 from course.machines import TWO_A100
-from course.planning import Choice, Estimate, Training, estimate, search
+from course.planning import Choice, Estimate, Training, estimate
+from course.planning.search import search
 
 SEQ, VOCAB = 2048, 51_200
 # Megatron-LM keeps half precision with a float32 copy, and sends in one piece.

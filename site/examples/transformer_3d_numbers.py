@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, permuted, ticks_of
-from autograder.chapters.transformer_3d.shared import SIZES, part_bytes, sizes_of
+from autograder.chapters.transformer_3d.shared import SIZES, part_bytes
+from autograder.chapters.transformer_3d.wrapping.model import sizes_of
 from autograder.contract import Case
 from course.show import holdings_svg
 

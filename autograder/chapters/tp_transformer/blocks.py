@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import varying
+from autograder import facts, limits
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
     SIZES,
     activation_bytes,
     added_up,
-    given,
-    groups_of,
     heads_together,
-    held_specs,
-    hold,
     keys_of_parts,
-    layer_of,
-    model_of,
     of_model,
-    others_of,
     ring_bytes,
-    rows_of,
     shared_leaves,
-    tensor_of,
+    unseen,
 )
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.chapters.tp_transformer.wrapping import PARALLEL, SEQUENTIAL, groups_of, layer_of, model_of, wrap_block
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.layout import tensor_specs
-from course.mesh import abstract_mesh
+from autograder.wrapping import wrappings
 
-SEQUENTIAL, PARALLEL = "tp_transformer_block", "parallel_transformer_block"
 _VALUES = "Which rows does this device hold, which heads, and which keys does it drop with?"
 _GRADIENTS = "A leaf that all devices hold has a share of its gradient on each; is every part counted once?"
 _TWICE = "What do attention and MLP both need, and what becomes of what both give?"
@@ -46,52 +35,10 @@ _TWICE = "What do attention and MLP both need, and what becomes of what both giv
 FASTER = 0.85
 
 
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Output and gradients of every device; each returns its own share of the gradients of leaves that are whole."""
-    axis, rows, name = tensor_of(case), others_of(case) or None, PARALLEL if case.sizes["parallel"] else SEQUENTIAL
-    specs = tensor_specs(layer_of(case), axis)
-    block = P(rows, axis)
-    results = {"values": block, "gradients": {"params": held_specs(layer_of(case), case), "x": block}}
-
-    def local(params, x, key, upstream):
-        key = jax.random.wrap_key_data(key[0])
-
-        def run(params, x):
-            y = function(params, x, key, case.sizes["dropout"] / 100, *given(case), axis)
-            if not hasattr(y, "shape"):
-                raise Mismatch(f"{name} returned {forms.describe(y)}, expected what it adds to x and x, like x")
-            forms.same_shapes(name, {"y": y}, {"y": x}, case)
-            return varying(y, case.mesh)
-
-        values, back = jax.vjp(run, varying(params, case.mesh), x)
-        of_params, of_x = back(upstream)
-        return {"values": values, "gradients": {"params": hold(of_params), "x": of_x}}
-
-    in_specs = {"params": specs, "x": block, "key": P(rows), "upstream": block}
-
-    def program(**inputs):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(*inputs.values())
-
-    return Wrapped(program, _shapes(case), in_specs, results, {"params": "state", "key": "key"})
-
-
-def _shapes(case: Case) -> dict[str, Any]:
-    x = jax.ShapeDtypeStruct((rows_of(case), case.sizes["seq"], case.sizes["width"]), np.float32)
-    return {
-        "params": layer_of(case),
-        "x": x,
-        "key": jax.ShapeDtypeStruct((groups_of(case), 2), np.uint32),
-        "upstream": x,
-    }
-
-
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    shapes = _shapes(case)
-    found = {
-        name: draw_leaves(rng, shapes[name], 0.3 if name == "params" else 1) for name in ("params", "x", "upstream")
-    }
+    shapes = wrap_block(SEQUENTIAL, None, case).inputs
+    scales = {"params": 0.3, "x": rng.uniform(0.5, 2), "upstream": rng.uniform(0.5, 2)}
+    found = {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()}
     return {**found, "key": rng.integers(0, 2**32 - 1, (groups_of(case), 2), np.uint32)}
 
 
@@ -107,7 +54,7 @@ def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _one_group(sizes: tuple[tuple[str, int], ...], parts: int) -> Any:
-    model = model_of(Case("", {}, dict(sizes)))
+    model = model_of(sizes)
 
     def run(params, x, key, upstream):
         keys = keys_of_parts(jax.random.wrap_key_data(key), parts)
@@ -173,20 +120,14 @@ def _cases(parallel: int) -> tuple[Case, ...]:
     )
 
 
-def _unseen(parallel: int) -> Any:
-    def unseen(rng: np.random.Generator) -> Case:
-        mesh = [{"data": 2, "tensor": 4}, {"tensor": 2}, {"tensor": 4, "data": 2}][rng.integers(3)]
-        sizes = {**SIZES, "num_layers": 1, "parallel": parallel, "by_sum": 0}
-        return Case("unseen", mesh, {**sizes, "rows": 3, "hidden": int(rng.choice([24, 48])), "dropout": 20})
-
-    return unseen
+def _unseen(parallel: int) -> Callable[[np.random.Generator], Case]:
+    return lambda rng: unseen(rng, ((2, 4), (2,), (3,), (2, 3), (4, 2)), parallel=parallel, by_sum=0)
 
 
 _LARGE = {**_cases(1)[1].sizes, "width": 2048, "hidden": 8192, "seq": 1024, "max_seq": 1024, "rows": 8}
-_SIGNATURE = "(params, x, key, rate, gather_matmul, matmul_scatter, axis_name)"
 
 TP_TRANSFORMER_BLOCK = Task(
-    wrapping=Wrapping(SEQUENTIAL, _SIGNATURE, wrap),
+    wrapping=wrappings("tp_transformer")[SEQUENTIAL],
     kind="local",
     points=4,
     cases=_cases(0),
@@ -196,7 +137,7 @@ TP_TRANSFORMER_BLOCK = Task(
     facts=sequential_facts,
 )
 PARALLEL_TRANSFORMER_BLOCK = Task(
-    wrapping=Wrapping(PARALLEL, _SIGNATURE, wrap),
+    wrapping=wrappings("tp_transformer")[PARALLEL],
     kind="local",
     points=4,
     cases=_cases(1),

@@ -7,98 +7,53 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import varying
+from autograder import facts, limits
 from autograder.chapters.tp_transformer.shared import (
     EVERY,
     SIZES,
     activation_bytes,
     added_up,
-    given,
-    groups_of,
-    held_specs,
-    hold,
-    model_of,
-    others_of,
-    params_of,
-    parts_of,
+    model_sizes,
     ring_bytes,
-    rows_of,
     shared_leaves,
-    tensor_of,
+    unseen,
 )
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.chapters.tp_transformer.wrapping import groups_of, model_of, params_of, parts_of, wrap_loss
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.layout import tensor_specs
-from course.mesh import abstract_mesh
+from autograder.wrapping import wrappings
 
-NAME = "vocab_parallel_loss"
 _VALUES = "Which numbers must all devices agree on before the logarithm, and what happens to exp of a large one?"
 _GRADIENTS = "How many devices return this loss, how is it typed, and which rows of logits has this device a part in?"
 _LOGITS = "Which of all logits does a device need, and what of the others is enough?"
 _SENT = "What does a token's loss need of another device's logits?"
 
 
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Loss and gradients of every device; each returns its own share of the gradient of the norm."""
-    axis, others, shapes = tensor_of(case), others_of(case), params_of(case)["head"]
-    rows = others or None
-    results = {"values": P((*others, axis)), "gradients": {"params": held_specs(shapes, case), "x": P(rows, axis)}}
-
-    def local(params, x, targets):
-        def run(params, x):
-            loss = function(params, x, targets, given(case)[0], axis)
-            if not hasattr(loss, "shape") or loss.shape != ():
-                raise Mismatch(f"{NAME} returned {forms.describe(loss)}, expected a scalar, the mean over all tokens")
-            return loss
-
-        loss, (of_params, of_x) = jax.value_and_grad(run, argnums=(0, 1))(varying(params, case.mesh), x)
-        return {"values": varying(loss, case.mesh)[None], "gradients": {"params": hold(of_params), "x": of_x}}
-
-    in_specs = {"params": tensor_specs(shapes, axis), "x": P(rows, axis), "targets": P(rows)}
-
-    def program(**inputs):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(*inputs.values())
-
-    return Wrapped(program, _shapes(case), in_specs, results, {"params": "state"})
-
-
-def _shapes(case: Case) -> dict[str, Any]:
-    tokens = rows_of(case), case.sizes["seq"]
-    return {
-        "params": params_of(case)["head"],
-        "x": jax.ShapeDtypeStruct((*tokens, case.sizes["width"]), np.float32),
-        "targets": jax.ShapeDtypeStruct(tokens, np.int32),
-    }
-
-
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     """All logits are large, of either sign: the loss is what it would be without, and ``exp`` of them is not."""
-    shapes = _shapes(case)
+    shapes = wrap_loss(None, case).inputs
     found = {"params": draw_leaves(rng, shapes["params"], 0.3), "x": draw_leaves(rng, shapes["x"])}
     found["params"]["out"]["bias"] += np.float32(case.sizes["offset"])
-    return {**found, "targets": rng.integers(0, case.sizes["vocab"], shapes["targets"].shape, np.int32)}
+    targets = rng.integers(0, case.sizes["vocab"], shapes["targets"].shape, np.int32)
+    return {**found, "targets": targets, "upstream": np.float32(rng.uniform(-4, -2))}
 
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
-    """The course's head and loss on one device for each group."""
+    """The course's head and loss on one device for each group, and ``upstream`` times its gradients."""
     groups = groups_of(case)
     x, targets = (inputs[name].reshape(groups, -1, *inputs[name].shape[1:]) for name in ("x", "targets"))
-    run = _each_group(tuple(case.sizes.items()))
+    run = _each_group(model_sizes(case))
     losses, (of_params, of_x) = jax.tree.map(np.asarray, run(inputs["params"], x, targets))
     gradients = {"params": of_params, "x": of_x.reshape(inputs["x"].shape)}
-    return {"values": np.repeat(losses, parts_of(case)), "gradients": gradients}
+    scaled = jax.tree.map(lambda gradient: inputs["upstream"] * gradient, gradients)
+    return {"values": np.repeat(losses, parts_of(case)), "gradients": scaled}
 
 
 @lru_cache(maxsize=32)
 def _each_group(sizes: tuple[tuple[str, int], ...]) -> Any:
-    model = model_of(Case("", {}, dict(sizes)))
+    model = model_of(sizes)
     return jax.jit(jax.vmap(jax.value_and_grad(model.loss, argnums=(0, 1)), in_axes=(None, 0, 0)))
 
 
@@ -150,13 +105,12 @@ _LARGE = {
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"data": 2, "tensor": 4}, {"tensor": 2}, {"tensor": 4, "data": 2}][rng.integers(3)]
-    offset = int(rng.choice([-200, 150]))
-    return Case("unseen", mesh, {**_SIZES, "rows": 3, "vocab": int(rng.choice([40, 72])), "offset": offset})
+    offset = int(rng.choice([-1, 1]) * rng.integers(100, 250))
+    return unseen(rng, ((2, 4), (2,), (3,), (2, 3), (5,)), by_sum=0, offset=offset)
 
 
 VOCAB_PARALLEL_LOSS = Task(
-    wrapping=Wrapping(NAME, "(params, x, targets, gather_matmul, axis_name)", wrap),
+    wrapping=wrappings("tp_transformer")["vocab_parallel_loss"],
     kind="local",
     points=5,
     cases=(

@@ -10,38 +10,25 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import varying
+from autograder import facts, limits
 from autograder.chapters.tp_transformer.loss import sums_bytes
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
     SIZES,
     activation_bytes,
-    groups_of,
-    held_specs,
-    hold,
-    is_split,
     loss_and_gradient,
     of_model,
-    others_of,
-    params_of,
-    parts_of,
     ring_bytes,
-    rows_of,
-    tensor_of,
+    unseen,
 )
-from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.chapters.tp_transformer.wrapping import groups_of, is_split, params_of, parts_of, rows_of
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 from course.data import token_batch
-from course.layout import tensor_specs
-from course.mesh import abstract_mesh
 
-NAME = "tp_transformer_step"
 _GRADIENTS = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
 _EXPOSED = "Which activations travel while nothing is multiplied, forward or backward?"
 _LOGITS = "Which of all logits does a device need, and what of the others is enough?"
@@ -49,48 +36,6 @@ _SENT = "What travels more often than twice in each direction for a layer?"
 # Of a step whose activations are gathered and scattered in one piece.
 EXPOSED = 0.4
 MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all")
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
-    axis, others, shapes = tensor_of(case), others_of(case), params_of(case)
-    rows, specs, held = others or None, tensor_specs(shapes, axis), held_specs(shapes, case)
-    results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
-
-    def local(params, batch, key, learning_rate):
-        key = jax.random.wrap_key_data(key)
-
-        def one(params, step):
-            number, part = step
-            own, rate = jax.random.fold_in(key, number), case.sizes["dropout"] / 100
-            parallel = bool(case.sizes["parallel"])
-            found = function(params, specs, part, own, rate, parallel, *others, axis, learning_rate)
-            return varying(forms.state_and_loss(NAME, "params", found, params, case), case.mesh)
-
-        before = varying(params, case.mesh)
-        if case.sizes["steps"] == 1:
-            after, loss = one(before, (0, jax.tree.map(lambda leaf: leaf[0], batch)))
-            losses = loss[None]
-        else:
-            after, losses = lax.scan(one, before, (np.arange(case.sizes["steps"], dtype=np.int32), batch))
-        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
-        return {"values": {"loss": losses[None], "params": hold(after)}, "gradients": hold(gradients)}
-
-    in_specs = {"params": specs, "batch": P(None, rows), "key": P(), "learning_rate": P()}
-
-    def program(**inputs):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(*inputs.values())
-
-    tokens = jax.ShapeDtypeStruct((case.sizes["steps"], rows_of(case), case.sizes["seq"]), np.int32)
-    inputs = {
-        "params": shapes,
-        "batch": {"inputs": tokens, "targets": tokens},
-        "key": jax.ShapeDtypeStruct((2,), np.uint32),
-        "learning_rate": jax.ShapeDtypeStruct((), np.float32),
-    }
-    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
@@ -202,13 +147,18 @@ _LARGE = {**_RING, "width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    # Two groups on each, so that the oracle is compiled for two sizes only.
-    mesh = [{"replica": 2, "tensor": 4}, {"tensor": 2, "data": 2}][rng.integers(2)]
-    return Case("unseen", mesh, {**_SIZES, "parallel": int(rng.integers(2)), "rows": 3, "num_layers": 1, "vocab": 40})
+    steps = int(rng.choice([1, 2]))
+    more = {
+        "parallel": int(rng.integers(2)),
+        "steps": steps,
+        "rate": int(rng.integers(60, 160)) // steps,
+    }
+    # Two groups on each, so that the oracle is compiled for few sizes only.
+    return unseen(rng, ((2, 4), (2, 3), (2, 2)), dropout=15, **more)
 
 
 TP_TRANSFORMER_STEP = Task(
-    wrapping=Wrapping(NAME, "(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate)", wrap),
+    wrapping=wrappings("tp_transformer")["tp_transformer_step"],
     kind="local",
     points=6,
     cases=(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -10,39 +9,19 @@ import numpy as np
 
 from autograder import answer_facts, answers
 from autograder.answers import Refusal
-from autograder.contract import Case, Evidence, Mismatch, Task
+from autograder.chapters.transformer_3d.wrapping.choice import MOST, Question, machine_of, questions
+from autograder.contract import Case, Evidence, Task
 from autograder.facts import worst
-from autograder.forms import describe
-from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.verdict import Fact, Kind
+from autograder.wrapping import wrappings
 from course.budget import Sizes
-from course.machine import Machine
 from course.machines import MACHINES
-from course.planning import Choice, estimator, refusal, search
+from course.planning import Choice, estimator, refusal
+from course.planning.search import search
 
-NAME = "choose_mesh"
 PLACED, MEMORY, MFU = "every choice can be placed", "memory fits", "predicted MFU"
 # The share of the best choice's MFU that is asked for.
 NEAR = 0.95
-# Bytes of all answers of a case as text.
-MOST = 4096
-WIDER, LARGER = (1, 4, 16), (1, 8, 32)
-Question = tuple[Sizes, int]
-
-
-def machine_of(case: Case) -> Machine:
-    """Where the steps of a case run."""
-    return MACHINES[case.sizes["machine"]]
-
-
-def questions(case: Case) -> list[Question]:
-    """Models of three widths with batches of three sizes: some leave data to split, some do not, some fit nowhere."""
-    s = case.sizes
-    return [
-        (Sizes(s["layers"], k * s["width"], k * s["heads"], s["vocab"], s["seq"]), n * s["batch"])
-        for k in WIDER
-        for n in LARGER
-    ]
 
 
 @lru_cache(maxsize=256)
@@ -50,33 +29,6 @@ def best(sizes: Sizes, batch: int, machine: int) -> tuple[float, Choice] | None:
     """The largest MFU of all choices that fit, and the choice; None if none does."""
     found = search(sizes, MACHINES[machine], batch).best
     return found and (found.mfu, found.choice)
-
-
-def _every(function: Callable[..., Any], case: Case) -> Any:
-    """The answers to all questions: choices, and what was refused."""
-    machine, found = machine_of(case), []
-    for sizes, batch in questions(case):
-        estimate = estimator(sizes, machine, batch)
-        found.append(answers.asked(function, sizes, machine.num_devices, batch, estimate))
-    if all(answer is None for answer in found):
-        raise Mismatch(f"{NAME} returned None every time (is a return missing?), expected a Choice")
-    return tuple(_formed(answer) for answer in found)
-
-
-def _formed(answer: Any) -> Any:
-    """A choice as plain numbers and a text.
-
-    Raises:
-        Mismatch: It is no choice.
-    """
-    if answer is None or isinstance(answer, Refusal):
-        return answer
-    if not isinstance(answer, tuple) or len(answer) != len(Choice._fields):
-        fields = ", ".join(Choice._fields)
-        raise Mismatch(f"{NAME} returned {describe(answer)}, expected a Choice({fields})")
-    *counts, remat, fsdp = answer
-    plain = (int(n) if isinstance(n, np.integer) else n for n in counts)
-    return (*plain, remat, int(fsdp))
 
 
 def _choice(answer: Any) -> Choice | None:
@@ -115,13 +67,16 @@ def _placed(e: Evidence) -> Fact:
             messages.append(f"{_said(e, question, answer)} is no Choice. Raise ValueError where nothing fits.")
         elif why := refusal(sizes, machine_of(e.case).num_devices, batch, choice):
             messages.append(f"{_said(e, question, answer)} cannot be placed{'' if e.secret else ': ' + why}.")
-    return _fact(PLACED, e, messages)
+    return _fact(PLACED, e, messages, Kind.VALUES)
 
 
 def _fits(e: Evidence) -> Fact:
-    """Each choice that can be placed fits with the margin."""
-    messages = []
-    for question, found in _estimates(e):
+    """Each choice that can be placed fits with the margin, and there is one."""
+    messages, estimates = [], _estimates(e)
+    if not estimates:
+        return Fact(MEMORY, False, "no choice", "all choices", case=e.case.name, line=e.line,
+                    message="no choice can be placed")  # fmt: skip
+    for question, found in estimates:
         if not found.fits:
             needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
             size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
@@ -129,12 +84,12 @@ def _fits(e: Evidence) -> Fact:
     return _fact(MEMORY, e, messages)
 
 
-def _fact(name: str, e: Evidence, messages: list[str]) -> Fact:
+def _fact(name: str, e: Evidence, messages: list[str], kind: Kind = Kind.BUDGET) -> Fact:
     count = len(questions(e.case))
     measured = f"{count - len(messages)} of {count}"
     message = messages[0] if messages else ""
     return Fact(name, not messages, measured, f"{count} of {count}", "choices", case=e.case.name, line=e.line,
-                message=message)  # fmt: skip
+                message=message, kind=kind)  # fmt: skip
 
 
 def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
@@ -186,15 +141,12 @@ def _unseen(rng: np.random.Generator) -> Case:
     machine = ("8xA5000", "8xA100", "2x8xA100", "8xH100", "8xTPUv5e")[rng.integers(5)]
     heads = int(rng.choice([4, 8, 16]))
     return _case("unseen", machine, layers=int(rng.choice([4, 6, 12])), heads=heads, width=64 * heads,
-                 batch=int(rng.choice([1, 2, 3])), seq=int(rng.choice([512, 1024])))  # fmt: skip
+                 batch=int(rng.choice([1, 2, 3])), seq=int(rng.choice([512, 1024])),
+                 vocab=int(rng.choice([8192, 24_576])))  # fmt: skip
 
 
 CHOOSE_MESH = Task(
-    wrapping=Wrapping(
-        NAME,
-        "(sizes, num_devices, batch, estimate)",
-        lambda function, case: answers.wrap_answer(NAME, lambda: _every(function, case), None, case.mesh, MOST),
-    ),
+    wrapping=wrappings("transformer_3d")["choose_mesh"],
     kind="value",
     points=3,
     cases=(

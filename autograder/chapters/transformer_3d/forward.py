@@ -6,28 +6,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import varying
+from autograder import facts, limits
 from autograder.chapters.transformer_3d.sent import no_pieces, sent_facts
-from autograder.chapters.transformer_3d.shared import (
-    SIZES,
-    axes_of,
-    batch_shapes,
-    draw_batch,
-    options_of,
-    run_on_one_device,
-    specs_of,
-    stacked_of,
-)
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.chapters.transformer_3d.shared import SIZES, draw_batch, given_specs, run_on_one_device, unseen
+from autograder.chapters.transformer_3d.wrapping.model import axes_of, stacked_of
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh, varying_axes
+from autograder.verdict import Fact, Kind
+from autograder.wrapping import wrappings
 
-NAME = "forward_3d"
 _GRADIENTS = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
 _TOO_MUCH = "What is kept from the forward pass until the backward pass comes to it? Of a tick, its input would do."
 _EXPOSED = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
@@ -37,64 +25,21 @@ TEMPORARIES, EXPOSED = 1.3, 0.7
 ROUNDED = 0.05
 
 
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Loss and gradient; every device returns what it holds, so that copies which differ are seen."""
-    data, pipe, tensor = axes_of(case)
-    specs, each = specs_of(case), P(tuple(case.mesh))
-
-    def local(params, batch, key):
-        key = jax.random.wrap_key_data(key)
-        own = jax.random.fold_in(key, 0)
-
-        def loss_of(params):
-            loss = function(params, specs, batch, own, options_of(case), data, pipe, tensor)
-            return _same_in_a_pipeline(loss, case)
-
-        loss, gradients = jax.value_and_grad(loss_of)(varying(params, case.mesh))
-        return {"values": varying(loss, case.mesh)[None], "gradients": jax.tree.map(lambda g: g[None], gradients)}
-
-    in_specs = {"params": specs, "batch": P(data), "key": P()}
-    results = {"values": each, "gradients": each}
-
-    def program(params, batch, key):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(params, batch, key)
-
-    inputs = {
-        "params": stacked_of(case),
-        "batch": batch_shapes(case),
-        "key": jax.ShapeDtypeStruct((2,), np.uint32),
-    }
-    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
-
-
-def _same_in_a_pipeline(loss: Any, case: Case) -> Any:
-    _, pipe, tensor = axes_of(case)
-    if not hasattr(loss, "shape") or loss.shape != ():
-        raise Mismatch(f"{NAME} returned {forms.describe(loss)}, expected a scalar, the mean over a pipeline's rows")
-    differs = varying_axes(loss) & {pipe, tensor}
-    if differs:
-        raise Mismatch(
-            f"{NAME} returned a loss that is typed as another on each device of {' and '.join(sorted(differs))}: "
-            "whoever differentiates it differentiates several losses. Which collective gives one that all have?"
-        )
-    return loss
-
-
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     return {
         "params": draw_leaves(rng, stacked_of(case), 0.3),
         "batch": draw_batch(rng, case),
         "key": rng.integers(0, 2**32 - 1, 2, np.uint32),
+        "upstream": np.float32(rng.uniform(-4, -2)),
     }
 
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
-    """On one device, with all rows; every device gets the loss of its place on the data axis."""
+    """On one device, with all rows: the loss of each device's place on the data axis, ``upstream`` times gradients."""
     batches = {name: rows[None] for name, rows in inputs["batch"].items()}
     _, losses, gradients = run_on_one_device({**inputs, "batch": batches}, case)
-    return {"values": on_each_device(losses[0], case), "gradients": gradients}
+    scaled = jax.tree.map(lambda gradient: inputs["upstream"] * gradient, gradients)
+    return {"values": on_each_device(losses[0], case), "gradients": scaled}
 
 
 def on_each_device(of_places: np.ndarray, case: Case) -> np.ndarray:
@@ -120,20 +65,21 @@ def forward_facts(cases: list[Evidence], large: Evidence | None, references: dic
 
 
 def _in_bfloat16(cases: list[Evidence]) -> Fact:
-    """Where it is asked for, most products are of bfloat16, and gradients are near those of float32."""
+    """Where it is asked for, most products are of bfloat16, and loss and gradients are near those of float32."""
     name, found = "bfloat16 products", []
     if not cases:
         return Fact(name, None, "not measured", "", message="no case of this check computes in bfloat16", weight=0)
     for e in cases:
         low = e.costs.products.get("bf16 x bf16", 0)
         rest = sum(e.costs.products.values()) - low
-        near = facts.arrays_match(name, [e], "gradients", tolerance=ROUNDED)
+        near = facts.worst([facts.arrays_match(name, [e], of, tolerance=ROUNDED) for of in ("values", "gradients")])
         message = "" if low > rest else (
             f"with dtype bfloat16 there are {low} products of bfloat16 and {rest} others: those of all dense layers "
             "outnumber those of attention, forward and backward")  # fmt: skip
         passed = low > rest and near.passed
         found.append(Fact(name, bool(passed), f"{low} of {low + rest}", "most", "products", case=e.case.name,
-                          line=e.line, message=message or near.message))  # fmt: skip
+                          line=e.line, message=message or near.message,
+                          kind=Kind.BUDGET if near.passed else near.kind))  # fmt: skip
     return facts.worst(found)
 
 
@@ -147,9 +93,8 @@ _LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq":
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"data": 2, "pipe": 2, "tensor": 1}, {"replica": 1, "stage": 2, "model": 2}][rng.integers(2)]
-    sizes = {**_OPTIONS, "remat": int(rng.integers(2)), "parallel": int(rng.integers(2)), "vocab": 48}
-    return Case("unseen", mesh, sizes)
+    how = {name: int(rng.integers(2)) for name in ("remat", "parallel")}
+    return unseen(rng, ((2, 2, 1), (1, 2, 2), (1, 1, 3), (3, 1, 2)), num_microbatches=3, dropout=15, **how)
 
 
 CASES = (
@@ -164,7 +109,7 @@ CASES = (
 )  # fmt: skip
 
 FORWARD_3D = Task(
-    wrapping=Wrapping(NAME, "(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)", wrap),
+    wrapping=wrappings("transformer_3d")["forward_3d"],
     kind="local",
     points=8,
     cases=CASES,
@@ -176,4 +121,5 @@ FORWARD_3D = Task(
     naive="keeps_everything",
     slow="gathers_in_every_tick",
     spent_on=("data",),
+    given=given_specs,
 )

@@ -9,72 +9,13 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.chapters.transformer_3d.shared import (
-    SIZES,
-    axes_of,
-    in_stages,
-    named,
-    specs_of,
-    stacked_of,
-    whole_of,
-)
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.chapters.transformer_3d.shared import SIZES, specs_of, unseen
+from autograder.chapters.transformer_3d.wrapping.model import in_stages, stacked_of, whole_of
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
-from course.program.program import path_name, spec_of
-
-NAME = "init_3d"
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """The parts, put together by the specs that come with them."""
-    shapes, found = whole_of(case), {}
-    how = case.sizes["num_repeats"], case.sizes["min_size"], *axes_of(case)
-
-    def local(params):
-        result = function(params, *how)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise Mismatch(f"{NAME} returned {forms.describe(result)}, expected a tuple (parts, specs)")
-        parts = forms.same_tree("parts", result[0], params)
-        specs = forms.same_tree("specs", result[1], params, is_leaf=lambda s: isinstance(s, P))
-        for (path, part), spec, like in zip(
-            jax.tree.leaves_with_path(parts), jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, P)),
-            jax.tree.leaves(stacked_of(case)), strict=True,
-        ):  # fmt: skip
-            _check(path_name("", path), part, spec, like, case)
-        return parts, specs
-
-    def program(params):
-        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
-        return {"values": arrays}
-
-    return Wrapped(
-        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
-    )
-
-
-def _check(name: str, part: Any, spec: Any, like: Any, case: Case) -> None:
-    where = f"leaf {name} on mesh {case.mesh_text}"
-    if not isinstance(spec, P):
-        raise Mismatch(f"{where}: its spec is {forms.describe(spec)}, expected a PartitionSpec")
-    unknown = named(spec) - set(case.mesh)
-    if unknown:
-        raise Mismatch(
-            f"{where}: its spec {forms.show_spec(spec)} names {sorted(unknown)}, and the mesh has no such axis"
-        )
-    if not hasattr(part, "shape") or part.ndim != len(like.shape) or len(spec) > part.ndim:
-        raise Mismatch(
-            f"{where}: the part is {forms.describe(part)} with spec {forms.show_spec(spec)}, expected one of an array "
-            f"{list(like.shape)}"
-        )
-    differs = varying_axes(part) - named(spec)
-    if differs:
-        raise Mismatch(
-            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec "
-            f"{forms.show_spec(spec)} says that it is whole there. Does the spec say which dim you split?"
-        )
+from autograder.wrapping import wrappings
+from course.program.program import spec_of
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
@@ -132,12 +73,11 @@ _SMALL = {**SIZES, "num_layers": 8}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"data": 2, "pipe": 4, "tensor": 1}, {"replica": 4, "stage": 1, "model": 2}][rng.integers(2)]
-    return Case("unseen", mesh, {**_SMALL, "num_repeats": int(rng.choice([1, 2])), "min_size": 100, "hidden": 48})
+    return unseen(rng, ((2, 4, 1), (4, 1, 2), (3, 2, 1), (1, 2, 3)), num_repeats=int(rng.integers(1, 4)))
 
 
 INIT_3D = Task(
-    wrapping=Wrapping(NAME, "(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)", wrap),
+    wrapping=wrappings("transformer_3d")["init_3d"],
     kind="local",
     points=3,
     cases=(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autograder import facts
-from autograder.chapters.transformer_3d.shared import axes_of, part_bytes, sizes_of
+from autograder.chapters.transformer_3d.shared import part_bytes
+from autograder.chapters.transformer_3d.wrapping.model import axes_of, sizes_of
 from autograder.contract import Case, Evidence
 from autograder.facts import plain, worst
 from autograder.verdict import Fact

@@ -1,4 +1,4 @@
-"""What the functions of ``transformer_3d`` share: models, who holds what, and the model on one device."""
+"""What the judges of ``transformer_3d`` share: who should hold what, and the model on one device."""
 
 from __future__ import annotations
 
@@ -15,89 +15,31 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from autograder.chapters.transformer_3d.wrapping.model import (
+    axes_named,
+    axes_of,
+    in_stages,
+    model_of,
+    model_sizes,
+    named,
+    rows_of,
+    sizes_of,
+    stacked_of,
+    whole_of,
+)
 from autograder.contract import Case
+from autograder.draws import axis_names
 from autograder.facts import held_bytes, split_spec
 from course.data import token_batch
-from course.layout import Options, tensor_specs
-from course.model import Model, full_loss, split_heads, transformer
+from course.layout import tensor_specs
+from course.model import full_loss
+from course.program.program import path_name
 
 SIZES = {
     "width": 16, "hidden": 40, "num_heads": 8, "num_layers": 4, "vocab": 64, "seq": 8, "max_seq": 8, "rows": 1,
     "num_microbatches": 2, "num_repeats": 2, "min_size": 64, "dropout": 0, "parallel": 0, "rings": 0, "remat": 1,
     "bfloat16": 0,
 }  # fmt: skip
-# In the order in which the functions are given them, whatever a case calls them.
-Axes = tuple[str, str, str]
-
-
-def axes_of(case: Case) -> Axes:
-    """The axes of data, of stages, and of features."""
-    data, pipe, tensor = case.mesh
-    return data, pipe, tensor
-
-
-def sizes_of(case: Case) -> tuple[int, int, int]:
-    """Their sizes."""
-    data, pipe, tensor = (case.mesh[axis] for axis in axes_of(case))
-    return data, pipe, tensor
-
-
-def options_of(case: Case) -> Options:
-    """How the case wants the step to be computed."""
-    s = case.sizes
-    return Options(
-        num_microbatches=s["num_microbatches"],
-        rings=bool(s["rings"]),
-        remat=bool(s["remat"]),
-        dtype="bfloat16" if s["bfloat16"] else "float32",
-        parallel=bool(s["parallel"]),
-        rate=s["dropout"] / 100,
-    )
-
-
-def model_of(case: Case) -> Model:
-    """The course's model on one device."""
-    return _model_of(tuple(case.sizes.items()))
-
-
-@lru_cache(maxsize=64)
-def _model_of(sizes: tuple[tuple[str, int], ...]) -> Model:
-    s = dict(sizes)
-    return transformer(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_heads=s["num_heads"],
-                       vocab=s["vocab"], max_seq=s["max_seq"], dropout=s["dropout"] / 100,
-                       parallel=bool(s["parallel"]))  # fmt: skip
-
-
-def whole_of(case: Case) -> Any:
-    """Shapes of the whole parameters, heads apart, layers stacked: what ``init_3d`` is given."""
-    return _whole_of(tuple(case.sizes.items()))
-
-
-@lru_cache(maxsize=64)
-def _whole_of(sizes: tuple[tuple[str, int], ...]) -> Any:
-    def init():
-        params = _model_of(sizes).init(jax.random.key(0))
-        params["layers"]["attention"] = split_heads(params["layers"]["attention"], dict(sizes)["num_heads"])
-        return params
-
-    return jax.eval_shape(init)
-
-
-def in_stages(tree: Any, case: Case) -> Any:
-    """Leaves under ``layers`` as ``[num_repeats, num_stages, layers_per_stage, ...]``; arrays or shapes."""
-    grid = case.sizes["num_repeats"], sizes_of(case)[1], -1
-
-    def stack(leaf):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(lambda a: a.reshape(*grid, *a.shape[1:]), leaf)
-        return leaf.reshape(*grid, *leaf.shape[1:])
-
-    return {**tree, "layers": jax.tree.map(stack, tree["layers"])}
-
-
-def stacked_of(case: Case) -> Any:
-    """Shapes of the parameters in stages."""
-    return in_stages(whole_of(case), case)
 
 
 def specs_of(case: Case) -> Any:
@@ -126,6 +68,29 @@ def specs_of(case: Case) -> Any:
     return jax.tree.map_with_path(spec, stacked_of(case), split)
 
 
+def given_specs(case: Case) -> dict[str, Any]:
+    """The same as plain data: the axes of each dim, by the leaf's name."""
+    specs = jax.tree.leaves_with_path(specs_of(case), is_leaf=_is_spec)
+    return {
+        "specs": {
+            path_name("", path): [list(axes_named(spec, dim)) for dim in range(len(spec))] for path, spec in specs
+        }
+    }
+
+
+def unseen(rng: np.random.Generator, meshes: tuple[tuple[int, int, int], ...], **more: int) -> Case:
+    """A case that learners have not seen, by names and sizes.
+
+    What an oracle is compiled for has few values, since that takes longer than all the rest.
+    """
+    shape = meshes[rng.integers(len(meshes))]
+    n, repeats = shape[2], more.get("num_repeats", 1)
+    sizes = {"width": 12 * n, "hidden": 20 * n, "num_heads": 2 * n, "vocab": 24 * n, "seq": 6 * n, "max_seq": 9 * n,
+             "num_layers": shape[1] * repeats, "min_size": int(rng.choice([40, 150]))}  # fmt: skip
+    mesh = dict(zip(axis_names(rng, 3), shape, strict=True))
+    return Case("unseen", mesh, {**SIZES, **sizes, **more})
+
+
 def part_shapes(case: Case) -> Any:
     """Shapes of one device's parts."""
 
@@ -136,18 +101,8 @@ def part_shapes(case: Case) -> Any:
     return jax.tree.map(local, stacked_of(case), specs_of(case))
 
 
-def _names(spec: P, dim: int) -> tuple[str, ...]:
-    entry = spec[dim] if dim < len(spec) else None
-    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-
-
 def _parts(spec: P, dim: int, case: Case) -> int:
-    return math.prod(case.mesh[axis] for axis in _names(spec, dim))
-
-
-def named(spec: P) -> set[str]:
-    """The axes that a spec names."""
-    return {axis for dim in range(len(spec)) for axis in _names(spec, dim)}
+    return math.prod(case.mesh[axis] for axis in axes_named(spec, dim))
 
 
 def part_bytes(case: Case) -> list[tuple[int, set[str], bool]]:
@@ -174,22 +129,11 @@ def held_by_each(tree: Any, case: Case) -> Any:
 def _cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case) -> np.ndarray:
     for dim in range(len(spec)):
         number = 0
-        for axis in _names(spec, dim):
+        for axis in axes_named(spec, dim):
             number = number * case.mesh[axis] + place[axis]
         length = leaf.shape[dim] // _parts(spec, dim, case)
         leaf = leaf.take(range(number * length, (number + 1) * length), dim)
     return leaf
-
-
-def rows_of(case: Case) -> int:
-    """Sequences in the whole batch."""
-    return case.sizes["rows"] * case.sizes["num_microbatches"] * sizes_of(case)[0]
-
-
-def batch_shapes(case: Case, steps: int | None = None) -> dict[str, Any]:
-    """Of one batch, or of a stack of them."""
-    shape = (*(() if steps is None else (steps,)), rows_of(case), case.sizes["seq"])
-    return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in ("inputs", "targets")}
 
 
 def draw_batch(rng: np.random.Generator, case: Case) -> dict[str, np.ndarray]:
@@ -210,13 +154,14 @@ def one_device_loss(case: Case) -> Callable[[Any, Any, jax.Array], jax.Array]:
 
     Masks of dropout are drawn for each part of a sequence, with the keys of those who hold it.
     """
-    return _one_device_loss(tuple(case.sizes.items()), *(sizes_of(case)[i] for i in (0, 2)))
+    return _one_device_loss(model_sizes(case), case.sizes["num_microbatches"], *(sizes_of(case)[i] for i in (0, 2)))
 
 
 @lru_cache(maxsize=32)
-def _one_device_loss(sizes: tuple[tuple[str, int], ...], places: int, parts: int) -> Callable[..., jax.Array]:
-    model, s = _model_of(sizes), dict(sizes)
-    count = s["num_microbatches"]
+def _one_device_loss(
+    sizes: tuple[tuple[str, int], ...], count: int, places: int, parts: int
+) -> Callable[..., jax.Array]:
+    model = model_of(sizes)
 
     def keys_of(key):
         return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
@@ -242,12 +187,13 @@ def on_one_device(case: Case, steps: int = 1) -> Any:
 
     Losses are ``[steps, data]``; the gradients are those of what was subtracted, summed over the steps.
     """
-    return _on_one_device(tuple(case.sizes.items()), *(sizes_of(case)[i] for i in (0, 2)), steps)
+    places, parts = (sizes_of(case)[i] for i in (0, 2))
+    return _on_one_device(model_sizes(case), case.sizes["num_microbatches"], places, parts, steps)
 
 
 @lru_cache(maxsize=32)
-def _on_one_device(sizes: tuple[tuple[str, int], ...], places: int, parts: int, steps: int) -> Any:
-    losses_of = _one_device_loss(sizes, places, parts)
+def _on_one_device(sizes: tuple[tuple[str, int], ...], count: int, places: int, parts: int, steps: int) -> Any:
+    losses_of = _one_device_loss(sizes, count, places, parts)
 
     def run(params, batches, key, rate, largest_norm):
         key = jax.random.wrap_key_data(key)

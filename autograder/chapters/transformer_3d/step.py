@@ -4,74 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
-from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
-from autograder.cases import varying
+from autograder import facts
 from autograder.chapters.transformer_3d.forward import on_each_device
 from autograder.chapters.transformer_3d.sent import sent_facts
-from autograder.chapters.transformer_3d.shared import (
-    SIZES,
-    axes_of,
-    batch_shapes,
-    draw_batch,
-    options_of,
-    part_shapes,
-    run_on_one_device,
-    sizes_of,
-    specs_of,
-    stacked_of,
-)
-from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.chapters.transformer_3d.shared import SIZES, draw_batch, given_specs, run_on_one_device, unseen
+from autograder.chapters.transformer_3d.wrapping.model import sizes_of, stacked_of
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh
+from autograder.wrapping import wrappings
 
-NAME = "train_step_3d"
 _GRADIENTS = "Is the gradient complete, and is it scaled by one number, the same on every device? "
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """The step over so many batches; every device returns what it holds, so that copies which drift apart are seen."""
-    axes, specs, each = axes_of(case), specs_of(case), P(tuple(case.mesh))
-
-    def local(params, batch, key, learning_rate, largest_norm):
-        key = jax.random.wrap_key_data(key)
-
-        def one(params, given):
-            number, rows = given
-            own = jax.random.fold_in(key, number)
-            found = function(params, specs, rows, own, options_of(case), *axes, learning_rate, largest_norm)
-            return varying(forms.state_and_loss(NAME, "params", found, part_shapes(case), case), case.mesh)
-
-        before = varying(params, case.mesh)
-        numbers = np.arange(case.sizes["steps"], dtype=np.int32)
-        after, losses = lax.scan(one, before, (numbers, batch))
-        gradients = jax.tree.map(lambda old, new: ((old - new) / learning_rate)[None], before, after)
-        held = jax.tree.map(lambda leaf: leaf[None], after)
-        return {"values": {"loss": losses[None], "params": held}, "gradients": gradients}
-
-    in_specs = {"params": specs, "batch": P(None, axes[0]), "key": P(), "learning_rate": P(), "largest_norm": P()}
-    results = {"values": each, "gradients": each}
-
-    def program(**inputs):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(*inputs.values())
-
-    scalar = jax.ShapeDtypeStruct((), np.float32)
-    inputs = {
-        "params": stacked_of(case),
-        "batch": batch_shapes(case, case.sizes["steps"]),
-        "key": jax.ShapeDtypeStruct((2,), np.uint32),
-        "learning_rate": scalar,
-        "largest_norm": scalar,
-    }
-    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
@@ -108,16 +53,13 @@ _CLIPPED = {**_SIZES, "steps": 20, "rate": 60, "norm": 50}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"data": 2, "pipe": 2, "tensor": 1}, {"replica": 2, "stage": 1, "model": 2}][rng.integers(2)]
-    return Case("unseen", mesh, {**_SIZES, "norm": int(rng.choice([0, 40, 80])), "vocab": 48})
+    norm = int(rng.integers(2) * rng.integers(30, 90))
+    how = {"steps": int(rng.choice([2, 3])), "rate": int(rng.integers(30, 70)), "norm": norm}
+    return unseen(rng, ((2, 2, 1), (1, 2, 2), (2, 1, 2), (1, 1, 3)), **how)
 
 
 TRAIN_STEP_3D = Task(
-    wrapping=Wrapping(
-        NAME,
-        "(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm)",
-        wrap,
-    ),
+    wrapping=wrappings("transformer_3d")["train_step_3d"],
     kind="local",
     points=4,
     cases=(
@@ -133,4 +75,5 @@ TRAIN_STEP_3D = Task(
     draw=draw,
     oracle=oracle,
     facts=step_facts,
+    given=given_specs,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autograder.mutants import mutant
-from course.planning import Choice, choices, meshes
+from course.planning import Choice
+from course.planning.search import choices, meshes
 
 PLACED, MEMORY, MFU = "every choice can be placed", "memory fits", "predicted MFU"
 TWO_NODES, H100 = ("2x8xA100",), ("8xH100",)
