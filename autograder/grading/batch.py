@@ -67,7 +67,7 @@ def grade_course(
         CourseError: the folder cannot be used, or is being graded already.
         LedgerError: the ledger cannot be read or written; what is recorded stays.
     """
-    from autograder.grading.bridge import book, clean_half_made
+    from autograder.grading.booking import book, clean_half_made
 
     course = course.resolve()
     require_folder(course, assignment)

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from autograder.grading.ledger import Ledger
 from autograder.grading.settings import CourseError, read_settings
-from autograder.notebook import course_config, nbgrader_quiet, run_nbgrader, source_notebook, write_notebook
+from autograder.notebook import (
+    course_config,
+    gradebook_url,
+    nbgrader_quiet,
+    run_nbgrader,
+    source_notebook,
+    write_notebook,
+)
 from course.curriculum import chapter as find_chapter
 
 if TYPE_CHECKING:
@@ -116,7 +123,7 @@ def open_gradebook(folder: Path) -> Iterator[Gradebook]:
     path = folder.resolve() / "gradebook.db"
     with nbgrader_quiet():
         try:
-            with Gradebook(f"sqlite:///{path}", read_settings(folder).name) as gradebook:
+            with Gradebook(gradebook_url(folder.resolve()), read_settings(folder).name) as gradebook:
                 yield gradebook
         except DatabaseError as error:
             said = f"the gradebook {path} cannot be used: {error.orig}"
