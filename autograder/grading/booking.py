@@ -23,10 +23,11 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import CheckCellMetadata, OverwriteCells, OverwriteKernelspec
 
 from autograder.grading.bridge import BridgeError, configuration, release_path, save_grades, write_verdicts
-from autograder.grading.course import HIDDEN, STUDENT, open_gradebook
+from autograder.grading.course import HIDDEN, open_gradebook
 from autograder.grading.intake import IntakeError, parse_notebook
 from autograder.grading.late import late_plugin, set_penalties
 from autograder.grading.ledger import Entry, Ledger, digest, remedy
+from autograder.grading.names import name_problem
 from autograder.grading.restore import exchange_files, restore, unreadable
 from autograder.grading.submissions import read_submitted
 from autograder.notebook import notebook_text
@@ -149,7 +150,7 @@ class _Booker:
 
 
 def _is_due(course: Path, entry: Entry, submissions: dict[str, Path | None]) -> bool:
-    if entry.report is None or entry.student not in submissions or not STUDENT.fullmatch(entry.student):
+    if entry.report is None or entry.student not in submissions or name_problem(entry.student):
         return False
     return not entry.booked or _restamped(course, entry, submissions[entry.student])
 

@@ -79,7 +79,7 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
     config.merge(deepcopy(ours))
     if (course / CONFIG_FILE).exists():
         try:
-            own = PyFileConfigLoader(CONFIG_FILE, path=str(course)).load_config()
+            own = PyFileConfigLoader(str(course / CONFIG_FILE)).load_config()
         except Exception as error:
             raise CourseError(f"{course / CONFIG_FILE} raises {type(error).__name__}: {error}; correct it") from error
         config.merge(own)
