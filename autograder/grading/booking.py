@@ -94,6 +94,7 @@ class _Booker:
         config = configuration(course, assignment)
         self.plugin = late_plugin(config)
         coursedir = CourseDirectory(config=config)
+        self.coursedir: Any = coursedir
         self.converter = Autograde(coursedir=coursedir, config=config)
         self.release = _release(course, assignment, coursedir.db_url)
         self.source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment))
@@ -139,7 +140,7 @@ class _Booker:
         for name, text in texts.items():
             (staged / name).write_text(text, encoding="utf-8")
         target = self.course / "autograded" / entry.student / self.assignment
-        self.converter.coursedir.student_id = entry.student
+        self.coursedir.student_id = entry.student
         self.converter.notebooks = [str(target / f"{self.assignment}.ipynb")]
         self.converter.run_pre_convert_hook()
         shutil.rmtree(target, ignore_errors=True)

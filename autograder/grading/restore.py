@@ -6,6 +6,7 @@ import re
 from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from nbformat import NotebookNode, from_dict
 from nbformat.v4 import new_notebook
@@ -55,7 +56,8 @@ def _cell(kind: str, source: str, name: str, *, released: bool = False) -> Noteb
     """A cell without metadata but the name that verdicts call it by; not validated, it is one by construction."""
     code = {"outputs": [], "execution_count": None} if kind == CODE else {}
     metadata = {"meshcraft": {"name": name, "released": released}}
-    return from_dict({"cell_type": kind, "id": "cell", "metadata": metadata, "source": source, **code})
+    made: Any = from_dict({"cell_type": kind, "id": "cell", "metadata": metadata, "source": source, **code})
+    return made
 
 
 def exchange_files(folder: Path) -> dict[str, str]:

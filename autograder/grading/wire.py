@@ -11,7 +11,7 @@ import numpy as np
 MAX_HEADER = 4 * 2**20
 MAX_BLOBS = 1024
 MAX_TOTAL = 256 * 2**20
-CPU_USED_UP = 152  # the executor's exit status, as the shell has it for SIGXCPU
+CPU_USED_UP, STALLED = 152, 153  # the executor's exit status: as the shell has it for SIGXCPU, and one of our own
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "bfloat16", "float32", "float64")  # fmt: skip
 
