@@ -23,7 +23,7 @@ from autograder.forms import describe, show_spec
 from autograder.verdict import Fact
 from course.mesh import abstract_mesh
 
-MOST = 1024
+MOST, DEEPEST = 1024, 8
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,14 @@ def encode(answer: Any, most: int = MOST) -> np.ndarray:
     """The answer as ``uint8[most]``: its text and zeros.
 
     Raises:
-        Mismatch: It is longer than any right answer.
+        Mismatch: It is longer than any right answer, or nested deeper.
     """
-    text = json.dumps(_plain(answer), separators=(",", ":")).encode()
+    if _depth(answer) > DEEPEST:
+        raise Mismatch(f"the answer is nested more than {DEEPEST} deep, as no right answer is")
+    try:
+        text = json.dumps(_plain(answer), separators=(",", ":")).encode()
+    except ValueError as error:  # a number of more digits than Python writes
+        raise Mismatch(f"the answer cannot be written as text: {error}") from None
     if len(text) > most:
         raise Mismatch(f"the answer has {len(text):,} bytes as text, and at most {most:,} are expected")
     return np.frombuffer(text.ljust(most, b"\0"), np.uint8)
@@ -74,9 +79,20 @@ def encode(answer: Any, most: int = MOST) -> np.ndarray:
 def decode(values: np.ndarray) -> Any:
     """The answer from ``encode``; None where it is none, as only a forged Program has it."""
     try:
-        return _from_plain(json.loads(values.tobytes().rstrip(b"\0")))
+        plain = json.loads(values.tobytes().rstrip(b"\0"))
+        return _from_plain(plain) if _depth(plain) <= DEEPEST else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _depth(answer: Any) -> int:
+    """How deep lists and tuples are nested, up to one more than any answer may be; needs no deep stack itself."""
+    level, depth = [answer], 0
+    while depth <= DEEPEST and (
+        level := [part for each in level if isinstance(each, list | tuple) for part in [*each, 0]]
+    ):
+        depth += 1
+    return depth
 
 
 def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
@@ -85,7 +101,8 @@ def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]
     for e in evidence:
         measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
         passed = measured == expected
-        message = "" if passed else f"your answer is {show(measured)}. {explain(e.case, measured)}".strip()
+        said = "" if passed else _or_none(explain, e.case, measured) or ""
+        message = "" if passed else f"your answer is {show(measured)}. {said}".strip()
         found.append(
             Fact("values", passed, show(measured), "the one answer", case=e.case.name, line=e.line, message=message)
         )
@@ -110,11 +127,21 @@ def every_answer_matches(
     for e in evidence:
         given, asked = decode(e.measured["values"]), questions(e.case)
         given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-        wrong = [(question, a) for question, a in zip(asked, given, strict=True) if not right(e.case, question, a)]
-        message = explain(e.case, *wrong[0]) if wrong else ""
+        wrong = [
+            (question, a) for question, a in zip(asked, given, strict=True) if not _or_none(right, e.case, question, a)
+        ]
+        message = (_or_none(explain, e.case, *wrong[0]) or "") if wrong else ""
         counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
         found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message))
     return worst(found)
+
+
+def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a contract's function makes of an answer; None where it is so odd that the function raises."""
+    try:
+        return function(*arguments)
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
 
 
 def asked(function: Callable[..., Any], *arguments: Any) -> Any:

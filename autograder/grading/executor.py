@@ -146,7 +146,11 @@ def main() -> None:
         with watch.request(header.get("cpu_s")):
             answer, arrays = answered(executor, header, blobs)
         answer["cpu_s"] = time.process_time() - begin
-        wire.write(answers, answer, arrays)
+        try:
+            wire.write(answers, answer, arrays)
+        except wire.WireError as error:  # nothing is sent yet
+            said = f"what the program gives, or what there is to say of it, is too much: {error}; are names in it long?"
+            wire.write(answers, {"refused": said, "cpu_s": answer["cpu_s"]})
 
 
 if __name__ == "__main__":

@@ -21,11 +21,17 @@ class WireError(Exception):
 
 
 def write(stream: BinaryIO, header: dict[str, Any], blobs: list[bytes] | None = None) -> None:
-    """Send one message and flush."""
+    """Send one message and flush.
+
+    Raises:
+        WireError: It is larger than ``read`` takes; nothing was sent.
+    """
     blobs = blobs or []
     head = json.dumps({"header": header, "blobs": [len(blob) for blob in blobs]}).encode()
     if len(head) > MAX_HEADER:
         raise WireError(f"a header of {len(head):,} bytes is too large to send")
+    if len(blobs) > MAX_BLOBS or sum(map(len, blobs)) > MAX_TOTAL:
+        raise WireError(f"{len(blobs):,} arrays of {sum(map(len, blobs)):,} bytes together are too many to send")
     stream.write(len(head).to_bytes(4, "big") + head)
     for blob in blobs:
         stream.write(blob)
