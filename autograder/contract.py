@@ -75,7 +75,7 @@ class Evidence:
     ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed, and
     only such a one has a ``timeline``. ``secret`` says that nobody may learn a value of ``measured`` or ``expected``:
     facts then say how far off a result is, and where. ``spent`` is how many seconds of the timeline go into
-    communication over ``Task.spent_on``.
+    communication over ``Task.spent_on``. ``form`` says what the Program does, for finding others that do the same.
     """
 
     case: Case
@@ -90,6 +90,7 @@ class Evidence:
     timeline: Timeline | None = None
     secret: bool = False
     spent: float | None = None
+    form: str = ""
 
 
 # --8<-- [start:task]

@@ -90,7 +90,7 @@ def judge(
         return stopped(plan.task, Problem(REFUSED, str(error)[:2000], line))
     known = references(plan.chapter).get(plan.task.name, {})
     result = conclude(plan.task.name, plan.task.points, plan.task.facts(cases, large, known))
-    return replace(result, timeline=picture) if plan.official else result
+    return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
 
 
 def stopped(task: Task, problem: Problem) -> Result:
@@ -131,14 +131,16 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
     program = _load(plan, case, programs)
     inputs, expected = _expected(plan.chapter, plan.task.name, _key(case), plan.seed)
     description, blobs = wire.pack(inputs)
-    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches}
+    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches,
+               "form": plan.official and case is plan.cases[0]}  # fmt: skip
     answer, arrays = execute(request, [programs[case.name], *blobs])
     looked = _looked(answer)
     measured = wire.unpack(answer.get("results", []), arrays)
     if set(measured) != set(expected):
         missing, extra = sorted(set(expected) - set(measured)), sorted(set(measured) - set(expected))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
-    return Evidence(case, program.inputs, program.outputs, measured, expected, *looked, line, secret=plan.official)
+    leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
+    return Evidence(case, *leaves, measured, expected, *looked, line, secret=plan.official, form=form)
 
 
 def _analyse(
