@@ -45,7 +45,9 @@ def similar(
         print_json({"chapter": name, "note": EVIDENCE, "functions": [_function(each) for each in found.functions],
                     "not_compared": [{"author": str(who), "why": why} for who, why in found.unread]})  # fmt: skip
         return
-    show(_table(found), Text(f"\n{EVIDENCE}", style="dim"))
+    public = [f"{each.function} {each.like_public} of {each.authors}" for each in found.functions if each.like_public]
+    nearly = f"\nnearly as in public code: {', '.join(public)}\n" if public else ""
+    show(_table(found), Text(nearly), Text(EVIDENCE, style="dim"))
     if html:
         out().print(f"wrote {html}", markup=False, soft_wrap=True)
     for who, why in found.unread:
@@ -54,14 +56,15 @@ def similar(
 
 def _function(compared: Any) -> dict[str, Any]:
     matches = [match.to_json() for match in compared.matches]
-    return {"name": compared.function, "authors": compared.authors, "usual_share": compared.usual, "matches": matches}
+    figures = {"authors": compared.authors, "usual_share": compared.usual, "like_public": compared.like_public}
+    return {"name": compared.function, **figures, "matches": matches}
 
 
 def _table(found: Any) -> Table | Text:
     """The strongest matches of all functions."""
     every = sorted((match for each in found.functions for match in each.matches), key=lambda match: -match.score)
     if not every:
-        return Text("no two look alike")
+        return Text("no two share anything rare")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("function", "who", "and", "share", "others have it", "public", "Program"):
         table.add_column(column)

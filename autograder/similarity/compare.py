@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix, diags_array
 from autograder.similarity.sources import Written
 
 FLOOR = 0.4
+ALIKE = 0.8
 # Fewer fingerprints than this are a line or two, which people write alike.
 LEAST = 10
 # What one Program in common weighs, however rare it is: right answers to a small function compute the same.
@@ -61,14 +62,16 @@ class Match:
 class Compared:
     """A function's matches, the strongest first.
 
-    ``usual`` is the median share of two of this class; ``held`` says how many of the ``people``, of this and earlier
-    classes, have a fingerprint.
+    ``usual`` is the median share of two of this class, and ``like_public`` how many of it share at least ``ALIKE``
+    with something public, rare or not. ``held`` says how many of the ``people``, of this and earlier classes, have a
+    fingerprint.
     """
 
     function: str
     authors: int
     matches: list[Match]
     usual: float | None
+    like_public: int
     held: Mapping[int, int]
     people: int
 
@@ -107,7 +110,11 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
     found.sort(key=lambda match: (-match.score, match.first.author, match.second.author))
     pairs = shares[:, : len(ours)][np.triu_indices(len(ours), 1)]
     usual = float(np.median(pairs)) if len(pairs) > 1 else None
-    return Compared(function, len(ours), found, usual, held, len(people))
+    like_public = sum(
+        any(shares[i, j] >= ALIKE for j, w in enumerate(every) if w.author.public and _enough(first, w))
+        for i, first in enumerate(ours)
+    )
+    return Compared(function, len(ours), found, usual, like_public, held, len(people))
 
 
 def _scores(ours: list[Written], every: list[Written], held: Counter[int], people: int) -> tuple[Any, Any]:
@@ -118,14 +125,17 @@ def _scores(ours: list[Written], every: list[Written], held: Counter[int], peopl
     has = csr_matrix((np.ones(len(row)), (row, column)), shape=(len(every), max(1, len(columns))))
     length = np.array([len(w.grams) for w in every])
     shorter = np.maximum(1, np.minimum(length[: len(ours), None], length[None]))
-    enough = shorter >= LEAST
     first, transposed = has[: len(ours)], has.T.tocsr()
     weighted = np.zeros((len(ours), len(every)))
     open_to_all = np.array([w.author.public for w in every], bool)
     for two, which in ((1, ~open_to_all), (0, open_to_all)):
         weight = [_rarity(held[gram] - 1 - two, people) for gram in columns] or [0.0]
         weighted[:, which] = (first @ diags_array(weight) @ transposed[:, which]).toarray()
-    return (first @ transposed).toarray() / shorter, np.where(enough, weighted / shorter, 0.0)
+    return (first @ transposed).toarray() / shorter, np.where(shorter >= LEAST, weighted / shorter, 0.0)
+
+
+def _enough(first: Written, second: Written) -> bool:
+    return min(len(first.grams), len(second.grams)) >= LEAST
 
 
 def _rarity(others: int, people: int) -> float:

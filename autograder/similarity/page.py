@@ -47,7 +47,7 @@ def page(found: Similar) -> str:
         f"<h1>{escape(found.chapter)}: what looks alike</h1><p><strong>{EVIDENCE}</strong></p><p>{READING}</p>"
         f'<p>Marked lines are shared: <span class="rare">rare</span>, '
         f'<span class="common">common in this class</span>.</p>'
-        f"{_usual(found)}{pairs or '<p>No two look alike.</p>'}{more}"
+        f"{_usual(found)}{pairs or '<p>No two share anything rare.</p>'}{more}"
         f"{f'<h2>Not compared, or not in full</h2><ul>{unread}</ul>' if unread else ''}</body></html>\n"
     )
 
@@ -64,11 +64,13 @@ def said_of(match: Match) -> str:
 def _usual(found: Similar) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(each.function)}</code></td><td>{each.authors}</td>"
-        f"<td>{'–' if each.usual is None else f'{each.usual:.0%}'}</td><td>{len(each.matches)}</td></tr>"
+        f"<td>{'–' if each.usual is None else f'{each.usual:.0%}'}</td><td>{each.like_public}</td>"
+        f"<td>{len(each.matches)}</td></tr>"
         for each in found.functions
     )
-    head = "<tr><th>function</th><th>authors</th><th>two of the class usually share</th><th>matches</th></tr>"
-    return f"<table>{head}{rows}</table>"
+    columns = ("function", "authors", "two of the class usually share", "nearly as in public code", "rare matches")
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    return f"<table><tr>{head}</tr>{rows}</table>"
 
 
 def _pair(compared: Compared, match: Match) -> str:
