@@ -165,16 +165,17 @@ def test_two_ways_to_write_the_same_read_the_same(what):
 def copied(code, name, tasks, disguise):
     """What somebody hands in who hides a copy of a function and its helpers."""
     used = code._used(name, set(tasks) - {name})
-    tree = ast.Module([ast.parse(ast.unparse(code.pieces[name].node)).body[0]], [])
-    if not isinstance(tree.body[0], ast.FunctionDef):
+    definition = ast.parse(ast.unparse(code.pieces[name].node)).body[0]
+    if not isinstance(definition, ast.FunctionDef):
         return None
+    tree = ast.Module([definition], [])
     for rewrite in disguise:
         tree = rewrite(tree)
     imports = [s for t in code.trees for s in t.body if isinstance(s, ast.Import | ast.ImportFrom)]
     helpers = [piece.node for piece in used if piece is not code.pieces[name]]
     cells = [Cell(str(i), ast.unparse(ast.fix_missing_locations(s))) for i, s in enumerate([*imports, *helpers, tree])]
     made = read_code(cells)
-    made.pieces[name] = made.pieces[tree.body[0].name]
+    made.pieces[name] = made.pieces[definition.name]
     return made
 
 
