@@ -17,10 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import Case, Evidence, Mismatch, Wrapped
-from autograder.facts import worst
 from autograder.forms import describe, show_spec
-from autograder.verdict import Fact
+from autograder.wrapping import Case, Mismatch, Wrapped
 from course.mesh import abstract_mesh
 
 MOST = 1024
@@ -39,8 +37,8 @@ def wrap_answer(name: str, answer: Callable[[], Any], like: Any, mesh: dict[str,
     Args:
         name: The function's, for messages.
         answer: Calls it.
-        like: The right answer or any other of its form: what is a tuple, a spec, a number or a text there must be one;
-            where it is None, the answer may be None, a number, a text, or a tuple of such.
+        like: Any answer of the right form, and not the right one: what is a tuple, a spec, a number or a text there
+            must be one; where it is None, the answer may be None, a number, a text, or a tuple of such.
         mesh: The case's, since every Program is a ``shard_map``.
         most: Bytes that the answer may have as text.
     """
@@ -69,52 +67,6 @@ def encode(answer: Any, most: int = MOST) -> np.ndarray:
     if len(text) > most:
         raise Mismatch(f"the answer has {len(text):,} bytes as text, and at most {most:,} are expected")
     return np.frombuffer(text.ljust(most, b"\0"), np.uint8)
-
-
-def decode(values: np.ndarray) -> Any:
-    """The answer from ``encode``; None where it is none, as only a forged Program has it."""
-    try:
-        return _from_plain(json.loads(values.tobytes().rstrip(b"\0")))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
-    """The answer is the right one in every case; ``explain`` says what a wrong one would mean, not what is right."""
-    found = []
-    for e in evidence:
-        measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
-        passed = measured == expected
-        message = "" if passed else f"your answer is {show(measured)}. {explain(e.case, measured)}".strip()
-        found.append(
-            Fact("values", passed, show(measured), "the one answer", case=e.case.name, line=e.line, message=message)
-        )
-    return worst(found)
-
-
-def every_answer_matches(
-    evidence: list[Evidence],
-    questions: Callable[[Case], Sequence[Any]],
-    right: Callable[[Case, Any, Any], bool],
-    explain: Callable[[Case, Any, Any], str],
-) -> Fact:
-    """Every question of every case is answered rightly.
-
-    Args:
-        evidence: The cases.
-        questions: What a case asks, in order.
-        right: Whether an answer to a question is right: ``(case, question, answer)``.
-        explain: What the first wrong answer of a case would mean; takes the same.
-    """
-    found = []
-    for e in evidence:
-        given, asked = decode(e.measured["values"]), questions(e.case)
-        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-        wrong = [(question, a) for question, a in zip(asked, given, strict=True) if not right(e.case, question, a)]
-        message = explain(e.case, *wrong[0]) if wrong else ""
-        counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
-        found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message))
-    return worst(found)
 
 
 def asked(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -178,11 +130,3 @@ def _plain(answer: Any) -> Any:
     if isinstance(answer, P):
         return {"spec": [list(e) if isinstance(e, tuple) else e for e in answer]}
     return [_plain(a) for a in answer] if isinstance(answer, tuple) else answer
-
-
-def _from_plain(data: Any) -> Any:
-    if isinstance(data, dict) and "refused" in data:
-        return Refusal(data["refused"])
-    if isinstance(data, dict):
-        return P(*(tuple(e) if isinstance(e, list) else e for e in data["spec"]))
-    return tuple(map(_from_plain, data)) if isinstance(data, list) else data

@@ -1,4 +1,4 @@
-"""What the cases of many contracts are made of: meshes, models, batches, random leaves."""
+"""What wrappers share about cases: their axes, models and shapes of batches. Nothing here draws a case or an input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.contract import Case
-from course.data import regression_batch, token_batch
+from autograder.wrapping import Case
 from course.mesh import as_varying
 from course.model import Model, mlp, transformer
 
@@ -47,29 +46,6 @@ def varying(tree: Any, axes: Iterable[str]) -> Any:
     return tree
 
 
-def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Case, ...]:
-    """The meshes that most functions are run on, two of them in a quick check; ``two`` are other sizes for ``data=2``.
-
-    The first is the smallest that shows every fact.
-    """
-    return (
-        Case("data=8", {"data": 8}, sizes, quick=True),
-        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, sizes, quick=True),
-        Case("data=2", {"data": 2}, two or sizes),
-        Case("data=1", {"data": 1}, sizes),
-    )
-
-
-def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
-    """A mesh that learners have not seen."""
-    return [{"data": 4}, {"tensor": 2, "data": 2}, {"tensor": 4, "data": 2}, {"pipe": 2, "data": 4}][rng.integers(4)]
-
-
-def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
-    """Normal numbers in the shapes and dtypes of ``tree``."""
-    return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)
-
-
 def model_of(case: Case) -> Model:
     """The model that the case's sizes describe: a Transformer where they name a sequence, else an MLP.
 
@@ -99,14 +75,6 @@ def _model_of(sizes: tuple[tuple[str, int], ...]) -> Model:
 def _params_of(sizes: tuple[tuple[str, int], ...]) -> Any:
     model = _model_of(sizes)
     return jax.eval_shape(lambda: model.init(jax.random.key(0)))
-
-
-def batch_of(case: Case, seed: int) -> dict[str, np.ndarray]:
-    """A batch with ``rows`` for each device of the axis."""
-    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
-    if "seq" in s:
-        return token_batch(seed, 0, batch=rows, seq=s["seq"], vocab=s["vocab"])
-    return regression_batch(seed, 0, batch=rows, num_inputs=s["features"], num_outputs=s["features"])
 
 
 def batch_shapes(case: Case) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,54 +18,17 @@ import jax
 import numpy as np
 
 from autograder.verdict import Fact
+from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping, trace
 from course.curriculum import chapter as find_chapter
-from course.program import Costs, Leaf, Locate, Memory, Program, Timeline, export
+from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
 
 HERE = Path(__file__).parent
 REFERENCES = HERE / "references"
-# What a contract may use of the autograder, and what is mounted beside it in the sandbox.
-JUDGED_BY = ("answers", "cases", "contract", "facts", "forms", "limits", "verdict")
-
-
-class Mismatch(Exception):
-    """The function ran and gave something of another form than its contract says; the message is for the learner."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A mesh and the sizes of everything that a function is given on it.
-
-    Attributes:
-        name: What a learner reads: ``data=8``.
-        mesh: Axis sizes by name.
-        sizes: Every other size, threshold and choice by name; the task's functions know what they mean.
-        quick: Whether a plain ``check`` includes it.
-    """
-
-    name: str
-    mesh: dict[str, int]
-    sizes: dict[str, int]
-    quick: bool = False
-
-    @property
-    def mesh_text(self) -> str:
-        return " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
-
-
-@dataclass(frozen=True)
-class Wrapped:
-    """A learner's function made into something that can be exported: see ``course.program.export``.
-
-    ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is asked after tracing.
-    """
-
-    function: Callable[..., dict[str, Any]]
-    inputs: dict[str, Any]
-    in_specs: dict[str, Any]
-    out_specs: dict[str, Any] | Callable[[], dict[str, Any]]
-    roles: dict[str, str] = field(default_factory=dict)
-    donate: tuple[str, ...] = ()
+# What a contract may use of the autograder.
+JUDGED_BY = ("answer_facts", "answers", "cases", "contract", "draws", "facts", "forms", "limits", "verdict", "wrapping")
+__all__ = ["Case", "Contract", "Evidence", "Mismatch", "Task", "Wrapped", "Wrapping", "load", "named", "references",
+           "trace"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,13 +62,11 @@ class Task:
     """One function of a chapter.
 
     Attributes:
-        name: The function's name.
+        wrapping: Its name and signature, and how it is made into something that can be exported.
         kind: ``local`` (runs inside ``shard_map``), ``step``, ``transform`` or ``value``.
-        signature: Its parameters as written in the stub, ``(params, axis_name, min_size)``.
         points: What it is worth.
         cases: The meshes and sizes that it is run on.
         unseen: Draws one more case, for official grading.
-        wrap: ``(function, case) -> Wrapped``.
         draw: ``(generator, case) ->`` arrays in trees like ``Wrapped.inputs``.
         oracle: ``(inputs, case) ->`` what ``Wrapped.function`` must return, from a single device.
         facts: What is judged, given the evidence of every case and that of ``analysed``.
@@ -118,15 +79,14 @@ class Task:
             ``check --aot`` gives as advice; 0 where it says nothing.
         spent_on: Mesh axes whose communication is timed apart: how much longer a step of ``analysed`` takes with it
             than it would if it took no time.
+        given: What the wrapper is given of a case and must not compute itself (``Case.given``), as plain data.
     """
 
-    name: str
+    wrapping: Wrapping
     kind: str
-    signature: str
     points: float
     cases: tuple[Case, ...]
     unseen: Callable[[np.random.Generator], Case]
-    wrap: Callable[[Callable[..., Any], Case], Wrapped]
     draw: Callable[[np.random.Generator, Case], dict[str, Any]]
     oracle: Callable[[dict[str, Any], Case], dict[str, Any]]
     facts: Callable[[list[Evidence], Evidence | None, dict[str, Any]], list[Fact]]
@@ -137,6 +97,23 @@ class Task:
     data_branches: bool = False
     compiled_exposed: float = 0
     spent_on: tuple[str, ...] = ()
+    given: Callable[[Case], dict[str, Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.wrapping.name
+
+    @property
+    def signature(self) -> str:
+        return self.wrapping.signature
+
+    def complete(self, case: Case) -> Case:
+        """The case with all that its wrapper is given."""
+        return replace(case, given=self.given(case)) if self.given else case
+
+    def wrap(self, function: Callable[..., Any], case: Case) -> Wrapped:
+        """The function on a case, ready to be exported."""
+        return self.wrapping.wrap(function, self.complete(case))
 
 
 # --8<-- [end:task]
@@ -191,28 +168,6 @@ def references(chapter: str) -> dict[str, Any]:
     path = REFERENCES / f"{chapter}.json"
     every = json.loads(path.read_text()) if path.exists() else {}
     return every.get(jax.__version__, {})
-
-
-def trace(task: Task, function: Callable[..., Any], case: Case, locate: Locate, platform: str = "cpu") -> Program:
-    """The learner's function on a case, as a Program; nothing is computed.
-
-    Raises:
-        Mismatch: The function returned something of another form than the contract says.
-        ProgramError: The program is too large, or holds a large constant.
-        Exception: Whatever the function raises.
-    """
-    wrapped = task.wrap(function, case)
-    return export(
-        wrapped.function,
-        wrapped.inputs,
-        wrapped.in_specs,
-        mesh=case.mesh,
-        out_specs=wrapped.out_specs,
-        roles=wrapped.roles,
-        donate=wrapped.donate,
-        platform=platform,
-        locate=locate,
-    )
 
 
 def named(trees: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract import Evidence
-from autograder.verdict import Fact
+from autograder.verdict import Fact, Kind
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -28,7 +28,8 @@ def arrays_match(
     """
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix)]
     found = [_leaf_match(name, e, leaf, hint, tolerance) for e, leaf in leaves]
-    return replace(worst(found), weight=weight)
+    kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
+    return replace(worst(found), weight=weight, kind=kind)
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
@@ -48,7 +49,8 @@ def _norm_matches(e: Evidence, prefix: str) -> Fact:
         figures = (f"{abs(measured - expected) / scale:.1e}", f"{TOLERANCE:.0e}", "relative")
         said = f"{measured / scale:.4g} times what it should be"
     message = "" if passed else f"on mesh {e.case.mesh_text} the norm over all leaves is {said}"
-    return Fact("gradient norm", passed, *figures, case=e.case.name, line=e.line, message=message)
+    where: dict[str, Any] = {"case": e.case.name, "line": e.line, "kind": Kind.GRADIENTS}
+    return Fact("gradient norm", passed, *figures, **where, message=message)
 
 
 def bytes_sent(

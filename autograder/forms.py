@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import Case, Mismatch
+from autograder.wrapping import Case, Mismatch
 from course.program.program import path_name
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
+
+
+class Kind(StrEnum):
+    """What a fact is about: right numbers, without which nothing else counts, or what they may cost."""
+
+    VALUES = "values"
+    GRADIENTS = "gradients"
+    BUDGET = "budget"
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,11 @@ class Fact:
     line: str = ""
     message: str = ""
     weight: float = 1.0
+    kind: Kind = Kind.BUDGET
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Fact:
+        return cls(**{**data, "kind": Kind(data.get("kind", Kind.BUDGET))})
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class Result:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
-        facts = tuple(Fact(**fact) for fact in data["facts"])
+        facts = tuple(map(Fact.from_json, data["facts"]))
         return cls(**{**data, "facts": facts, "denied": tuple(data["denied"])})
 
 
@@ -93,13 +107,13 @@ class Report:
 
 
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
-    """Points and verdict from facts: wrong values earn nothing, else each fact counts by its weight.
+    """Points and verdict from facts: wrong values or gradients earn nothing, else each fact counts by its weight.
 
     A fact that was not measured counts neither way, nor does one of weight 0, which is advice.
     """
     counted = [fact for fact in facts if fact.passed is not None and fact.weight]
     passed = [fact for fact in counted if fact.passed]
-    if not counted or any(fact.name == "values" and not fact.passed for fact in counted):
+    if not counted or any(fact.kind != Kind.BUDGET and not fact.passed for fact in counted):
         passed = []
     share = sum(fact.weight for fact in passed) / sum(fact.weight for fact in counted) if counted else 0.0
     points = round(max_points * share, 2)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from autograder import answers
+from autograder import answer_facts, answers
 from autograder.answers import Refusal
 from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, MOST, best, choice_facts, questions
 from autograder.contract import Mismatch
@@ -44,7 +44,7 @@ def test_other_styles_pass_on_what_is_unseen(function):
 
 def test_the_oracle_s_own_choices_pass():
     for case in TASK.cases:
-        given = answers.decode(TASK.oracle({}, case)["values"])
+        given = answer_facts.decode(TASK.oracle({}, case)["values"])
         assert len(given) == len(questions(case))
         found = choice_facts([evidence(case, TASK.oracle({}, case)["values"])], None, None)
         assert failed(found) == set()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from autograder import answers
+from autograder import answer_facts, answers
 from autograder.chapters.collectives import CONTRACT
 from autograder.chapters.collectives.puzzles import block_means, collective_means, copies_mean, questions, spec_means
 from autograder.chapters.collectives.rings import CASES, CHUNKS_ALIVE, MEANING, bytes_form, chunk_bytes
@@ -134,14 +134,14 @@ def test_forged_answers_of_any_form_are_wrong_and_nothing_breaks(name):
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_no_answer_is_right_on_every_mesh_by_naming_axes_outright(name):
-    right = [answers.decode(TASKS[name].oracle({}, case)["values"]) for case in TASKS[name].cases]
+    right = [answer_facts.decode(TASKS[name].oracle({}, case)["values"]) for case in TASKS[name].cases]
     assert len({repr(answer) for answer in right}) == len(right)
 
 
 def test_every_block_and_its_copies_make_up_the_mesh():
     case = TASKS["puzzle_block"].cases[0]
-    blocks = answers.decode(TASKS["puzzle_block"].oracle({}, case)["values"])
-    copies = answers.decode(TASKS["puzzle_copies"].oracle({}, case)["values"])
+    blocks = answer_facts.decode(TASKS["puzzle_block"].oracle({}, case)["values"])
+    copies = answer_facts.decode(TASKS["puzzle_copies"].oracle({}, case)["values"])
     for (shape, spec), block, count in zip(questions(case), blocks, copies, strict=True):
         found = layout(shape, spec, case.mesh)
         assert (found.block, found.copies) == (block, count)

@@ -16,7 +16,7 @@ import numpy as np
 from autograder.contract import Case, Evidence, Task, load, named, references
 from autograder.grading import wire
 from autograder.grading.tracing import Problem
-from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Result, conclude
+from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Kind, Result, conclude
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
 from course.show.brief import from_brief, to_brief
 
@@ -49,7 +49,7 @@ class Plan:
     @property
     def traced(self) -> list[Case]:
         """Everything that the tracer must export."""
-        return [*self.cases, *([self.analysed] if self.analysed else [])]
+        return [self.task.complete(case) for case in (*self.cases, *([self.analysed] if self.analysed else []))]
 
 
 def plan(chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", submission: str = "") -> Plan:
@@ -96,7 +96,8 @@ def judge(
 def stopped(task: Task, problem: Problem) -> Result:
     """The result of a function that has no Program to judge."""
     if problem.verdict == FAIL:
-        form = Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message)
+        form = Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message,
+                    kind=Kind.VALUES)  # fmt: skip
         return Result(task.name, 0.0, task.points, FAIL, (form,))
     return Result(task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message)
 

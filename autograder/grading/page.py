@@ -12,7 +12,18 @@ from html import escape
 
 from autograder.contract import load
 from autograder.show import COLOURS, RED, WORDS, plain, table_html, whose
-from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, REFUSED, STUDENT_ERROR, Fact, Result
+from autograder.verdict import (
+    FAIL,
+    LIMIT_EXCEEDED,
+    NEEDS_HUMAN,
+    PARTIAL,
+    PASS,
+    REFUSED,
+    STUDENT_ERROR,
+    Fact,
+    Kind,
+    Result,
+)
 from course.program import ProgramError, Timeline
 from course.show import side_by_side
 from course.show.brief import from_brief, pictured, to_brief
@@ -38,7 +49,6 @@ YOURS, REFERENCE = "yours", "the course's own"
 # Where the course's pages explain verdicts that no fact explains: page and heading.
 ABOUT = {REFUSED: ("lenses", "What is refused"), LIMIT_EXCEEDED: ("grading", "What the sandbox does")}
 OTHER_FORM = "of another form"
-_VALUES = ("values", "gradients", "gradient norm")
 _FILE = re.compile(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)")
 
 
@@ -130,7 +140,7 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
         for page, heading in _places(chapter, result)
     ]
     said.append(f"{hint} gives one more hint each time.")
-    if any(fact.name in _VALUES for fact in judged):
+    if any(fact.kind != Kind.BUDGET for fact in judged):
         said.append(HIDDEN.format(f"{check} {_code('--full')}"))
     elif judged:
         said.append(f"{check} {_code('--full')} judges what you change, on every mesh that is fixed.")

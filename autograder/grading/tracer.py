@@ -7,18 +7,19 @@ the strict filter first, so one request cannot change the next.
 from __future__ import annotations
 
 import gc
+import json
 import sys
 from functools import cache
 from io import FileIO
 from typing import Any, BinaryIO
 
 import course  # noqa: F401  before anything that could start JAX
-from autograder.contract import Case, load
 from autograder.grading import wire
 from autograder.grading.confine import fork_confined
 from autograder.grading.intake import Cell
 from autograder.grading.launch import Limits
 from autograder.grading.tracing import Problem, explained, find_function, locate_cell, run_cells, trace_cases
+from autograder.wrapping import UNSEEN, Case, wrappings
 
 MAX_RESULT = 64 * 2**20
 REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "clean")
@@ -26,7 +27,7 @@ REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "c
 
 def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
     """Serve one request, in the confined child: write the Programs, or why there are none."""
-    task = load(header["chapter"]).task(header["task"])
+    task = wrappings(header["chapter"])[header["task"]]
     namespace, problems = run_cells([Cell(**cell) for cell in header["cells"]])
     function = find_function(task, namespace, problems)
     found = function if isinstance(function, Problem) else None
@@ -41,11 +42,9 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
 
 
 @cache
-def prepare(chapter: str) -> None:
-    """Do once what every submission needs: the contract, and what its cases are made of. None of it is a student's."""
-    for task in load(chapter).tasks:
-        for case in (*task.cases, *(task.analysed[:1] if task.analysed else ())):
-            task.wrap(_nothing, case)
+def prepare(chapter: str, task: str, case: str) -> None:
+    """Do once what every submission needs: what a task's cases are made of. None of it is a student's."""
+    wrappings(chapter)[task].wrap(_nothing, Case(**json.loads(case)))
     gc.collect()
     gc.freeze()  # a fork need not look for garbage among what is here already
 
@@ -63,7 +62,9 @@ def main() -> None:
             header, _ = wire.read(requests)  # type: ignore[arg-type]
         except wire.WireError:
             return
-        prepare(header["chapter"])
+        for case in header["cases"]:
+            if case["name"] != UNSEEN:
+                prepare(header["chapter"], header["task"], json.dumps(case))
         limits = Limits(**header["limits"])
         report = fork_confined(
             lambda result, h=header: trace_request(h, result), limits=limits, result_bytes=MAX_RESULT

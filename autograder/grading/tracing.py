@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from autograder.contract import Case, Mismatch, Task, trace
 from autograder.grading.intake import Cell
+from autograder.wrapping import Case, Mismatch, Traceable, trace
 from course.program import Locate, Program, ProgramError
 
 PREFIX = "meshcraft-cell:"
@@ -139,7 +139,7 @@ def _last_name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def find_function(task: Task, namespace: dict[str, Any], problems: list[Problem]) -> Callable[..., Any] | Problem:
+def find_function(task: Traceable, namespace: dict[str, Any], problems: list[Problem]) -> Callable[..., Any] | Problem:
     """The task's function, or why there is none."""
     function = namespace.get(task.name)
     if callable(function):
@@ -166,7 +166,7 @@ def explained(found: Problem, problems: list[Problem]) -> Problem:
 
 
 def trace_cases(
-    task: Task,
+    task: Traceable,
     function: Callable[..., Any],
     cases: list[Case],
     locate: Locate,
@@ -201,7 +201,7 @@ def trace_cases(
     return Traced(programs, line)
 
 
-def _check_signature(task: Task, function: Callable[..., Any]) -> None:
+def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
     expected = [name.strip() for name in task.signature.strip("()").split(",")]
     try:
         found = list(inspect.signature(function).parameters)

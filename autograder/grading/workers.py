@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from autograder.contract import JUDGED_BY, contract_files
 from autograder.grading import wire
 from autograder.grading.judge import Stopped
 from autograder.grading.launch import Limits
@@ -175,18 +174,10 @@ def local_executor(seconds: float = 120) -> Worker:
 def sandboxed(
     module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
 ) -> Worker:
-    """A worker of official grading: sees the course, the contract and earlier chapters' solutions, nothing else."""
+    """A worker of official grading: sees what ``mounted`` lists and nothing else."""
     from autograder.grading.sandbox import Mount, Sandbox
 
-    files = [
-        *(f"autograder/{name}.py" for name in ("__init__", *JUDGED_BY)),
-        "autograder/chapters/__init__.py",
-        *(str(path.relative_to(ROOT)) for path in contract_files(chapter)),
-        *(f"autograder/grading/{name}.py" for name in _INSIDE),
-        "solutions/__init__.py",
-        *(f"solutions/{entry.name}.py" for entry in earlier(chapter)),
-    ]
-    mounts = [Mount(ROOT / "course", "course"), *(Mount(ROOT / file, file) for file in files)]
+    mounts = [Mount(path, str(path.relative_to(ROOT))) for path in mounted(chapter)]
     limits = Limits(wall_s=None, cpu_s=None)
     return Worker(
         lambda: Sandbox(module, level=level, mounts=mounts, limits=limits, env={"MESHCRAFT_CONFINE": "1"}).__enter__(),
@@ -196,4 +187,20 @@ def sandboxed(
     )
 
 
+def mounted(chapter: str) -> list[Path]:
+    """What of ours the sandbox shows. No file among them holds an oracle, an expected value or an answer."""
+    course = [path for path in (ROOT / "course").iterdir() if path.name not in _ANSWERS]
+    inside = [
+        *(f"autograder/{name}.py" for name in ("__init__", *_WRAPS, "chapters/__init__")),
+        *(f"autograder/grading/{name}.py" for name in _INSIDE),
+        "solutions/__init__.py",
+        *(f"solutions/{entry.name}.py" for entry in earlier(chapter)),
+    ]
+    wraps = [path for path in (ROOT / "autograder" / "chapters").glob("*/wrapping*") if path.name != "__pycache__"]
+    return [*course, *(ROOT / file for file in inside), *wraps]
+
+
 _INSIDE = ("__init__", "wire", "intake", "tracing", "tracer", "executor", "confine", "launch", "syscalls")
+_WRAPS = ("wrapping", "forms", "cases", "answers")
+# Of the course, what holds an answer to an exercise, or rows that an exercise is compared with.
+_ANSWERS = ("__pycache__", "validation", "puzzles.py")

@@ -2,6 +2,7 @@
 
 from autograder.chapters.async_tensor_parallel import mlp, rings
 from autograder.contract import Contract, Task
+from autograder.wrapping import Wrapping
 
 READ = {
     "values": ("async_tensor_parallel", "A product in a ring"),
@@ -21,13 +22,11 @@ CONTRACT = Contract(
     (
         *rings.TASKS,
         Task(
-            name="async_tp_mlp",
+            wrapping=Wrapping("async_tp_mlp", "(params, x, axis_name)", mlp.wrap),
             kind="local",
-            signature="(params, x, axis_name)",
             points=4,
             cases=mlp.CASES,
             unseen=mlp.unseen,
-            wrap=mlp.wrap,
             draw=mlp.draw,
             oracle=mlp.oracle,
             facts=mlp.mlp_facts,

@@ -11,10 +11,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, limits
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.chapters.async_tensor_parallel import shared
 from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from autograder.contract import Case, Evidence, Mismatch, Wrapped
+from autograder.draws import draw_leaves
 from autograder.forms import describe
 from autograder.verdict import Fact
 from course.mesh import abstract_mesh

@@ -11,6 +11,7 @@ from autograder.chapters.async_tensor_parallel import shared
 from autograder.chapters.async_tensor_parallel.shared import GATHER, HIDDEN, SCATTER, TOKENS, WIDTH
 from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 SMALL = "tensor=8, forward alone"
 # Of the synchronous version's: what a ring takes and holds, and what one does that goes both ways.
@@ -98,13 +99,13 @@ def task(name: str, kind: str, points: float, *, both_ways: bool) -> Task:
     judge = _both_ways_facts if both_ways else _ring_facts
     sizes = {"rows": TOKENS // 8, **large, "backward": 0}
     return Task(
-        name=name,
+        wrapping=Wrapping(
+            name, "(x, kernel, axis_name)", lambda function, case: shared.wrap(kind, name, function, case)
+        ),
         kind="local",
-        signature="(x, kernel, axis_name)",
         points=points,
         cases=shared.meshes(small, {"rows": 4, **dims, "batch": 3}, SMALL),
         unseen=lambda rng: _unseen(kind, rng),
-        wrap=lambda function, case: shared.wrap(kind, name, function, case),
         draw=lambda rng, case: shared.draw(kind, rng, case),
         oracle=shared.oracle,
         facts=lambda cases, large, references: judge(kind, cases, large, references),

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import answers
+from autograder import answer_facts, answers
 from autograder.answers import show
+from autograder.chapters.collectives.wrapping import axes_of, questions
 from autograder.contract import Case, Evidence, Task
+from autograder.draws import axis_names
 from autograder.forms import show_spec
 from autograder.verdict import Fact
+from autograder.wrapping import wrappings
 from course.puzzles import PANELS, mesh_of
 from course.show.holdings import Layout, layout
 
 Explain = Callable[[Case, Any], str]
 AXES_OF_CASES = (("data", "tensor"), ("pipe", "data"), ("tensor", "expert"))
-UNSEEN_AXES = (("data", "pipe"), ("context", "tensor"), ("tensor", "data"), ("expert", "pipe"))
 # What a device then holds, by JAX's name; {n} is the size of the axis.
 MEANS = {
     "all_gather": "the {n} blocks of those devices, joined",
@@ -31,11 +33,6 @@ MEANS = {
 }
 
 
-def _axes(case: Case) -> tuple[str, str]:
-    first, second = case.mesh
-    return first, second
-
-
 def _picture_cases() -> tuple[Case, ...]:
     every = (mesh_of(axes) for axes in AXES_OF_CASES)
     return tuple(
@@ -45,22 +42,21 @@ def _picture_cases() -> tuple[Case, ...]:
 
 
 def _unseen_picture(rng: np.random.Generator) -> Case:
-    return Case("unseen", mesh_of(UNSEEN_AXES[rng.integers(len(UNSEEN_AXES))]), {})
+    first, second = axis_names(rng, 2)
+    return Case("unseen", mesh_of((first, second)), {})
 
 
 def _task(
-    name: str, signature: str, ask: Callable[[Any, Case], Any], answer: Callable[[Case], Any],
-    judged: Callable[[list[Evidence]], Fact], cases: tuple[Case, ...], unseen: Callable[[np.random.Generator], Case]
+    name: str, answer: Callable[[Case], Any], judged: Callable[[list[Evidence]], Fact], cases: tuple[Case, ...],
+    unseen: Callable[[np.random.Generator], Case]
 ) -> Task:  # fmt: skip
-    """A function of plain data; ``ask`` calls it with what a case gives."""
+    """A function of plain data; ``answer`` is the right one."""
     return Task(
-        name=name,
+        wrapping=wrappings("collectives")[name],
         kind="value",
-        signature=signature,
         points=0.5,
         cases=cases,
         unseen=unseen,
-        wrap=lambda function, case: answers.wrap_answer(name, lambda: ask(function, case), answer(case), case.mesh),
         draw=answers.no_inputs,
         oracle=lambda inputs, case: {"values": answers.encode(answer(case))},
         facts=lambda evidence, _, __: [judged(evidence)],
@@ -68,13 +64,10 @@ def _task(
 
 
 def _of_picture(name: str, answer: Callable[[Case], Any], explain: Explain) -> Task:
-    def ask(function: Any, case: Case) -> Any:
-        return function(*_axes(case))
-
     def judged(evidence: list[Evidence]) -> Fact:
-        return answers.answer_matches(evidence, explain)
+        return answer_facts.answer_matches(evidence, explain)
 
-    return _task(f"puzzle_{name}", "(first, second)", ask, answer, judged, _picture_cases(), _unseen_picture)
+    return _task(f"puzzle_{name}", answer, judged, _picture_cases(), _unseen_picture)
 
 
 def spec_puzzle(name: str) -> Task:
@@ -82,10 +75,10 @@ def spec_puzzle(name: str) -> Task:
     (panel,) = PANELS[name]
 
     def explain(case: Case, found: Any) -> str:
-        wanted = layout(panel.shape, panel.spec(*_axes(case)), case.mesh)
+        wanted = layout(panel.shape, panel.spec(*axes_of(case)), case.mesh)
         return spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
 
-    return _of_picture(name, lambda case: panel.spec(*_axes(case)), explain)
+    return _of_picture(name, lambda case: panel.spec(*axes_of(case)), explain)
 
 
 def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
@@ -120,10 +113,10 @@ def collective_puzzle(name: str, collective: str, over: int) -> Task:
     before, after = PANELS[name]
 
     def explain(case: Case, found: Any) -> str:
-        blocks = [layout(p.shape, p.spec(*_axes(case)), case.mesh).block for p in (before, after)]
-        return collective_means(case, found, blocks, (collective, _axes(case)[over]))
+        blocks = [layout(p.shape, p.spec(*axes_of(case)), case.mesh).block for p in (before, after)]
+        return collective_means(case, found, blocks, (collective, axes_of(case)[over]))
 
-    return _of_picture(name, lambda case: (collective, _axes(case)[over]), explain)
+    return _of_picture(name, lambda case: (collective, axes_of(case)[over]), explain)
 
 
 def collective_means(case: Case, found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
@@ -139,21 +132,6 @@ def collective_means(case: Case, found: Any, blocks: list[tuple[int, ...]], righ
     if name == right[0]:
         return f"{said}. An axis brings together devices that differ in it alone: which have to talk to each other?"
     return f"{said}; in the picture it has a block {list(blocks[0])} before and {list(blocks[1])} after."
-
-
-def questions(case: Case) -> list[tuple[tuple[int, ...], P]]:
-    """Shapes and specs on the case's mesh: each axis alone, both orders, both on one dim, dims that nobody splits."""
-    rng = np.random.default_rng(case.sizes["seed"])
-    axes = list(case.mesh)
-    first, last = axes[0], axes[-1]
-    specs = [P(first), P(None, last), P(None, None, first), P()]
-    if len(axes) > 1:
-        specs[2:2] = [P(last, first), P((first, last)), P(None, (last, first))]
-    found = []
-    for spec in specs:
-        dims = max(2, len(spec) + int(rng.integers(2)))
-        found.append((tuple(8 * int(n) for n in rng.integers(1, 7, dims)), spec))
-    return found
 
 
 def _entry_size(entry: Any, mesh: dict[str, int]) -> int:
@@ -213,44 +191,35 @@ def _number_cases() -> tuple[Case, ...]:
 
 
 def _unseen_numbers(rng: np.random.Generator) -> Case:
-    every = [{"expert": 2, "tensor": 4}, {"pipe": 4, "data": 1, "tensor": 2}, {"context": 4}, {"tensor": 2, "pipe": 2}]
-    return Case("unseen", every[rng.integers(len(every))], {"seed": int(rng.integers(2**31))})
+    every = [(2, 4), (4, 1, 2), (4,), (2, 2)]
+    sizes = every[rng.integers(len(every))]
+    mesh = dict(zip(axis_names(rng, len(sizes)), sizes, strict=True))
+    return Case("unseen", mesh, {"seed": int(rng.integers(2**31))})
 
 
-def _number_puzzle(
-    name: str, signature: str, ask: Callable[..., Any], right: Callable[..., Any], means: Callable[..., str]
-) -> Task:
-    """``ask`` calls the function, and ``right`` gives the answer, for one shape, spec and mesh."""
-
-    def every(function: Any, case: Case) -> Any:
-        return tuple(ask(function, shape, spec, dict(case.mesh)) for shape, spec in questions(case))
+def _number_puzzle(name: str, right: Callable[..., Any], means: Callable[..., str]) -> Task:
+    """``right`` gives the answer for one shape, spec and mesh; ``means`` says what a wrong one would mean."""
 
     def answer(case: Case) -> Any:
         return tuple(right(shape, spec, case.mesh) for shape, spec in questions(case))
 
     def judged(evidence: list[Evidence]) -> Fact:
-        return answers.every_answer_matches(
+        return answer_facts.every_answer_matches(
             evidence,
             questions,
             lambda case, question, given: given == right(*question, case.mesh),
             lambda case, question, given: means(case, *question, given),
         )
 
-    return _task(name, signature, every, answer, judged, _number_cases(), _unseen_numbers)
+    return _task(name, answer, judged, _number_cases(), _unseen_numbers)
 
 
 PUZZLES = (
     spec_puzzle("rows"),
     spec_puzzle("crossed"),
     spec_puzzle("slices"),
-    _number_puzzle("puzzle_block", "(shape, spec, mesh)", lambda f, *question: f(*question), block_of, block_means),
-    _number_puzzle(
-        "puzzle_copies",
-        "(spec, mesh)",
-        lambda f, _, spec, mesh: f(spec, mesh),
-        lambda _, spec, mesh: copies_of(spec, mesh),
-        copies_mean,
-    ),
+    _number_puzzle("puzzle_block", block_of, block_means),
+    _number_puzzle("puzzle_copies", lambda _, spec, mesh: copies_of(spec, mesh), copies_mean),
     collective_puzzle("join", "all_gather", 1),
     collective_puzzle("add", "psum_scatter", 1),
     collective_puzzle("turn", "all_to_all", 0),

@@ -5,72 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import axis_of, axis_size, unseen_mesh
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder import facts, limits
+from autograder.cases import axis_size
+from autograder.chapters.collectives.wrapping import wrap_ring
+from autograder.contract import Case, Evidence, Task
+from autograder.draws import unseen_mesh
 from autograder.verdict import Fact
-from course.mesh import abstract_mesh, as_varying
+from autograder.wrapping import wrappings
 
 # Chunks that may live beside the result, on the 8 devices of the realistic size: a ring needs two, one that goes both
 # ways three; whoever keeps what arrived until the end has seven or more.
 CHUNKS_ALIVE = 4
 
 
-def _chunks(case: Case, entering: bool, name: str) -> int:
-    """How many chunks a device holds before or after."""
-    one = name == ("ring_all_gather" if entering else "ring_reduce_scatter")
-    return 1 if one else axis_size(case)
-
-
-def local_shape(case: Case, name: str, *, entering: bool) -> tuple[int, ...]:
-    """The shape of what a device enters or leaves with."""
-    s = case.sizes
-    return _chunks(case, entering, name) * s["chunk"], *([s["depth"]] if "depth" in s else []), s["width"]
-
-
 def chunk_bytes(case: Case) -> int:
     """The bytes of one chunk."""
     return 4 * case.sizes["chunk"] * case.sizes.get("depth", 1) * case.sizes["width"]
-
-
-def _wrap(name: str, function: Any, case: Case) -> Wrapped:
-    axis, n = axis_of(case), axis_size(case)
-    enters, leaves = (local_shape(case, name, entering=entering) for entering in (True, False))
-    results: dict[str, Any] = {"values": P(axis)}
-
-    def run(x):
-        result = function(x, axis)
-        wanted = jax.ShapeDtypeStruct(leaves, np.float32)
-        if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
-            raise Mismatch(
-                f"on mesh {case.mesh_text} {name} gets {forms.describe(x)} and gives {forms.describe(result)}, "
-                f"expected {forms.describe(wanted)}"
-            )
-        return as_varying(result, axis)
-
-    def forward(x):
-        return {"values": run(x)[None]}
-
-    def both_ways(x, upstream):
-        result, transpose = jax.vjp(run, x)
-        return {"values": result[None], "gradients": transpose(upstream)[0][None]}
-
-    inputs = {"x": jax.ShapeDtypeStruct((n * enters[0], *enters[1:]), np.float32)}
-    if case.sizes["backward"]:
-        inputs["upstream"] = jax.ShapeDtypeStruct((n * leaves[0], *leaves[1:]), np.float32)
-        results["gradients"] = P(axis)
-
-    def program(**arrays):
-        local = both_ways if "upstream" in arrays else forward
-        specs = (P(axis),) * len(arrays)
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(*arrays.values())
-
-    return Wrapped(program, inputs, dict.fromkeys(inputs, P(axis)), results)
 
 
 def gathered(x: np.ndarray) -> np.ndarray:
@@ -118,7 +70,7 @@ def _oracle(name: str, inputs: dict[str, Any], case: Case) -> dict[str, Any]:
 
 
 def _draw(name: str, rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    inputs = _wrap(name, None, case).inputs
+    inputs = wrap_ring(name, None, case).inputs
     return {key: rng.standard_normal(s.shape).astype(s.dtype) for key, s in inputs.items()}
 
 
@@ -170,13 +122,11 @@ def _unseen(rng: np.random.Generator) -> Case:
 def ring(name: str, naive: str) -> Task:
     """The task of one of the four, and the mutant that shows what the naive way holds."""
     return Task(
-        name=name,
+        wrapping=wrappings("collectives")[name],
         kind="local",
-        signature="(x, axis_name)",
         points=2,
         cases=CASES,
         unseen=_unseen,
-        wrap=lambda function, case: _wrap(name, function, case),
         draw=lambda rng, case: _draw(name, rng, case),
         oracle=lambda inputs, case: _oracle(name, inputs, case),
         facts=lambda cases, large, references: _facts(name, cases, large, references),

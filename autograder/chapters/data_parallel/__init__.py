@@ -2,6 +2,7 @@
 
 from autograder.chapters.data_parallel import keys, overlap, step, sync
 from autograder.contract import Contract, Task
+from autograder.wrapping import Wrapping
 
 READ = {
     "values": ("data_parallel", "Mistakes that cost people days"),
@@ -21,37 +22,33 @@ CONTRACT = Contract(
     "data_parallel",
     (
         Task(
-            name="fold_key_over_axes",
+            wrapping=Wrapping("fold_key_over_axes", "(key, axis_names)", keys.wrap),
             kind="local",
-            signature="(key, axis_names)",
             points=1,
             cases=keys.CASES,
             unseen=keys.unseen,
-            wrap=keys.wrap,
             draw=keys.draw,
             oracle=keys.oracle,
             facts=keys.key_facts,
         ),
         Task(
-            name="sync_gradients",
+            wrapping=Wrapping("sync_gradients", "(gradients, specs, axis_names)", sync.wrap),
             kind="local",
-            signature="(gradients, specs, axis_names)",
             points=2,
             cases=sync.CASES,
             unseen=sync.unseen,
-            wrap=sync.wrap,
             draw=sync.draw,
             oracle=sync.oracle,
             facts=sync.sync_facts,
         ),
         Task(
-            name="train_step_dp",
+            wrapping=Wrapping(
+                "train_step_dp", "(params, batch, model, axis_name, num_microbatches, learning_rate)", step.wrap
+            ),
             kind="local",
-            signature="(params, batch, model, axis_name, num_microbatches, learning_rate)",
             points=3,
             cases=step.CASES,
             unseen=step.unseen,
-            wrap=step.wrap,
             draw=step.draw,
             oracle=step.oracle,
             facts=step.step_facts,
@@ -59,13 +56,13 @@ CONTRACT = Contract(
             naive="takes_all_rows_at_once",
         ),
         Task(
-            name="overlapped_gradients",
+            wrapping=Wrapping(
+                "overlapped_gradients", "(params, batch, model, axis_name, num_microbatches)", overlap.wrap
+            ),
             kind="local",
-            signature="(params, batch, model, axis_name, num_microbatches)",
             points=4,
             cases=overlap.CASES,
             unseen=overlap.unseen,
-            wrap=overlap.wrap,
             draw=overlap.draw,
             oracle=overlap.oracle,
             facts=overlap.overlap_facts,

@@ -10,8 +10,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import axis_of, axis_size, batch_of, batch_shapes, draw_leaves, model_of, params_of, unseen_mesh
+from autograder.cases import axis_of, axis_size, batch_shapes, model_of, params_of
 from autograder.contract import Case, Evidence, Mismatch, Wrapped
+from autograder.draws import batch_of, draw_leaves, unseen_mesh
 from autograder.verdict import Fact
 from course.mesh import abstract_mesh, as_varying
 from course.model import full_loss

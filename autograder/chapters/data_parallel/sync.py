@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves
 from autograder.chapters.data_parallel.named import case_over, names_of, varies_everywhere
 from autograder.contract import Case, Evidence, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
 from course.mesh import abstract_mesh
 from course.program.program import spec_of

@@ -12,6 +12,7 @@ from autograder.chapters.fsdp.shared import bytes_of, ring_bytes, whole_and_spli
 from autograder.chapters.fsdp.steps import draw_step, step_oracle, wrap_step
 from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 NAME = "hybrid_shard_step"
 
@@ -116,13 +117,15 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 HYBRID_SHARD_STEP = Task(
-    name=NAME,
+    wrapping=Wrapping(
+        NAME,
+        "(shards, specs, batch, model, axis_name, replica_axis, learning_rate)",
+        lambda function, case: wrap_step(NAME, function, case, _axes(case)),
+    ),
     kind="local",
-    signature="(shards, specs, batch, model, axis_name, replica_axis, learning_rate)",
     points=3,
     cases=_CASES,
     unseen=_unseen,
-    wrap=lambda function, case: wrap_step(NAME, function, case, _axes(case)),
     draw=lambda rng, case: draw_step(rng, case, _axes(case)),
     oracle=lambda inputs, case: step_oracle(inputs, case, _axes(case)),
     facts=hybrid_shard_step_facts,

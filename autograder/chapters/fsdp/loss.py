@@ -10,10 +10,12 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import axis_of, axis_size, batch_of, batch_shapes, draw_leaves, meshes, model_of, unseen_mesh
+from autograder.cases import axis_of, axis_size, batch_shapes, model_of
 from autograder.chapters.fsdp.shared import keep, kept_specs, mean_or_own, ring_bytes, specs_of
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import batch_of, draw_leaves, meshes, unseen_mesh
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh, as_varying
 from course.model import full_loss
 
@@ -93,13 +95,11 @@ def _unseen_mlp(rng: np.random.Generator) -> Case:
 
 
 FSDP_LOSS = Task(
-    name="fsdp_loss",
+    wrapping=Wrapping("fsdp_loss", "(shards, specs, batch, model, axis_name)", wrap_fsdp_loss),
     kind="local",
-    signature="(shards, specs, batch, model, axis_name)",
     points=5,
     cases=meshes(_MLP, two=_TRANSFORMER),
     unseen=_unseen_mlp,
-    wrap=wrap_fsdp_loss,
     draw=draw_fsdp_loss,
     oracle=fsdp_loss_oracle,
     facts=fsdp_loss_facts,

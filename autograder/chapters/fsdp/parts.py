@@ -9,11 +9,13 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import axis_of, axis_size, draw_leaves, meshes, unseen_mesh
+from autograder.cases import axis_of, axis_size
 from autograder.chapters.fsdp.shared import keep, kept_specs, mean_or_own, ring_bytes
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves, meshes, unseen_mesh
 from autograder.facts import held_bytes, split_spec
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh, as_varying, shard_map_with_specs, varying_axes
 from course.program import Leaf
 from course.program.program import path_name, spec_of
@@ -170,13 +172,11 @@ def _unseen_leaves(rng: np.random.Generator) -> Case:
 
 
 SHARD_PARAMS = Task(
-    name="shard_params",
+    wrapping=Wrapping("shard_params", "(params, axis_name, min_size)", wrap_shard_params),
     kind="local",
-    signature="(params, axis_name, min_size)",
     points=2,
     cases=meshes(_LEAVES),
     unseen=_unseen_leaves,
-    wrap=wrap_shard_params,
     draw=lambda rng, case: {"params": draw_leaves(rng, _leaf_shapes(case))},
     oracle=lambda inputs, case: {"values": inputs["params"]},
     facts=shard_params_facts,
@@ -184,13 +184,11 @@ SHARD_PARAMS = Task(
 )
 
 GATHER_PARAMS = Task(
-    name="gather_params",
+    wrapping=Wrapping("gather_params", "(shards, specs, axis_name)", wrap_gather_params),
     kind="local",
-    signature="(shards, specs, axis_name)",
     points=3,
     cases=meshes(_LEAVES),
     unseen=_unseen_leaves,
-    wrap=wrap_gather_params,
     draw=lambda rng, case: draw_leaves(rng, wrap_gather_params(None, case).inputs),
     oracle=gather_params_oracle,
     facts=gather_params_facts,

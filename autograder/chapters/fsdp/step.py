@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from autograder import facts, limits
-from autograder.cases import axis_of, axis_size, meshes, unseen_mesh
+from autograder.cases import axis_of, axis_size
 from autograder.chapters.fsdp.loss import TOO_MUCH
 from autograder.chapters.fsdp.shared import bytes_of, ring_bytes, whole_and_split
 from autograder.chapters.fsdp.steps import draw_step, step_oracle, wrap_step
 from autograder.contract import Case, Evidence, Task
+from autograder.draws import meshes, unseen_mesh
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 NAME = "fsdp_train_step"
 # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.09 times as
@@ -74,13 +76,15 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 FSDP_TRAIN_STEP = Task(
-    name=NAME,
+    wrapping=Wrapping(
+        NAME,
+        "(shards, specs, batch, model, axis_name, learning_rate)",
+        lambda function, case: wrap_step(NAME, function, case, _axes(case)),
+    ),
     kind="local",
-    signature="(shards, specs, batch, model, axis_name, learning_rate)",
     points=5,
     cases=_cases(),
     unseen=_unseen,
-    wrap=lambda function, case: wrap_step(NAME, function, case, _axes(case)),
     draw=lambda rng, case: draw_step(rng, case, _axes(case)),
     oracle=lambda inputs, case: step_oracle(inputs, case, _axes(case)),
     facts=fsdp_train_step_facts,

@@ -16,9 +16,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import forms
-from autograder.cases import axis_size, batch_of, batch_shapes, draw_leaves, model_of, varying
+from autograder.cases import axis_size, batch_shapes, model_of, varying
 from autograder.chapters.fsdp.shared import specs_of
 from autograder.contract import Case, Wrapped
+from autograder.draws import batch_of, draw_leaves
 from course.mesh import abstract_mesh
 from course.model import full_loss
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves, microbatch_bytes, pipe_of, stages_of, varying
+from autograder.cases import microbatch_bytes, pipe_of, stages_of, varying
 from autograder.chapters.looping_pipeline.shared import (
     as_stages,
     data_of,
@@ -23,7 +23,9 @@ from autograder.chapters.looping_pipeline.shared import (
     ticks_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.model import layer_key
@@ -213,13 +215,11 @@ def unseen(rng: np.random.Generator) -> Case:
 
 
 EXECUTE_LOOPING_PIPELINE = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(stage, microbatches, num_repeats, axis_name)", wrap),
     kind="local",
-    signature="(stage, microbatches, num_repeats, axis_name)",
     points=4,
     cases=CASES,
     unseen=unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=execute_facts,

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from autograder import answers
+from autograder import answer_facts, answers
 from autograder.answers import Refusal, show
 from autograder.contract import Case, Evidence, Mismatch, Task
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.schedules import num_ticks
 
 # Bytes of all answers of a case as text.
@@ -133,16 +134,18 @@ def _task(
         return {"values": answers.encode(tuple(known(question) for question in questions(case)), MOST)}
 
     def facts_of(evidence: list[Evidence], _: Any, __: Any) -> list[Fact]:
-        return [answers.every_answer_matches(evidence, questions, right, means)]
+        return [answer_facts.every_answer_matches(evidence, questions, right, means)]
 
     return Task(
-        name=name,
+        wrapping=Wrapping(
+            name,
+            signature,
+            lambda function, case: answers.wrap_answer(name, lambda: every(function, case), None, case.mesh, MOST),
+        ),
         kind="value",
-        signature=signature,
         points=points,
         cases=cases,
         unseen=unseen,
-        wrap=lambda function, case: answers.wrap_answer(name, lambda: every(function, case), None, case.mesh, MOST),
         draw=answers.no_inputs,
         oracle=oracle,
         facts=facts_of,

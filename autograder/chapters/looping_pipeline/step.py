@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves, microbatch_bytes, pipe_of, stages_of, varying
+from autograder.cases import microbatch_bytes, pipe_of, stages_of, varying
 from autograder.chapters.looping_pipeline.shared import (
     as_stages,
     data_of,
@@ -24,7 +24,9 @@ from autograder.chapters.looping_pipeline.shared import (
     ticks_of,
 )
 from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.data import regression_batch, token_batch
 from course.mesh import abstract_mesh
 from course.model import full_loss
@@ -247,13 +249,11 @@ def unseen(rng: np.random.Generator) -> Case:
 
 
 LOOPING_TRAIN_STEP = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)", wrap),
     kind="local",
-    signature="(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)",
     points=5,
     cases=CASES,
     unseen=unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=step_facts,

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.cases import draw_leaves, model_of, params_of, pipe_of
+from autograder.cases import model_of, params_of, pipe_of
 from autograder.chapters.pipeline.shared import groups_of, others_of
 from autograder.contract import Case
+from autograder.draws import draw_leaves
 from course.data import regression_batch, token_batch
 from course.model import full_loss
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves, pipe_of, stages_of
+from autograder.cases import pipe_of, stages_of
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
@@ -25,7 +25,9 @@ from autograder.chapters.pipeline.shared import (
     ticks_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh, as_varying
 
 NAME = "execute_pipeline"
@@ -153,9 +155,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 EXECUTE_PIPELINE = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(stage, microbatches, axis_name)", wrap),
     kind="local",
-    signature="(stage, microbatches, axis_name)",
     points=5,
     cases=(
         Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIZES, quick=True),
@@ -165,7 +166,6 @@ EXECUTE_PIPELINE = Task(
         Case("pipe=1, 2 microbatches", {"pipe": 1}, {**_SIZES, "microbatches": 2}),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=execute_facts,

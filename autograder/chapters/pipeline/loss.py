@@ -34,6 +34,7 @@ from autograder.chapters.pipeline.shared import (
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh
 
 NAME = "pipeline_loss"
@@ -151,9 +152,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 PIPELINE_LOSS = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, batch, key, model, num_microbatches, axis_name)", wrap),
     kind="local",
-    signature="(params, batch, key, model, num_microbatches, axis_name)",
     points=5,
     cases=(
         Case("pipe=4, 6 microbatches", {"pipe": 4}, {**_SIZES, "num_layers": 4}, quick=True),
@@ -163,7 +163,6 @@ PIPELINE_LOSS = Task(
         Case("pipe=1, 2 microbatches", {"pipe": 1}, {**_FEWER, "microbatches": 2}),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=loss_facts,

@@ -13,6 +13,7 @@ from autograder import facts, forms
 from autograder.chapters.pipeline.shared import refused, refuses
 from autograder.contract import Case, Evidence, Task, Wrapped
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh
 
 NAME = "split_microbatches"
@@ -91,9 +92,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 SPLIT_MICROBATCHES = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(batch, num_microbatches)", wrap),
     kind="local",
-    signature="(batch, num_microbatches)",
     points=1,
     cases=(
         Case("data=2 x pipe=4", {"data": 2, "pipe": 4}, {"microbatches": 4, "rows": 3, "width": 5}, quick=True),
@@ -102,7 +102,6 @@ SPLIT_MICROBATCHES = Task(
         Case("data=1", {"data": 1}, {"microbatches": 1, "rows": 7, "width": 5}),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=split_facts,

@@ -38,6 +38,7 @@ from autograder.chapters.pipeline.shared import (
 )
 from autograder.contract import Case, Evidence, Task, Wrapped
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh
 
 NAME = "pipeline_train_step"
@@ -216,9 +217,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 PIPELINE_TRAIN_STEP = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)", wrap),
     kind="local",
-    signature="(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)",
     points=5,
     cases=(
         Case("data=2 x pipe=4, 6 microbatches", {"data": 2, "pipe": 4}, {**_SIZES, "num_layers": 4}, quick=True),
@@ -233,7 +233,6 @@ PIPELINE_TRAIN_STEP = Task(
         ),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=step_facts,

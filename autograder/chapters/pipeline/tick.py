@@ -12,10 +12,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves, pipe_of, stages_of
+from autograder.cases import pipe_of, stages_of
 from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, stage_of, ticks_of
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh, as_varying
 
 NAME = "pipeline_tick"
@@ -141,9 +143,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 PIPELINE_TICK = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(stage, microbatches, arrived, tick, axis_name)", wrap),
     kind="local",
-    signature="(stage, microbatches, arrived, tick, axis_name)",
     points=3,
     cases=(
         Case("pipe=4", {"pipe": 4}, _SIZES, quick=True),
@@ -152,7 +153,6 @@ PIPELINE_TICK = Task(
         Case("pipe=1", {"pipe": 1}, _SIZES),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=tick_facts,

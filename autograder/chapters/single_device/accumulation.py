@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from autograder import facts, forms, limits
-from autograder.cases import batch_of, batch_shapes, draw_leaves, model_of, params_of
+from autograder.cases import batch_shapes, model_of, params_of
 from autograder.chapters.single_device.common import MESH, does_not_grow, float32_scalar, on_one_device
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import batch_of, draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.model import full_loss
 
 FEW, MANY = "2 microbatches", "8 microbatches"
@@ -93,9 +95,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 TASK = Task(
-    name="accumulate_gradients",
+    wrapping=Wrapping("accumulate_gradients", "(loss_fn, params, batch, num_microbatches)", _wrap),
     kind="transform",
-    signature="(loss_fn, params, batch, num_microbatches)",
     points=2,
     cases=(
         Case(MANY, MESH, _MLP, quick=True),
@@ -104,7 +105,6 @@ TASK = Task(
         Case("1 microbatch", MESH, {**_MLP, "num_microbatches": 1}),
     ),
     unseen=_unseen,
-    wrap=_wrap,
     draw=_draw,
     oracle=oracle,
     facts=_facts,

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from autograder import facts, limits
-from autograder.cases import draw_leaves
 from autograder.chapters.single_device.common import MESH, like, on_one_device
 from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 # Scores go up to about 110, where float32 is exact to 2^-18 (4e-6). A score adds up ten such roundings, what
 # is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.2e-5 here.
@@ -99,9 +100,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 TASK = Task(
-    name="chunked_attention",
+    wrapping=Wrapping("chunked_attention", "(q, k, v, chunk)", _wrap),
     kind="step",
-    signature="(q, k, v, chunk)",
     points=4,
     cases=(
         Case("8 chunks", MESH, _SMALL, quick=True),
@@ -109,7 +109,6 @@ TASK = Task(
         Case("1 chunk", MESH, {**_SMALL, "seq": 16, "chunk": 16}),
     ),
     unseen=_unseen,
-    wrap=_wrap,
     draw=_draw,
     oracle=oracle,
     facts=_facts,

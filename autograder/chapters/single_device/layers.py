@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 from autograder import facts, limits
-from autograder.cases import draw_leaves, model_of, params_of
+from autograder.cases import model_of, params_of
 from autograder.chapters.single_device.common import MESH, does_not_grow, like, on_one_device
 from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 SHALLOW, DEEP = "2 layers", "8 layers"
 
@@ -111,9 +113,10 @@ def _unseen_transformer(rng: np.random.Generator) -> Case:
 
 
 SCAN = Task(
-    name="scan_layers",
+    wrapping=Wrapping(
+        "scan_layers", "(layer, stacked_params, x)", lambda function, case: _wrap("scan_layers", function, case)
+    ),
     kind="transform",
-    signature="(layer, stacked_params, x)",
     points=1,
     cases=(
         Case(DEEP, MESH, _MLP, quick=True),
@@ -122,16 +125,16 @@ SCAN = Task(
         Case("1 layer", MESH, {**_MLP, "num_layers": 1}),
     ),
     unseen=_unseen_mlp,
-    wrap=lambda function, case: _wrap("scan_layers", function, case),
     draw=_draw,
     oracle=oracle,
     facts=_scan_facts,
 )
 
 REMAT = Task(
-    name="remat_layers",
+    wrapping=Wrapping(
+        "remat_layers", "(layer, stacked_params, x)", lambda function, case: _wrap("remat_layers", function, case)
+    ),
     kind="transform",
-    signature="(layer, stacked_params, x)",
     points=2,
     cases=(
         Case("12 layers", MESH, _TWELVE, quick=True),
@@ -139,7 +142,6 @@ REMAT = Task(
         Case("8 layers without attention", MESH, _MLP),
     ),
     unseen=_unseen_transformer,
-    wrap=lambda function, case: _wrap("remat_layers", function, case),
     draw=_draw,
     oracle=oracle,
     facts=_remat_facts,

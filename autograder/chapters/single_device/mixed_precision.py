@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder import facts, limits
-from autograder.cases import draw_leaves
 from autograder.chapters.single_device.common import MESH, float32_scalar, on_one_device
 from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.data import token_batch
 
 # An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on the average. On its way through two layers
@@ -119,9 +120,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 TASK = Task(
-    name="mixed_precision_loss",
+    wrapping=Wrapping("mixed_precision_loss", "(params, batch, num_heads)", _wrap),
     kind="step",
-    signature="(params, batch, num_heads)",
     points=2,
     cases=(
         Case("2 layers", MESH, _SMALL, quick=True),
@@ -129,7 +129,6 @@ TASK = Task(
         Case("width 48", MESH, _WIDE),
     ),
     unseen=_unseen,
-    wrap=_wrap,
     draw=_draw,
     oracle=oracle,
     facts=_facts,

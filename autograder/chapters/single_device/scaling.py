@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves
 from autograder.chapters.single_device.common import MESH, float32_scalar, like, on_one_device
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 # float16 rounds by 2^-11 at most, and by about 2^-12 on the average. A gradient meets a dozen roundings on its way; the
 # update is about as large as the parameter, and the steps add up.
@@ -179,9 +180,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 TASK = Task(
-    name="scaled_step",
+    wrapping=Wrapping("scaled_step", "(loss_fn, params, state, batch, learning_rate, growth_interval)", _wrap),
     kind="step",
-    signature="(loss_fn, params, state, batch, learning_rate, growth_interval)",
     points=2,
     cases=(
         Case("one bad step", MESH, _SMALL, quick=True),
@@ -189,7 +189,6 @@ TASK = Task(
         Case("scale far too large", MESH, _HIGH),
     ),
     unseen=_unseen,
-    wrap=_wrap,
     draw=_draw,
     oracle=oracle,
     facts=_facts,

@@ -28,6 +28,7 @@ from autograder.chapters.tensor_parallel.shared import (
 )
 from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 FORWARD = "collectives forward"
 # Right answers that gather or multiply once more in the backward pass take up to 1.12 times as long; a step that sends
@@ -125,9 +126,10 @@ def _unseen_attention(rng: np.random.Generator) -> Case:
 
 
 TP_MLP = Task(
-    name="tp_mlp",
+    wrapping=Wrapping(
+        "tp_mlp", "(params, x, axis_name)", lambda function, case: wrap_layer("tp_mlp", function, case, _mlp(case))
+    ),
     kind="local",
-    signature="(params, x, axis_name)",
     points=3,
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _SIZES, quick=True),
@@ -137,7 +139,6 @@ TP_MLP = Task(
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _SIZES),
     ),
     unseen=_unseen_mlp,
-    wrap=lambda function, case: wrap_layer("tp_mlp", function, case, _mlp(case)),
     draw=lambda rng, case: draw_layer(rng, _mlp(case), case.sizes["backward"]),
     oracle=lambda inputs, case: layer_oracle(inputs, case, mlp_on_one_device),
     facts=mlp_facts,
@@ -147,9 +148,12 @@ TP_MLP = Task(
 )
 
 TP_ATTENTION = Task(
-    name="tp_attention",
+    wrapping=Wrapping(
+        "tp_attention",
+        "(params, x, axis_name)",
+        lambda function, case: wrap_layer("tp_attention", function, case, _attention(case)),
+    ),
     kind="local",
-    signature="(params, x, axis_name)",
     points=3,
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
@@ -159,7 +163,6 @@ TP_ATTENTION = Task(
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
     ),
     unseen=_unseen_attention,
-    wrap=lambda function, case: wrap_layer("tp_attention", function, case, _attention(case)),
     draw=lambda rng, case: draw_layer(rng, _attention(case), case.sizes["backward"]),
     oracle=lambda inputs, case: layer_oracle(inputs, case, attention_on_one_device),
     facts=block_facts,

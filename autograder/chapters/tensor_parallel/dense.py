@@ -25,6 +25,7 @@ from autograder.chapters.tensor_parallel.shared import (
 )
 from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 
 ALLOWED = ("all_gather", "reduce_scatter")
 
@@ -94,26 +95,30 @@ def _unseen(narrow: str, wide: str) -> Any:
 
 
 COLUMN_PARALLEL_DENSE = Task(
-    name="column_parallel_dense",
+    wrapping=Wrapping(
+        "column_parallel_dense",
+        "(params, x, axis_name)",
+        lambda function, case: wrap_layer("column_parallel_dense", function, case, _column(case)),
+    ),
     kind="local",
-    signature="(params, x, axis_name)",
     points=2,
     cases=_cases(d_in=_NARROW, d_out=_WIDE),
     unseen=_unseen("d_in", "d_out"),
-    wrap=lambda function, case: wrap_layer("column_parallel_dense", function, case, _column(case)),
     draw=lambda rng, case: draw_layer(rng, _column(case), case.sizes["backward"]),
     oracle=lambda inputs, case: layer_oracle(inputs, case, dense),
     facts=column_facts,
 )
 
 ROW_PARALLEL_DENSE = Task(
-    name="row_parallel_dense",
+    wrapping=Wrapping(
+        "row_parallel_dense",
+        "(params, x, axis_name)",
+        lambda function, case: wrap_layer("row_parallel_dense", function, case, _row(case)),
+    ),
     kind="local",
-    signature="(params, x, axis_name)",
     points=2,
     cases=_cases(d_in=_WIDE, d_out=_NARROW),
     unseen=_unseen("d_out", "d_in"),
-    wrap=lambda function, case: wrap_layer("row_parallel_dense", function, case, _row(case)),
     draw=lambda rng, case: draw_layer(rng, _row(case), case.sizes["backward"]),
     oracle=lambda inputs, case: layer_oracle(inputs, case, dense),
     facts=row_facts,

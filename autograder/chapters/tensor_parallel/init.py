@@ -15,6 +15,7 @@ from autograder.cases import varying
 from autograder.chapters.tensor_parallel.shared import leaf, others_of, split_of, tensor_of
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh
 
 NAME = "init_dense"
@@ -153,9 +154,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 INIT_DENSE = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(key, d_in, d_out, axis_name, split)", wrap),
     kind="local",
-    signature="(key, d_in, d_out, axis_name, split)",
     points=2,
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _SIZES, quick=True),
@@ -164,7 +164,6 @@ INIT_DENSE = Task(
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _SIZES),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=init_facts,

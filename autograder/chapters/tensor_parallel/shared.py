@@ -17,8 +17,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.contract import Case, Evidence, Mismatch, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
 from course.mesh import abstract_mesh
 from course.program.program import spec_of

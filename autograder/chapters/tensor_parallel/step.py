@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves, model_of, params_of, varying
+from autograder.cases import model_of, params_of, varying
 from autograder.chapters.tensor_parallel.shared import (
     GATHERED,
     OTHER,
@@ -27,7 +27,9 @@ from autograder.chapters.tensor_parallel.shared import (
     tensor_of,
 )
 from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.data import regression_batch
 from course.mesh import abstract_mesh
 from course.model import full_loss
@@ -197,9 +199,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 TP_TRAIN_STEP = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, specs, batch, model, data_axis, tensor_axis, learning_rate)", wrap),
     kind="local",
-    signature="(params, specs, batch, model, data_axis, tensor_axis, learning_rate)",
     points=5,
     cases=(
         _on(2, 4, _SIZES, quick=True),
@@ -210,7 +211,6 @@ TP_TRAIN_STEP = Task(
         Case("replica=2 x model=2", {"replica": 2, "model": 2}, _SIZES),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=step_facts,

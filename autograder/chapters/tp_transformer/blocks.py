@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
     SIZES,
@@ -32,7 +32,9 @@ from autograder.chapters.tp_transformer.shared import (
     tensor_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.layout import tensor_specs
 from course.mesh import abstract_mesh
 
@@ -184,25 +186,21 @@ _LARGE = {**_cases(1)[1].sizes, "width": 2048, "hidden": 8192, "seq": 1024, "max
 _SIGNATURE = "(params, x, key, rate, gather_matmul, matmul_scatter, axis_name)"
 
 TP_TRANSFORMER_BLOCK = Task(
-    name=SEQUENTIAL,
+    wrapping=Wrapping(SEQUENTIAL, _SIGNATURE, wrap),
     kind="local",
-    signature=_SIGNATURE,
     points=4,
     cases=_cases(0),
     unseen=_unseen(0),
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=sequential_facts,
 )
 PARALLEL_TRANSFORMER_BLOCK = Task(
-    name=PARALLEL,
+    wrapping=Wrapping(PARALLEL, _SIGNATURE, wrap),
     kind="local",
-    signature=_SIGNATURE,
     points=4,
     cases=_cases(1),
     unseen=_unseen(1),
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=parallel_facts,

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
     SIZES,
@@ -29,7 +29,9 @@ from autograder.chapters.tp_transformer.shared import (
     tensor_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.layout import tensor_specs
 from course.mesh import abstract_mesh
 
@@ -126,9 +128,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 VOCAB_PARALLEL_EMBED = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, tokens, axis_name)", wrap),
     kind="local",
-    signature="(params, tokens, axis_name)",
     points=3,
     cases=(
         Case("tensor=4", {"tensor": 4}, _SIZES, quick=True),
@@ -138,7 +139,6 @@ VOCAB_PARALLEL_EMBED = Task(
         Case("tensor=1", {"tensor": 1}, _SIZES),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=embed_facts,

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.chapters.tp_transformer.shared import (
     EVERY,
     SIZES,
@@ -30,7 +30,9 @@ from autograder.chapters.tp_transformer.shared import (
     tensor_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.layout import tensor_specs
 from course.mesh import abstract_mesh
 
@@ -154,9 +156,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 VOCAB_PARALLEL_LOSS = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, x, targets, gather_matmul, axis_name)", wrap),
     kind="local",
-    signature="(params, x, targets, gather_matmul, axis_name)",
     points=5,
     cases=(
         Case("tensor=4", {"tensor": 4}, {**_SIZES, "offset": -150}, quick=True),
@@ -166,7 +167,6 @@ VOCAB_PARALLEL_LOSS = Task(
         Case("tensor=1", {"tensor": 1}, _SIZES),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=loss_facts,

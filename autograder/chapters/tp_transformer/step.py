@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.chapters.tp_transformer.loss import sums_bytes
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
@@ -34,7 +34,9 @@ from autograder.chapters.tp_transformer.shared import (
     tensor_of,
 )
 from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.data import token_batch
 from course.layout import tensor_specs
 from course.mesh import abstract_mesh
@@ -206,9 +208,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 TP_TRANSFORMER_STEP = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate)", wrap),
     kind="local",
-    signature="(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate)",
     points=6,
     cases=(
         Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, _SIZES, quick=True),
@@ -219,7 +220,6 @@ TP_TRANSFORMER_STEP = Task(
         Case("data=1 x tensor=1", {"data": 1, "tensor": 1}, {**_SIZES, "rows": 1, "dropout": 0}),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=step_facts,

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from autograder import answers
+from autograder import answer_facts, answers
 from autograder.answers import Refusal
 from autograder.contract import Case, Evidence, Mismatch, Task
 from autograder.facts import worst
 from autograder.forms import describe
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.budget import Sizes
 from course.machine import Machine
 from course.machines import MACHINES
@@ -96,7 +97,7 @@ def _said(e: Evidence, question: Question, answer: Any) -> str:
 
 def _judged(e: Evidence) -> list[tuple[Question, Any]]:
     """Questions with their answers; None where a forged Program has none."""
-    given, asked = answers.decode(e.measured["values"]), questions(e.case)
+    given, asked = answer_facts.decode(e.measured["values"]), questions(e.case)
     given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
     return list(zip(asked, given, strict=True))
 
@@ -189,9 +190,12 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 CHOOSE_MESH = Task(
-    name=NAME,
+    wrapping=Wrapping(
+        NAME,
+        "(sizes, num_devices, batch, estimate)",
+        lambda function, case: answers.wrap_answer(NAME, lambda: _every(function, case), None, case.mesh, MOST),
+    ),
     kind="value",
-    signature="(sizes, num_devices, batch, estimate)",
     points=3,
     cases=(
         _case("8xA5000", "8xA5000", True),
@@ -200,7 +204,6 @@ CHOOSE_MESH = Task(
         _case("8xTPUv5e, 12 layers", "8xTPUv5e", layers=12, batch=1),
     ),
     unseen=_unseen,
-    wrap=lambda function, case: answers.wrap_answer(NAME, lambda: _every(function, case), None, case.mesh, MOST),
     draw=answers.no_inputs,
     oracle=_oracle,
     facts=choice_facts,

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms, limits
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.chapters.transformer_3d.sent import no_pieces, sent_facts
 from autograder.chapters.transformer_3d.shared import (
     SIZES,
@@ -22,7 +22,9 @@ from autograder.chapters.transformer_3d.shared import (
     stacked_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh, varying_axes
 
 NAME = "forward_3d"
@@ -162,13 +164,11 @@ CASES = (
 )  # fmt: skip
 
 FORWARD_3D = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)", wrap),
     kind="local",
-    signature="(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)",
     points=8,
     cases=CASES,
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=forward_facts,

@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves
 from autograder.chapters.transformer_3d.shared import (
     SIZES,
     axes_of,
@@ -20,7 +19,9 @@ from autograder.chapters.transformer_3d.shared import (
     whole_of,
 )
 from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
 from course.program.program import path_name, spec_of
 
@@ -136,9 +137,8 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 INIT_3D = Task(
-    name=NAME,
+    wrapping=Wrapping(NAME, "(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)", wrap),
     kind="local",
-    signature="(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)",
     points=3,
     cases=(
         Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, _SMALL, quick=True),
@@ -148,7 +148,6 @@ INIT_3D = Task(
         Case("data=1 x pipe=2 x tensor=1", {"data": 1, "pipe": 2, "tensor": 1}, {**_SMALL, "num_repeats": 1}),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=init_facts,

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
-from autograder.cases import draw_leaves, varying
+from autograder.cases import varying
 from autograder.chapters.transformer_3d.forward import on_each_device
 from autograder.chapters.transformer_3d.sent import sent_facts
 from autograder.chapters.transformer_3d.shared import (
@@ -26,7 +26,9 @@ from autograder.chapters.transformer_3d.shared import (
     stacked_of,
 )
 from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.draws import draw_leaves
 from autograder.verdict import Fact
+from autograder.wrapping import Wrapping
 from course.mesh import abstract_mesh
 
 NAME = "train_step_3d"
@@ -111,9 +113,12 @@ def _unseen(rng: np.random.Generator) -> Case:
 
 
 TRAIN_STEP_3D = Task(
-    name=NAME,
+    wrapping=Wrapping(
+        NAME,
+        "(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm)",
+        wrap,
+    ),
     kind="local",
-    signature=("(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm)"),
     points=4,
     cases=(
         Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, _SIZES, quick=True),
@@ -125,7 +130,6 @@ TRAIN_STEP_3D = Task(
         Case("data=2 x pipe=2 x tensor=2, 20 steps", {"data": 2, "pipe": 2, "tensor": 2}, _TWENTY),
     ),
     unseen=_unseen,
-    wrap=wrap,
     draw=draw,
     oracle=oracle,
     facts=step_facts,

@@ -1,0 +1,90 @@
+"""What is judged of functions that return plain data: the answers as they arrive, and facts about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder.answers import Refusal, show
+from autograder.contract import Case, Evidence
+from autograder.facts import worst
+from autograder.verdict import Fact, Kind
+
+# No size, count or index that a right answer holds comes near it.
+LARGEST = 2**53
+
+
+def decode(values: np.ndarray) -> Any:
+    """The answer from ``encode``; None where it is none: not finite, beyond ``LARGEST``, or forged."""
+    try:
+        text = values.tobytes().rstrip(b"\0")
+        return _from_plain(json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
+    """The answer is the right one in every case; ``explain`` says what a wrong one would mean, not what is right."""
+    found = []
+    for e in evidence:
+        measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
+        passed = measured == expected
+        message = "" if passed else f"your answer is {show(measured)}. {explain(e.case, measured)}".strip()
+        found.append(
+            Fact(
+                "values",
+                passed,
+                show(measured),
+                "the one answer",
+                case=e.case.name,
+                line=e.line,
+                message=message,
+                kind=Kind.VALUES,
+            )
+        )
+    return worst(found)
+
+
+def every_answer_matches(
+    evidence: list[Evidence],
+    questions: Callable[[Case], Sequence[Any]],
+    right: Callable[[Case, Any, Any], bool],
+    explain: Callable[[Case, Any, Any], str],
+) -> Fact:
+    """Every question of every case is answered rightly.
+
+    Args:
+        evidence: The cases.
+        questions: What a case asks, in order.
+        right: Whether an answer to a question is right: ``(case, question, answer)``.
+        explain: What the first wrong answer of a case would mean; takes the same.
+    """
+    found = []
+    for e in evidence:
+        given, asked = decode(e.measured["values"]), questions(e.case)
+        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
+        wrong = [(question, a) for question, a in zip(asked, given, strict=True) if not right(e.case, question, a)]
+        message = explain(e.case, *wrong[0]) if wrong else ""
+        counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
+        found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message,
+                          kind=Kind.VALUES))  # fmt: skip
+    return worst(found)
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    if not abs(number) <= LARGEST:
+        raise ValueError("no right answer holds such a number")
+    return number if any(c in text for c in ".eE") else int(text)
+
+
+def _from_plain(data: Any) -> Any:
+    if isinstance(data, dict) and "refused" in data:
+        return Refusal(data["refused"])
+    if isinstance(data, dict):
+        return P(*(tuple(e) if isinstance(e, list) else e for e in data["spec"]))
+    return tuple(map(_from_plain, data)) if isinstance(data, list) else data

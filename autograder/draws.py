@@ -1,0 +1,51 @@
+"""What contracts draw: the meshes of cases, those that nobody has seen, and the inputs. The sandbox never has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.cases import axis_size
+from autograder.contract import Case
+from course.data import regression_batch, token_batch
+
+_LETTERS = list("abcdefghijklmnopqrstuvwxyz")
+
+
+def axis_names(rng: np.random.Generator, count: int) -> list[str]:
+    """Names of axes that no learner's code can have met: six letters each."""
+    return ["".join(rng.choice(_LETTERS, 6)) for _ in range(count)]
+
+
+def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Case, ...]:
+    """The meshes that most functions are run on, two of them in a quick check; ``two`` are other sizes for ``data=2``.
+
+    The first is the smallest that shows every fact.
+    """
+    return (
+        Case("data=8", {"data": 8}, sizes, quick=True),
+        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, sizes, quick=True),
+        Case("data=2", {"data": 2}, two or sizes),
+        Case("data=1", {"data": 1}, sizes),
+    )
+
+
+def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
+    """A mesh that learners have not seen, the axis to work over first: no name of its axes is known before."""
+    sizes = [(4,), (2, 2), (2, 4), (4, 2), (8,)][rng.integers(5)]
+    return dict(zip(axis_names(rng, len(sizes)), sizes, strict=True))
+
+
+def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
+    """Normal numbers in the shapes and dtypes of ``tree``."""
+    return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)
+
+
+def batch_of(case: Case, seed: int) -> dict[str, np.ndarray]:
+    """A batch with ``rows`` for each device of the axis."""
+    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
+    if "seq" in s:
+        return token_batch(seed, 0, batch=rows, seq=s["seq"], vocab=s["vocab"])
+    return regression_batch(seed, 0, batch=rows, num_inputs=s["features"], num_outputs=s["features"])
