@@ -16,6 +16,7 @@ from autograder.grading.launch import Limits
 from autograder.grading.ledger import TRIES, Ledger, digest, needs_human
 from autograder.grading.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
 from autograder.grading.submissions import Submission, find_submissions, fingerprint, read_submitted
+from autograder.grading.varied import asked_by
 from autograder.verdict import NEEDS_HUMAN, Report
 
 Progress = Callable[[str, int, int], None]
@@ -80,7 +81,8 @@ def grade_course(
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
             clean_half_made(course, ledger.status(assignment))
             chosen = _chosen(everyone, only)
-            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits)
+            asked = tuple(sorted(asked_by(course, assignment).items()))
+            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, asked)
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
             paths = {submission.student: submission.notebook for submission in chosen}
             entries = [entry for entry in ledger.status(assignment) if entry.student in paths]

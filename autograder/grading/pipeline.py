@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from autograder.verdict import (
 LIMITS = Limits(wall_s=180.0, cpu_s=60)
 # A student's process may claim these and no others.
 _THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
+NONE: Mapping[str, str] = {}
 _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
@@ -43,9 +45,13 @@ class Grader:
         secret: The course's: inputs and the unseen case follow from it and the submission.
         level: What ``sandbox.best_level`` returned.
         limits: For tracing one function, and for each of its Programs.
+        variants: What the course asks for by function; see ``varied``.
     """
 
-    def __init__(self, chapter: str, *, secret: bytes, level: str, limits: Limits = LIMITS):
+    def __init__(
+        self, chapter: str, *, secret: bytes, level: str, limits: Limits = LIMITS, variants: Mapping[str, str] = NONE
+    ):
+        self.variants = variants
         self.chapter, self.secret, self.level, self.limits = chapter, secret, level, limits
         self.contract = load(chapter)
         wall = limits.wall_s or 0
@@ -81,7 +87,8 @@ class Grader:
 
     def grade_task(self, task: Task, notebook: Notebook) -> Result:
         """One function of a notebook."""
-        planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest)
+        planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest,
+                       variant=self.variants.get(task.name, ""))  # fmt: skip
         request = {
             "chapter": self.chapter,
             "task": task.name,
