@@ -179,7 +179,7 @@ def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Map
     """What every chapter asks for: one that is new, or was told to, by the secret; every other what it was."""
     secret, there = course.secret(folder), _chapters(folder)
     found = dict(settled.variants)
-    for name in chapters:
+    for name in chapters or (there if "vary" in changes else []):
         if name in there and "vary" not in changes:
             continue
         drawn = varied.choose(secret, name) if settled.vary else {}

@@ -30,8 +30,16 @@ FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 RINGS = ("ring_all_gather", "ring_reduce_scatter", "ring_all_to_all")
 
 
+def sentence_of(name, variant):
+    found = load("collectives").task(name).variant(variant)
+    assert found
+    return found.sentence
+
+
 def source(name):
-    return re.search(rf"^def {name}\(.*?### END SOLUTION", SOLUTION, re.MULTILINE | re.DOTALL)[0]
+    found = re.search(rf"^def {name}\(.*?### END SOLUTION", SOLUTION, re.MULTILINE | re.DOTALL)
+    assert found
+    return found[0]
 
 
 def adapted(name, variant):
@@ -54,9 +62,9 @@ def defined(*texts):
     return space
 
 
-@pytest.mark.parametrize(("name", "variant"), product(RINGS, PLACES) if FULL else zip(RINGS, PLACES, strict=True))
+@pytest.mark.parametrize(("name", "variant"), [*(product if FULL else zip)(RINGS, PLACES)])
 def test_the_public_solution_fails_a_variant_and_is_told_its_sentence_and_an_adapted_one_passes(name, variant):
-    sentence = load("collectives").task(name).variant(variant).sentence
+    sentence = sentence_of(name, variant)
     failed = check(getattr(collectives, name), variant=variant).report
     (values,) = [fact for fact in failed.functions[0].facts if fact.name == "values"]
     assert failed.functions[0].verdict == FAIL and failed.points == 0 and sentence in values.message
@@ -116,7 +124,7 @@ def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tm
     asked = varied.asked_by(course, "collectives")
     assert set(asked) == set(RINGS)
     name, path = "ring_all_to_all", tmp_path / "collectives.ipynb"
-    sentence = load("collectives").task(name).variant(asked[name]).sentence
+    sentence = sentence_of(name, asked[name])
     release = (course / "release" / "collectives" / "collectives.ipynb").read_text()
     cells = nbformat.reads(release, as_version=4).cells
     at = next(i for i, cell in enumerate(cells) if cell.get("id") == f"variant-{name}")
