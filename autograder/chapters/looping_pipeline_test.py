@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from autograder import answers
 from autograder.cases import stages_of
 from autograder.chapters.looping_pipeline import CONTRACT, schedule, step
-from autograder.chapters.looping_pipeline.shared import in_a_row, pipelines_of
+from autograder.chapters.looping_pipeline.shared import in_a_row
+from autograder.chapters.looping_pipeline.wrapping import pipelines_of
 from autograder.check import check_function
 from autograder.contract import references
 from autograder.measure import look

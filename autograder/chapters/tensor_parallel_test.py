@@ -10,7 +10,7 @@ from autograder.cases import model_of
 from autograder.chapters.tensor_parallel import CONTRACT
 from autograder.chapters.tensor_parallel.blocks import SLOWER
 from autograder.chapters.tensor_parallel.init import _mistakes, _scale
-from autograder.chapters.tensor_parallel.shared import places_of, split_of
+from autograder.chapters.tensor_parallel.wrapping import places_of, split_of
 from autograder.contract import Evidence, references, trace
 from autograder.measure import look
 from autograder.mutants import judged

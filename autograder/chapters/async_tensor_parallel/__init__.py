@@ -2,7 +2,7 @@
 
 from autograder.chapters.async_tensor_parallel import mlp, rings
 from autograder.contract import Contract, Task
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 
 READ = {
     "values": ("async_tensor_parallel", "A product in a ring"),
@@ -22,7 +22,7 @@ CONTRACT = Contract(
     (
         *rings.TASKS,
         Task(
-            wrapping=Wrapping("async_tp_mlp", "(params, x, axis_name)", mlp.wrap),
+            wrapping=wrappings("async_tensor_parallel")["async_tp_mlp"],
             kind="local",
             points=4,
             cases=mlp.CASES,

@@ -8,17 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from autograder import facts, limits
-from autograder.cases import varying
 from autograder.chapters.async_tensor_parallel import shared
 from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
-from autograder.contract import Case, Evidence, Mismatch, Wrapped
+from autograder.chapters.async_tensor_parallel.wrapping import groups_of, mlp_shapes, rows_shape, size_of
+from autograder.contract import Case, Evidence
 from autograder.draws import draw_leaves
-from autograder.forms import describe
 from autograder.verdict import Fact
-from course.mesh import abstract_mesh
 
 # Of tp_mlp's, forward and backward: what may be exposed, and how long it may take.
 EXPOSED, TIME = 0.4, 1.0
@@ -35,75 +32,18 @@ ANALYSED = (Case(f"tensor=8, width {WIDTH}", {"tensor": 8}, _LARGE), "tensor=8")
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    sizes = {"rows": int(rng.choice([2, 5])), "batch": int(rng.choice([1, 3])), "width": 4, "hidden": 7}
-    return Case("unseen", shared.unseen_mesh(rng), sizes)
-
-
-def shapes_of(case: Case) -> dict[str, Any]:
-    """The whole parameters; ``hidden`` is what one device has of the hidden features."""
-    width, hidden = case.sizes["width"], case.sizes["hidden"] * shared.size_of(case)
-
-    def dense(d_in, d_out):
-        return {
-            "kernel": jax.ShapeDtypeStruct((d_in, d_out), np.float32),
-            "bias": jax.ShapeDtypeStruct((d_out,), np.float32),
-        }
-
-    return {"up": dense(width, hidden), "down": dense(hidden, width)}
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """All leaves enter varying over all axes. What flows back depends on the result, so it cannot start before it."""
-    axis, others = shared.axis_of(case), shared.others_of(case)
-    rows = shared.rows_spec(case, axis, None)
-    specs = {"up": {"kernel": P(None, axis), "bias": P(axis)}, "down": {"kernel": P(axis), "bias": P()}}
-    # One below the other, since a dim of their own would be a copy of each.
-    everywhere = P((*others, axis))
-    results = {
-        "values": rows,
-        "gradients": {
-            "params": {
-                "up": {"kernel": P(others, axis), "bias": everywhere},
-                "down": {"kernel": everywhere, "bias": everywhere},
-            },
-            "x": rows,
-        },
-    }
-    activations = jax.ShapeDtypeStruct(shared.rows_shape(case, case.sizes["width"]), np.float32)
-
-    def run(params, x):
-        result = function(params, x, axis)
-        if not hasattr(result, "shape") or (result.shape, result.dtype) != (x.shape, x.dtype):
-            raise Mismatch(
-                f"on mesh {case.mesh_text} async_tp_mlp gets {describe(x)} and gives {describe(result)}, "
-                f"expected {describe(x)}"
-            )
-        return result
-
-    def local(params, x, upstream):
-        params, x, upstream = varying((params, x, upstream), case.mesh)
-        result, transpose = jax.vjp(run, params, x)
-        of_params, of_x = transpose(upstream * result)
-        return {"values": result, "gradients": {"params": of_params, "x": of_x}}
-
-    def program(params, x, upstream):
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=(specs, rows, rows), out_specs=results)
-        return mapped(params, x, upstream)
-
-    inputs = {"params": shapes_of(case), "x": activations, "upstream": activations}
-    in_specs = {"params": specs, "x": rows, "upstream": rows}
-    return Wrapped(program, inputs, in_specs, results, {"params": "state"})
+    return shared.unseen(rng, {"width": int(rng.choice([4, 7])), "hidden": int(rng.choice([3, 7]))})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    shape = shared.rows_shape(case, case.sizes["width"])
-    x, upstream = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
-    return {"params": draw_leaves(rng, shapes_of(case), 0.5), "x": x, "upstream": upstream}
+    shape = rows_shape(case, case.sizes["width"])
+    x, upstream = (np.float32(rng.uniform(0.5, 2) * rng.standard_normal(shape)) for _ in range(2))
+    return {"params": draw_leaves(rng, mlp_shapes(case), 0.5), "x": x, "upstream": upstream}
 
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     """The MLP on one device, and the gradients of half of ``upstream`` times the square of what it gives."""
-    n, groups = shared.size_of(case), shared.groups_of(case)
+    n, groups = size_of(case), groups_of(case)
     x, upstream = (inputs[name].reshape(groups, -1, *inputs[name].shape[-2:]) for name in ("x", "upstream"))
     values, of_params, of_x = jax.tree.map(np.asarray, _both_ways(inputs["params"], x, upstream))
     # The bias of the result is whole on every device, and each has its own rows' gradient of it.
@@ -150,7 +90,7 @@ def mlp_facts(cases: list[Evidence], large: Evidence | None, references: dict[st
     counted = [*cases, large] if large else cases
 
     def form(e: Evidence) -> float:
-        return (shared.size_of(e.case) - 1) * shared.chunk_bytes(e.case, e.case.sizes["width"])
+        return (size_of(e.case) - 1) * shared.chunk_bytes(e.case, e.case.sizes["width"])
 
     return [
         facts.arrays_match("values", cases, "values"),

@@ -9,98 +9,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import microbatch_bytes, pipe_of, stages_of, varying
-from autograder.chapters.looping_pipeline.shared import (
-    as_stages,
-    data_of,
-    in_a_row,
-    model_of,
-    params_of,
-    pipelines_of,
-    ticks_of,
-)
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder import facts, limits
+from autograder.cases import microbatch_bytes, stages_of
+from autograder.chapters.looping_pipeline.shared import as_stages, in_a_row, ticks_of, unseen_mesh
+from autograder.chapters.looping_pipeline.wrapping import model_of, pipelines_of, wrap_execute
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 from course.machines import machine
-from course.mesh import abstract_mesh
 from course.model import layer_key
 
-NAME = "execute_looping_pipeline"
 MACHINE = "free network"
 
 
-def wrap(function: Any, case: Case) -> Wrapped:
-    """The last stage's outputs, and what flows back to each stage's layers and inputs; other stages give zeros."""
-    pipe, data, s = pipe_of(case), data_of(case), case.sizes
-    shapes, specs = params_of(case)
-
-    def local(layers, microbatches, upstream, key):
-        layers = jax.tree.map(lambda leaf: leaf[:, 0], layers)
-        layers, microbatches, key = varying((layers, microbatches, key), case.mesh)
-
-        def run(layers, microbatches):
-            found = function(_stage(layers, key, case), microbatches, s["num_repeats"], pipe)
-            forms.same_tree("the result", found, microbatches)
-            forms.same_shapes(NAME, found, microbatches, case)
-            last = lax.axis_index(pipe) == stages_of(case) - 1
-            return varying(jnp.where(last, found, 0), case.mesh)
-
-        if not s["gradients"]:
-            return {"values": run(layers, microbatches)[None]}
-        outputs, backward = jax.vjp(run, layers, microbatches)
-        of_layers, of_inputs = backward(varying(upstream, case.mesh))
-        gradients = {"layers": jax.tree.map(lambda g: g[None, :, None], of_layers), "microbatches": of_inputs[None]}
-        return {"values": outputs[None], "gradients": gradients}
-
-    rows, stacked = P(None, data), P(pipe, None, data)
-    results: dict[str, Any] = {"values": stacked}
-    if s["gradients"]:
-        of_layers = jax.tree.map(lambda _: P(data, None, pipe), specs["layers"])
-        results["gradients"] = {"layers": of_layers, "microbatches": stacked}
-    in_specs = {"layers": specs["layers"], "microbatches": rows, "upstream": rows, "key": P()}
-
-    def program(layers, microbatches, upstream, key):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(layers, microbatches, upstream, key)
-
-    shape = (s["num_microbatches"], s["rows"] * pipelines_of(case), s["width"])
-    activations = jax.ShapeDtypeStruct(shape, np.float32)
-    inputs = {"layers": shapes["layers"], "microbatches": activations, "upstream": activations,
-              "key": jax.ShapeDtypeStruct((2,), np.uint32)}  # fmt: skip
-    return Wrapped(program, inputs, in_specs, results, {"layers": "state"})
-
-
-def _stage(layers: Any, key: jax.Array, case: Case) -> Any:
-    """What the function is given to call: this device's layers of a repeat, dropping as one device would."""
-    model, s = model_of(case), case.sizes
-    given = (s["rows"], s["width"])
-
-    def stage(x, microbatch, repeat):
-        for name, number in (("microbatch", microbatch), ("repeat", repeat)):
-            if jnp.shape(number) != () or not jnp.issubdtype(jnp.result_type(number), jnp.integer):
-                raise Mismatch(f"stage was called with {forms.describe(number)} as its {name}, expected one integer")
-        if jnp.shape(x) != given:
-            raise Mismatch(f"stage was called with {forms.describe(x)} as x, expected one microbatch, {list(given)}")
-
-        def layer(x, one):
-            number = (repeat * stages_of(case) + lax.axis_index(pipe_of(case))) * s["layers_per_stage"] + one[1]
-            return model.layer(one[0], x, layer_key(jax.random.wrap_key_data(key), microbatch, number)), None
-
-        weights = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, repeat, keepdims=False), layers)
-        return lax.scan(layer, x, (weights, jnp.arange(s["layers_per_stage"])))[0]
-
-    return stage
+def given(case: Case) -> dict[str, Any]:
+    """How far apart the layers of a repeat, and of a stage, are from those of the next one."""
+    each = case.sizes["layers_per_stage"]
+    return {"layers_apart": {"repeats": stages_of(case) * each, "stages": each}}
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    inputs = wrap(None, case).inputs
-    found = draw_leaves(rng, {name: inputs[name] for name in ("microbatches", "upstream")})
+    inputs = wrap_execute(None, case).inputs
+    found = {name: draw_leaves(rng, inputs[name], rng.uniform(0.5, 2)) for name in ("microbatches", "upstream")}
     key = rng.integers(2**32, size=2, dtype=np.uint32)
     return {"layers": draw_leaves(rng, inputs["layers"], 0.3), **found, "key": key}
 
@@ -209,13 +141,18 @@ ANALYSED = (
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"pipe": 4}, {"pipe": 2, "data": 2}, {"data": 4, "stage": 2}, {"pipe": 8}][rng.integers(4)]
-    sizes = _sizes(int(rng.integers(1, 8)), int(rng.integers(2, 4)), percent_dropped=25)
-    return Case("unseen", mesh, {**sizes, "rows": int(rng.choice([2, 4]))})
+    mesh = unseen_mesh(rng, ((4,), (3,), (2, 2), (2, 3), (4, 2), (5,)))
+    choices = {"width": (6, 10), "hidden": (12, 20), "rows": (2, 4), "layers_per_stage": (1, 2)}
+    sizes = {name: int(rng.choice(some)) for name, some in choices.items()}
+    return Case(
+        "unseen",
+        mesh,
+        _sizes(int(rng.integers(1, 8)), int(rng.integers(1, 4)), percent_dropped=int(rng.integers(10, 40)), **sizes),
+    )
 
 
 EXECUTE_LOOPING_PIPELINE = Task(
-    wrapping=Wrapping(NAME, "(stage, microbatches, num_repeats, axis_name)", wrap),
+    wrapping=wrappings("looping_pipeline")["execute_looping_pipeline"],
     kind="local",
     points=4,
     cases=CASES,
@@ -227,4 +164,5 @@ EXECUTE_LOOPING_PIPELINE = Task(
     naive="drains_between_repeats",
     slow="drains_between_repeats",
     machine=MACHINE,
+    given=given,
 )

@@ -10,13 +10,12 @@ import numpy as np
 
 from autograder import answer_facts, answers
 from autograder.answers import Refusal, show
-from autograder.contract import Case, Evidence, Mismatch, Task
+from autograder.chapters.looping_pipeline.wrapping import MOST
+from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 from course.schedules import num_ticks
 
-# Bytes of all answers of a case as text.
-MOST = 8192
 Question = tuple[Any, ...]
 
 
@@ -49,10 +48,14 @@ def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[
 
 def layer_questions(case: Case) -> list[Question]:
     """Every stage for some repeats and layers, and numbers of layers that no one can share evenly."""
-    stages = case.sizes["num_stages"]
-    even = [(repeats, stages * repeats * each) for repeats, each in ((1, 2), (2, 1), (2, 3), (3, 1), (4, 2))]
+    stages, even = case.sizes["num_stages"], [(1, 2), (2, 1), (2, 3), (3, 1), (4, 2)]
     odd = [(2, 2 * stages - 1), (2, stages * 3), (3, stages * 3 + 1), (1, stages * 2 + 1)]
-    found = [(stage, stages, repeats, count) for repeats, count in even for stage in range(stages)]
+    if "seed" in case.sizes:
+        rng = np.random.default_rng(case.sizes["seed"])
+        even = [(int(repeats), int(each)) for repeats, each in (*rng.integers(1, 5, (4, 2)), (rng.integers(2, 5), 3))]
+        more = rng.integers(1, [4, stages], (3, 2))
+        odd = [(repeats, stages * repeats * int(k) + int(j)) for repeats, (k, j) in enumerate(more, 1)]
+    found = [(stage, stages, repeats, stages * repeats * each) for repeats, each in even for stage in range(stages)]
     return found + [(stages - 1, stages, repeats, count) for repeats, count in odd if count % (stages * repeats)]
 
 
@@ -120,16 +123,10 @@ def positions_mean(_: Case, question: Question, answer: Any) -> str:
 
 
 def _task(
-    name: str, signature: str, points: float, cases: tuple[Case, ...], unseen: Callable[[np.random.Generator], Case],
+    name: str, points: float, cases: tuple[Case, ...], unseen: Callable[[np.random.Generator], Case],
     questions: Callable[[Case], list[Question]], right: Callable[[Case, Question, Any], bool],
     means: Callable[[Case, Question, Any], str], known: Callable[[Question], Any]
 ) -> Task:  # fmt: skip
-    def every(function: Any, case: Case) -> Any:
-        found = tuple(answers.asked(function, *question) for question in questions(case))
-        if all(answer is None for answer in found):
-            raise Mismatch(f"{name} returned None every time (is a return missing?), expected numbers at most ticks")
-        return found
-
     def oracle(_: Any, case: Case) -> dict[str, Any]:
         return {"values": answers.encode(tuple(known(question) for question in questions(case)), MOST)}
 
@@ -137,11 +134,7 @@ def _task(
         return [answer_facts.every_answer_matches(evidence, questions, right, means)]
 
     return Task(
-        wrapping=Wrapping(
-            name,
-            signature,
-            lambda function, case: answers.wrap_answer(name, lambda: every(function, case), None, case.mesh, MOST),
-        ),
+        wrapping=wrappings("looping_pipeline")[name],
         kind="value",
         points=points,
         cases=cases,
@@ -149,6 +142,7 @@ def _task(
         draw=answers.no_inputs,
         oracle=oracle,
         facts=facts_of,
+        given=lambda case: {"questions": questions(case)},
     )
 
 
@@ -162,7 +156,7 @@ def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, quick: b
 
 
 def _unseen_layers(rng: np.random.Generator) -> Case:
-    return _case("unseen", int(rng.choice([3, 5, 6, 7])))
+    return _case("unseen", int(rng.choice([3, 5, 6, 7])), seed=int(rng.integers(2**31)))
 
 
 def _unseen_schedule(rng: np.random.Generator) -> Case:
@@ -172,7 +166,6 @@ def _unseen_schedule(rng: np.random.Generator) -> Case:
 
 LAYERS_OF_STAGE = _task(
     "layers_of_stage",
-    "(stage, num_stages, num_repeats, num_layers)",
     1,
     tuple(_case(f"{stages} stages", stages, i < 2) for i, stages in enumerate((4, 2, 8, 1))),
     _unseen_layers,
@@ -183,7 +176,6 @@ LAYERS_OF_STAGE = _task(
 )
 LOOP_POSITION = _task(
     "loop_position",
-    "(tick, stage, num_stages, num_microbatches, num_repeats)",
     2,
     (
         _schedule(4, 6, 3, quick=True),

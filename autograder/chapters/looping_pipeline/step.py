@@ -10,28 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import microbatch_bytes, pipe_of, stages_of, varying
-from autograder.chapters.looping_pipeline.shared import (
-    as_stages,
-    data_of,
-    in_a_row,
-    model_of,
-    params_of,
-    pipelines_of,
-    ticks_of,
-)
-from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder import facts, limits
+from autograder.cases import microbatch_bytes, stages_of
+from autograder.chapters.looping_pipeline.shared import as_stages, in_a_row, ticks_of, unseen_mesh
+from autograder.chapters.looping_pipeline.wrapping import data_of, model_of, params_of, pipelines_of, rows_of
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 from course.data import regression_batch, token_batch
-from course.mesh import abstract_mesh
 from course.model import full_loss
 
-NAME = "looping_train_step"
 # Of the synchronisation after the whole backward pass; one repeat of R is left exposed, 1/R of it.
 EXPOSED = 0.5
 # A group of layers in a scan of its own takes 1.5 times as long as one that is written out, and is as right; what
@@ -39,68 +29,15 @@ EXPOSED = 0.5
 TIME, TEMPORARIES = 1.6, 1.5
 
 
-def wrap(function: Any, case: Case) -> Wrapped:
-    """The step over so many batches. Every device returns what it holds, so that copies which drift apart are seen."""
-    pipe, data, model = pipe_of(case), data_of(case), model_of(case)
-    shapes, specs = params_of(case)
-    each = P((data, pipe))
-    kept = {part: jax.tree.map(lambda _, part=part: P(data, None, pipe) if part == "layers" else each, shapes[part])
-            for part in shapes}  # fmt: skip
-
-    def keep(params):
-        whole = {part: jax.tree.map(lambda leaf: leaf[None], params[part]) for part in ("embed", "head")}
-        return {**whole, "layers": jax.tree.map(lambda leaf: leaf[None, :, None], params["layers"])}
-
-    def local(params, batch, key, learning_rate):
-        def one(params, given):
-            rows, key = given
-            how = (model, case.sizes["num_microbatches"], pipe, data, learning_rate)
-            found = function(dict(params), rows, jax.random.wrap_key_data(key), *how)
-            return varying(forms.state_and_loss(NAME, "params", found, params, case), case.mesh)
-
-        before = varying({**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])}, case.mesh)
-        if case.sizes["steps"] == 1:
-            after, loss = one(before, jax.tree.map(lambda leaf: leaf[0], (batch, key)))
-            losses = loss[None]
-        else:
-            after, losses = lax.scan(one, before, (batch, key))
-        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
-        return {"values": {"loss": losses[None], "params": keep(after)}, "gradients": keep(gradients)}
-
-    in_specs = {"params": specs, "batch": P(None, data), "key": P(), "learning_rate": P()}
-    results = {"values": {"loss": each, "params": kept}, "gradients": kept}
-
-    def program(params, batch, key, learning_rate):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(params, batch, key, learning_rate)
-
-    inputs = {"params": shapes, "batch": _batch_shapes(case), "learning_rate": jax.ShapeDtypeStruct((), np.float32),
-              "key": jax.ShapeDtypeStruct((case.sizes["steps"], 2), np.uint32)}  # fmt: skip
-    return Wrapped(program, {name: inputs[name] for name in in_specs}, in_specs, results, {"params": "state"})
-
-
-def _rows(case: Case) -> int:
-    """Of a batch, over all pipelines."""
-    return case.sizes["rows"] * case.sizes["num_microbatches"] * pipelines_of(case)
-
-
-def _batch_shapes(case: Case) -> dict[str, Any]:
-    s = case.sizes
-    shape, dtype = ((s["seq"],), np.int32) if "seq" in s else ((s["features"],), np.float32)
-    struct = jax.ShapeDtypeStruct((s["steps"], _rows(case), *shape), dtype)
-    return {"inputs": struct, "targets": struct}
-
-
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     """Parameters, a batch and a key for every step, and a learning rate so large that no scale can hide."""
     s, batches = case.sizes, []
     for seed in rng.integers(2**31, size=s["steps"]):
         if "seq" in s:
-            batches.append(token_batch(int(seed), 0, batch=_rows(case), seq=s["seq"], vocab=s["vocab"]))
+            batches.append(token_batch(int(seed), 0, batch=rows_of(case), seq=s["seq"], vocab=s["vocab"]))
         else:
             sizes = {"num_inputs": s["features"], "num_outputs": s["features"]}
-            batches.append(regression_batch(int(seed), 0, batch=_rows(case), **sizes))
+            batches.append(regression_batch(int(seed), 0, batch=rows_of(case), **sizes))
     return {
         "params": draw_leaves(rng, params_of(case)[0], 0.3),
         "batch": {name: np.stack([batch[name] for batch in batches]) for name in batches[0]},
@@ -243,13 +180,15 @@ ANALYSED = (Case("data=4 x pipe=2, width 2048", {"data": 4, "pipe": 2}, _sizes(4
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"data": 2, "pipe": 2}, {"pipe": 4, "data": 2}, {"data": 2, "stage": 4}][rng.integers(3)]
-    more = {"percent_dropped": 25, "rows": int(rng.choice([2, 3])), "width": int(rng.choice([8, 12]))}
-    return Case("unseen", mesh, _sizes(int(rng.integers(1, 7)), int(rng.integers(2, 4)), **more))
+    mesh = unseen_mesh(rng, ((2, 2), (2, 3), (2, 4), (3, 2)))
+    choices = {"width": (6, 12), "hidden": (12, 20), "features": (3, 5), "rows": (1, 3)}
+    sizes, steps = {name: int(rng.choice(some)) for name, some in choices.items()}, int(rng.choice([1, 2]))
+    how = {"percent_dropped": int(rng.integers(10, 40)), "steps": steps, "rate": int(rng.integers(60, 120)) // steps}
+    return Case("unseen", mesh, _sizes(int(rng.integers(1, 7)), int(rng.integers(2, 4)), **sizes, **how))
 
 
 LOOPING_TRAIN_STEP = Task(
-    wrapping=Wrapping(NAME, "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)", wrap),
+    wrapping=wrappings("looping_pipeline")["looping_train_step"],
     kind="local",
     points=5,
     cases=CASES,

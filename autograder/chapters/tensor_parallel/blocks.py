@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from autograder import facts, limits
 from autograder.chapters.tensor_parallel.dense import ALLOWED, dense
@@ -15,20 +15,16 @@ from autograder.chapters.tensor_parallel.shared import (
     GATHERED,
     OTHER,
     SCATTERED,
-    Layer,
     draw_layer,
     layer_facts,
     layer_oracle,
-    leaf,
     sent,
-    split_of,
-    split_rows,
-    tensor_of,
-    wrap_layer,
+    unseen_mesh,
 )
+from autograder.chapters.tensor_parallel.wrapping import split_of
 from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 
 FORWARD = "collectives forward"
 # Right answers that gather or multiply once more in the backward pass take up to 1.12 times as long; a step that sends
@@ -38,26 +34,8 @@ _BETWEEN = "Can a device go on from the first dense layer to the second with the
 _TOO_SLOW = "Which transfer is the longest, and must that array be whole anywhere?"
 
 
-def _mlp(case: Case) -> Layer:
-    s, axis = case.sizes, tensor_of(case)
-    params = {
-        "up": {"kernel": leaf(s["width"], s["hidden"]), "bias": leaf(s["hidden"])},
-        "down": {"kernel": leaf(s["hidden"], s["width"]), "bias": leaf(s["width"])},
-    }
-    specs = {"up": {"kernel": P(None, axis), "bias": P(axis)}, "down": {"kernel": P(axis), "bias": P()}}
-    return Layer(params, specs, split_rows(case, s["width"]), split_rows(case, s["width"]))
-
-
 def mlp_on_one_device(params: Any, x: Any) -> Any:
     return dense(params["down"], jax.nn.gelu(dense(params["up"], x)))
-
-
-def _attention(case: Case) -> Layer:
-    s, axis = case.sizes, tensor_of(case)
-    heads = s["heads"], s["head_dim"]
-    params = {"qkv": {"kernel": leaf(s["width"], 3, *heads)}, "out": {"kernel": leaf(*heads, s["width"])}}
-    specs = {"qkv": {"kernel": P(None, None, axis)}, "out": {"kernel": P(axis)}}
-    return Layer(params, specs, split_rows(case, s["width"]), split_rows(case, s["width"]))
 
 
 def attention_on_one_device(params: Any, x: Any) -> Any:
@@ -111,24 +89,22 @@ _LARGE = {"batch": 0, "rows": 4096, "width": 4096, "hidden": 16384, "backward": 
 _HEADS = {"batch": 3, "rows": 16, "width": 12, "heads": 8, "head_dim": 5, "backward": 1}
 
 
-def _unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
-    return [{"tensor": 2, "data": 4}, {"data": 2, "tensor": 2}, {"replica": 2, "model": 4}][rng.integers(3)]
-
-
 def _unseen_mlp(rng: np.random.Generator) -> Case:
-    sizes = {**_SIZES, "batch": int(rng.choice([0, 2])), "rows": 8, "hidden": int(rng.choice([24, 32]))}
-    return Case("unseen", _unseen_mesh(rng), sizes)
+    mesh = unseen_mesh(rng)
+    n = list(mesh.values())[-1]
+    sizes = {"batch": int(rng.choice([0, 2])), "rows": 2 * n, "width": int(rng.choice([5, 8, 10]))}
+    return Case("unseen", mesh, {**sizes, "hidden": int(rng.integers(5, 9)) * n, "backward": 1})
 
 
 def _unseen_attention(rng: np.random.Generator) -> Case:
-    sizes = {**_HEADS, "batch": 2, "rows": int(rng.choice([8, 12])), "head_dim": int(rng.choice([3, 6]))}
-    return Case("unseen", _unseen_mesh(rng), sizes)
+    mesh = unseen_mesh(rng)
+    n = list(mesh.values())[-1]
+    sizes = {"batch": int(rng.choice([1, 2])), "rows": int(rng.choice([1, 2])) * n, "width": int(rng.choice([6, 10]))}
+    return Case("unseen", mesh, {**sizes, "heads": int(rng.choice([1, 2])) * n, "head_dim": 3, "backward": 1})
 
 
 TP_MLP = Task(
-    wrapping=Wrapping(
-        "tp_mlp", "(params, x, axis_name)", lambda function, case: wrap_layer("tp_mlp", function, case, _mlp(case))
-    ),
+    wrapping=wrappings("tensor_parallel")["tp_mlp"],
     kind="local",
     points=3,
     cases=(
@@ -139,7 +115,7 @@ TP_MLP = Task(
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _SIZES),
     ),
     unseen=_unseen_mlp,
-    draw=lambda rng, case: draw_layer(rng, _mlp(case), case.sizes["backward"]),
+    draw=partial(draw_layer, "tp_mlp"),
     oracle=lambda inputs, case: layer_oracle(inputs, case, mlp_on_one_device),
     facts=mlp_facts,
     analysed=(Case("tensor=8, 4,096 rows of width 4,096", {"tensor": 8}, _LARGE), "tensor=8"),
@@ -148,11 +124,7 @@ TP_MLP = Task(
 )
 
 TP_ATTENTION = Task(
-    wrapping=Wrapping(
-        "tp_attention",
-        "(params, x, axis_name)",
-        lambda function, case: wrap_layer("tp_attention", function, case, _attention(case)),
-    ),
+    wrapping=wrappings("tensor_parallel")["tp_attention"],
     kind="local",
     points=3,
     cases=(
@@ -163,7 +135,7 @@ TP_ATTENTION = Task(
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
     ),
     unseen=_unseen_attention,
-    draw=lambda rng, case: draw_layer(rng, _attention(case), case.sizes["backward"]),
+    draw=partial(draw_layer, "tp_attention"),
     oracle=lambda inputs, case: layer_oracle(inputs, case, attention_on_one_device),
     facts=block_facts,
 )

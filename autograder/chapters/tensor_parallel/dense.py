@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from autograder import facts
 from autograder.chapters.tensor_parallel.shared import (
     GATHERED,
     OTHER,
     SCATTERED,
-    Layer,
     draw_layer,
     layer_facts,
     layer_oracle,
-    leaf,
     sent,
-    split_features,
-    split_rows,
-    tensor_of,
-    wrap_layer,
+    unseen_mesh,
 )
 from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 
 ALLOWED = ("all_gather", "reduce_scatter")
 
@@ -33,22 +29,6 @@ ALLOWED = ("all_gather", "reduce_scatter")
 def dense(params: Any, x: Any) -> Any:
     """The layer on one device, ``[..., d_in] -> [..., d_out]``."""
     return x @ params["kernel"] + params.get("bias", 0)
-
-
-def _column(case: Case) -> Layer:
-    s, axis = case.sizes, tensor_of(case)
-    params, specs = {"kernel": leaf(s["d_in"], s["d_out"])}, {"kernel": P(None, axis)}
-    if s["bias"]:
-        params["bias"], specs["bias"] = leaf(s["d_out"]), P(axis)
-    return Layer(params, specs, split_rows(case, s["d_in"]), split_features(case, s["d_out"]))
-
-
-def _row(case: Case) -> Layer:
-    s, axis = case.sizes, tensor_of(case)
-    params, specs = {"kernel": leaf(s["d_in"], s["d_out"])}, {"kernel": P(axis)}
-    if s["bias"]:
-        params["bias"], specs["bias"] = leaf(s["d_out"]), P()
-    return Layer(params, specs, split_features(case, s["d_in"]), split_rows(case, s["d_out"]))
 
 
 def column_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
@@ -84,42 +64,28 @@ def _cases(**features: int) -> tuple[Case, ...]:
     )
 
 
-def _unseen(narrow: str, wide: str) -> Any:
+def _unseen(narrow: str, wide: str) -> Callable[[np.random.Generator], Case]:
     def unseen(rng: np.random.Generator) -> Case:
-        mesh = [{"tensor": 2, "data": 4}, {"data": 2, "tensor": 2}, {"replica": 2, "model": 4}][rng.integers(3)]
-        features = {narrow: int(rng.choice([10, 14])), wide: int(rng.choice([24, 32]))}
-        sizes = {"batch": int(rng.choice([0, 2])), "rows": 8, "bias": int(rng.integers(2)), "backward": 1}
-        return Case("unseen", mesh, {**sizes, **features})
+        mesh = unseen_mesh(rng)
+        n, sizes = list(mesh.values())[-1], {"batch": int(rng.choice([0, 2])), "bias": int(rng.integers(2))}
+        features = {narrow: int(rng.choice([5, 7, 10])), wide: int(rng.integers(7, 12)) * n}
+        return Case("unseen", mesh, {**sizes, **features, "rows": int(rng.choice([1, 2])) * n, "backward": 1})
 
     return unseen
 
 
-COLUMN_PARALLEL_DENSE = Task(
-    wrapping=Wrapping(
-        "column_parallel_dense",
-        "(params, x, axis_name)",
-        lambda function, case: wrap_layer("column_parallel_dense", function, case, _column(case)),
-    ),
-    kind="local",
-    points=2,
-    cases=_cases(d_in=_NARROW, d_out=_WIDE),
-    unseen=_unseen("d_in", "d_out"),
-    draw=lambda rng, case: draw_layer(rng, _column(case), case.sizes["backward"]),
-    oracle=lambda inputs, case: layer_oracle(inputs, case, dense),
-    facts=column_facts,
-)
+def _task(name: str, narrow: str, wide: str, judge: Callable[..., list[Fact]]) -> Task:
+    return Task(
+        wrapping=wrappings("tensor_parallel")[name],
+        kind="local",
+        points=2,
+        cases=_cases(**{narrow: _NARROW, wide: _WIDE}),
+        unseen=_unseen(narrow, wide),
+        draw=partial(draw_layer, name),
+        oracle=lambda inputs, case: layer_oracle(inputs, case, dense),
+        facts=judge,
+    )
 
-ROW_PARALLEL_DENSE = Task(
-    wrapping=Wrapping(
-        "row_parallel_dense",
-        "(params, x, axis_name)",
-        lambda function, case: wrap_layer("row_parallel_dense", function, case, _row(case)),
-    ),
-    kind="local",
-    points=2,
-    cases=_cases(d_in=_WIDE, d_out=_NARROW),
-    unseen=_unseen("d_out", "d_in"),
-    draw=lambda rng, case: draw_layer(rng, _row(case), case.sizes["backward"]),
-    oracle=lambda inputs, case: layer_oracle(inputs, case, dense),
-    facts=row_facts,
-)
+
+COLUMN_PARALLEL_DENSE = _task("column_parallel_dense", "d_in", "d_out", column_facts)
+ROW_PARALLEL_DENSE = _task("row_parallel_dense", "d_out", "d_in", row_facts)

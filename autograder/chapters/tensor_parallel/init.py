@@ -8,55 +8,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
-from autograder.cases import varying
-from autograder.chapters.tensor_parallel.shared import leaf, others_of, split_of, tensor_of
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
-from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh
+from autograder import facts
+from autograder.chapters.tensor_parallel.shared import unseen_mesh
+from autograder.chapters.tensor_parallel.wrapping import SPLITS, init_shapes, others_of, split_of, tensor_of
+from autograder.contract import Case, Evidence, Task
+from autograder.verdict import Fact, Kind
+from autograder.wrapping import wrappings
 
-NAME = "init_dense"
-SPLITS = {"columns": "columns", "rows": "rows", "whole": None}
 # 6,144 normal numbers have a mean within 0.013 standard deviations of 0, and a spread within 0.9 % of the right one, in
 # two of three draws; 768 numbers on one device that have nothing to do with 768 others correlate by 0.036.
 OFF, ALIKE = 0.1, 0.25
-
-
-def _shapes(case: Case, split: str | None) -> dict[str, Any]:
-    """On one device."""
-    s, n = case.sizes, split_of(case)
-    if split == "columns":
-        return {"kernel": leaf(s["d_in"], s["d_out"] // n), "bias": leaf(s["d_out"] // n)}
-    return {"kernel": leaf(s["d_in"] // (n if split == "rows" else 1), s["d_out"]), "bias": leaf(s["d_out"])}
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """All three ways to split, with two keys; every device returns what it drew."""
-    spec = P(tuple(case.mesh))
-
-    def drawn(data, split):
-        key = jax.random.wrap_key_data(data)
-        found = function(key, case.sizes["d_in"], case.sizes["d_out"], tensor_of(case), split)
-        if not isinstance(found, dict) or set(found) != {"kernel", "bias"}:
-            said = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else forms.describe(found)
-            raise Mismatch(f"{NAME} returned {said}, expected a dict of a kernel and a bias")
-        forms.same_shapes(f"{NAME} split by {split}", found, _shapes(case, split), case)
-        return jax.tree.map(lambda a: a[None], varying(found, case.mesh))
-
-    def local(keys):
-        every = {
-            f"{name}_{which}": drawn(data, split) for name, split in SPLITS.items() for which, data in keys.items()
-        }
-        return {"values": every}
-
-    def program(keys):
-        return jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=P(), out_specs={"values": spec})(keys)
-
-    inputs = {"keys": {name: jax.ShapeDtypeStruct((2,), np.uint32) for name in ("first", "second")}}
-    return Wrapped(program, inputs, {"keys": P()}, {"values": spec}, {"keys": "key"})
 
 
 def draw(rng: np.random.Generator, _: Case) -> dict[str, Any]:
@@ -70,7 +32,7 @@ def oracle(_: dict[str, Any], case: Case) -> dict[str, Any]:
     devices = int(np.prod(list(case.mesh.values())))
     return {
         "values": {
-            f"{name}_{which}": jax.tree.map(lambda s: np.zeros((devices, *s.shape), s.dtype), _shapes(case, split))
+            f"{name}_{which}": jax.tree.map(lambda s: np.zeros((devices, *s.shape), s.dtype), init_shapes(case, split))
             for name, split in SPLITS.items()
             for which in ("first", "second")
         }
@@ -90,7 +52,7 @@ def _values(e: Evidence) -> Fact:
     message = f"on mesh {e.case.mesh_text}: {wrong}" if wrong else ""
     limit = "parts that differ, copies that are equal"
     return Fact("values", not wrong, "other numbers" if wrong else "such numbers", limit, case=e.case.name,
-                line=e.line if wrong else "", message=message)  # fmt: skip
+                line=e.line if wrong else "", message=message, kind=Kind.VALUES)  # fmt: skip
 
 
 def _by_place(e: Evidence, name: str) -> np.ndarray:
@@ -149,12 +111,13 @@ _SIZES = {"d_in": 64, "d_out": 96}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"tensor": 2, "data": 4}, {"data": 2, "tensor": 2}, {"replica": 2, "model": 4}][rng.integers(3)]
-    return Case("unseen", mesh, {"d_in": int(rng.choice([96, 128])), "d_out": int(rng.choice([64, 112]))})
+    mesh = unseen_mesh(rng)
+    n = list(mesh.values())[-1]
+    return Case("unseen", mesh, {name: (int(rng.integers(80, 130)) // n) * n for name in ("d_in", "d_out")})
 
 
 INIT_DENSE = Task(
-    wrapping=Wrapping(NAME, "(key, d_in, d_out, axis_name, split)", wrap),
+    wrapping=wrappings("tensor_parallel")["init_dense"],
     kind="local",
     points=2,
     cases=(

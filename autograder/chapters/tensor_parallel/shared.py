@@ -1,137 +1,47 @@
-"""What the functions of ``tensor_parallel`` share: who holds which rows and features, and a layer's gradients.
-
-Rows are split over the axis between layers, features inside of them. Devices along every other axis have rows of their
-own and equal parameters. Replicated leaves enter varying, so a device's gradient of one is its share of it.
-"""
+"""How the functions of ``tensor_parallel`` are judged: a layer's oracle, what is sent, and cases nobody has seen."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
-from autograder.cases import varying
-from autograder.contract import Case, Evidence, Mismatch, Wrapped
-from autograder.draws import draw_leaves
+from autograder import facts
+from autograder.chapters.tensor_parallel.wrapping import LAYERS, leaf, places_of, split_of
+from autograder.contract import Case, Evidence
+from autograder.draws import axis_names, draw_leaves
 from autograder.verdict import Fact
-from course.mesh import abstract_mesh
-from course.program.program import spec_of
 
 GATHERED, SCATTERED, OTHER = "all-gather bytes", "reduce-scatter bytes", "other collectives"
 SHARE = "Which rows has each device seen, and how often is each counted? "
 
 
-def tensor_of(case: Case) -> str:
-    """The axis that features are split over: ``tensor`` where there is one, else the last."""
-    return "tensor" if "tensor" in case.mesh else list(case.mesh)[-1]
+def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
+    """A mesh that learners have not seen: names and sizes, the axis of features last."""
+    sizes = [(2, 3), (2, 4), (3, 2), (1, 5), (4, 2)][rng.integers(5)]
+    return dict(zip(axis_names(rng, 2), sizes, strict=True))
 
 
-def others_of(case: Case) -> tuple[str, ...]:
-    """The axes along which parameters are the same and rows are not."""
-    return tuple(axis for axis in case.mesh if axis != tensor_of(case))
-
-
-def places_of(case: Case) -> int:
-    """How many groups of devices there are, each with rows of its own."""
-    return math.prod(case.mesh[axis] for axis in others_of(case))
-
-
-def split_of(case: Case) -> int:
-    """Over how many devices features are split."""
-    return case.mesh[tensor_of(case)]
-
-
-def held_spec(spec: P, case: Case) -> P:
-    """Of a leaf that each of its holders returns, stacked along a new first dim."""
-    axis, others = tensor_of(case), others_of(case)
-    return P(others or None, *spec) if axis in spec else P((*others, axis))
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer's parameters with their specs, what goes in, and what comes out: shape and spec of each."""
-
-    params: Any
-    specs: Any
-    x: tuple[tuple[int, ...], P]
-    y: tuple[tuple[int, ...], P]
-
-
-def leaf(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.float32)
-
-
-def split_rows(case: Case, features: int) -> tuple[tuple[int, ...], P]:
-    """Activations between layers, ``[..., rows@tensor, features]``."""
-    s, others, axis = case.sizes, others_of(case), tensor_of(case)
-    if s["batch"]:
-        return (places_of(case) * s["batch"], s["rows"], features), P(others or None, axis)
-    return (places_of(case) * s["rows"], features), P((*others, axis))
-
-
-def split_features(case: Case, features: int) -> tuple[tuple[int, ...], P]:
-    """Activations inside of layers, ``[..., rows, features@tensor]``."""
-    shape, _ = split_rows(case, features)
-    return shape, P(others_of(case) or None, *[None] * (len(shape) - 2), tensor_of(case))
-
-
-def wrap_layer(name: str, function: Any, case: Case, layer: Layer) -> Wrapped:
-    """What the layer gives and, with ``backward``, the gradients of its input and parameters, by each holder."""
-    (x, x_spec), (y, y_spec) = layer.x, layer.y
-    here = [
-        size // math.prod(case.mesh[a] for a in axes) for size, axes in zip(y, spec_of(y_spec, len(y)), strict=True)
-    ]
-    results: dict[str, Any] = {"values": y_spec}
-    if case.sizes["backward"]:
-        held = jax.tree.map(lambda spec: held_spec(spec, case), layer.specs)
-        results["gradients"] = {"x": x_spec, "params": held}
-
-    def local(params, x, upstream=None):
-        params = varying(params, case.mesh)
-
-        def run(params, x):
-            found = function(params, x, tensor_of(case))
-            if not hasattr(found, "shape"):
-                raise Mismatch(f"{name} returned {forms.describe(found)}, expected float32{here}")
-            forms.same_shapes(name, {"result": found}, {"result": leaf(*here)}, case)
-            return varying(found, case.mesh)
-
-        if upstream is None:
-            return {"values": run(params, x)}
-        values, back = jax.vjp(run, params, x)
-        of_params, of_x = back(upstream)
-        return {"values": values, "gradients": {"x": of_x, "params": jax.tree.map(lambda g: g[None], of_params)}}
-
-    inputs: dict[str, Any] = {"params": layer.params, "x": leaf(*x)}
-    in_specs: dict[str, Any] = {"params": layer.specs, "x": x_spec}
-    if case.sizes["backward"]:
-        inputs["upstream"], in_specs["upstream"] = leaf(*y), y_spec
-
-    def program(**inputs):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(*inputs.values())
-
-    return Wrapped(program, inputs, in_specs, results, {"params": "state"})
-
-
-def draw_layer(rng: np.random.Generator, layer: Layer, backward: int) -> dict[str, Any]:
-    """Parameters of about the size that they are trained with, biases that are not zero, and activations."""
+def draw_layer(name: str, rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    """Parameters of about the size that they are trained with, biases that are not zero, activations of any size."""
+    layer = LAYERS[name](case)
 
     def weights(struct):
         fan_in = math.prod(struct.shape[:-1]) if len(struct.shape) < 4 else struct.shape[0]
         scale = fan_in**-0.5 if len(struct.shape) > 1 else 1.0
         return np.asarray(scale * rng.standard_normal(struct.shape), struct.dtype)
 
-    found = {"params": jax.tree.map(weights, layer.params), "x": draw_leaves(rng, leaf(*layer.x[0]))}
-    return found | ({"upstream": draw_leaves(rng, leaf(*layer.y[0]))} if backward else {})
+    found = {
+        "params": jax.tree.map(weights, layer.params),
+        "x": draw_leaves(rng, leaf(*layer.x[0]), rng.uniform(0.5, 2)),
+    }
+    back = draw_leaves(rng, leaf(*layer.y[0]), rng.uniform(0.1, 10))
+    return found | ({"upstream": back} if case.sizes["backward"] else {})
 
 
 def layer_oracle(inputs: dict[str, Any], case: Case, on_one_device: Callable[[Any, Any], Any]) -> dict[str, Any]:

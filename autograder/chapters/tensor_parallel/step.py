@@ -12,94 +12,26 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
-from autograder.cases import model_of, params_of, varying
-from autograder.chapters.tensor_parallel.shared import (
-    GATHERED,
-    OTHER,
-    SCATTERED,
-    held_spec,
-    others_of,
-    places_of,
-    split_of,
-    tensor_of,
-)
-from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder import facts
+from autograder.cases import model_of, params_of
+from autograder.chapters.tensor_parallel.shared import GATHERED, OTHER, SCATTERED, unseen_mesh
+from autograder.chapters.tensor_parallel.wrapping import places_of, rows_of, specs_of, split_of
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 from course.data import regression_batch
-from course.mesh import abstract_mesh
 from course.model import full_loss
 
-NAME = "tp_train_step"
 WHOSE = "Is this leaf split or a copy, and whose losses does a device's gradient of it belong to? "
-
-
-# --8<-- [start:specs]
-def specs_of(case: Case) -> Any:
-    """Hidden features are split over the axis; everything else is whole on every device."""
-    axis = tensor_of(case)
-    specs = jax.tree.map(lambda _: P(), params_of(case))
-    specs["layers"]["up"] = {"kernel": P(None, None, axis), "bias": P(None, axis)}
-    specs["layers"]["down"] = {"kernel": P(None, axis), "bias": P()}
-    return specs
-
-
-# --8<-- [end:specs]
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
-    axis, (data_axis,), model, specs = tensor_of(case), others_of(case), model_of(case), specs_of(case)
-    rows = (data_axis, axis)
-    held = jax.tree.map(lambda spec: held_spec(spec, case), specs)
-    results = {"values": {"loss": P(rows), "params": held}, "gradients": held}
-
-    def local(params, batch, learning_rate):
-        def one(params, part):
-            found = function(params, specs, part, model, data_axis, axis, learning_rate)
-            return varying(forms.state_and_loss(NAME, "params", found, params, case), case.mesh)
-
-        before = varying(params, case.mesh)
-        if case.sizes["steps"] == 1:
-            after, loss = one(before, jax.tree.map(lambda leaf: leaf[0], batch))
-            losses = loss[None]
-        else:
-            after, losses = lax.scan(one, before, batch)
-        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
-        lead = jax.tree.map(lambda leaf: leaf[None], {"values": {"params": after}, "gradients": gradients})
-        return {**lead, "values": {"loss": losses[None], **lead["values"]}}
-
-    in_specs = {"params": specs, "batch": P(None, rows), "learning_rate": P()}
-
-    def program(params, batch, learning_rate):
-        every = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=every, out_specs=results)
-        return mapped(params, batch, learning_rate)
-
-    s, rate = case.sizes, jax.ShapeDtypeStruct((), np.float32)
-    lead = (s["steps"], _rows(case))
-    batch = {
-        "inputs": jax.ShapeDtypeStruct((*lead, s["features"]), np.float32),
-        "targets": jax.ShapeDtypeStruct((*lead, s["outputs"]), np.float32),
-    }
-    inputs = {"params": params_of(case), "batch": batch, "learning_rate": rate}
-    return Wrapped(program, inputs, in_specs, results, {"params": "state"})
-
-
-def _rows(case: Case) -> int:
-    """Of all devices together."""
-    return case.sizes["rows"] * places_of(case) * split_of(case)
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     """Parameters, a batch for every step, and a learning rate."""
     s = case.sizes
     batches = [
-        regression_batch(int(seed), 0, batch=_rows(case), num_inputs=s["features"], num_outputs=s["outputs"])
+        regression_batch(int(seed), 0, batch=rows_of(case), num_inputs=s["features"], num_outputs=s["outputs"])
         for seed in rng.integers(2**31, size=s["steps"])
     ]
     return {
@@ -193,13 +125,18 @@ def _on(data: int, tensor: int, sizes: dict[str, int], **how: Any) -> Case:
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"tensor": 2, "data": 4}, {"replica": 2, "model": 4}, {"tensor": 4, "data": 1}][rng.integers(3)]
-    sizes = {**_SIZES, "width": int(rng.choice([10, 14])), "hidden": int(rng.choice([24, 32])), "num_layers": 3}
-    return Case("unseen", mesh, sizes)
+    mesh = unseen_mesh(rng)
+    features = {
+        "features": int(rng.choice([3, 5])),
+        "outputs": int(rng.choice([4, 7])),
+        "width": int(rng.choice([8, 10])),
+    }
+    sizes = {**features, "hidden": int(rng.integers(4, 8)) * list(mesh.values())[-1], "num_layers": 3, "rows": 2}
+    return Case("unseen", mesh, {**sizes, "steps": int(rng.choice([1, 2])), "rate": int(rng.integers(30, 90))})
 
 
 TP_TRAIN_STEP = Task(
-    wrapping=Wrapping(NAME, "(params, specs, batch, model, data_axis, tensor_axis, learning_rate)", wrap),
+    wrapping=wrappings("tensor_parallel")["tp_train_step"],
     kind="local",
     points=5,
     cases=(

@@ -128,12 +128,12 @@ def without_any_gradient(x, kernel, axis_name):
 _G, _S = "bidirectional_gather_matmul", "bidirectional_matmul_scatter"
 _TIME, _WAYS, _SENT, _OTHERS = "predicted time", "bytes each way", "permute bytes", "other collectives"
 MUTANTS = (
-    mutant(_G, rings.gathers_then_multiplies, _SENT, _OTHERS, _TIME),
+    mutant(_G, rings.gathers_then_multiplies, _SENT, _WAYS, _OTHERS, _TIME),
     mutant(_G, one_way_alone, _WAYS),
     mutant(_G, both_halves_the_same_way, _WAYS),
     mutant(_G, places_both_halves_as_if_they_came_one_way, "values", "gradients"),
     mutant(_G, gathers_both_ways_then_multiplies, _TIME),
-    mutant(_S, rings.multiplies_then_scatters, _SENT, _OTHERS, _TIME),
+    mutant(_S, rings.multiplies_then_scatters, _SENT, _WAYS, _OTHERS, _TIME),
     mutant(_S, one_way_scatter, _WAYS),
     mutant(_S, two_sums_the_same_way, _WAYS),
     mutant(_S, adds_both_before_it_sends, _TIME),
