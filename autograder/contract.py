@@ -26,7 +26,8 @@ from course.program.program import path_name
 HERE = Path(__file__).parent
 REFERENCES = HERE / "references"
 # What a contract may use of the autograder.
-JUDGED_BY = ("answer_facts", "answers", "cases", "contract", "draws", "facts", "forms", "limits", "verdict", "wrapping")
+JUDGED_BY = ("answer_facts", "answers", "cases", "contract", "draws", "facts", "forms", "limits", "orders",
+             "verdict", "wrapping")  # fmt: skip
 __all__ = ["Case", "Contract", "Evidence", "Mismatch", "Task", "Variant", "Wrapped", "Wrapping", "load", "named",
            "references", "trace"]  # fmt: skip
 

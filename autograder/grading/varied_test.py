@@ -8,7 +8,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from autograder.check import check, check_notebook
+from autograder.check import check, check_notebook, find_task
 from autograder.contract import load
 from autograder.grading import varied
 from autograder.grading.course import make_course
@@ -21,51 +21,49 @@ from autograder.grading.submissions import find_submissions
 from autograder.notebook import ROOT
 from autograder.verdict import FAIL, PASS
 from course.curriculum import CHAPTERS
-from solutions import collectives
+from solutions import async_tensor_parallel, collectives
 
 PLACES = {"reversed": "size - 1 - {}", "next": "({} + 1)", "previous": "({} - 1)"}
-SOLUTION = (ROOT / "solutions" / "collectives.py").read_text()
+SOLUTIONS = {name: (ROOT / "solutions" / f"{name}.py").read_text() for name in ("collectives", "async_tensor_parallel")}
 TASKS = [(entry.name, task) for entry in CHAPTERS for task in load(entry.name).tasks if task.variants]
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 RINGS = ("ring_all_gather", "ring_reduce_scatter", "ring_all_to_all")
+QUICK = [*zip(RINGS, PLACES, strict=True), ("ring_gather_matmul", "reversed")]
+INDEX = re.compile(r"\((index - (?:step|shift))\) % size|\b(number|owner) % size")
 
 
 def sentence_of(name, variant):
-    found = load("collectives").task(name).variant(variant)
+    found = find_task(name)[1].variant(variant)
     assert found
     return found.sentence
 
 
 def source(name):
-    found = re.search(rf"^def {name}\(.*?### END SOLUTION", SOLUTION, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^def {name}\(.*?### END SOLUTION", SOLUTIONS[find_task(name)[0]], re.MULTILINE | re.DOTALL)
     assert found
     return found[0]
 
 
 def adapted(name, variant):
     """The public solution, changed to what the variant asks for."""
-    text, place = source(name), PLACES[variant].format
-    if name == "ring_all_gather":
-        return text.replace("(index - step) % size", f"({place('(index - step)')}) % size")
-    if name == "ring_reduce_scatter":
-        return text.replace("number % size", f"({place('number')}) % size")
+    place = PLACES[variant].format
+    text = INDEX.sub(lambda found: f"({place(f'({found[1] or found[2]})')}) % size", source(name))
     own = "lax.dynamic_slice_in_dim(x, index * length, length, 0)"
     start = f"lax.dynamic_update_slice_in_dim(x, {own}, ({place('index')}) % size * length, 0)"
-    text = text.replace("result = x  # the chunk for oneself is in its place already", f"result = {start}")
-    return text.replace("(index - shift) % size", f"({place('(index - shift)')}) % size")
+    return text.replace("result = x  # the chunk for oneself is in its place already", f"result = {start}")
 
 
 def defined(*texts):
-    space = dict(vars(collectives))
+    space = {**vars(async_tensor_parallel), **vars(collectives)}
     for text in texts:
         exec(text, space)
     return space
 
 
-@pytest.mark.parametrize(("name", "variant"), [*(product if FULL else zip)(RINGS, PLACES)])
+@pytest.mark.parametrize(("name", "variant"), [*product((t.name for _, t in TASKS), PLACES)] if FULL else QUICK)
 def test_the_public_solution_fails_a_variant_and_is_told_its_sentence_and_an_adapted_one_passes(name, variant):
     sentence = sentence_of(name, variant)
-    failed = check(getattr(collectives, name), variant=variant).report
+    failed = check(defined()[name], variant=variant).report
     (values,) = [fact for fact in failed.functions[0].facts if fact.name == "values"]
     assert failed.functions[0].verdict == FAIL and failed.points == 0 and sentence in values.message
     passed = check(defined(adapted(name, variant))[name], full=FULL, variant=variant).report
@@ -84,6 +82,12 @@ def test_without_a_variant_everything_is_as_usual():
 def test_an_all_reduce_of_a_scatter_and_a_gather_stays_one(variant):
     space = defined(*(adapted(name, variant) for name in RINGS[:2]), source("ring_all_reduce"))
     assert check(space["ring_all_reduce"]).report.passed
+
+
+@pytest.mark.parametrize("variant", PLACES if FULL else ["previous"])
+def test_an_mlp_of_rings_stays_one(variant):
+    rings = (adapted(name, variant) for name in ("ring_gather_matmul", "matmul_ring_scatter"))
+    assert check(defined(*rings, source("async_tp_mlp"))["async_tp_mlp"]).report.passed
 
 
 def test_a_secret_chooses_and_functions_that_belong_together_agree():

@@ -10,8 +10,9 @@ import numpy as np
 from autograder import facts, limits
 from autograder.cases import axis_size
 from autograder.chapters.collectives.wrapping import wrap_ring
-from autograder.contract import Case, Evidence, Task, Variant
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import unseen_mesh
+from autograder.orders import orders, places
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
 
@@ -23,12 +24,6 @@ CHUNKS_ALIVE = 4
 def chunk_bytes(case: Case) -> int:
     """The bytes of one chunk."""
     return 4 * case.sizes["chunk"] * case.sizes.get("depth", 1) * case.sizes["width"]
-
-
-def places(case: Case) -> np.ndarray:
-    """Which chunk of the whole belongs to each device: that of its own index, unless the course asks otherwise."""
-    own, n = np.arange(axis_size(case)), axis_size(case)
-    return (own, n - 1 - own, (own + 1) % n, (own - 1) % n)[case.sizes.get("order", 0)]
 
 
 def gathered(x: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -79,7 +74,8 @@ MEANING: dict[str, tuple[Stacked, Stacked]] = {
 
 
 def _oracle(name: str, inputs: dict[str, Any], case: Case) -> dict[str, Any]:
-    n, place, (forward, backward) = axis_size(case), places(case), MEANING[name]
+    n, (forward, backward) = axis_size(case), MEANING[name]
+    place = places(case, n)
     x = inputs["x"].reshape(n, -1, *inputs["x"].shape[1:])
     if "upstream" not in inputs:
         return {"values": forward(x, place)}
@@ -137,23 +133,12 @@ def _unseen(rng: np.random.Generator) -> Case:
     return Case("unseen", unseen_mesh(rng), sizes)
 
 
-_ORDERS = {"reversed": "n - 1 - i", "next": "(i + 1) % n", "previous": "(i - 1) % n"}
 # What a course may ask of each. The first two must agree, for then one after the other is still an all-reduce.
 _SENTENCES = {
     "ring_all_gather": "the chunk of the one with index `i` belongs at place `{}` of the result, and not at place `i`.",
     "ring_reduce_scatter": "the one with index `i` leaves with chunk `{}` of the sum, and not with chunk `i`.",
     "ring_all_to_all": "what the one with index `i` sent belongs at place `{}` of the result, and not at place `i`.",
 }
-
-
-def _variants(name: str) -> tuple[Variant, ...]:
-    sentence = _SENTENCES.get(name)
-    orders = enumerate(_ORDERS.items(), 1) if sentence else ()
-    return tuple(
-        Variant(order, f"of `n` devices, {sentence.format(place)}", {"order": k})
-        for k, (order, place) in orders
-        if sentence
-    )
 
 
 def ring(name: str, naive: str) -> Task:
@@ -169,7 +154,7 @@ def ring(name: str, naive: str) -> Task:
         facts=lambda cases, large, references: _facts(name, cases, large, references),
         analysed=(Case("data=8, chunks of 16 MiB", {"data": 8}, _LARGE), SMALL),
         naive=naive,
-        variants=_variants(name),
+        variants=orders(_SENTENCES[name]) if name in _SENTENCES else (),
         varies_with="" if name == "ring_all_to_all" else "chunks",
     )
 
