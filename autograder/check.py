@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.contract import Case, Task, load, trace
-from autograder.grading.intake import read_notebook
+from autograder.grading.intake import IntakeError, read_notebook
 from autograder.grading.judge import Stopped, judge, plan, stopped
 from autograder.grading.tracing import (
     Problem,
@@ -26,6 +26,7 @@ from autograder.grading.tracing import (
     time_limit,
     trace_cases,
 )
+from autograder.grading.varied import stated
 from autograder.grading.workers import Worker, local_executor
 from autograder.verdict import Fact, Report, Result, conclude
 from course.curriculum import CHAPTERS
@@ -60,17 +61,19 @@ class Outcome:
         return capture.get().rstrip()
 
 
-def check(function: Callable[..., Any], *, full: bool = False) -> Outcome:
+def check(function: Callable[..., Any], *, full: bool = False, variant: str | None = None) -> Outcome:
     """Judge a function as it stands in this kernel.
 
     Args:
         function: One of a chapter's functions; its name says which.
         full: All meshes, as official grading does, instead of two.
+        variant: What this course asks for; as the notebook on disk says, if not given.
     """
     name = getattr(function, "__name__", "")
     chapter, task = find_task(name)
-    result = check_function(chapter, task, function, locate_live(function), full=full)
-    return Outcome(Report(chapter, (result,), notes=_unsaved(function, name)))
+    asked = _stated_here().get(name, "") if variant is None else variant
+    result = check_function(chapter, task, function, locate_live(function), full=full, variant=asked)
+    return Outcome(Report(chapter, (result,), notes=(*_unsaved(function, name), *_notes(task, asked))))
 
 
 def check_function(
@@ -81,9 +84,10 @@ def check_function(
     *,
     full: bool,
     progress: Progress | None = None,
+    variant: str = "",
 ) -> Result:
     """Judge a function: trace it here, run its Programs in the executor process."""
-    planned = plan(chapter, task, full=full)
+    planned = plan(chapter, task, full=full, variant=variant)
     with time_limit(TRACE_SECONDS):
         traced = trace_cases(task, function, planned.traced, locate)
     if isinstance(traced, Problem):
@@ -112,18 +116,21 @@ def check_notebook(
     tasks = _tasks(chapter, functions)
     executor().start_early()
     cells = read_notebook(path).cells
+    asked = stated(cells)
     with time_limit(TRACE_SECONDS):
         namespace, problems = run_cells(cells)
-    results = []
+    results, said = [], []
     for task in tasks:
         function = find_function(task, namespace, problems)
         if isinstance(function, Problem):
             results.append(stopped(task, function))
             continue
-        result = check_function(chapter, task, function, locate_cell, full=full, progress=progress)
+        variant = asked.get(task.name, "")
+        said += _notes(task, variant)
+        result = check_function(chapter, task, function, locate_cell, full=full, progress=progress, variant=variant)
         message = explained(Problem(result.verdict, result.message, result.line), problems).message
         results.append(replace(result, message=message))
-    return Report(chapter, tuple(results))
+    return Report(chapter, tuple(results), notes=tuple(said))
 
 
 def check_solution(
@@ -261,6 +268,21 @@ def locate_live(function: Callable[..., Any]) -> Locate:
         return f"In[{numbers[file]}]" if file in numbers else own(file)
 
     return locate
+
+
+def _notes(task: Task, variant: str) -> tuple[str, ...]:
+    """What the course asks for instead of what is usual, for the learner to see."""
+    found = task.variant(variant)
+    return (f"{task.name}, in this course: {found.sentence}",) if found else ()
+
+
+def _stated_here() -> dict[str, str]:
+    """What the notebook that this kernel belongs to asks for, as it stands on disk."""
+    path = Path(os.environ.get("JPY_SESSION_NAME", ""))
+    try:
+        return stated(read_notebook(path).cells) if path.suffix == ".ipynb" else {}
+    except IntakeError:
+        return {}
 
 
 def _unsaved(function: Callable[..., Any], name: str) -> tuple[str, ...]:

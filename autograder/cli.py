@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from autograder.commands import course, grade, instructor, learner, lenses, plan, predict, train
+from autograder.commands import course, grade, instructor, learner, lenses, plan, predict, similar, train
 from autograder.commands.terminal import explained
 
 app = typer.Typer(
@@ -21,7 +21,15 @@ LEARN, TEACH = "For learners", "For instructors"
 app.command("list", rich_help_panel=LEARN)(learner.chapters)
 for command in (learner.start, learner.check, learner.hint, learner.reset, predict.profile):
     app.command(rich_help_panel=LEARN)(command)
-for command in (course.init, instructor.build, grade.grade, course.status, course.feedback, course.export):
+for command in (
+    course.init,
+    instructor.build,
+    grade.grade,
+    course.status,
+    course.feedback,
+    course.export,
+    similar.similar,
+):
     app.command(rich_help_panel=TEACH)(command)
 for command in (train.train, plan.plan, predict.predict, lenses.machines, lenses.memory, instructor.doctor):
     app.command(rich_help_panel="For anyone")(command)

@@ -26,9 +26,10 @@ from course.program.program import path_name
 HERE = Path(__file__).parent
 REFERENCES = HERE / "references"
 # What a contract may use of the autograder.
-JUDGED_BY = ("answer_facts", "answers", "cases", "contract", "draws", "facts", "forms", "limits", "verdict", "wrapping")
-__all__ = ["Case", "Contract", "Evidence", "Mismatch", "Task", "Wrapped", "Wrapping", "load", "named", "references",
-           "trace"]  # fmt: skip
+JUDGED_BY = ("answer_facts", "answers", "cases", "contract", "draws", "facts", "forms", "limits", "orders",
+             "verdict", "wrapping")  # fmt: skip
+__all__ = ["Case", "Contract", "Evidence", "Mismatch", "Task", "Variant", "Wrapped", "Wrapping", "load", "named",
+           "references", "trace"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Evidence:
     ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed, and
     only such a one has a ``timeline``. ``secret`` says that nobody may learn a value of ``measured`` or ``expected``:
     facts then say how far off a result is, and where. ``spent`` is how many seconds of the timeline go into
-    communication over ``Task.spent_on``.
+    communication over ``Task.spent_on``. ``form`` says what the Program does, for finding others that do the same.
     """
 
     case: Case
@@ -53,6 +54,26 @@ class Evidence:
     timeline: Timeline | None = None
     secret: bool = False
     spent: float | None = None
+    form: str = ""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Something else that a course may ask of a function, so that another course's answer does not fit.
+
+    Attributes:
+        name: What ``check`` is told.
+        sentence: What the released notebook says; it names what is usual.
+        sizes: What it sets in every case.
+    """
+
+    name: str
+    sentence: str
+    sizes: dict[str, int]
+
+    def of(self, case: Case) -> Case:
+        """The case as this variant has it."""
+        return replace(case, sizes={**case.sizes, **self.sizes})
 
 
 # --8<-- [start:task]
@@ -79,6 +100,8 @@ class Task:
         spent_on: Mesh axes whose communication is timed apart: how much longer a step of ``analysed`` takes with it
             than it would if it took no time.
         given: What the wrapper is given of a case and must not compute itself (``Case.given``), as plain data.
+        variants: What a course may ask instead; without one, the function is what the public notebook says.
+        varies_with: Functions of the same word here are asked for the same one of their variants.
     """
 
     wrapping: Wrapping
@@ -97,6 +120,8 @@ class Task:
     compiled_exposed: float = 0
     spent_on: tuple[str, ...] = ()
     given: Callable[[Case], dict[str, Any]] | None = None
+    variants: tuple[Variant, ...] = ()
+    varies_with: str = ""
 
     @property
     def name(self) -> str:
@@ -105,6 +130,18 @@ class Task:
     @property
     def signature(self) -> str:
         return self.wrapping.signature
+
+    def variant(self, name: str) -> Variant | None:
+        """The variant of that name; None for none.
+
+        Raises:
+            LookupError: There is no such variant.
+        """
+        found = next((variant for variant in self.variants if variant.name == name), None)
+        if name and found is None:
+            known = ", ".join(variant.name for variant in self.variants) or "none"
+            raise LookupError(f"{self.name} has no variant {name!r}; it has: {known}. The notebook says which is asked")
+        return found
 
     def complete(self, case: Case) -> Case:
         """The case with all that its wrapper is given."""

@@ -50,7 +50,8 @@ class Result:
     """The judgement of one function.
 
     ``message`` explains a verdict that no single fact explains. ``timeline`` is the step at the realistic size in
-    brief (``course.show.brief``), where official grading has looked at one.
+    brief (``course.show.brief``), where official grading has looked at one, and ``form`` says what the Program of the
+    first case does, so that those that do the same are found.
     """
 
     name: str
@@ -62,11 +63,11 @@ class Result:
     message: str = ""
     denied: tuple[str, ...] = ()
     timeline: dict[str, Any] | None = None
+    form: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; without ``timeline`` where there is none, as verdicts were written before there was one."""
-        data = asdict(self)
-        return data if self.timeline else {name: value for name, value in data.items() if name != "timeline"}
+        """Plain data; without ``timeline`` and ``form`` where there is none, as verdicts were written before them."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("timeline", "form")}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:

@@ -41,6 +41,10 @@ def init(
     exchange: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="nbgrader's exchange, which students can reach.")
     ] = None,
+    variants: Annotated[
+        bool | None,
+        typer.Option("--variants/--no-variants", help="Ask for variants of some functions, drawn from the secret."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; the folder's, if none.")
     ] = None,
@@ -50,6 +54,7 @@ def init(
     new = not (folder / "source").is_dir()
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
     settings = {"name": name, "late_per_day": _percent(late_per_day), "late_at_most": _percent(late_at_most)}
+    settings |= {"vary": variants}
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
         from autograder.grading.new_course import init_course, read_students

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.contract import Case, Evidence, Task, load, named, references
+from autograder.contract import Case, Evidence, Task, Variant, load, named, references
 from autograder.grading import wire
 from autograder.grading.tracing import Problem
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Kind, Result, conclude
@@ -36,7 +36,8 @@ class Stopped(Exception):
 class Plan:
     """The cases that one function is judged on, and the seed that its inputs are drawn from.
 
-    ``official`` says that nobody may learn these inputs, and that the verdict is kept.
+    ``official`` says that nobody may learn these inputs, and that the verdict is kept; ``variant`` is what a course
+    asks for instead of what is usual.
     """
 
     chapter: str
@@ -45,6 +46,7 @@ class Plan:
     analysed: Case | None
     seed: int
     official: bool = False
+    variant: Variant | None = None
 
     @property
     def traced(self) -> list[Case]:
@@ -52,7 +54,9 @@ class Plan:
         return [self.task.complete(case) for case in (*self.cases, *([self.analysed] if self.analysed else []))]
 
 
-def plan(chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", submission: str = "") -> Plan:
+def plan(
+    chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", submission: str = "", variant: str = ""
+) -> Plan:
     """What to judge a function on.
 
     Args:
@@ -62,13 +66,20 @@ def plan(chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", su
         secret: The course's; with it inputs follow from the submission and nobody can know them beforehand, and one
             more case is drawn. Without it they are the same each time.
         submission: Hash of what was handed in.
+        variant: What the course asks for; empty: what is usual.
+
+    Raises:
+        LookupError: The task has no such variant.
     """
     code = hmac.new(secret, f"{submission}|{chapter}|{task.name}".encode(), hashlib.sha256).digest()
     seed = int.from_bytes(code[:16], "big")
     cases = tuple(case for case in task.cases if full or case.quick)
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
-    return Plan(chapter, task, cases, task.analysed[0] if task.analysed else None, seed, bool(secret))
+    analysed, asked = task.analysed[0] if task.analysed else None, task.variant(variant)
+    if asked:
+        cases, analysed = tuple(map(asked.of, cases)), analysed and asked.of(analysed)
+    return Plan(chapter, task, cases, analysed, seed, bool(secret), asked)
 
 
 def judge(
@@ -89,8 +100,16 @@ def judge(
     except ProgramError as error:
         return stopped(plan.task, Problem(REFUSED, str(error)[:2000], line))
     known = references(plan.chapter).get(plan.task.name, {})
-    result = conclude(plan.task.name, plan.task.points, plan.task.facts(cases, large, known))
-    return replace(result, timeline=picture) if plan.official else result
+    facts = plan.task.facts(cases, large, known)
+    result = conclude(plan.task.name, plan.task.points, [_asked(fact, plan.variant) for fact in facts])
+    return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
+
+
+def _asked(fact: Fact, variant: Variant | None) -> Fact:
+    """The fact; one about wrong numbers says what this course asks for, where that is not what is usual."""
+    if variant is None or fact.passed is not False or fact.kind == Kind.BUDGET:
+        return fact
+    return replace(fact, message=f"{fact.message.rstrip('. ')}. In this course: {variant.sentence}")
 
 
 def stopped(task: Task, problem: Problem) -> Result:
@@ -132,14 +151,16 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
     program = _load(plan, case, programs)
     inputs, expected = _expected(plan.chapter, plan.task.name, _key(case), plan.seed)
     description, blobs = wire.pack(inputs)
-    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches}
+    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches,
+               "form": plan.official and case is plan.cases[0]}  # fmt: skip
     answer, arrays = execute(request, [programs[case.name], *blobs])
     looked = _looked(answer)
     measured = wire.unpack(answer.get("results", []), arrays)
     if set(measured) != set(expected):
         missing, extra = sorted(set(expected) - set(measured)), sorted(set(measured) - set(expected))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
-    return Evidence(case, program.inputs, program.outputs, measured, expected, *looked, line, secret=plan.official)
+    leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
+    return Evidence(case, *leaves, measured, expected, *looked, line, secret=plan.official, form=form)
 
 
 def _analyse(

@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-from autograder.grading import course
+from autograder.grading import course, varied
 from autograder.grading.names import name_problem
 from autograder.grading.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
 from autograder.notebook import source_notebook, write_notebook
@@ -58,7 +58,7 @@ def init_course(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with course.locked(folder):
             (folder / "submitted").mkdir(exist_ok=True)
-            course.secret(folder)
+            settled = replace(settled, variants=_variants(folder, chapters, settled, settings))
             if not (folder / FILE).exists() or settled != read_settings(folder):
                 write_settings(folder, settled)
             config = folder / course.CONFIG_FILE
@@ -72,6 +72,7 @@ def init_course(
         "course": f"{settled.name}, in {folder}",
         **{f"chapter {name}": f"due {shown(date)}" if date else "no due date" for name, date in dates.items()},
         "late": policy(settled) or "nothing is taken off",
+        "variants": ", ".join(f"{name}: {which}" for name, which in settled.variants.items()) or "none are asked for",
         "exchange": settled.exchange or "nbgrader's own, as its configuration on this machine says",
         "students": f"{count} in the gradebook",
         "secret": f"{folder / course.HIDDEN / 'secret'}, for you alone; keep a copy of it: grades are repeated with it",
@@ -163,7 +164,11 @@ def _require_ours(folder: Path) -> None:
 
 
 def _settled(folder: Path, changes: Mapping[str, Any]) -> Settings:
-    before = read_settings(folder) if (folder / FILE).exists() else Settings(name=course_name(folder.name))
+    before = (
+        read_settings(folder)
+        if (folder / FILE).exists()
+        else Settings(name=course_name(folder.name), vary=not _chapters(folder))
+    )
     try:
         return checked(replace(before, **changes))
     except ValueError as error:
@@ -179,6 +184,22 @@ def _chapters(folder: Path) -> list[str]:
     return [path.stem for path in sorted((folder / "source").glob("*/*.ipynb")) if path.stem == path.parent.name]
 
 
+def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
+    """What every chapter asks for: one that is new, or was told to, by the secret; every other what it was."""
+    secret, there = course.secret(folder), _chapters(folder)
+    found = dict(settled.variants)
+    for name in chapters or (there if "vary" in changes else []):
+        if name in there and "vary" not in changes:
+            continue
+        drawn = varied.choose(secret, name) if settled.vary else {}
+        new = {f"{name}.{function}": variant for function, variant in drawn.items()}
+        old = {which: variant for which, variant in found.items() if which.startswith(f"{name}.")}
+        if new != old and any((folder / "submitted").glob(f"*/{name}")):
+            raise CourseError(f"somebody has handed in {name} already; what it asks for can no longer change")
+        found = {which: variant for which, variant in found.items() if which not in old} | new
+    return found
+
+
 def _assignments(
     folder: Path, chapters: list[str], due: Mapping[str, datetime | None], settings: Settings
 ) -> dict[str, datetime | None]:
@@ -189,6 +210,7 @@ def _assignments(
         path = folder / "source" / name / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4) if path.exists() else source_notebook(name)
         changed = _write_due(notebook, dates[name], settings)
+        changed |= varied.state(notebook, name, varied.asked_in(settings.variants, name))
         if changed or not path.exists():
             write_notebook(notebook, path)
         if changed or not (folder / "release" / name / f"{name}.ipynb").exists():

@@ -6,6 +6,7 @@ import io
 import math
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ SUBMISSION, AFTER_A_HANG = 6, 2 / 3
 LEAST = 1 / 6
 # A student's process may claim these and no others.
 _THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
+NONE: Mapping[str, str] = {}
 _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
@@ -86,9 +88,13 @@ class Grader:
         secret: The course's: inputs and the unseen case follow from it and the submission.
         level: What ``sandbox.best_level`` returned.
         limits: For tracing one function, and for each of its Programs.
+        variants: What the course asks for by function; see ``varied``.
     """
 
-    def __init__(self, chapter: str, *, secret: bytes, level: str, limits: Limits = LIMITS):
+    def __init__(
+        self, chapter: str, *, secret: bytes, level: str, limits: Limits = LIMITS, variants: Mapping[str, str] = NONE
+    ):
+        self.variants = variants
         self.chapter, self.secret, self.level, self.limits = chapter, secret, level, limits
         self.contract = load(chapter)
         wall = limits.wall_s or 0
@@ -126,7 +132,8 @@ class Grader:
     def grade_task(self, task: Task, notebook: Notebook, budget: Budget | None = None) -> Result:
         """One function of a notebook; ``budget`` is what the functions before it have left."""
         budget = budget or Budget(self.limits)
-        planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest)
+        planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest,
+                       variant=self.variants.get(task.name, ""))  # fmt: skip
         request = {
             "chapter": self.chapter,
             "task": task.name,

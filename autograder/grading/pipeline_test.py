@@ -16,7 +16,7 @@ from autograder.grading.judge import judge, plan
 from autograder.grading.pipeline import LIMITS, Grader, _programs, _Told
 from autograder.grading.sandbox import best_level
 from autograder.grading.tracing import Traced, describe_error, limit_of, trace_cases
-from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, REFUSED, STUDENT_ERROR
+from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, REFUSED, STUDENT_ERROR, Result
 from solutions.fsdp import shard_params
 
 TASK = load("fsdp").task("shard_params")
@@ -237,3 +237,10 @@ def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
     right = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\nPyTree = object\n"
     after = grader.grade(submission(tmp_path, right, inspect.getsource(shard_params)), "honest").functions[0]
     assert after.verdict == PASS
+
+
+def test_official_grading_keeps_what_the_program_does_and_a_check_does_not(honest):
+    assert judged(*honest).form == "" and "form" not in judged(*honest).to_json()
+    planned = replace(plan("fsdp", TASK, full=False), official=True)
+    kept = judged(planned, honest[1])
+    assert len(kept.form) == 16 and Result.from_json(kept.to_json()) == kept

@@ -45,6 +45,7 @@ class Job:
         level: The sandbox's level; empty: the best of the machine that it runs on.
         fingerprint: What that machine's course and packages must be; empty: not compared.
         limits: Other limits than usual.
+        variants: What the course asks for: function and variant.
     """
 
     chapter: str
@@ -55,6 +56,7 @@ class Job:
     level: str
     fingerprint: str = ""
     limits: Limits | None = None
+    variants: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,12 @@ def _warm_grader(job: Job):
     from autograder.grading import pipeline
     from autograder.grading.sandbox import best_level
 
-    which = (job.chapter, job.secret, job.level, job.limits)
+    which = (job.chapter, job.secret, job.level, job.limits, job.variants)
     if _own.__dict__.get("which") != which or "grader" not in _own.__dict__:
         close_grader()
         level, limits = job.level or best_level(), job.limits or pipeline.LIMITS
-        _own.grader = pipeline.Grader(job.chapter, secret=job.secret, level=level, limits=limits)
+        options = {"level": level, "limits": limits, "variants": dict(job.variants)}
+        _own.grader = pipeline.Grader(job.chapter, secret=job.secret, **options)
         _own.which = which
     return _own.grader
 

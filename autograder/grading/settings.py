@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 FILE = "course.toml"
@@ -20,12 +20,18 @@ class CourseError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty."""
+    """What a course was set up with.
+
+    ``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty. ``vary``
+    says whether chapters that are added ask for variants, and ``variants`` which one each ``chapter.function`` does.
+    """
 
     name: str = "course"
     exchange: str = ""
     late_per_day: float = 0.0
     late_at_most: float = 100.0
+    vary: bool = False
+    variants: dict[str, str] = field(default_factory=dict)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -39,7 +45,7 @@ def read_settings(folder: Path) -> Settings:
         return Settings()
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-        known = [field.name for field in fields(Settings)]
+        known = [each.name for each in fields(Settings)]
         wrong = [name for name in found if name not in known]
         if wrong:
             raise ValueError(f"it has {', '.join(wrong)}; known are {', '.join(known)}")
@@ -59,10 +65,20 @@ def checked(settings: Settings) -> Settings:
     for name in ("late_per_day", "late_at_most"):
         if not 0 <= getattr(settings, name) <= 100:
             raise ValueError(f"{name} is {getattr(settings, name):g}; it is a percentage, from 0 to 100")
+    if type(settings.vary) is not bool:
+        raise ValueError(f"vary is {settings.vary!r}; it is true or false")
+    if not isinstance(settings.variants, dict) or not all(isinstance(v, str) for v in settings.variants.values()):
+        raise ValueError('variants is a table such as { "collectives.ring_all_gather" = "reversed" }')
     return settings
 
 
 def write_settings(folder: Path, settings: Settings) -> None:
     """Write course.toml."""
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in asdict(settings).items()]
+    lines = [f"{name} = {_toml(value)}\n" for name, value in asdict(settings).items()]
     (folder / FILE).write_text(HEAD + "".join(lines), encoding="utf-8")
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(name)} = {_toml(each)}' for name, each in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)

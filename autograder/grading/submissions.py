@@ -13,6 +13,8 @@ from autograder.contract import JUDGED_BY, contract_files
 from autograder.grading.intake import MAX_BYTES
 from autograder.grading.ledger import digest, key
 from autograder.grading.names import name_problem, student_name
+from autograder.grading.settings import read_settings
+from autograder.grading.varied import asked_in
 from autograder.show import one_line
 from autograder.verdict import NEEDS_HUMAN, REFUSED
 
@@ -35,7 +37,7 @@ class Submission:
 
 def find_submissions(course: Path, assignment: str) -> list[Submission]:
     """What lies under ``submitted/<student>/<assignment>/``, in order of student; one for each that is odd, too."""
-    contract = contract_hash(assignment)
+    contract = contract_hash(assignment) + _asked(course, assignment)
     found = []
     for folder in sorted((course / "submitted").iterdir()):
         try:
@@ -46,6 +48,12 @@ def find_submissions(course: Path, assignment: str) -> list[Submission]:
         if one:
             found.append(one)
     return found
+
+
+def _asked(course: Path, assignment: str) -> str:
+    """What the course asks for instead of what is usual, for the key of a verdict; empty if nothing."""
+    asked = asked_in(read_settings(course).variants, assignment)
+    return "".join(f"|{name}={variant}" for name, variant in asked.items())
 
 
 @cache

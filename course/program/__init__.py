@@ -7,6 +7,7 @@ says how long it would take on a machine.
 
 from course.program.costs import Collective, Costs, costs
 from course.program.export import Locate, export, signature_of
+from course.program.form import form
 from course.program.ir import Module
 from course.program.memory import Memory, memory
 from course.program.program import Leaf, Program, ProgramError
@@ -31,6 +32,7 @@ __all__ = [
     "costs",
     "difference",
     "export",
+    "form",
     "memory",
     "parse",
     "signature_of",

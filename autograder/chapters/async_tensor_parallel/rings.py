@@ -11,6 +11,7 @@ from autograder.chapters.async_tensor_parallel import shared
 from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from autograder.chapters.async_tensor_parallel.wrapping import GATHER, KINDS, SCATTER, size_of
 from autograder.contract import Case, Evidence, Task
+from autograder.orders import orders, places
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
 
@@ -94,6 +95,32 @@ def _equal_ways(e: Evidence) -> Fact:
     return Fact("bytes each way", passed, *figures, "bytes", case=e.case.name, line=e.line, message=message, weight=2)
 
 
+_SENTENCES = {
+    GATHER: "the rows of the one with index `i` belong at place `{}` of the result's, and not at place `i`.",
+    SCATTER: "the one with index `i` leaves with part `{}` of the rows, and not with part `i`.",
+}
+
+
+def oracle(kind: str, inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+    """The product, its rows in the order that the case asks for."""
+    place, given = places(case, size_of(case)), dict(inputs)
+    moved, back = ("x", "gradients") if kind == GATHER else ("upstream", "values")
+    if moved in given:
+        given[moved] = _chunks(given[moved], np.argsort(place))
+    found = shared.oracle(given, case)
+    if kind == SCATTER:
+        return {**found, back: _chunks(found[back], place)}
+    if back in found:
+        found[back] = {**found[back], "x": _chunks(found[back]["x"], place)}
+    return found
+
+
+def _chunks(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """``[..., rows, features]`` with its devices' rows in that order."""
+    chunks = rows.reshape(*rows.shape[:-2], len(order), -1, rows.shape[-1])
+    return chunks[..., order, :, :].reshape(rows.shape)
+
+
 def task(name: str, points: float, *, both_ways: bool) -> Task:
     """The task of one of the four; the naive way is the synchronous one, in memory as in time."""
     kind = KINDS[name]
@@ -108,11 +135,13 @@ def task(name: str, points: float, *, both_ways: bool) -> Task:
         cases=shared.meshes(small, {"rows": 4, **dims, "batch": 3}, SMALL),
         unseen=lambda rng: _unseen(kind, rng),
         draw=lambda rng, case: shared.draw(name, rng, case),
-        oracle=shared.oracle,
+        oracle=lambda inputs, case: oracle(kind, inputs, case),
         facts=lambda cases, large, references: judge(kind, cases, large, references),
         analysed=(Case(f"tensor=8, width {WIDTH}", {"tensor": 8}, sizes), SMALL),
         naive="gathers_then_multiplies" if kind == GATHER else "multiplies_then_scatters",
         slow="gathers_then_multiplies" if kind == GATHER else "multiplies_then_scatters",
+        variants=orders(_SENTENCES[kind]),
+        varies_with="rows",  # a gather's rows and a scatter's then fit together, as in ``async_tp_mlp``
     )
 
 

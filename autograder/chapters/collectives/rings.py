@@ -12,6 +12,7 @@ from autograder.cases import axis_size
 from autograder.chapters.collectives.wrapping import wrap_ring
 from autograder.contract import Case, Evidence, Task
 from autograder.draws import unseen_mesh
+from autograder.orders import orders, places
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
 
@@ -25,48 +26,61 @@ def chunk_bytes(case: Case) -> int:
     return 4 * case.sizes["chunk"] * case.sizes.get("depth", 1) * case.sizes["width"]
 
 
-def gathered(x: np.ndarray) -> np.ndarray:
+def gathered(x: np.ndarray, place: np.ndarray) -> np.ndarray:
     """``[n, chunk, ...]`` to what all devices then hold, ``[n, n * chunk, ...]``."""
-    return np.repeat(x.reshape(1, -1, *x.shape[2:]), len(x), 0)
+    return np.repeat(x[np.argsort(place)].reshape(1, -1, *x.shape[2:]), len(x), 0)
 
 
-def scattered(x: np.ndarray) -> np.ndarray:
+def scattered(x: np.ndarray, place: np.ndarray) -> np.ndarray:
     """``[n, n * chunk, ...]`` to the chunks of the sum, ``[n, chunk, ...]``."""
-    return _sum(x).reshape(len(x), -1, *x.shape[2:])
+    return _sum(x).reshape(len(x), -1, *x.shape[2:])[place]
 
 
-def reduced(x: np.ndarray) -> np.ndarray:
+def reduced(x: np.ndarray, _: np.ndarray) -> np.ndarray:
     """``[n, n * chunk, ...]`` to the sum on every device."""
     return np.repeat(_sum(x)[None], len(x), 0)
 
 
-def exchanged(x: np.ndarray) -> np.ndarray:
-    """``[n, n * chunk, ...]``: chunk j of device i becomes chunk i of device j."""
-    n = len(x)
-    return x.reshape(n, n, -1, *x.shape[2:]).swapaxes(0, 1).reshape(x.shape)
+def exchanged(x: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """``[n, n * chunk, ...]``: chunk j of device i arrives at device j, in the place of i."""
+    return _swapped(x)[:, np.argsort(place)].reshape(x.shape)
+
+
+def sent_back(x: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """The transpose: what flows back in the place of i is of chunk j of device i."""
+    return _swapped(_chunked(x)[:, place].reshape(x.shape)).reshape(x.shape)
+
+
+def _swapped(x: np.ndarray) -> np.ndarray:
+    return _chunked(x).swapaxes(0, 1)
+
+
+def _chunked(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), len(x), -1, *x.shape[2:])
 
 
 def _sum(x: np.ndarray) -> np.ndarray:
     return x.sum(0, dtype=np.float64).astype(x.dtype)
 
 
-Stacked = Callable[[np.ndarray], np.ndarray]
+Stacked = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # What each does to the arrays of all devices, and what its transpose does to what flows back.
 MEANING: dict[str, tuple[Stacked, Stacked]] = {
     "ring_all_gather": (gathered, scattered),
     "ring_reduce_scatter": (scattered, gathered),
     "ring_all_reduce": (reduced, reduced),
-    "ring_all_to_all": (exchanged, exchanged),
+    "ring_all_to_all": (exchanged, sent_back),
 }
 
 
 def _oracle(name: str, inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     n, (forward, backward) = axis_size(case), MEANING[name]
+    place = places(case, n)
     x = inputs["x"].reshape(n, -1, *inputs["x"].shape[1:])
     if "upstream" not in inputs:
-        return {"values": forward(x)}
+        return {"values": forward(x, place)}
     upstream = inputs["upstream"].reshape(n, -1, *inputs["upstream"].shape[1:])
-    return {"values": forward(x), "gradients": backward(upstream)}
+    return {"values": forward(x, place), "gradients": backward(upstream, place)}
 
 
 def _draw(name: str, rng: np.random.Generator, case: Case) -> dict[str, Any]:
@@ -119,6 +133,14 @@ def _unseen(rng: np.random.Generator) -> Case:
     return Case("unseen", unseen_mesh(rng), sizes)
 
 
+# What a course may ask of each. The first two must agree, for then one after the other is still an all-reduce.
+_SENTENCES = {
+    "ring_all_gather": "the chunk of the one with index `i` belongs at place `{}` of the result, and not at place `i`.",
+    "ring_reduce_scatter": "the one with index `i` leaves with chunk `{}` of the sum, and not with chunk `i`.",
+    "ring_all_to_all": "what the one with index `i` sent belongs at place `{}` of the result, and not at place `i`.",
+}
+
+
 def ring(name: str, naive: str) -> Task:
     """The task of one of the four, and the mutant that shows what the naive way holds."""
     return Task(
@@ -132,6 +154,8 @@ def ring(name: str, naive: str) -> Task:
         facts=lambda cases, large, references: _facts(name, cases, large, references),
         analysed=(Case("data=8, chunks of 16 MiB", {"data": 8}, _LARGE), SMALL),
         naive=naive,
+        variants=orders(_SENTENCES[name]) if name in _SENTENCES else (),
+        varies_with="" if name == "ring_all_to_all" else "chunks",
     )
 
 

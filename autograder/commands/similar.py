@@ -1,0 +1,78 @@
+"""Which submissions look alike: a report for instructors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from autograder.commands.instructor import AsJson, CourseFolder
+from autograder.commands.terminal import UsageError, bar, complain, out, print_json, require_chapter, show
+from autograder.show import one_line, plain
+
+SHOWN = 20
+
+
+def similar(
+    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="What was handed in for it is compared.")],
+    course: CourseFolder = Path("."),
+    earlier: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="An earlier year's course folder; give it again for more.")
+    ] = None,
+    function: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="This function alone; give it again for more.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with both sources of each.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who has written the same as somebody else, an earlier class or the public solution. Evidence, no verdict."""
+    name = require_chapter(chapter)
+    from autograder.similarity.classes import find_similar
+    from autograder.similarity.page import EVIDENCE, page
+
+    try:
+        with bar() as update:
+            found = find_similar(course, name, function or (), earlier or (), update)
+    except LookupError as error:
+        raise UsageError(str(error)) from None
+    if html:
+        html.touch(0o600)  # it shows what students wrote
+        html.write_text(page(found), encoding="utf-8")
+    if as_json:
+        print_json({"chapter": name, "note": EVIDENCE, "functions": [_function(each) for each in found.functions],
+                    "not_compared": [{"author": str(who), "why": why} for who, why in found.unread]})  # fmt: skip
+        return
+    public = [f"{each.function} {each.like_public} of {each.authors}" for each in found.functions if each.like_public]
+    nearly = f"\nnearly as in public code: {', '.join(public)}\n" if public else ""
+    show(_table(found), Text(nearly), Text(EVIDENCE, style="dim"))
+    if html:
+        out().print(f"wrote {html}", markup=False, soft_wrap=True)
+    for who, why in found.unread:
+        complain(f"{one_line(who)}: {one_line(why)}")
+
+
+def _function(compared: Any) -> dict[str, Any]:
+    matches = [match.to_json() for match in compared.matches]
+    figures = {"authors": compared.authors, "usual_share": compared.usual, "like_public": compared.like_public}
+    return {"name": compared.function, **figures, "matches": matches}
+
+
+def _table(found: Any) -> Table | Text:
+    """The strongest matches of all functions."""
+    every = sorted((match for each in found.functions for match in each.matches), key=lambda match: -match.score)
+    if not every:
+        return Text("no two share anything rare")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("function", "who", "and", "share", "others have it", "public", "Program"):
+        table.add_column(column)
+    for match in every[:SHOWN]:
+        program = {None: "", False: "another"}.get(match.program, f"the same, and {match.program_others} others'")
+        who = (one_line(author.author) for author in (match.first, match.second))
+        cells = (match.function, *who, f"{match.share:.0%}", f"{match.others:g}", f"{match.in_public:.0%}", program)
+        table.add_row(*(Text(plain(cell)) for cell in cells))
+    if len(every) > SHOWN:
+        table.add_row(Text(f"and {len(every) - SHOWN} weaker ones", style="dim"))
+    return table

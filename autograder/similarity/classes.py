@@ -1,0 +1,152 @@
+"""What this class, earlier classes and the public have written for the functions of a chapter."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autograder.contract import Task, load, trace
+from autograder.grading.course import CourseError, open_ledger, require_folder
+from autograder.grading.intake import read_notebook
+from autograder.grading.ledger import LedgerError
+from autograder.grading.settings import read_settings
+from autograder.grading.submissions import Submission, find_submissions
+from autograder.notebook import ROOT
+from autograder.similarity.compare import Compared, compare
+from autograder.similarity.sources import SOLUTION, Author, Written, given_grams, public_code, read_code
+from course.program import ProgramError, form, parse
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Similar:
+    """What was found, function by function, and for each author who could not be compared in full, why."""
+
+    chapter: str
+    functions: list[Compared] = field(default_factory=list)
+    unread: list[tuple[Author, str]] = field(default_factory=list)
+
+
+def find_similar(
+    course: Path, chapter: str, functions: Sequence[str], earlier: Sequence[Path] = (), progress: Progress | None = None
+) -> Similar:
+    """Compare what a class has handed in.
+
+    Args:
+        course: The course folder.
+        chapter: The chapter.
+        functions: Of the chapter; all, if none.
+        earlier: Course folders of earlier years.
+        progress: Called with the stage, and how many of how many are done.
+
+    Raises:
+        CourseError: a folder is no course folder.
+        LookupError: the chapter has no such function.
+    """
+    told = progress or (lambda stage, done, total: None)
+    tasks = load(chapter).tasks
+    wanted = [load(chapter).task(name) for name in functions] or list(tasks)
+    names = [task.name for task in tasks]
+    course = course.resolve()
+    folders = {course: "", **{path.resolve(): _called(path) for path in earlier if path.resolve() != course}}
+    for folder in folders:
+        require_folder(folder, chapter)
+    given = given_grams(_released([*folders], chapter), names)
+    found, written = Similar(chapter), {task.name: list[Written]() for task in wanted}
+    handed_in = [(each, folder) for folder in folders for each in find_submissions(folder, chapter)]
+    known = {folder: _forms(folder, chapter) for folder in folders}
+    for done, (submission, folder) in enumerate(handed_in, 1):
+        author = Author(submission.student, folders[folder])
+        forms = known[folder].get((submission.student, submission.digest), {})
+        for each in _of_submission(submission, author, wanted, names, given, found.unread):
+            written[each[0]].append(replace(each[1], form=forms.get(each[0], "")))
+        told("reading", done, len(handed_in))
+    for name, author, code in public_code(chapter, [task.name for task in wanted]):
+        each = code.written(name, author, names, given)
+        if each:
+            written[name].append(each)
+    for done, task in enumerate(wanted, 1):
+        if any(each.form for each in written[task.name]):
+            written[task.name] = [_with_form(each, chapter, task) for each in written[task.name]]
+        found.functions.append(compare(task.name, written[task.name]))
+        told("comparing", done, len(wanted))
+    return found
+
+
+def _of_submission(
+    submission: Submission,
+    author: Author,
+    wanted: Sequence[Task],
+    names: list[str],
+    given: frozenset[int],
+    unread: list[tuple[Author, str]],
+) -> list[tuple[str, Written]]:
+    """What a student wrote for each function. Whatever is odd about it is noted, and costs nobody else anything."""
+    if submission.notebook is None:
+        unread.append((author, submission.problem))
+        return []
+    found = []
+    try:
+        code = read_code(read_notebook(submission.notebook).cells)
+        unread += [(author, f"a cell is not Python: {said}") for said in code.unread]
+        for task in wanted:
+            written = code.written(task.name, author, names, given)
+            if written:
+                found.append((task.name, written))
+            else:
+                unread.append((author, f"{task.name} is not defined"))
+    except RecursionError:
+        unread.append((author, "it is nested too deep to be compared"))
+    except Exception as error:  # whatever it is, the others are compared
+        unread.append((author, f"{type(error).__name__}: {error}"))
+    return found
+
+
+def _released(folders: Sequence[Path], chapter: str) -> list[Path]:
+    """The notebooks that students were given; the course's own exercise, where there is none."""
+    found = [folder / "release" / chapter / f"{chapter}.ipynb" for folder in folders]
+    return [path for path in found if path.is_file()] + [ROOT / "exercises" / chapter / f"{chapter}.ipynb"]
+
+
+def _called(folder: Path) -> str:
+    """What an earlier course is called: by its settings, and its folder, for names are kept from year to year."""
+    folder = folder.resolve()
+    try:
+        name = read_settings(folder).name
+    except CourseError:
+        return folder.name
+    return folder.name if name in ("course", folder.name) else f"{name}, {folder.name}"
+
+
+def _forms(folder: Path, chapter: str) -> dict[tuple[str, str], dict[str, str]]:
+    """By student and submission, what each function's Program does, as far as it was graded here."""
+    if not (folder / ".meshcraft" / "ledger.sqlite").is_file():
+        return {}
+    try:
+        with open_ledger(folder) as ledger:
+            entries = ledger.status(chapter)
+    except LedgerError:  # of a year that lies on a disk that cannot be written, say
+        return {}
+    kinds = {task.name: task.kind for task in load(chapter).tasks}
+    return {
+        (entry.student, entry.submission): {
+            result.name: result.form for result in entry.report.functions if kinds.get(result.name) != "value"
+        }
+        for entry in entries
+        if entry.report
+    }
+
+
+def _with_form(written: Written, chapter: str, task: Task) -> Written:
+    """The public solution with what its Program does; everyone else as they are."""
+    if written.author.name != SOLUTION:
+        return written
+    try:
+        function = getattr(importlib.import_module(f"solutions.{chapter}"), task.name)
+        program = trace(task, function, task.cases[0], lambda _: None)
+        return replace(written, form=form(parse(program, data_branches=task.data_branches)))
+    except (ImportError, ProgramError):
+        return written

@@ -1,0 +1,180 @@
+"""What each author wrote for each function: its definition, and what of their own it uses. Parsed, and never run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autograder.grading.intake import Cell, IntakeError, read_notebook
+from autograder.similarity.tokens import aliases, fingerprints, tokens
+
+MAGIC = re.compile(r"\s*[%!?]|.*\?\s*$")
+SOLUTION, ANSWER = "public solution", "public answer"
+_INSIDE = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)
+
+
+@dataclass(frozen=True, order=True)
+class Author:
+    """Who wrote something: a student of this class; of an earlier one, then ``where`` is its folder; or the public."""
+
+    name: str
+    where: str = ""
+    public: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.where})" if self.where else self.name
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an author wrote for one function: the lines as they are shown, and each fingerprint's lines among them.
+
+    ``form`` is the Program that it makes, where grading has kept one.
+    """
+
+    author: Author
+    text: str
+    grams: Mapping[int, set[int]]
+    form: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A statement that gives something a name, and its own lines."""
+
+    node: ast.stmt
+    lines: tuple[str, ...]
+    first: int
+
+
+@dataclass
+class Code:
+    """The definitions of a notebook or a module by name, in order, and what other names in it stand for."""
+
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
+    trees: list[ast.Module] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def written(self, name: str, author: Author, tasks: Iterable[str], given: frozenset[int]) -> Written | None:
+        """What is there for a function, less what everybody was given; None where it is not defined.
+
+        Raises:
+            RecursionError: It is nested deeper than anybody writes.
+        """
+        if name not in self.pieces:
+            return None
+        others = {task: task for task in tasks if task != name}
+        known = {**self.known, **others, name: name}
+        grams: dict[int, set[int]] = {}
+        shown: list[str] = []
+        for piece in self._used(name, set(others)):
+            for gram, lines in fingerprints(tokens(piece.node, known), len(shown) + 1 - piece.first).items():
+                if gram not in given:
+                    grams.setdefault(gram, set()).update(lines)
+            shown += [*piece.lines, ""]
+        return Written(author, "\n".join(shown[:-1]), grams)
+
+    def _used(self, name: str, others: set[str]) -> list[Piece]:
+        """The function and the notebook's own things that it uses, other graded functions excepted, in order."""
+        needed, waiting = set(), [name]
+        while waiting:
+            each = waiting.pop()
+            if each in needed or each not in self.pieces:
+                continue
+            needed.add(each)
+            used = {node.id for node in ast.walk(self.pieces[each].node) if isinstance(node, ast.Name)}
+            waiting += used - others
+        unique = {id(piece): piece for each, piece in self.pieces.items() if each in needed}
+        return list(unique.values())
+
+
+def read_code(cells: Iterable[Cell]) -> Code:
+    """The definitions of a notebook; of a name that is defined twice, the last one, as in a kernel."""
+    code = Code()
+    for cell in cells:
+        try:
+            tree, lines = _parse(cell.source)
+            found = list(_definitions(tree.body, lines))
+            known = aliases([tree])
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            code.unread.append(f"{cell.id}: {getattr(error, 'msg', '') or type(error).__name__}")
+            continue
+        code.trees.append(tree)
+        code.known |= known
+        for name, piece in found:
+            code.pieces.pop(name, None)
+            code.pieces[name] = piece
+    return code
+
+
+def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
+    """The fingerprints of released notebooks: what everybody was given."""
+    found: set[int] = set()
+    for path in paths:
+        try:
+            code = read_code(read_notebook(path).cells)
+        except IntakeError:
+            continue
+        known = {**code.known, **{task: task for task in tasks}}
+        for statement in (statement for tree in code.trees for statement in tree.body):
+            found |= set(fingerprints(tokens(statement, known)))
+    return frozenset(found)
+
+
+def public_code(chapter: str, names: Iterable[str]) -> Iterator[tuple[str, Author, Code]]:
+    """The public solution of each function and the other answers that are installed: function, author, code.
+
+    The answer has the function's name in its code, whatever it is called in its own.
+    """
+    solution = importlib.util.find_spec(f"solutions.{chapter}")
+    if solution and solution.origin:
+        code = _read_module(Path(solution.origin))
+        yield from ((name, Author(SOLUTION, public=True), code) for name in names)
+    try:
+        variants = importlib.import_module(f"autograder.variants.{chapter}").VARIANTS
+    except ModuleNotFoundError:
+        return
+    for name in names:
+        for function in variants.get(name, ()):
+            code = _read_module(Path(function.__code__.co_filename))
+            code.pieces[name] = code.pieces[function.__name__]
+            yield name, Author(f"{ANSWER}: {function.__name__}", public=True), code
+
+
+def _read_module(path: Path) -> Code:
+    return read_code([Cell(path.stem, path.read_text(encoding="utf-8"))])
+
+
+def _parse(source: str) -> tuple[ast.Module, list[str]]:
+    """A cell as Python, without the magics in it, and its lines."""
+    lines = source.split("\n")
+    try:
+        return ast.parse(source), lines
+    except SyntaxError:
+        return ast.parse("\n".join("" if MAGIC.match(line) else line for line in lines)), lines
+
+
+def _definitions(body: list[ast.stmt], lines: list[str]) -> Iterator[tuple[str, Piece]]:
+    """What a module's statements give names to, in branches and loops as well."""
+    for node in body:
+        if isinstance(node, _INSIDE):
+            for part in ("body", "handlers", "orelse", "finalbody"):
+                yield from _definitions(getattr(node, part, []), lines)
+            continue
+        for name in _names(node):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            yield name, Piece(node, tuple(lines[first - 1 : node.end_lineno]), first)
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    stored = (part for target in targets for part in ast.walk(target))
+    return [part.id for part in stored if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
