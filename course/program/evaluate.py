@@ -40,7 +40,8 @@ def follow(module: Module, device: int) -> Followed:
         ProgramError: A trip count or a branch depends on data.
     """
     if device not in module.followed:
-        module.followed[device] = _Run(module, device).follow()
+        alike = module.followed and not depends_on_device(module)
+        module.followed[device] = next(iter(module.followed.values())) if alike else _Run(module, device).follow()
     return module.followed[device]
 
 

@@ -6,11 +6,14 @@ of the single loops and branches give the order of everything: devices with equa
 same order. Counts alone would not do, since a timeline depends on which trip takes which branch. The hash is a
 polynomial at a secret point, so that nobody can look for two programs with the same one.
 
-What no result depends on is left as it is: compilers remove it, and the lenses do not count it.
+A loop that counts from one constant to another by ones is not watched: its trips are known without an evaluator, and
+no compiler takes others. Nor is what no result depends on, which compilers remove and lenses do not count.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import re
 import secrets
 from dataclasses import dataclass
@@ -24,8 +27,8 @@ from jax.extend.mlir import ir
 
 from course.program.audit import audited
 from course.program.evaluate import follow, taken
-from course.program.ir import Module, Op, unsupported, walk
-from course.program.program import Program
+from course.program.ir import Module, Op, Value, unsupported, walk
+from course.program.program import Program, ProgramError
 from course.program.rules import operations
 
 PRIME = 2**31 - 1
@@ -58,23 +61,37 @@ class Witness:
         for device, found in enumerate(seen):
             decisions, on_data = follow(self.module, device)
             if decisions not in assumed:
-                assumed[decisions] = self._hashes(decisions)
+                assumed[decisions] = self._assumed(decisions)
             free = {inner for op in on_data for inner in (op, *(i for r in op.regions for i in walk(r)))}
             for op, ours, theirs in zip(self.watched, assumed[decisions], found, strict=True):
                 if ours != theirs and op not in free:
-                    what = "the loop runs another number of times" if op.kind == "while" else "another branch runs"
-                    raise unsupported(
-                        op,
-                        op.line,
-                        f"{what} on device {device} than the costs were counted for; decide by plain arithmetic on "
-                        "small numbers, which every compiler does alike",
-                    )
+                    raise _otherwise(op, f"on device {device}")
 
-    def _hashes(self, decisions: tuple[int, ...]) -> list[int]:
+    def _assumed(self, decisions: tuple[int, ...]) -> list[int]:
+        """The hashes of what the lenses assume that a device decides."""
         found = dict.fromkeys(self.watched, 0)
         for op, choice in taken(self.module.main, iter(decisions)):
-            found[op] = (found[op] * self.point + choice + 1) % PRIME
+            if op in found:
+                found[op] = (found[op] * self.point + choice + 1) % PRIME
         return list(found.values())
+
+
+def _check_counted(module: Module, counted: dict[Op, int]) -> None:
+    """Raises ``ProgramError`` unless each loop that is not watched is taken to make the trips that it must make."""
+    devices = range(math.prod(module.mesh.values()))
+    for decisions in {follow(module, device).decisions for device in devices}:
+        trips = dict.fromkeys(counted, 0)
+        for op, choice in taken(module.main, iter(decisions)):
+            if op in trips and not choice and trips[op] != counted[op]:
+                raise _otherwise(op, "on every device")
+            if op in trips:
+                trips[op] = (trips[op] + 1) * choice
+
+
+def _otherwise(op: Op, where: str) -> ProgramError:
+    what = "the loop runs another number of times" if op.kind == "while" else "another branch runs"
+    said = f"{what} {where} than the costs were counted for; decide by plain arithmetic on small numbers"
+    return unsupported(op, op.line, said)
 
 
 def instrument(program: Program, module: Module) -> Witness | None:
@@ -87,7 +104,11 @@ def instrument(program: Program, module: Module) -> Witness | None:
     Raises:
         ProgramError: The audit's, or a loop's condition holds loops or branches of its own.
     """
-    watched = tuple(op for op in walk(module.main) if op.kind in ("while", "case"))
+    makers = {result: op for op in walk(module.main) for result in op.results}
+    control = [op for op in walk(module.main) if op.kind in ("while", "case")]
+    counted = {op: trips for op in control if (trips := _trips(op, makers)) is not None}
+    _check_counted(module, counted)
+    watched = tuple(op for op in control if op not in counted)
     if not watched:
         return None
     for inner in (inner for op in watched if op.kind == "while" for inner in walk(op.regions[0])):
@@ -96,22 +117,48 @@ def instrument(program: Program, module: Module) -> Witness | None:
     found = audited(program)
     point = secrets.randbelow(PRIME - 2**16) + 2**16
     with found.module.context, ir.Location.unknown():
-        twin = ir.Module.parse(found.exported.mlir_module())
+        twin = found.module.operation.clone(ip=False)
         _Twin(
-            twin.operation,
+            twin,
             program.num_devices,
             {op.attributes["number"]: slot for slot, op in enumerate(watched)},
             point,
         ).write()
         version = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", found.exported.mlir_module_serialized[:200])
         assert version
-        data = mlir.serialize_portable_artifact(twin, version[1].decode(), use_mixed_serialization=True)
+        written = io.BytesIO()
+        twin.write_bytecode(written)
+        data = mlir.serialize_portable_artifact(written.getvalue(), version[1].decode(), use_mixed_serialization=True)
     fields = {name: getattr(found.exported, name) for name in found.exported.__dataclass_fields__}
     aval = jax.core.ShapedArray((program.num_devices, len(watched)), np.dtype(np.uint32))
     for name, value in (("out_avals", aval), ("_out_named_shardings", None), ("out_shardings_hlo", None)):
         fields[name] = (*fields[name], value)
     fields["out_tree"] = jax.tree.structure(tuple([0] * len(fields["out_avals"])))
     return Witness(jax_export.Exported(**{**fields, "mlir_module_serialized": data}), module, watched, point)
+
+
+def _trips(op: Op, makers: dict[Value, Op]) -> int | None:
+    """How often a loop runs that counts from a constant to a constant by ones, which cannot overflow; else None."""
+    if op.kind != "while" or len(op.regions[0].ops) != 1:
+        return None
+    condition, body = op.regions
+    compare = condition.ops[0]
+    if compare.kind != "compare" or "LT" not in compare.attributes["comparison_direction"]:
+        return None
+    counter, limit = compare.operands
+    if condition.returns != compare.results or counter not in condition.arguments or counter.dtype != "i32":
+        return None
+    place = condition.arguments.index(counter)
+    step = makers.get(body.returns[place])
+    if step is None or step.kind != "add" or step.operands[0] is not body.arguments[place]:
+        return None
+    start, stop, by = (_constant(value, makers) for value in (op.operands[place], limit, step.operands[1]))
+    return max(0, stop - start) if by == 1 and start is not None and stop is not None else None
+
+
+def _constant(value: Value, makers: dict[Value, Op]) -> int | None:
+    op = makers.get(value)
+    return int(op.attributes["value"]) if op and op.kind == "constant" and "value" in op.attributes else None
 
 
 class _Twin:
@@ -175,9 +222,10 @@ class _Twin:
     def _through(self, block: Any, state: Any) -> Any:
         """The hashes after a block that they reach as ``state``."""
         for op in [op.operation for op in block.operations if op.operation.name in _CONTROL]:
-            slot, self.count = self.slots.get(self.count), self.count + 1
-            if slot is None:
-                self.count += _controls(op.regions)
+            first, self.count = self.count, self.count + 1
+            slot, inner = self.slots.get(first), _controls(op.regions)
+            if self.slots.keys().isdisjoint(range(first, self.count + inner)):
+                self.count += inner
             elif op.name == "stablehlo.case":
                 for choice, region in enumerate(op.regions):
                     inside = region.blocks[0]
@@ -195,8 +243,10 @@ class _Twin:
                 state = self._noted(state, slot, 0, ir.InsertionPoint.after(state.owner))
         return state
 
-    def _noted(self, state: Any, slot: int, choice: int, where: Any) -> Any:
-        """The hashes after one more decision: ``(hash * point + choice + 1) % PRIME`` in one column."""
+    def _noted(self, state: Any, slot: int | None, choice: int, where: Any) -> Any:
+        """The hashes after one more decision: ``(hash * point + choice + 1) % PRIME`` in its column, if it has one."""
+        if slot is None:
+            return state
         columns = range(len(self.slots))
         for kind, numbers in (
             ("multiply", [self.point if column == slot else 1 for column in columns]),
