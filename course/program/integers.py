@@ -52,7 +52,12 @@ def evaluate(op: Op, known: Known, device: int) -> None:
     try:
         with np.errstate(all="ignore"):
             value = _fitting(rule(op, *operands), DTYPES[op.results[0].dtype])
-    except (TypeError, ValueError, IndexError):  # a form that the rule does not know: unknown, never guessed
+    except (
+        TypeError,
+        ValueError,
+        IndexError,
+        OverflowError,
+    ):  # a form that the rule does not know: unknown, never guessed
         return
     if value is not None:
         known[op.results[0]] = value.reshape(op.results[0].shape)
@@ -71,7 +76,7 @@ def _fitting(value: Any, dtype: Any) -> np.ndarray | None:
     if dtype is np.bool_:  # only "convert" makes booleans of numbers, and does so itself
         return None
     limits = np.iinfo(dtype)
-    if value.size and not (limits.min <= value.min() and value.max() <= limits.max):
+    if value.size and not limits.min <= int(value.min()) <= int(value.max()) <= limits.max:
         return None
     return value.astype(dtype)
 
@@ -81,7 +86,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Arithmetic on numbers that cannot overflow; booleans, for which StableHLO means something else, stay unknown."""
+    """Arithmetic that cannot overflow; not on booleans: StableHLO adds them by "or", and a part of XLA by "xor"."""
 
     def rule(op: Op, *operands: np.ndarray) -> Any:
         if operands[0].dtype == np.bool_:
@@ -92,21 +97,16 @@ def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def _logical(on_booleans: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Arithmetic that StableHLO gives a meaning on booleans too: to add is "or", to multiply is "and"."""
-    exact = _exact(function)
-    return lambda op, a, b: on_booleans(a, b) if a.dtype == np.bool_ else exact(op, a, b)
-
-
 def _divide(a: np.ndarray, b: np.ndarray) -> Any:
     if np.any(b == 0):
         return None
-    return abs(a) // abs(b) * np.where((a < 0) != (b < 0), -1, 1)  # StableHLO rounds to zero, NumPy down
+    sign = np.where((a < 0) != (b < 0), -1, 1).astype(object)
+    return abs(a) // abs(b) * sign  # StableHLO rounds to zero, NumPy down
 
 
-def _remainder(a: np.ndarray, b: np.ndarray) -> Any:
-    quotient = _divide(a, b)
-    return None if quotient is None else a - quotient * b
+def _remainder(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
+    quotient = _fitting(_exact(_divide)(op, a, b), a.dtype.type)  # machines that trap divide for a remainder too
+    return None if quotient is None else _exact(lambda a, b, quotient: a - quotient * b)(op, a, b, quotient)
 
 
 def _shift(function: Callable[..., Any], view: str = "") -> Callable[..., Any]:
@@ -183,20 +183,24 @@ def _reduce(op: Op, a: np.ndarray, initial: np.ndarray, *others: np.ndarray) -> 
     kind = ops[0].kind if len(ops) == 1 else ""
     if ops[0].operands != block.arguments or block.returns != ops[0].results or len(op.results) != 1:
         return None
-    reducer = (_BOOLEAN if a.dtype == np.bool_ else _REDUCERS).get(kind)
-    values = a.astype(object) if kind in ("add", "multiply") and a.dtype != np.bool_ else a
-    return reducer and reducer.reduce(values, axis=tuple(op.attributes["dimensions"]), initial=initial[()])
+    if kind not in _REDUCERS or (kind in ("add", "multiply") and a.dtype == np.bool_):
+        return None
+    least, most = (0, 1) if a.dtype == np.bool_ else (np.iinfo(a.dtype).min, np.iinfo(a.dtype).max)
+    neutral = {"add": 0, "multiply": 1, "maximum": least, "minimum": most, "or": 0, "and": -1}[kind]
+    if initial != np.array(neutral).astype(a.dtype):  # XLA adds any other one as often as suits it, or never
+        return None
+    values = a.astype(object) if kind in ("add", "multiply") else a
+    return _REDUCERS[kind].reduce(values, axis=tuple(op.attributes["dimensions"]))
 
 
 _REDUCERS = {"add": np.add, "and": np.bitwise_and, "maximum": np.maximum, "minimum": np.minimum}
 _REDUCERS |= {"multiply": np.multiply, "or": np.bitwise_or}
-_BOOLEAN = {"add": np.logical_or, "and": np.logical_and, "maximum": np.logical_or, "minimum": np.logical_and}
-_BOOLEAN |= {"multiply": np.logical_and, "or": np.logical_or}
+
 
 RULES: dict[str, Callable[..., Any]] = {
     "constant": lambda op: op.attributes.get("value"),
     "abs": _exact(np.abs),
-    "add": _logical(np.logical_or, np.add),
+    "add": _exact(np.add),
     "and": _plain(np.bitwise_and),
     "broadcast_in_dim": _broadcast,
     "clamp": _plain(_clamp),
@@ -209,12 +213,12 @@ RULES: dict[str, Callable[..., Any]] = {
     "iota": _iota,
     "maximum": _plain(np.maximum),
     "minimum": _plain(np.minimum),
-    "multiply": _logical(np.logical_and, np.multiply),
+    "multiply": _exact(np.multiply),
     "negate": _exact(np.negative),
     "not": _plain(np.bitwise_not),
     "or": _plain(np.bitwise_or),
     "reduce": _reduce,
-    "remainder": _exact(_remainder),
+    "remainder": _remainder,
     "reshape": lambda op, a: np.reshape(a, op.results[0].shape),
     "reverse": lambda op, a: np.flip(a, op.attributes["dimensions"]),
     "select": _plain(np.where),
