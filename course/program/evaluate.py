@@ -169,7 +169,7 @@ class _Run:
             position = self._more_expensive(op)
             self.on_data.add(op)
         else:
-            position = int(index) if 0 <= int(index) < len(op.regions) else len(op.regions) - 1
+            position = _side(int(index), len(op.regions))
         self._decide(position, op)
         self._run(op.regions[position])
         if index is None:
@@ -210,3 +210,8 @@ class _Run:
             self._run(body)
             bind(body.arguments, body.returns, self.known)
         bind(op.results, body.arguments, self.known)
+
+
+def _side(index: int, count: int) -> int:
+    """The branch that runs for an index: the last one for any that there is no branch for."""
+    return index if 0 <= index < count else count - 1
