@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from course.program.evaluate import decide, depends_on_device
+from course.program.evaluate import decide
 from course.program.ir import COLLECTIVES, Module, Op, unsupported, walk
 
 
@@ -109,9 +109,7 @@ def device_classes(
         ProgramError: A trip count or a branch depends on data.
     """
     count = math.prod(module.mesh.values())
-    told_apart = depends_on_device(module)
-    first = () if told_apart else decide(module, 0)
-    decisions = [decide(module, device) if told_apart else first for device in range(count)]
+    decisions = [decide(module, device) for device in range(count)]
     structures = {}
     for op in walk(module.main):
         if op.kind in COLLECTIVES:

@@ -1,28 +1,27 @@
 """Small integers and booleans, evaluated per device, so that trip counts and branches resolve.
 
-No floats: how a compiler rounds, fuses and flushes them is its own affair. Only arrays of up to 4,096 elements whose
-inputs are all known are computed; everything else is unknown, and a trip count or branch that depends on something
-unknown is an error that names the op and its line. Where a module allows it, such a branch is taken on its dearer side.
+A trip count or branch that depends on what ``integers`` does not know is an error that names the op and its line. Where
+a module allows it, such a branch is taken on its more expensive side.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
-import numpy as np
-
+from course.program.integers import MAX_ELEMENTS, Known, bind, evaluate
 from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported, walk
 
-MAX_ELEMENTS = 4096
 # Operations that are evaluated for one device, those on many elements counted more.
 MAX_EVALUATED = 1_000_000
 MAX_DECISIONS = 1_000_000
-Known = dict[Value, np.ndarray]
 
-_DTYPES = {"i1": np.bool_}
-_DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "u") for bits in (8, 16, 32, 64)}
+
+class Followed(NamedTuple):
+    """What one device does: its decisions, and the branches that depend on data, taken on their more expensive side."""
+
+    decisions: tuple[int, ...]
+    on_data: frozenset[Op]
 
 
 def decide(module: Module, device: int) -> tuple[int, ...]:
@@ -31,7 +30,37 @@ def decide(module: Module, device: int) -> tuple[int, ...]:
     Raises:
         ProgramError: A trip count or a branch depends on data.
     """
-    return _Run(module, device).decisions()
+    return follow(module, device).decisions
+
+
+def follow(module: Module, device: int) -> Followed:
+    """The same with what it was decided on; worked out once for all who ask, so that they assume the same.
+
+    Raises:
+        ProgramError: A trip count or a branch depends on data.
+    """
+    if device not in module.followed:
+        alike = module.followed and not depends_on_device(module)
+        module.followed[device] = next(iter(module.followed.values())) if alike else _Run(module, device).follow()
+    return module.followed[device]
+
+
+def taken(block: Block, decisions: Iterator[int]) -> Iterator[tuple[Op, int]]:
+    """Each loop and branch that decides, and what, in order, by the decisions of one device."""
+    for op in control(block):
+        if op.kind == "case":
+            choice = next(decisions)
+            yield op, choice
+            yield from taken(op.regions[choice], decisions)
+            continue
+        condition, body = op.regions
+        while True:
+            yield from taken(condition, decisions)
+            choice = next(decisions)
+            yield op, choice
+            if not choice:
+                break
+            yield from taken(body, decisions)
 
 
 def executed(block: Block, decisions: Iterator[int]) -> Iterator[Block]:
@@ -105,14 +134,15 @@ class _Run:
         self.main, self.device, self.data_branches = module.main, device, module.data_branches
         self.known: Known = {}
         self.found: list[int] = []
+        self.on_data: set[Op] = set()
         self.left: float = MAX_EVALUATED
         deciding = _deciding(module.main)
         blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
         self.relevant = {b: [op for op in b.ops if op in deciding or op.kind in ("while", "case")] for b in blocks}
 
-    def decisions(self) -> tuple[int, ...]:
+    def follow(self) -> Followed:
         self._run(self.main)
-        return tuple(self.found)
+        return Followed(tuple(self.found), frozenset(self.on_data))
 
     def _run(self, block: Block) -> None:
         for op in self.relevant[block]:
@@ -124,7 +154,7 @@ class _Run:
             elif op.kind == "case":
                 self._branch(op)
             else:
-                _evaluate(op, self.known, self.device)
+                evaluate(op, self.known, self.device)
 
     def _decide(self, choice: int, op: Op) -> None:
         if len(self.found) >= MAX_DECISIONS:
@@ -136,22 +166,40 @@ class _Run:
         if index is None and not self.data_branches:
             raise unsupported(op, op.line, "which branch runs depends on data, so its cost cannot be known")
         if index is None:
-            position = _dearer(op)
+            position = self._more_expensive(op)
+            self.on_data.add(op)
         else:
-            position = int(index) if 0 <= int(index) < len(op.regions) else len(op.regions) - 1
+            position = _side(int(index), len(op.regions))
         self._decide(position, op)
         self._run(op.regions[position])
         if index is None:
             for result in op.results:
                 self.known.pop(result, None)
         else:
-            _bind(op.results, op.regions[position].returns, self.known)
+            bind(op.results, op.regions[position].returns, self.known)
+
+    def _more_expensive(self, op: Op) -> int:
+        """The side of a branch that gives more elements, every trip of its loops counted.
+
+        Raises:
+            ProgramError: A side holds a collective: devices that take different sides would wait for each other.
+        """
+        for inner in (inner for region in op.regions for inner in walk(region)):
+            if inner.kind in COLLECTIVES:
+                raise unsupported(inner, inner.line, "a collective in a branch that depends on data may not be reached")
+        work, start = [], len(self.found)
+        for region in op.regions:
+            self._run(region)
+            blocks = executed(region, iter(self.found[start:]))
+            work.append(sum(result.elements for block in blocks for step in block.ops for result in step.results))
+            del self.found[start:]
+        return work.index(max(work))
 
     def _loop(self, op: Op) -> None:
         condition, body = op.regions
-        _bind(body.arguments, op.operands, self.known)
+        bind(body.arguments, op.operands, self.known)
         while True:
-            _bind(condition.arguments, body.arguments, self.known)
+            bind(condition.arguments, body.arguments, self.known)
             self._run(condition)
             proceed = self.known.get(condition.returns[0])
             if proceed is None:
@@ -160,164 +208,10 @@ class _Run:
             if not proceed:
                 break
             self._run(body)
-            _bind(body.arguments, body.returns, self.known)
-        _bind(op.results, body.arguments, self.known)
+            bind(body.arguments, body.returns, self.known)
+        bind(op.results, body.arguments, self.known)
 
 
-def _dearer(op: Op) -> int:
-    """The side of a branch that gives more elements, one that depends on data and may hold no collective.
-
-    Raises:
-        ProgramError: A side holds a collective: devices that take different sides would wait for each other.
-    """
-    for inner in (inner for region in op.regions for inner in walk(region)):
-        if inner.kind in COLLECTIVES:
-            raise unsupported(inner, inner.line, "a collective in a branch that depends on data may not be reached")
-    work = [sum(result.elements for inner in walk(region) for result in inner.results) for region in op.regions]
-    return work.index(max(work))
-
-
-def _bind(targets: list[Value], sources: list[Value], known: Known) -> None:
-    values = [known.get(source) for source in sources]
-    for target, value in zip(targets, values, strict=True):
-        if value is None:
-            known.pop(target, None)
-        else:
-            known[target] = value
-
-
-def _evaluate(op: Op, known: Known, device: int) -> None:
-    """Put the op's result among the known values if it can be computed; forget an older one if not."""
-    if op.kind == "optimization_barrier":  # of remat: each value by itself, whatever passes beside it
-        _bind(op.results, op.operands, known)
-        return
-    for result in op.results:
-        known.pop(result, None)
-    if not op.results or any(result.elements > MAX_ELEMENTS or result.dtype not in _DTYPES for result in op.results):
-        return
-    if op.kind == "partition_id":
-        known[op.results[0]] = np.array(device, np.uint32)
-        return
-    operands = [known.get(operand) for operand in op.operands]
-    if any(operand is None for operand in operands):
-        return
-    rule = _RULES.get(op.kind)
-    if rule is None:
-        return
-    try:
-        with np.errstate(all="ignore"):
-            value = rule(op, *operands)
-    except (TypeError, ValueError, IndexError):  # a form that the rule does not know: unknown, never guessed
-        return
-    if value is not None:
-        known[op.results[0]] = np.asarray(value).astype(_DTYPES[op.results[0].dtype]).reshape(op.results[0].shape)
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda op, *operands: function(*operands)
-
-
-def _divide(a: np.ndarray, b: np.ndarray) -> Any:
-    if _undefined(a, b):
-        return None
-    quotient = np.abs(a) // np.abs(b)  # StableHLO rounds to zero, NumPy down
-    return np.where((a < 0) != (b < 0), -quotient.astype(a.dtype), quotient)
-
-
-def _remainder(a: np.ndarray, b: np.ndarray) -> Any:
-    return None if _undefined(a, b) else np.fmod(a, b)
-
-
-def _undefined(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether integer division overflows or divides by zero somewhere."""
-    signed = np.issubdtype(a.dtype, np.signedinteger)
-    return bool(np.any(b == 0) or (signed and np.any((a == np.iinfo(a.dtype).min) & (b == -1))))
-
-
-def _compare(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
-    direction = re.search(r"EQ|NE|LE|LT|GE|GT", op.attributes["comparison_direction"])
-    compare = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal}
-    compare |= {"GT": np.greater, "GE": np.greater_equal}
-    return compare[direction[0]](a, b) if direction else None
-
-
-def _broadcast(op: Op, a: np.ndarray) -> Any:
-    dims = op.attributes["broadcast_dimensions"]
-    shape = [1] * len(op.results[0].shape)
-    for dim, size in zip(dims, np.shape(a), strict=True):
-        shape[dim] = size
-    return np.broadcast_to(np.reshape(a, shape), op.results[0].shape)
-
-
-def _slice(op: Op, a: np.ndarray) -> Any:
-    bounds = (op.attributes[key] for key in ("start_indices", "limit_indices", "strides"))
-    return a[tuple(slice(*bound) for bound in zip(*bounds, strict=True))]
-
-
-def _starts(a: np.ndarray, sizes: tuple[int, ...], starts: tuple[np.ndarray, ...]) -> tuple[slice, ...]:
-    if any(int(start) > 2**31 - 1 for start in starts):
-        raise ValueError("compilers do not agree what such a start means")
-    clamped = [min(max(int(s), 0), dim - size) for s, dim, size in zip(starts, a.shape, sizes, strict=True)]
-    return tuple(slice(start, start + size) for start, size in zip(clamped, sizes, strict=True))
-
-
-def _dynamic_slice(op: Op, a: np.ndarray, *starts: np.ndarray) -> Any:
-    return a[_starts(a, op.attributes["slice_sizes"], starts)]
-
-
-def _dynamic_update_slice(op: Op, a: np.ndarray, update: np.ndarray, *starts: np.ndarray) -> Any:
-    result = np.array(a)
-    result[_starts(a, np.shape(update), starts)] = update
-    return result
-
-
-def _iota(op: Op) -> Any:
-    shape = op.results[0].shape
-    dim = op.attributes["iota_dimension"]
-    along = np.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(shape))])
-    return np.broadcast_to(along, shape)
-
-
-def _reduce(op: Op, a: np.ndarray, initial: np.ndarray, *others: np.ndarray) -> Any:
-    block = op.regions[0]
-    ops = block.ops
-    reducers = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
-    reducers |= {"and": np.bitwise_and, "or": np.bitwise_or}
-    if len(ops) != 1 or ops[0].kind not in reducers or len(op.results) != 1:
-        return None
-    if ops[0].operands != block.arguments or block.returns != ops[0].results:
-        return None
-    return reducers[ops[0].kind].reduce(a, axis=tuple(op.attributes["dimensions"]), initial=initial, dtype=a.dtype)
-
-
-_RULES: dict[str, Callable[..., Any]] = {
-    "constant": lambda op: op.attributes.get("value"),
-    "abs": _plain(np.abs),
-    "add": _plain(np.add),
-    "and": _plain(np.bitwise_and),
-    "broadcast_in_dim": _broadcast,
-    "clamp": _plain(lambda low, x, high: np.minimum(np.maximum(x, low), high)),
-    "compare": _compare,
-    "concatenate": lambda op, *parts: np.concatenate(parts, axis=op.attributes["dimension"]),
-    "convert": _plain(lambda x: x),
-    "divide": _plain(_divide),
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "iota": _iota,
-    "maximum": _plain(np.maximum),
-    "minimum": _plain(np.minimum),
-    "multiply": _plain(np.multiply),
-    "negate": _plain(np.negative),
-    "not": _plain(lambda x: np.logical_not(x) if x.dtype == np.bool_ else np.bitwise_not(x)),
-    "or": _plain(np.bitwise_or),
-    "reduce": _reduce,
-    "remainder": _plain(_remainder),
-    "reshape": lambda op, a: np.reshape(a, op.results[0].shape),
-    "reverse": lambda op, a: np.flip(a, op.attributes["dimensions"]),
-    "select": _plain(np.where),
-    "sign": _plain(np.sign),
-    "slice": _slice,
-    "subtract": _plain(np.subtract),
-    "transpose": lambda op, a: np.transpose(a, op.attributes["permutation"]),
-    "xor": _plain(np.bitwise_xor),
-}
+def _side(index: int, count: int) -> int:
+    """The branch that runs for an index: the last one for any that there is no branch for."""
+    return index if 0 <= index < count else count - 1

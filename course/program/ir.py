@@ -74,12 +74,14 @@ class Op:
 class Module:
     """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'.
 
-    ``data_branches`` says that a branch may depend on data: it then counts as the dearer side.
+    ``data_branches`` says that a branch may depend on data: it then counts as the more expensive side. ``followed``
+    keeps what ``evaluate`` found each device to do.
     """
 
     main: Block
     mesh: dict[str, int]
     data_branches: bool = False
+    followed: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:

@@ -9,26 +9,32 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from course.program.audit import audit
+from course.program.ir import Module
 from course.program.program import Leaf, Program, ProgramError
+from course.program.witness import Witness, instrument
 
 
 @dataclass(frozen=True)
 class Executable:
-    """A Program that is ready to run on ``mesh``."""
+    """A Program that is ready to run on ``mesh``, or its twin if there is a ``witness``."""
 
     program: Program
     mesh: Mesh
     call: jax.stages.Compiled
+    witness: Witness | None = None
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Results by name, whole, from inputs by name, whole.
 
         Raises:
             ProgramError: An input has another shape or dtype than the signature says, or a result is not sharded
-                as the header says, or the copies that devices hold of it differ.
+                as the header says, or the copies that devices hold of it differ, or the witness contradicts the lenses.
         """
         arrays = [self._place(leaf, inputs) for leaf in self.program.inputs]
         results = self.call(*arrays)
+        if self.witness:
+            *results, seen = results
+            self.witness.check(np.asarray(seen))
         return {
             leaf.name: self._collect(leaf, result) for leaf, result in zip(self.program.outputs, results, strict=True)
         }
@@ -56,8 +62,13 @@ class Executable:
         return np.asarray(result)
 
 
-def compile_program(program: Program, mesh: Mesh) -> Executable:
+def compile_program(program: Program, mesh: Mesh, module: Module | None = None) -> Executable:
     """Audit the Program and compile it for ``mesh``; donated inputs stay donated.
+
+    Args:
+        program: The Program.
+        mesh: Where it will run.
+        module: What the lenses read of it, if each run is to be compared with what they assume.
 
     Raises:
         ProgramError: The audit's.
@@ -65,12 +76,15 @@ def compile_program(program: Program, mesh: Mesh) -> Executable:
     if dict(mesh.shape) != program.mesh:
         raise ProgramError(f"the Program is for mesh {program.mesh} and was given {dict(mesh.shape)}")
     exported = audit(program, mesh)
+    witness = instrument(program, module) if module else None
+    if witness:
+        exported = witness.exported
     structs = [
         jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
         for leaf in program.inputs
     ]
     jitted = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True)
     try:
-        return Executable(program, mesh, jitted.lower(*structs).compile())
+        return Executable(program, mesh, jitted.lower(*structs).compile(), witness)
     except Exception as error:  # a damaged artefact can make any part of the compiler complain
         raise ProgramError(f"the program cannot be compiled: {type(error).__name__}: {str(error)[:300]}") from None

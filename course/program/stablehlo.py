@@ -52,6 +52,7 @@ class _Reader:
         self.functions = {op.attributes["sym_name"].value: op for op in functions}
         self.mesh = mesh
         self.count = 0
+        self.controls = 0
         self.line = ""  # of the call that is being inlined: for ops of a library that say nothing themselves
 
     def read(self) -> Block:
@@ -162,8 +163,12 @@ class _Reader:
         kind = _kind(op, line)
         if kind in COLLECTIVES:
             _check_groups(op, kind, line)
+        attributes = _attributes(op)
+        if kind in ("while", "case"):
+            attributes["number"] = self.controls  # in program order, calls inlined, as ``witness`` counts them
+            self.controls += 1
         regions = [self._block(region.blocks[0], known, depth + 1) for region in op.regions]
-        block.ops.append(Op(kind, operands, results, _attributes(op), regions, line))
+        block.ops.append(Op(kind, operands, results, attributes, regions, line))
 
     def _inline(self, name: str, operands: list[Value], block: Block, depth: int, line: str) -> list[Value]:
         if depth > MAX_DEPTH:

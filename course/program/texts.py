@@ -1,0 +1,97 @@
+"""Programs of one device from StableHLO text, computed by XLA and by the evaluator: for tests."""
+
+import dataclasses
+import re
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+from jax import export as jax_export
+from jax.extend import mlir
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
+from jax.sharding import PartitionSpec as P
+
+from course.mesh import make_mesh
+from course.program import compile_program, export, parse
+from course.program.integers import DTYPES, evaluate
+
+NAMES = {"i1": "bool", **{name: np.dtype(kind).name for name, kind in DTYPES.items() if name != "i1"}}
+
+
+@contextmanager
+def as_the_executor():
+    """64-bit inputs, and XLA's options of the executor."""
+    before = {name: jax.config.read(name) for name in ("jax_disable_most_optimizations", "jax_enable_x64")}
+    for name in before:
+        jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def program_of(body, inputs, outputs):
+    """A Program of one device from StableHLO text; ``inputs`` and ``outputs`` are (shape, element) each."""
+    structs = [jax.ShapeDtypeStruct(shape, NAMES[element]) for shape, element in inputs]
+    zeros = [np.zeros(shape, NAMES[element]) for shape, element in outputs]
+    program = export(
+        lambda x: {"y": list(map(jax.numpy.asarray, zeros))},
+        {"x": structs}, {"x": P()}, mesh={"x": 1}, out_specs={"y": P()},
+    )  # fmt: skip
+    exported = jax_export.deserialize(bytearray(program.artefact))
+    arguments = ", ".join(f"%x{i}: {tensor(*kind)}" for i, kind in enumerate(inputs))
+    results, names = ", ".join(tensor(*kind) for kind in outputs), ", ".join(f"%y{i}" for i in range(len(outputs)))
+    text = f"func.func public @main({arguments}) -> ({results}) {{\n{body}\nreturn {names} : {results}\n}}"
+    version = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])[1].decode()
+    with make_ir_context():
+        module = ir.Module.parse(f"module attributes {{mhlo.num_partitions = 1 : i32}} {{\n{text}\n}}")
+        data = mlir.serialize_portable_artifact(module, version, use_mixed_serialization=True)
+    changed = dataclasses.replace(exported, mlir_module_serialized=data)
+    return dataclasses.replace(program, artefact=bytes(changed.serialize()))
+
+
+def tensor(shape, element):
+    return f"tensor<{''.join(f'{dim}x' for dim in shape)}{element}>"
+
+
+def dense(array):
+    """The array as a constant's literal."""
+    return f"dense<{str(array.tolist()).lower()}>"
+
+
+def run(program, arrays):
+    """What XLA gives, in the order of the outputs."""
+    inputs = {leaf.name: array for leaf, array in zip(program.inputs, arrays, strict=True)}
+    results = compile_program(program, make_mesh(program.mesh))(inputs)
+    return [results[leaf.name] for leaf in program.outputs]
+
+
+def evaluated(program, arrays):
+    """What the evaluator gives for each output, None where it is unknown."""
+    main = parse(program).main
+    known = dict(zip(main.arguments, arrays, strict=True))
+    for op in main.ops:
+        evaluate(op, known, 0)
+    return [known.get(value) for value in main.returns]
+
+
+def edges(element):
+    if element == "i1":
+        return np.array([False, True])
+    limits = np.iinfo(NAMES[element])
+    near = {0, 1, 2, 3, 5, 7, 8, 9, 31, 32, 63, 64, -1, -2, -3, -7, -8, -32}
+    near |= {limits.min + i for i in range(3)} | {limits.max - i for i in range(3)}
+    near |= {
+        limits.max // 2,
+        limits.max // 2 + 1,
+        limits.min // 2,
+        limits.min // 2 - 1,
+        2**7,
+        2**8,
+        2**15,
+        2**16,
+        2**31,
+    }
+    return np.array(sorted(n for n in near if limits.min <= n <= limits.max), NAMES[element])

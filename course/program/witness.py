@@ -1,0 +1,304 @@
+"""The witness: what an executed Program really decided, compared with what every lens assumed.
+
+Costs, memory and timeline believe ``evaluate``. Here the Program gets a twin that computes the same and returns, for
+each device, one number a loop or branch: a hash of all that it decided, in order. Executed blocks nest, so the orders
+of the single loops and branches give the order of everything: devices with equal hashes ran the same operations in the
+same order. Counts alone would not do, since a timeline depends on which trip takes which branch. The hash is a
+polynomial at a secret point, so that nobody can look for two programs with the same one.
+
+A loop that counts from one constant to another by ones is not watched: its trips are known without an evaluator, and
+no compiler takes others. Nor is what no result depends on, which compilers remove and lenses do not count.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+from jax.extend import mlir
+from jax.extend.mlir import ir
+
+from course.program.audit import audited
+from course.program.evaluate import follow, taken
+from course.program.ir import Module, Op, Value, unsupported, walk
+from course.program.program import Program, ProgramError
+from course.program.rules import operations
+
+PRIME = 2**31 - 1
+_CONTROL = ("stablehlo.while", "stablehlo.case")
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A Program's twin and what it must tell.
+
+    Attributes:
+        exported: The twin, with one more result: ``[devices, loops and branches]``.
+        module: What the lenses look at.
+        watched: The loops and branches, in program order; a column of the result each.
+        point: Where the hash is evaluated.
+    """
+
+    exported: jax_export.Exported
+    module: Module
+    watched: tuple[Op, ...]
+    point: int
+
+    def check(self, seen: np.ndarray) -> None:
+        """Compare what the devices decided with what the lenses assumed.
+
+        Raises:
+            ProgramError: They differ; the message names the line of the first loop or branch that does.
+        """
+        assumed: dict[tuple[int, ...], list[int]] = {}
+        for device, found in enumerate(seen):
+            decisions, on_data = follow(self.module, device)
+            if decisions not in assumed:
+                assumed[decisions] = self._assumed(decisions)
+            free = {inner for op in on_data for inner in (op, *(i for r in op.regions for i in walk(r)))}
+            for op, ours, theirs in zip(self.watched, assumed[decisions], found, strict=True):
+                if ours != theirs and op not in free:
+                    raise _otherwise(op, f"on device {device}")
+
+    def _assumed(self, decisions: tuple[int, ...]) -> list[int]:
+        """The hashes of what the lenses assume that a device decides."""
+        found = dict.fromkeys(self.watched, 0)
+        for op, choice in taken(self.module.main, iter(decisions)):
+            if op in found:
+                found[op] = (found[op] * self.point + choice + 1) % PRIME
+        return list(found.values())
+
+
+def _check_counted(module: Module, counted: dict[Op, int]) -> None:
+    """Raises ``ProgramError`` unless each loop that is not watched is taken to make the trips that it must make."""
+    devices = range(math.prod(module.mesh.values()))
+    for decisions in {follow(module, device).decisions for device in devices}:
+        trips = dict.fromkeys(counted, 0)
+        for op, choice in taken(module.main, iter(decisions)):
+            if op in trips and not choice and trips[op] != counted[op]:
+                raise _otherwise(op, "on every device")
+            if op in trips:
+                trips[op] = (trips[op] + 1) * choice
+
+
+def _otherwise(op: Op, where: str) -> ProgramError:
+    what = "the loop runs another number of times" if op.kind == "while" else "another branch runs"
+    said = f"{what} {where} than the costs were counted for; decide by plain arithmetic on small numbers"
+    return unsupported(op, op.line, said)
+
+
+def instrument(program: Program, module: Module) -> Witness | None:
+    """The Program's witness; None where nothing is decided.
+
+    Args:
+        program: The Program; audited here.
+        module: The same, parsed.
+
+    Raises:
+        ProgramError: The audit's, or a loop's condition holds loops or branches of its own.
+    """
+    makers = {result: op for op in walk(module.main) for result in op.results}
+    control = [op for op in walk(module.main) if op.kind in ("while", "case")]
+    counted = {op: trips for op in control if (trips := _trips(op, makers)) is not None}
+    _check_counted(module, counted)
+    watched = tuple(op for op in control if op not in counted)
+    if not watched:
+        return None
+    for inner in (inner for op in watched if op.kind == "while" for inner in walk(op.regions[0])):
+        if inner.kind in ("while", "case"):
+            raise unsupported(inner, inner.line, "a loop's condition may not loop or branch; do that in its body")
+    found = audited(program)
+    point = secrets.randbelow(PRIME - 2**16) + 2**16
+    with found.module.context, ir.Location.unknown():
+        twin = found.module.operation.clone(ip=False)
+        _Twin(
+            twin,
+            program.num_devices,
+            {op.attributes["number"]: slot for slot, op in enumerate(watched)},
+            point,
+        ).write()
+        version = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", found.exported.mlir_module_serialized[:200])
+        assert version
+        written = io.BytesIO()
+        twin.write_bytecode(written)
+        data = mlir.serialize_portable_artifact(written.getvalue(), version[1].decode(), use_mixed_serialization=True)
+    fields = {name: getattr(found.exported, name) for name in found.exported.__dataclass_fields__}
+    aval = jax.core.ShapedArray((program.num_devices, len(watched)), np.dtype(np.uint32))
+    for name, value in (("out_avals", aval), ("_out_named_shardings", None), ("out_shardings_hlo", None)):
+        fields[name] = (*fields[name], value)
+    fields["out_tree"] = jax.tree.structure(tuple([0] * len(fields["out_avals"])))
+    return Witness(jax_export.Exported(**{**fields, "mlir_module_serialized": data}), module, watched, point)
+
+
+def _trips(op: Op, makers: dict[Value, Op]) -> int | None:
+    """How often a loop runs that counts from a constant to a constant by ones, which cannot overflow; else None."""
+    if op.kind != "while" or len(op.regions[0].ops) != 1:
+        return None
+    condition, body = op.regions
+    compare = condition.ops[0]
+    if compare.kind != "compare" or "LT" not in compare.attributes["comparison_direction"]:
+        return None
+    counter, limit = compare.operands
+    if condition.returns != compare.results or counter not in condition.arguments or counter.dtype != "i32":
+        return None
+    place = condition.arguments.index(counter)
+    step = makers.get(body.returns[place])
+    if step is None or step.kind != "add" or step.operands[0] is not body.arguments[place]:
+        return None
+    start, stop, by = (_constant(value, makers) for value in (op.operands[place], limit, step.operands[1]))
+    return max(0, stop - start) if by == 1 and start is not None and stop is not None else None
+
+
+def _constant(value: Value, makers: dict[Value, Op]) -> int | None:
+    op = makers.get(value)
+    return int(op.attributes["value"]) if op and op.kind == "constant" and "value" in op.attributes else None
+
+
+class _Twin:
+    """Rewrites a module: the hashes pass through every loop and branch on their way to a last result."""
+
+    def __init__(self, module: Any, devices: int, slots: dict[int, int], point: int):
+        self.devices, self.slots, self.point, self.count = devices, slots, point, 0
+        functions = [op.operation for op in module.regions[0].blocks[0].operations if op.operation.name == "func.func"]
+        self.functions = {op.attributes["sym_name"].value: op for op in functions}
+        self.kind = self._array(1, ir.IntegerType.get_signless(64))
+
+    def write(self) -> None:
+        main = self.functions["main"]
+        block = main.regions[0].blocks[0]
+        self._inline(block)
+        outer = next((op.operation for op in block.operations if op.operation.name == "sdy.manual_computation"), None)
+        inside = outer.regions[0].blocks[0] if outer else block  # jax leaves the shard_map of one device out
+        start = ir.InsertionPoint.at_block_begin(inside)
+        state = self._through(inside, self._constant([0] * len(self.slots), start))
+        number = self._array(1, ir.IntegerType.get_unsigned(32))
+        seen = _create("stablehlo.convert", [number], [state], ir.InsertionPoint.at_block_terminator(inside))
+        _return(inside, seen)
+        if outer:
+            axes = ", ".join(re.findall(r'"[^"]+"', str(outer.attributes["manual_axes"])))
+            shardings = str(outer.attributes["out_shardings"]).removesuffix("]>")
+            mesh = str(outer.attributes["out_shardings"]).partition("<@")[2].partition(",")[0]
+            each = ir.Attribute.parse(f"{shardings}, <@{mesh}, [{{{axes}}}, {{}}]>]>")
+            number = self._array(self.devices, ir.IntegerType.get_unsigned(32))
+            seen = _widened(outer, list(outer.operands), number, {"out_shardings": each})
+            _return(block, seen)
+        kind = ir.TypeAttr(main.attributes["function_type"]).value
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kind.inputs, [*kind.results, number]))
+        if "res_attrs" in main.attributes:
+            main.attributes["res_attrs"] = ir.ArrayAttr.get([*main.attributes["res_attrs"], ir.DictAttr.get({})])
+
+    def _inline(self, block: Any) -> None:
+        """Put the body of each function that decides something in the place of its calls."""
+        for op in [op.operation for op in block.operations]:
+            for region in op.regions:
+                self._inline(region.blocks[0])
+            if op.name != "func.call" or not self._decides(op.attributes["callee"].value):
+                continue
+            body = self.functions[op.attributes["callee"].value].clone(ip=False).regions[0].blocks[0]
+            self._inline(body)
+            for argument, value in zip(body.arguments, op.operands, strict=True):
+                argument.replace_all_uses_with(value)
+            *ops, final = [inner.operation for inner in body.operations]
+            for inner in ops:
+                inner.move_before(op)
+            for result, value in zip(op.results, final.operands, strict=True):
+                result.replace_all_uses_with(value)
+            op.erase()
+
+    def _decides(self, name: str) -> bool:
+        every = operations(self.functions[name])
+        return any(
+            op.name in _CONTROL or (op.name == "func.call" and self._decides(op.attributes["callee"].value))
+            for op in every
+        )
+
+    def _through(self, block: Any, state: Any) -> Any:
+        """The hashes after a block that they reach as ``state``."""
+        for op in [op.operation for op in block.operations if op.operation.name in _CONTROL]:
+            first, self.count = self.count, self.count + 1
+            slot, inner = self.slots.get(first), _controls(op.regions)
+            if self.slots.keys().isdisjoint(range(first, self.count + inner)):
+                self.count += inner
+            elif op.name == "stablehlo.case":
+                for choice, region in enumerate(op.regions):
+                    inside = region.blocks[0]
+                    start = ir.InsertionPoint.at_block_begin(inside)
+                    _return(inside, self._through(inside, self._noted(state, slot, choice, start)))
+                state = _widened(op, list(op.operands), self.kind)
+            else:
+                condition, body = (region.blocks[0] for region in op.regions)
+                self.count += _controls(op.regions[:1])
+                for inside in (condition, body):
+                    inside.add_argument(self.kind, ir.Location.unknown())
+                start = ir.InsertionPoint.at_block_begin(body)
+                _return(body, self._through(body, self._noted(body.arguments[-1], slot, 1, start)))
+                state = _widened(op, [*op.operands, state], self.kind)
+                state = self._noted(state, slot, 0, ir.InsertionPoint.after(state.owner))
+        return state
+
+    def _noted(self, state: Any, slot: int | None, choice: int, where: Any) -> Any:
+        """The hashes after one more decision: ``(hash * point + choice + 1) % PRIME`` in its column, if it has one."""
+        if slot is None:
+            return state
+        columns = range(len(self.slots))
+        for kind, numbers in (
+            ("multiply", [self.point if column == slot else 1 for column in columns]),
+            ("add", [choice + 1 if column == slot else 0 for column in columns]),
+            ("remainder", [PRIME] * len(columns)),
+        ):
+            state = _create(f"stablehlo.{kind}", [self.kind], [state, self._constant(numbers, where)], where)
+        return state
+
+    def _constant(self, numbers: list[int], where: Any) -> Any:
+        value = ir.DenseElementsAttr.get(np.array([numbers], np.int64))
+        return _create("stablehlo.constant", [self.kind], [], where, {"value": value})
+
+    def _array(self, rows: int, element: Any) -> Any:
+        return ir.RankedTensorType.get([rows, len(self.slots)], element)
+
+
+def _controls(regions: Any) -> int:
+    every = (op.operation for region in regions for op in region.blocks[0].operations)
+    return sum((op.name in _CONTROL) + _controls(op.regions) for op in every)
+
+
+def _create(
+    name: str, results: list[Any], operands: list[Any], where: Any, attributes: dict[str, Any] | None = None
+) -> Any:
+    """The last result of a new operation."""
+    return ir.Operation.create(name, results, operands, attributes, ip=where).results[-1]
+
+
+def _widened(op: Any, operands: list[Any], result: Any, attributes: dict[str, Any] | None = None) -> Any:
+    """Replace an operation by one with a further result, which is returned; its regions move."""
+    kept = {name: attribute for name, attribute in op.attributes.items()}
+    types = [*(value.type for value in op.results), result]
+    new = ir.Operation.create(
+        op.name,
+        types,
+        operands,
+        kept | (attributes or {}),
+        regions=len(op.regions),
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    for old, region in zip(op.regions, new.regions, strict=True):
+        old.blocks[0].append_to(region)
+    for value, same in zip(op.results, new.results, strict=False):
+        value.replace_all_uses_with(same)
+    op.erase()
+    return new.results[-1]
+
+
+def _return(block: Any, value: Any) -> None:
+    """Let a block return one more value."""
+    final = block.operations[len(block.operations) - 1].operation
+    ir.Operation.create(final.name, [], [*final.operands, value], ip=ir.InsertionPoint(final))
+    final.erase()
