@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from course.machines import machine
 from course.mesh import make_mesh
 from course.program import ProgramError, compile_program, costs, export, memory, parse
 from course.program.program_test import F32, program_of, struct
@@ -246,3 +247,43 @@ def test_gradient_of_a_slice_in_a_loop_adds_to_the_slice_alone(dtype):
     inputs = {"weights": struct(64, 16, 16, dtype=dtype), "x": struct(8, 16, dtype=dtype)}
     found = costs(parse(program_of(local, inputs, {"weights": P(), "x": P("data")}, P("data"))))
     assert found.elementwise < 4 * 64 * 16 * 16 / 2
+
+
+def two(x):
+    """Two real arrays in one of complex numbers."""
+    return lax.complex(x, x + 1)
+
+
+@pytest.mark.parametrize(
+    ("packed", "plain"),
+    [
+        (lambda x: jnp.real(two(x) * two(x)), lambda x: x * x),
+        (lambda x: jnp.real(two(x) / two(x)), lambda x: x / x),
+        (lambda x: jnp.real(jnp.exp(two(x))), jnp.exp),
+        (lambda x: jnp.real(two(x) + two(x)), lambda x: x + x),
+        (lambda x: jnp.real(jnp.sum(two(x), axis=1)), lambda x: jnp.sum(x, axis=1)),
+        (lambda x: jnp.real(lax.reduce(two(x), np.complex64(1), lax.mul, (1,))), lambda x: jnp.prod(x, axis=1)),
+    ],
+)
+def test_complex_numbers_cost_at_least_two_real_ones(packed, plain):
+    found = [costs(parse(program_of(local, {"x": struct(64, 64)}, {"x": P("data")}, P("data"))))
+             for local in (packed, plain)]  # fmt: skip
+    assert found[0].elementwise >= 2 * found[1].elementwise
+
+
+def test_complex_product_costs_four_real_ones_at_their_peak():
+    packed, plain = (program_of(local, {"x": struct(512, 64)}, {"x": P("data")}, P("data"))
+                     for local in (lambda x: jnp.real(two(x) @ two(x)), lambda x: x @ x))  # fmt: skip
+    assert costs(parse(packed)).flops == 4 * costs(parse(plain)).flops
+    assert machine("8xH100").peak("complex<f32>") == machine("8xH100").peak("f32")
+    assert memory(parse(packed), packed).largest_numbers >= 2 * 64 * 64
+
+
+def test_operations_are_written_by_kind_where_they_run_at_all():
+    def local(x):
+        never = lax.fori_loop(0, 0, lambda _, x: jnp.tanh(x), x)
+        return lax.fori_loop(0, 3, lambda _, x: jnp.sin(x @ x), never)
+
+    found = costs(parse(program_of(local, {"x": struct(32, 4)}, {"x": P("data")}, P("data"))))
+    assert found.written["dot_general"] == found.written["sine"] == 1 and "tanh" not in found.written
+    assert found.products == {"f32 x f32": 3}

@@ -17,6 +17,7 @@ The rules, all of them; which results have no buffer of their own is said in ``f
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,7 +51,7 @@ class Memory:
         aliased: Of the outputs, what reuses donated inputs.
         temporaries: The most that lives at once beside inputs and outputs.
         alive: The temporaries at that moment, largest first.
-        largest: The one temporary with most elements, at any moment; None if there is none.
+        largest: The one temporary with most numbers, at any moment; None if there is none.
     """
 
     arguments: int
@@ -59,6 +60,11 @@ class Memory:
     temporaries: int
     alive: tuple[Alive, ...]
     largest: Alive | None = None
+
+    @property
+    def largest_numbers(self) -> int:
+        """How many numbers ``largest`` holds."""
+        return _numbers(self.largest.shape, self.largest.bytes) if self.largest else 0
 
     @property
     def peak(self) -> int:
@@ -71,6 +77,11 @@ class Memory:
     def from_json(cls, data: dict[str, Any]) -> Memory:
         alive = tuple(map(_alive, data["alive"]))
         return cls(**{**data, "alive": alive, "largest": _alive(data["largest"]) if data["largest"] else None})
+
+
+def _numbers(shape: tuple[int, ...], size: int) -> int:
+    """Elements, of which one that is larger than a float32 counts as several: a complex number, two packed in one."""
+    return max(math.prod(shape), size // 4)
 
 
 def _alive(data: dict[str, Any]) -> Alive:
@@ -132,7 +143,7 @@ def memory(module: Module, program: Program) -> Memory:
             place[0].role = "output"
     temporary = [b for b in state.buffers if b.role == "temporary" and b.bytes]
     temporaries, alive = _peak(temporary)
-    largest = max(temporary, key=lambda b: b.value.elements, default=None)
+    largest = max(temporary, key=lambda b: _numbers(b.value.shape, b.value.bytes), default=None)
     arguments = sum(value.bytes for value in main.arguments)
     outputs = sum(value.bytes for value in main.returns)
     aliased = sum(program.outputs[i].local_bytes(program.mesh) for i in pairs)
