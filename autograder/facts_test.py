@@ -14,6 +14,7 @@ from autograder.facts import (
     global_norm_matches,
     held_bytes,
     precise_in,
+    same_program_size,
     split_spec,
     state_bytes,
 )
@@ -122,3 +123,21 @@ def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
     assert (over.passed, over.measured, over.limit, over.line) == (False, "350", "349", "mine:5")
     assert over.message.endswith("of f32[5x2]. Look.")
     assert bytes_at_most("bytes", [replace(e, costs=Costs(0, 0, 0, (), {}))], kinds, lambda _: 0, "").passed
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "said"),
+    [
+        (({"dot_general": 2, "add": 5}, 4), ({"dot_general": 2, "add": 5}, 16), ""),
+        (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more of dot-general: it grows with"),
+        (({"dot_general": 8, "add": 5}, 16), ({"dot_general": 8, "add": 5}, 16), "it does as much in both"),
+        (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more of slice"),
+    ],
+)
+def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, said):
+    def having(written, products):
+        costs = Costs(0, 0, 0, (), {"f32 x f32": products}, sum(written.values()), written=written)
+        return replace(evidence(DRAWN, secret=False), costs=costs)
+
+    fact = same_program_size("program size", having(*few), having(*many), "depth", "Look here.")
+    assert (fact.passed, said in fact.message) == (not said, True)

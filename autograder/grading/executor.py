@@ -22,6 +22,7 @@ from course.machines import machine
 from course.mesh import make_mesh
 from course.program import (
     Executable,
+    Module,
     Program,
     ProgramError,
     compile_program,
@@ -30,6 +31,7 @@ from course.program import (
     memory,
     parse,
     timeline,
+    timelines,
 )
 from course.show.brief import to_brief
 
@@ -50,11 +52,7 @@ class Executor:
         looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             smaller = parse(Program.load(blobs[1]), data_branches=branches)
-            where = machine(header["machine"])
-            step = timeline(module, where)
-            about = {"difference": difference(smaller, module), "timeline": step.to_json(), "picture": to_brief(step)}
-            if header.get("spent_on"):
-                about["spent"] = step.seconds - timeline(module, where, free=header["spent_on"]).seconds
+            about = {"difference": difference(smaller, module), "orders": _orders(module, program, header)}
             return {**looked, **about}, []
         results = self._compile(program, blobs[0])(wire.unpack(header["inputs"], blobs[1:]))
         description, arrays = wire.pack(results)
@@ -67,6 +65,21 @@ class Executor:
                 self.compiled.clear()
             self.compiled[key] = compile_program(program, make_mesh(program.mesh))
         return self.compiled[key]
+
+
+def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time and memory with collectives issued early and in program order, each pair from one and the same order."""
+    where = machine(header["machine"])
+    free = timeline(module, where, free=header["spent_on"]).seconds if header.get("spent_on") else None
+    return [
+        {
+            "memory": memory(module, program, early=step.early).to_json(),
+            "timeline": step.to_json(),
+            "picture": to_brief(step),
+            "spent": None if free is None else step.seconds - free,
+        }
+        for step in timelines(module, where)
+    ]
 
 
 def watch_cpu(limit: list[float]) -> None:
