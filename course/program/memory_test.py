@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from course.mesh import make_mesh
 from course.machines import machine
+from course.mesh import make_mesh
 from course.program import compile_program, memory, parse, timelines
 from course.program.program_test import program_of, struct
 from course.validation.programs import RUNS, gather_matmul, single_device
