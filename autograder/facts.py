@@ -150,13 +150,25 @@ def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
 
 
 def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:
-    """The Program has as many operations in one case as in another, in which ``what`` is larger."""
-    few, many = smaller.costs.operations, larger.costs.operations
-    message = "" if many <= few else (
-        f"the program has {few} operations in the case {smaller.case.name} and {many} in {larger.case.name}: it grows "
-        f"with {what}. {hint}")  # fmt: skip
-    return Fact(name, many <= few, str(many), str(few), "operations", case=larger.case.name, line=larger.line,
-                message=message)  # fmt: skip
+    """The Program has no more operations of any kind in one case than in another, in which ``what`` is larger.
+
+    It must also run more matrix products there: one that does as much where less is asked for shows nothing.
+    """
+    few, many = smaller.costs, larger.costs
+    grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
+    runs = [sum(costs.products.values()) for costs in (few, many)]
+    message = ""
+    if grown or many.operations > few.operations:
+        more = plain(grown[0]) if grown else "them"
+        message = (
+            f"the program has {few.operations} operations in the case {smaller.case.name} and {many.operations} in "
+            f"{larger.case.name}, with more of {more}: it grows with {what}. {hint}")  # fmt: skip
+    elif runs[1] <= runs[0]:
+        message = (
+            f"the program runs {runs[0]} matrix products in the case {smaller.case.name} and {runs[1]} in "
+            f"{larger.case.name}, where there is more to do: it does as much in both. {hint}")  # fmt: skip
+    return Fact(name, not message, str(many.operations), str(few.operations), "operations", case=larger.case.name,
+                line=larger.line, message=message)  # fmt: skip
 
 
 def bytes_at_most(

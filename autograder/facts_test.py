@@ -17,6 +17,7 @@ from autograder.facts import (
     only_collectives,
     precise_in,
     products_of,
+    same_program_size,
     split_spec,
     state_bytes,
     times_sent,
@@ -173,3 +174,21 @@ def test_gradients_that_are_wrong_or_not_there_leave_no_points_to_any_other_fact
     ):
         assert (good.passed, bad.passed, bad.kind) == (True, False, Kind.GRADIENTS)
         assert conclude("f", 4, [good, bad]).points == 0
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "said"),
+    [
+        (({"dot_general": 2, "add": 5}, 4), ({"dot_general": 2, "add": 5}, 16), ""),
+        (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more of dot-general: it grows with"),
+        (({"dot_general": 8, "add": 5}, 16), ({"dot_general": 8, "add": 5}, 16), "it does as much in both"),
+        (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more of slice"),
+    ],
+)
+def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, said):
+    def having(written, products):
+        costs = Costs(0, 0, 0, (), {"f32 x f32": products}, sum(written.values()), written=written)
+        return replace(evidence(DRAWN, secret=False), costs=costs)
+
+    fact = same_program_size("program size", having(*few), having(*many), "depth", "Look here.")
+    assert (fact.passed, said in fact.message) == (not said, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,10 @@ from autograder.verdict import Fact
 # layer's input needs no gradient.
 LEAST_WORK = 0.7
 REFERENCE, NAIVE = "reference", "naive"
-_CHANGES = "the program changes with its sizes: {}. Decide by the arguments you are given, not by how large arrays are."
+_CHANGES = (
+    "the program changes with its sizes: {}. It must be the same operations on larger arrays: decide by the arguments "
+    "you are given, not by how large arrays are, and cut them into as many parts at every size."
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def largest_within(
     if evidence is None or (bar := _incomparable(evidence, references, "temporaries", REFERENCE, least)):
         return _unjudged(name, evidence, "" if evidence is None else bar, weight)
     largest, limit = evidence.memory.largest, most(evidence.case)
-    elements = math.prod(largest.shape) if largest else 0
+    elements = evidence.memory.largest_numbers
     message, line = "", ""
     if largest and elements > limit:
         shape = "x".join(map(str, largest.shape))

@@ -115,7 +115,11 @@ class Machine:
         return self.launch + max(memory, flops / rate)
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of matrix products of this operand dtype; a dtype the machine has no unit for runs as float32."""
+        """FLOP/s of matrix products of this operand dtype; a dtype the machine has no unit for runs as float32.
+
+        Complex numbers are multiplied as the real ones that they are made of.
+        """
+        dtype = dtype.removeprefix("complex<").removesuffix(">")
         if dtype in self.matmul_flops:
             return self.matmul_flops[dtype]
         if dtype.startswith("f8") and "f8" in self.matmul_flops:

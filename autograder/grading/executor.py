@@ -35,6 +35,7 @@ from course.program import (
     memory,
     parse,
     timeline,
+    timelines,
 )
 from course.show.brief import to_brief
 
@@ -55,11 +56,7 @@ class Executor:
         looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             smaller = parse(Program.load(blobs[1]), data_branches=branches)
-            where = machine(header["machine"])
-            step = timeline(module, where)
-            about = {"difference": difference(smaller, module), "timeline": step.to_json(), "picture": to_brief(step)}
-            if header.get("spent_on"):
-                about["spent"] = step.seconds - timeline(module, where, free=header["spent_on"]).seconds
+            about = {"difference": difference(smaller, module), "orders": _orders(module, program, header)}
             return {**looked, **about}, []
         if header.get("form"):
             looked["form"] = form(module)
@@ -75,6 +72,21 @@ class Executor:
                 self.compiled.clear()
             self.compiled[key] = compile_program(program, make_mesh(program.mesh), module)
         return self.compiled[key]
+
+
+def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time and memory with collectives issued early and in program order, each pair from one and the same order."""
+    where = machine(header["machine"])
+    free = timeline(module, where, free=header["spent_on"]).seconds if header.get("spent_on") else None
+    return [
+        {
+            "memory": memory(module, program, early=step.early).to_json(),
+            "timeline": step.to_json(),
+            "picture": to_brief(step),
+            "spent": None if free is None else step.seconds - free,
+        }
+        for step in timelines(module, where)
+    ]
 
 
 class Watch:

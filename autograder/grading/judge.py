@@ -96,12 +96,20 @@ def judge(
             cases.append(_run(plan, case, programs, line, execute))
             if progress:
                 progress(case.name)
-        large, picture = _analyse(plan, programs, line, execute) if plan.analysed else (None, None)
+        orders = _analyse(plan, programs, line, execute) if plan.analysed else [(None, None)]
     except ProgramError as error:
         return stopped(plan.task, Problem(REFUSED, str(error)[:2000], line))
     known = references(plan.chapter).get(plan.task.name, {})
-    facts = plan.task.facts(cases, large, known)
-    result = conclude(plan.task.name, plan.task.points, [_asked(fact, plan.variant) for fact in facts])
+    results = [_concluded(plan, cases, large, known, picture) for large, picture in orders]
+    return max(results, key=lambda result: result.points)
+
+
+def _concluded(
+    plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
+) -> Result:
+    """The result with the realistic size in one of its orders."""
+    facts = [_asked(fact, plan.variant) for fact in plan.task.facts(cases, large, known)]
+    result = conclude(plan.task.name, plan.task.points, facts)
     return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
 
 
@@ -165,8 +173,11 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
 
 def _analyse(
     plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
-) -> tuple[Evidence, dict[str, Any] | None]:
-    """What the lenses say of the realistic size, and its timeline in brief."""
+) -> list[tuple[Evidence, dict[str, Any] | None]]:
+    """What the lenses say of the realistic size, and its timeline in brief, for each order of its collectives.
+
+    The order in which a Program does best counts, for all facts: what begins early needs its memory early.
+    """
     assert plan.analysed and plan.task.analysed
     program = _load(plan, plan.analysed, programs)
     smaller = programs[plan.task.analysed[1]]
@@ -176,13 +187,15 @@ def _analyse(
     request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches,
                "spent_on": list(plan.task.spent_on)}  # fmt: skip
     answer, _ = execute(request, [programs[plan.analysed.name], smaller])
-    looked = _looked(answer)
-    time = Timeline.from_json(answer["timeline"])
+    costs, _ = _looked(answer)
     leaves = (program.inputs, program.outputs)
-    evidence = Evidence(
-        plan.analysed, *leaves, {}, {}, *looked, line, answer["difference"], time, spent=answer.get("spent")
-    )
-    return evidence, _picture(answer.get("picture"))
+    found = []
+    for order in answer["orders"]:
+        looked = {}, {}, costs, Memory.from_json(order["memory"]), line, answer["difference"]
+        time = Timeline.from_json(order["timeline"])
+        evidence = Evidence(plan.analysed, *leaves, *looked, time, spent=order["spent"])
+        found.append((evidence, _picture(order["picture"])))
+    return found
 
 
 def _picture(brief: Any) -> dict[str, Any] | None:

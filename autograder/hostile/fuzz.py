@@ -232,7 +232,7 @@ def _figures(answer: dict[str, Any]) -> dict[str, float]:
     found["temporaries"] = memory["temporaries"]
     found["held"] = memory["arguments"] + memory["outputs"] - memory["aliased"]
     if "timeline" in answer:
-        found["seconds"] = answer["timeline"]["seconds"]
+        found["seconds"] = answer["orders"][0]["timeline"]["seconds"]
     return found
 
 

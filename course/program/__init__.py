@@ -12,7 +12,7 @@ from course.program.ir import Module
 from course.program.memory import Memory, memory
 from course.program.program import Leaf, Program, ProgramError
 from course.program.run import Executable, compile_program
-from course.program.simulator import Timeline, bubble, timeline
+from course.program.simulator import Timeline, bubble, timeline, timelines
 from course.program.stablehlo import parse
 from course.program.structure import difference
 
@@ -37,4 +37,5 @@ __all__ = [
     "parse",
     "signature_of",
     "timeline",
+    "timelines",
 ]

@@ -20,6 +20,9 @@ MAX_COLLECTIVES = 1_000_000
 # What a softmax, a loss and a norm's statistics are made of: functions that make a small error of their input a large
 # one, or a long sum.
 PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
+# What an operation on complex numbers takes on real ones; a function such as the exponential takes several of those.
+_OF_COMPLEX = {"real": 1, "imag": 1, "complex": 1, "add": 2, "subtract": 2, "negate": 2, "select": 2, "compare": 2}
+_OF_COMPLEX |= {"convert": 2, "multiply": 6, "divide": 11}
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,14 @@ class Costs:
     """Of the device that does most; collectives of any device.
 
     Attributes:
-        flops: Floating-point operations of matrix products, ``2 m n k`` each.
-        elementwise: Elements that elementwise operations, sorts and random bits give, and operations of reductions.
+        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` of complex numbers.
+        elementwise: Elements that elementwise operations, sorts and random bits give, and operations of reductions;
+            those on complex numbers as real ones.
         bytes_touched: Bytes of operands and results of every operation, nothing fused.
         collectives: What is sent; groups of one device left out.
         products: How often each pair of operand dtypes is multiplied, ``{"f32 x f32": 12}``.
         operations: How many the Program has as written: each loop's body once, however often it runs.
+        written: The same by kind, of blocks that run at all.
         precise: How often each function of ``PRECISE``, and each sum over a dim or into places of an array, is taken
             in a dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``.
         lines: The learner's line of the first operation of each kind in ``products`` and ``precise``, where known.
@@ -80,6 +85,7 @@ class Costs:
     operations: int = 0
     precise: dict[str, int] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -169,7 +175,8 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
             sent[collective] += count
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
     written = sum(1 for op in walk(module.main) if op.kind != "constant")
-    counted = dict(total.products), written, dict(total.precise), total.lines
+    kinds = Counter(op.kind for block in times for op in block.ops if op.kind != "constant")
+    counted = dict(total.products), written, dict(total.precise), total.lines, dict(kinds)
     return Costs(total.flops, total.elementwise, total.touched, collectives, *counted)
 
 
@@ -197,7 +204,7 @@ def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
             found.products[dtypes] += 1
             _note_line(found.lines, dtypes, op)
         elif op.kind in ELEMENTWISE or op.kind in ("sort", "rng_bit_generator"):
-            found.elementwise += sum(result.elements for result in op.results)
+            found.elementwise += elementwise_operations(op)
         elif op.kind == "reduce" or op.kind == "reduce_window":
             found.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
@@ -225,18 +232,28 @@ def _precise(op: Op) -> str:
 
 def reduce_operations(op: Op) -> float:
     """Operations of a reduction: its region's for each element, or for each element of each window."""
-    per = max(1, sum(inner.kind in ELEMENTWISE for inner in walk(op.regions[0])) // max(1, len(op.results)))
+    inner = sum(elementwise_operations(inner) for inner in walk(op.regions[0]) if inner.kind in ELEMENTWISE)
+    per = max(1, inner // max(1, len(op.results)))
     if op.kind == "reduce":
         return float(per * sum(operand.elements for operand in op.operands[: len(op.results)]))
     window = math.prod(op.attributes["window_dimensions"])
     return float(per * window * sum(result.elements for result in op.results))
 
 
+def elementwise_operations(op: Op) -> int:
+    """Operations on real numbers: one an element, and on complex numbers what each is made of."""
+    elements = sum(result.elements for result in op.results)
+    if not any("complex" in value.dtype for value in (*op.operands, *op.results)):
+        return elements
+    return elements * _OF_COMPLEX.get(op.kind, 8)
+
+
 def dot_flops(op: Op) -> float:
-    """``2 x (elements of the result) x (contracted elements)``."""
+    """``2 x (elements of the result) x (contracted elements)``, and four times that for complex numbers."""
     dims = re.search(r"lhs_contracting_dimensions = \[([\d, ]*)\]", op.attributes["dot_dimension_numbers"])
     contracted = [int(dim) for dim in dims[1].split(",") if dim.strip()] if dims else []
-    return 2.0 * op.results[0].elements * math.prod(op.operands[0].shape[dim] for dim in contracted)
+    each = 8.0 if "complex" in op.results[0].dtype else 2.0
+    return each * op.results[0].elements * math.prod(op.operands[0].shape[dim] for dim in contracted)
 
 
 def _touched(op: Op) -> float:

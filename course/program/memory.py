@@ -17,13 +17,16 @@ The rules, all of them; which results have no buffer of their own is said in ``f
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from course.program.fusion import Unwritten, captured, last_uses, unwritten
-from course.program.ir import ELEMENTWISE, Block, Module, Op, Value
+from course.program.ir import COLLECTIVES, ELEMENTWISE, Block, Module, Op, Value
 from course.program.program import Program
 
+# What costs no time by itself and so waits for nothing but its operands.
+MOVED = set("constant reshape transpose slice dynamic_slice optimization_barrier partition_id replica_id".split())
 # Ops that may write over an operand as they read it.
 _UPDATES = {"dynamic_update_slice", "scatter"}
 _REPLACING = ELEMENTWISE | _UPDATES | {"transpose", "all_reduce"}
@@ -50,7 +53,7 @@ class Memory:
         aliased: Of the outputs, what reuses donated inputs.
         temporaries: The most that lives at once beside inputs and outputs.
         alive: The temporaries at that moment, largest first.
-        largest: The one temporary with most elements, at any moment; None if there is none.
+        largest: The one temporary with most numbers, at any moment; None if there is none.
     """
 
     arguments: int
@@ -59,6 +62,11 @@ class Memory:
     temporaries: int
     alive: tuple[Alive, ...]
     largest: Alive | None = None
+
+    @property
+    def largest_numbers(self) -> int:
+        """How many numbers ``largest`` holds."""
+        return _numbers(self.largest.shape, self.largest.bytes) if self.largest else 0
 
     @property
     def peak(self) -> int:
@@ -71,6 +79,11 @@ class Memory:
     def from_json(cls, data: dict[str, Any]) -> Memory:
         alive = tuple(map(_alive, data["alive"]))
         return cls(**{**data, "alive": alive, "largest": _alive(data["largest"]) if data["largest"] else None})
+
+
+def _numbers(shape: tuple[int, ...], size: int) -> int:
+    """Elements, of which one that is larger than a float32 counts as several: a complex number, two packed in one."""
+    return max(math.prod(shape), size // 4)
 
 
 def _alive(data: dict[str, Any]) -> Alive:
@@ -110,14 +123,33 @@ class _State:
             buffer.end = max(buffer.end, self.clock)
 
 
-def memory(module: Module, program: Program) -> Memory:
+def issued_early(block: Block) -> Block:
+    """The same block with each collective right behind what it needs last, as the timeline issues it ready-first.
+
+    What compilers fold into addresses moves with it.
+    """
+    ops = [replace(op, regions=[issued_early(region) for region in op.regions]) if op.regions else op
+           for op in block.ops]  # fmt: skip
+    made: dict[Value, int] = {}
+    places = []
+    for number, op in enumerate(ops):
+        moves = op.kind in COLLECTIVES | MOVED
+        place = max((made.get(value, -1) for value in op.operands), default=-1) if moves else number
+        made.update(dict.fromkeys(op.results, place))
+        places.append((place, moves, number))
+    return Block(block.arguments, [ops[number] for _, _, number in sorted(places)], block.returns)
+
+
+def memory(module: Module, program: Program, *, early: bool = False) -> Memory:
     """Liveness of the Program on one device.
 
     Args:
         module: ``parse(program)``.
         program: For the signature: which inputs are donated.
+        early: Count a collective's result from where the timeline issues it ready-first; else in program order.
     """
-    state, main, free = _State(), module.main, unwritten(module.main)
+    main = issued_early(module.main) if early else module.main
+    state, free = _State(), unwritten(main)
     for value in main.arguments:
         state.new(value, None, "argument")
     pairs = _donations(program)
@@ -132,7 +164,7 @@ def memory(module: Module, program: Program) -> Memory:
             place[0].role = "output"
     temporary = [b for b in state.buffers if b.role == "temporary" and b.bytes]
     temporaries, alive = _peak(temporary)
-    largest = max(temporary, key=lambda b: b.value.elements, default=None)
+    largest = max(temporary, key=lambda b: _numbers(b.value.shape, b.value.bytes), default=None)
     arguments = sum(value.bytes for value in main.arguments)
     outputs = sum(value.bytes for value in main.returns)
     aliased = sum(program.outputs[i].local_bytes(program.mesh) for i in pairs)

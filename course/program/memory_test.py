@@ -11,8 +11,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from course.machines import machine
 from course.mesh import make_mesh
-from course.program import compile_program, memory, parse
+from course.program import compile_program, memory, parse, timelines
 from course.program.program_test import program_of, struct
 from course.validation.programs import RUNS, gather_matmul, single_device
 
@@ -194,3 +195,20 @@ def test_peaks_are_within_ten_percent_of_those_published_for_one_a5000():
         errors[run.name] = abs(memory(parse(program), program).peak / run.peak - 1)
     assert max(errors.values()) < 0.10, errors
     assert sum(errors.values()) / len(errors) < 0.05, errors
+
+
+def test_what_is_issued_early_is_held_early():
+    """Gathers one after the other hold one whole weight, and gathers that all begin at once hold all of them."""
+
+    def local(w, x):
+        for part in w:
+            x = jnp.tanh(x @ lax.all_gather(part, "data", tiled=True))
+        return x
+
+    program = program_of(local, {"w": struct(4, 64, 64), "x": struct(8, 64)}, {"w": P(None, "data"), "x": P("data")},
+                         P("data"), {"data": 8})  # fmt: skip
+    module, whole = parse(program), 64 * 64 * 4
+    assert whole <= memory(module, program).temporaries < 2 * whole
+    assert 4 * whole <= memory(module, program, early=True).temporaries < 5 * whole
+    orders = {step.early: step.seconds for step in timelines(module, machine("8xH100"))}
+    assert orders[True] <= orders[False]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from jax.extend.mlir import ir
 
+from course.program.composites import COMPOSITE, NAMED, called, check_composite
 from course.program.ir import COLLECTIVES, ELEMENTWISE, KNOWN
 from course.program.program import DTYPES, MAX_VALUE_BYTES, Program, ProgramError
 
@@ -99,6 +100,8 @@ def check_module(module: Any, program: Program) -> None:
         for op in operations(function):
             with at_line(op, callers.get(name, "")):
                 _check_operation(op, name, program)
+                if op.name == COMPOSITE:
+                    check_composite(op, functions[called(op)])
                 if op.regions and op.name not in _HOLDERS:
                     _check_applied(op, functions)
 
@@ -185,7 +188,7 @@ def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
     calls: dict[str, list[Any]] = {}
     for name, function in functions.items():
         every = list(operations(function))
-        own[name], calls[name] = len(every), [op for op in every if op.name == "func.call"]
+        own[name], calls[name] = len(every), [op for op in every if called(op)]
     sizes: dict[str, int] = {}
     lines: dict[str, str] = {}
 
@@ -199,7 +202,7 @@ def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
         if name not in sizes:
             sizes[name] = own[name]
             for call in calls[name]:
-                callee = _text(call.attributes["callee"])
+                callee = called(call)
                 lines.setdefault(callee, source_line(call) or lines.get(name, ""))
                 sizes[name] += size(callee, (*above, name))
         return sizes[name]
@@ -215,9 +218,9 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
         target = _text(op.attributes["call_target_name"])
         if target not in CUSTOM_CALLS:
             raise ProgramError(f"the program calls {target[:80]!r}, which is not allowed: it would run outside of XLA")
-    elif op.name not in OPERATIONS:
+    elif op.name not in OPERATIONS and op.name != COMPOSITE:
         raise ProgramError(f"operation {op.name} is not allowed, because no lens knows what it costs")
-    elif strange := [name for name in op.attributes if name not in ATTRIBUTES]:
+    elif strange := [name for name in op.attributes if name not in (NAMED if op.name == COMPOSITE else ATTRIBUTES)]:
         named = repr(strange[0][:80])
         raise ProgramError(
             f"{op.name} has attribute {named}, which is not allowed: a compiler may take it for an order"
@@ -268,7 +271,7 @@ def _check_arithmetic(op: Any, block: Any, functions: dict[str, Any], most: int)
     for inner in (inner.operation for inner in block.operations):
         count += 1
         if inner.name == "func.call":
-            callee = functions[_text(inner.attributes["callee"])]
+            callee = functions[called(inner)]
             count += _check_arithmetic(op, callee.regions[0].blocks[0], functions, most - count)
         elif inner.name.partition(".")[2] not in _APPLIED:
             raise ProgramError(f"{op.name} applies {inner.name}, expected arithmetic on single numbers")

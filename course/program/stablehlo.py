@@ -16,7 +16,7 @@ from jax.extend.mlir import ir
 from course.program.audit import audited, readable
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
-from course.program.rules import MAX_DEPTH, MAX_OPS, source_line
+from course.program.rules import MAX_DEPTH, MAX_OPS, called, source_line
 from course.program.simplify import add_in_place
 
 _ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
@@ -153,8 +153,8 @@ class _Reader:
         if op.name in ("stablehlo.return", "sdy.return", "func.return"):
             block.returns = operands
             return
-        if op.name in ("func.call", "call"):
-            values = self._inline(op.attributes["callee"].value, operands, block, depth, source_line(op))
+        if callee := called(op):
+            values = self._inline(callee, operands, block, depth, source_line(op))
             known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
             return
         results = [_value(result.type) for result in op.results]

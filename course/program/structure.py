@@ -1,62 +1,104 @@
-"""Whether two Programs are the same program at different sizes."""
+"""Whether two Programs are the same program at different sizes.
+
+The small one is run and its values are checked; the large one is only looked at. What the lenses say of it counts
+because it is the same program: operation for operation, on arrays that scale. ``scaling`` says how each may change.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count, zip_longest
-from typing import Any
+from itertools import zip_longest
 
-from course.program.collectives import groups_of
 from course.program.evaluate import decide, depends_on_device, executed
-from course.program.ir import COLLECTIVES, Block, Module, Op, Value, walk
-
-# What XLA's front end adds or leaves out by size alone, without computing anything.
-_IGNORED = {"constant", "reshape", "broadcast_in_dim", "convert"}
+from course.program.ir import Block, Module, Op, Value, walk
+from course.program.scaling import character, depending, out_of_scale, same_attributes, shrinks
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One op as it is compared: what it is, whose results it reads, and which parts of arrays it keeps.
-
-    ``reads`` names each operand by the step that made it and the number of the result, or as an argument of a block
-    or a constant. ``kept`` holds, for an op that cuts an array or fills one up, the part's dims beside the whole's.
-    """
-
-    kind: str
-    line: str
-    what: tuple[Any, ...]
-    reads: tuple[Any, ...]
-    kept: tuple[tuple[int, int], ...] = ()
+class _Differs(Exception):
+    """The two programs part; the message says where and how."""
 
 
 def difference(small: Module, large: Module) -> str:
-    """Where two sizes of one program part, ignoring dims and constants; empty if nowhere.
+    """Where two sizes of one program part; empty if nowhere.
 
-    The ops must be the same in the same order, read each other's results in the same way, keep no smaller a share of
-    what they cut, and run no less often.
+    The ops must be the same in the same order, with the same attributes up to sizes, read each other's results in the
+    same way, run no less often, and do the same to arrays that scale: see ``scaling``.
     """
-    for ours, theirs in zip_longest(_steps(small), _steps(large)):
-        if ours is None or theirs is None or ours.what != theirs.what:
-            return f"{_named(ours)} at the small size is {_named(theirs)} at the large one"
-        if ours.reads != theirs.reads:
-            return f"{_named(theirs)} reads other values at the large size than at the small one"
-        shares = zip(ours.kept, theirs.kept, strict=True)
-        if any(now * before_whole < before * now_whole for (before, before_whole), (now, now_whole) in shares):
-            return f"{_named(theirs)} keeps a smaller part at the large size than at the small one"
+    try:
+        _Twins(small, large).compare(small.main, large.main)
+    except _Differs as differs:
+        return str(differs)
     return _runs_less(small, large)
+
+
+class _Twins:
+    """Walks two programs side by side."""
+
+    def __init__(self, small: Module, large: Module):
+        self.constants = {op.results[0]: character(op) for module in (small, large)
+                          for op in walk(module.main) if op.kind == "constant"}  # fmt: skip
+        self.twin: dict[Value, Value] = {}  # from values of the large program to those of the small one
+        self.from_inputs = depending(large.main)
+        grown = [now / before for ours, theirs in zip(small.main.arguments, large.main.arguments, strict=False)
+                 if "i" in theirs.dtype for before, now in zip(ours.shape, theirs.shape, strict=False)
+                 if 0 < before < now]  # fmt: skip
+        self.integer_growth = min(grown, default=math.inf)
+
+    def compare(self, ours: Block, theirs: Block, of: Op | None = None) -> None:
+        """Raises ``_Differs`` unless two blocks are the same at two sizes; ``of`` holds the large one."""
+        where = _named(of) if of else "the program"
+        self._compare_values(ours.arguments, theirs.arguments, where)
+        small, large = ([op for op in block.ops if op.kind != "constant"] for block in (ours, theirs))
+        for mine, other in zip_longest(small, large):
+            if mine is None or other is None or mine.kind != other.kind:
+                raise _Differs(f"{_named(mine)} at the small size is {_named(other)} at the large one")
+            self._compare_op(mine, other)
+        self._compare_reads(ours.returns, theirs.returns, where)
+
+    def _compare_op(self, ours: Op, theirs: Op) -> None:
+        name = _named(theirs)
+        self._compare_reads(ours.operands, theirs.operands, name)
+        self._compare_values(ours.results, theirs.results, name)
+        if not same_attributes(ours, theirs) or len(ours.regions) != len(theirs.regions):
+            raise _Differs(f"{name} goes along other dims, or in another way, at the large size than at the small one")
+        if what := out_of_scale(ours, theirs, self.from_inputs, self.integer_growth):
+            raise _Differs(f"{name} {what}")
+        for mine, other in zip(ours.regions, theirs.regions, strict=True):
+            self.compare(mine, other, theirs)
+
+    def _compare_values(self, ours: list[Value], theirs: list[Value], name: str) -> None:
+        if len(ours) != len(theirs):
+            raise _Differs(f"{name} has {len(ours)} values at the small size and {len(theirs)} at the large one")
+        for mine, other in zip(ours, theirs, strict=True):
+            if mine.dtype != other.dtype or shrinks(mine, other):
+                before, now = (f"{v.dtype}{list(v.shape)}" for v in (mine, other))
+                raise _Differs(f"{name} has {before} at the small size and {now} at the large one: no dim may shrink")
+            self.twin[other] = mine
+
+    def _compare_reads(self, ours: list[Value], theirs: list[Value], name: str) -> None:
+        if len(ours) != len(theirs) or not all(map(self._same, ours, theirs)):
+            raise _Differs(f"{name} reads other values at the large size than at the small one")
+
+    def _same(self, ours: Value, theirs: Value) -> bool:
+        """Whether two operands are made in the same way."""
+        if theirs in self.twin:
+            return self.twin[theirs] is ours
+        if ours not in self.constants or ours.dtype != theirs.dtype or shrinks(ours, theirs):
+            return False
+        return self.constants[ours] == self.constants[theirs]
 
 
 def _runs_less(small: Module, large: Module) -> str:
     """The first loop or branch that runs less often at the large size, where nobody sees whether values are right."""
+    loops = [[op for op in walk(module.main) if op.kind in ("while", "case")] for module in (small, large)]
+    if not loops[0]:
+        return ""
     told_apart = depends_on_device(small) or depends_on_device(large)
     counts = [_executions(module, told_apart) for module in (small, large)]
-    loops = [[op for op in walk(module.main) if op.kind in ("while", "case")] for module in (small, large)]
-    for ours, theirs in zip(*loops, strict=False):
+    for ours, theirs in zip(*loops, strict=True):
         first = 1 if ours.kind == "while" else 0  # a loop's condition runs once more than its body
-        for mine, other in zip(ours.regions[first:], theirs.regions[first:], strict=False):
+        for mine, other in zip(ours.regions[first:], theirs.regions[first:], strict=True):
             before, now = counts[0][mine], counts[1][other]
             if now < before:
                 what = "loop" if ours.kind == "while" else "branch"
@@ -74,51 +116,5 @@ def _executions(module: Module, told_apart: bool) -> Counter[Block]:
     return found
 
 
-def _changes_precision(op: Op) -> bool:
-    """Whether an op makes one float of another; conversions of integers come and go with sizes."""
-    return op.kind == "convert" and all(v.dtype.startswith(("f", "bf")) for v in (op.operands[0], op.results[0]))
-
-
-def _named(step: _Step | None) -> str:
-    if step is None or step.kind == "return":
-        return "nothing"
-    return f"{step.kind} at {step.line or 'unknown line'}"
-
-
-def _steps(module: Module) -> list[_Step]:
-    steps: list[_Step] = []
-    _read(module.main, module.mesh, 0, steps, {}, count())
-    return steps
-
-
-def _read(
-    block: Block, mesh: dict[str, int], depth: int, steps: list[_Step], origin: dict[Value, Any], blocks: Iterator[int]
-) -> None:
-    number = next(blocks)
-    origin |= {argument: ("argument", number, index) for index, argument in enumerate(block.arguments)}
-    for op in block.ops:
-        if op.kind in _IGNORED and not _changes_precision(op):
-            # Those with an operand pass its value on.
-            made = origin[op.operands[0]] if op.operands else "constant"
-            origin |= dict.fromkeys(op.results, made)
-            continue
-        axes = groups_of(op, mesh).axes if op.kind in COLLECTIVES else ()
-        multiplied = tuple(operand.dtype for operand in op.operands) if op.kind == "dot_general" else ()
-        what = (depth, op.kind, tuple(result.dtype for result in op.results), axes, multiplied)
-        origin |= {result: (len(steps), index) for index, result in enumerate(op.results)}
-        steps.append(_Step(op.kind, op.line, what, tuple(origin[operand] for operand in op.operands), _kept(op)))
-        for region in op.regions:
-            _read(region, mesh, depth + 1, steps, origin, blocks)
-    steps.append(_Step("return", "", (depth, "return"), tuple(origin[value] for value in block.returns)))
-
-
-def _kept(op: Op) -> tuple[tuple[int, int], ...]:
-    if op.kind in ("slice", "dynamic_slice"):
-        part, whole = op.results[0], op.operands[0]
-    elif op.kind == "dynamic_update_slice":
-        part, whole = op.operands[1], op.operands[0]
-    elif op.kind == "pad":
-        part, whole = op.operands[0], op.results[0]
-    else:
-        return ()
-    return tuple(zip(part.shape, whole.shape, strict=True))
+def _named(op: Op | None) -> str:
+    return f"{op.kind} at {op.line or 'unknown line'}" if op else "nothing"

@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from course.machine import Machine
-from course.program.costs import dot_flops, reduce_operations
+from course.program.costs import dot_flops, elementwise_operations, reduce_operations
 from course.program.fusion import fused_values
 from course.program.ir import COLLECTIVES, ELEMENTWISE, Block, Module, Op, Value, walk
 
@@ -156,7 +156,7 @@ def _fused_operations(operands: list[Value], chains: dict[Value, _Chain]) -> flo
         if chain is None or value in seen:
             continue
         seen.add(value)
-        total += value.elements if chain.op.kind in ELEMENTWISE else 0.0
+        total += elementwise_operations(chain.op) if chain.op.kind in ELEMENTWISE else 0.0
         queue += chain.op.operands
     return total
 
@@ -189,7 +189,9 @@ def _traffic(op: Op, reads: dict[Value, float], chains: dict[Value, _Chain]) -> 
         return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations
     if op.kind in _ADDRESSES:
         return 2.0 * written, operations
-    if op.kind in ELEMENTWISE or op.kind == "rng_bit_generator":
+    if op.kind in ELEMENTWISE:
+        operations += elementwise_operations(op)
+    elif op.kind == "rng_bit_generator":
         operations += op.results[0].elements
     elif op.kind in ("reduce", "reduce_window"):
         operations += reduce_operations(op)

@@ -90,6 +90,7 @@ class Timeline:
         devices: One entry for each class of devices that behave alike.
         critical: The critical path, the longest pieces first.
         bars: Everything that happened, by start; not part of the JSON.
+        early: Whether collectives were issued as soon as they could be, and not where they stand in the program.
     """
 
     machine: str
@@ -98,6 +99,7 @@ class Timeline:
     devices: tuple[DeviceTime, ...]
     critical: tuple[Piece, ...]
     bars: tuple[Bar, ...] = ()
+    early: bool = False
 
     @property
     def busy(self) -> float:
@@ -148,11 +150,20 @@ def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> T
         ProgramError: A trip count or a branch depends on data, or devices wait for each other forever.
         ValueError: The machine has too few devices.
     """
-    simulation = simulate(module, machine, free)
+    return timelines(module, machine, free=free)[0]
+
+
+def timelines(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> list[Timeline]:
+    """The same with collectives issued early and in program order, the faster first; one where both are the same."""
+    return [_timeline(simulation, machine) for simulation in simulate(module, machine, free)]
+
+
+def _timeline(simulation: Simulation, machine: Machine) -> Timeline:
     devices = tuple(_device_time(device) for device in simulation.devices)
     seconds = max(device.end for device in devices)
     bars = tuple(sorted(_bars(simulation), key=lambda bar: (bar.start, bar.device, bar.stream)))
-    return Timeline(machine.name, dict(module.mesh), seconds, devices, _critical(simulation), bars)
+    early = not simulation.network.program_order
+    return Timeline(machine.name, dict(simulation.module.mesh), seconds, devices, _critical(simulation), bars, early)
 
 
 def bubble(useful: float, num_stages: int, seconds: float) -> float:

@@ -101,8 +101,10 @@ class Simulation:
         )
 
 
-def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> Simulation:
-    """Run a parsed Program on a machine, ready-first and in program order, and keep the better.
+def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> list[Simulation]:
+    """Run a parsed Program on a machine, ready-first and in program order; the better one comes first.
+
+    Where both are the same there is one.
 
     Raises:
         ProgramError: A trip count or a branch depends on data, or devices wait for each other forever.
@@ -114,10 +116,12 @@ def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> Simu
     classes = device_classes(module, lambda op, groups, group: _label(op, groups, group, machine))
     tried = [Simulation(module, machine, classes, early, program_order=False, free=frozenset(free))]
     tried[0].run()
-    if tried[0].network.overtaken or early != steps:
-        tried.append(Simulation(module, machine, classes, steps, program_order=True, free=frozenset(free)))
-        tried[1].run()
-    return min(tried, key=lambda simulation: simulation.seconds)
+    if not tried[0].network.overtaken and early == steps:
+        tried[0].network.program_order = True
+        return tried
+    tried.append(Simulation(module, machine, classes, steps, program_order=True, free=frozenset(free)))
+    tried[1].run()
+    return sorted(tried, key=lambda simulation: simulation.seconds)
 
 
 def _label(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> Any:

@@ -172,7 +172,7 @@ def test_where_time_goes_adds_up_and_so_does_the_critical_path(make):
 
 def test_work_of_the_simulation_grows_with_devices_that_differ_and_not_with_those_that_do_not():
     def steps(stages, data):
-        found = simulate(parse(pipeline(stages, 4, masked=False, data=data)), WIDE)
+        found = simulate(parse(pipeline(stages, 4, masked=False, data=data)), WIDE)[0]
         return MAX_STEPS - found.steps_left
 
     assert steps(2, 1) == steps(2, 8)

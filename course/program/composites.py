@@ -1,0 +1,47 @@
+"""Functions that JAX exports by name, such as ``erf``, each with what it is made of beside it.
+
+Compilers take the name or what stands beside it, whichever they like; the lenses read the latter. So it must be what
+JAX writes: arithmetic on each element, or for ``top_k`` a sort and slices of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.mlir import ir
+
+from course.program.ir import ELEMENTWISE
+from course.program.program import ProgramError
+
+COMPOSITE = "stablehlo.composite"
+# Its attributes.
+NAMED = {"name", "decomposition", "version", "composite_attributes"}
+_ARITHMETIC = set("acos acosh asin asinh atanh cosh erf sinh".split())
+_SORTS = [f"stablehlo.{kind}" for kind in ("iota", "sort", "slice", "slice")] + ["func.return"]
+
+
+def called(op: Any) -> str:
+    """The function that an operation stands for, which readers put in its place; empty for any other operation."""
+    if op.name not in ("func.call", COMPOSITE):
+        return ""
+    return op.attributes["callee" if op.name == "func.call" else "decomposition"].value
+
+
+def check_composite(op: Any, function: Any) -> None:
+    """Raises ``ProgramError`` unless a function is known and ``function`` is of the form in which JAX writes it."""
+    dialect, _, name = op.attributes["name"].value.partition(".")
+    if dialect != "chlo" or name not in _ARITHMETIC | {"top_k"}:
+        raise ProgramError(
+            f"function {op.attributes['name'].value[:80]} is not allowed, because no lens knows what it costs; write "
+            "it with other operations"
+        )
+    inner = [found.operation for found in function.regions[0].blocks[0].operations]
+    kinds = [found.name for found in inner]
+    if name == "top_k":
+        formed = kinds == _SORTS and inner[1].operands[0] == function.regions[0].blocks[0].arguments[0]
+    else:
+        shapes = {tuple(ir.RankedTensorType(value.type).shape) for found in (op, *inner) for value in found.results}
+        arithmetic = {f"stablehlo.{kind}" for kind in ELEMENTWISE} | {"stablehlo.constant", "func.return"}
+        formed = set(kinds) <= arithmetic and len(shapes) == 1
+    if not formed:
+        raise ProgramError(f"function {name} is made of other operations than those that JAX makes it of")

@@ -1,0 +1,223 @@
+"""How one operation may change between two sizes of a program: it does the same, to arrays that are larger.
+
+The rules, all of them:
+
+- No dim of any value is smaller at the large size, and none is empty at one size alone.
+- A slice, a window or an update is at least the same share of the array that it is a part of; an array that is padded
+  or cut by padding keeps its share too, and what is padded by nothing stays so.
+- A dim of one element that is summed, contracted or repeated is one element at both sizes.
+- A gather or scatter moves at least the same share of the array, or as many more places as integer inputs give.
+- A product with a matrix that no input enters keeps its share of the other operand: it does not select.
+- Constants are zero, infinite or negative at both sizes or at neither; truth values are equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from course.program.ir import Block, Op, Value
+
+# Attributes that grow with arrays; every other is the same at both sizes.
+GROWING = {
+    "slice": {"start_indices", "limit_indices"},
+    "dynamic_slice": {"slice_sizes"},
+    "gather": {"slice_sizes"},
+    "pad": {"edge_padding_low", "edge_padding_high"},
+    "reduce_window": {"window_dimensions", "padding"},
+    "constant": {"value", "zero"},
+}
+_SMALLER = "keeps a smaller part at the large size than at the small one"
+_ONE = "takes a dim of one element at one size for a dim of many at the other"
+Pair = tuple[Value, Value]
+
+
+def same_attributes(ours: Op, theirs: Op) -> bool:
+    """Whether all that does not grow is equal."""
+    grow = GROWING.get(ours.kind, set())
+    names = (ours.attributes.keys() | theirs.attributes.keys()) - grow
+    return all(_equal(ours.attributes.get(name), theirs.attributes.get(name)) for name in names)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or (np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other)
+
+
+def shrinks(small: Value, large: Value) -> bool:
+    """Whether a value is of another rank, or smaller along some dim, at the large size."""
+    if len(small.shape) != len(large.shape):
+        return True
+    return any(now < before or (before == 0 < now) for before, now in zip(small.shape, large.shape, strict=True))
+
+
+def character(constant: Op) -> Any:
+    """What of a constant is the same at all sizes: where it is zero, negative, infinite or a truth value."""
+    value = constant.attributes.get("value")
+    if value is None or not value.size:
+        return constant.attributes.get("zero")
+    return [_sign(number) for number in (value.flat[0], value.min(), value.max())]
+
+
+def _sign(number: Any) -> str:
+    plain = isinstance(number, np.bool_) or not np.isfinite(number)
+    return str(number if plain else np.sign(number).astype(int))
+
+
+def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float) -> str:
+    """What an operation does otherwise at the large size; empty if it does the same.
+
+    Args:
+        ours, theirs: The operation at the small and at the large size.
+        from_inputs: Values of the large size that depend on an input.
+        integer_growth: How much the dim of integer inputs grows that grows least; infinite if none does.
+    """
+    rule = _RULES.get(theirs.kind)
+    if theirs.kind in ("gather", "scatter"):
+        return _places(ours, theirs, from_inputs, integer_growth)
+    if theirs.kind == "dot_general":
+        return _product(ours, theirs, from_inputs)
+    return rule(ours, theirs) if rule else ""
+
+
+def _pairs(ours: Op, theirs: Op) -> tuple[list[Pair], list[Pair]]:
+    return list(zip(ours.operands, theirs.operands, strict=True)), list(zip(ours.results, theirs.results, strict=True))
+
+
+def _keeps_share(part: Iterable[tuple[int, int]], whole: Iterable[tuple[int, int]]) -> bool:
+    """Whether each dim of a part, small and large, is no smaller a share of the whole's."""
+    return all(now * whole_before >= before * whole_now
+               for (before, now), (whole_before, whole_now) in zip(part, whole, strict=True))  # fmt: skip
+
+
+def _dims(pair: Pair) -> list[tuple[int, int]]:
+    return list(zip(pair[0].shape, pair[1].shape, strict=True))
+
+
+def _part_of(part: Callable[[Op], Value], whole: Callable[[Op], Value]) -> Callable[[Op, Op], str]:
+    def rule(ours: Op, theirs: Op) -> str:
+        parts, wholes = (_dims((of(ours), of(theirs))) for of in (part, whole))
+        return "" if _keeps_share(parts, wholes) else _SMALLER
+
+    return rule
+
+
+def _pad(ours: Op, theirs: Op) -> str:
+    given, made = (
+        _dims(pair) for pair in ((ours.operands[0], theirs.operands[0]), (ours.results[0], theirs.results[0]))
+    )
+    kept = []
+    edges = [list(zip(ours.attributes[name], theirs.attributes[name], strict=True))
+             for name in ("edge_padding_low", "edge_padding_high")]  # fmt: skip
+    for (before, now), low, high in zip(given, *edges, strict=True):
+        if any(np.sign(edge[0]) != np.sign(edge[1]) for edge in (low, high)):
+            return "pads what it leaves alone at the other size, or cuts where it pads"
+        kept.append(tuple(dim + min(0, a) + min(0, b) for dim, a, b in zip((before, now), low, high, strict=True)))
+    return "" if _keeps_share(kept, given) and _keeps_share(kept, made) else _SMALLER
+
+
+def _broadcast(ours: Op, theirs: Op) -> str:
+    given, made = _dims((ours.operands[0], theirs.operands[0])), _dims((ours.results[0], theirs.results[0]))
+    for (before, now), dim in zip(given, theirs.attributes["broadcast_dimensions"], strict=True):
+        if (before == made[dim][0]) != (now == made[dim][1]):
+            return _ONE
+    return ""
+
+
+def _reduce(ours: Op, theirs: Op) -> str:
+    before, now = ours.operands[0].shape, theirs.operands[0].shape
+    return _ONE if any((before[dim] == 1) != (now[dim] == 1) for dim in theirs.attributes["dimensions"]) else ""
+
+
+def _product(ours: Op, theirs: Op, from_inputs: set[Value]) -> str:
+    numbers = theirs.attributes["dot_dimension_numbers"]
+    for side, before, now in zip(("lhs", "rhs"), ours.operands, theirs.operands, strict=True):
+        contracted = listed(numbers, f"{side}_contracting_dimensions")
+        if any((before.shape[dim] == 1) != (now.shape[dim] == 1) for dim in contracted):
+            return _ONE
+    for made, before, now in zip(theirs.operands, ours.operands[::-1], theirs.operands[::-1], strict=True):
+        if made in from_inputs or now not in from_inputs or _contracted_alone(made, theirs):
+            continue
+        if not _keeps_share(
+            [(ours.results[0].elements, theirs.results[0].elements)], [(before.elements, now.elements)]
+        ):
+            return f"selects with a matrix that no input enters, and {_SMALLER}"
+    return ""
+
+
+def _contracted_alone(operand: Value, op: Op) -> bool:
+    """Whether a product sums over all of an operand, as a product with a vector of ones does."""
+    numbers, side = op.attributes["dot_dimension_numbers"], "lhs" if operand is op.operands[0] else "rhs"
+    gone = {dim for what in ("contracting", "batching") for dim in listed(numbers, f"{side}_{what}_dimensions")}
+    return all(size == 1 for dim, size in enumerate(operand.shape) if dim not in gone)
+
+
+def listed(numbers: str, name: str) -> list[int]:
+    """The dims that an attribute of dimension numbers lists under a name."""
+    found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
+    return [int(dim) for dim in found[1].split(",") if dim.strip()] if found else []
+
+
+def _places(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float) -> str:
+    moved = [op.results[0] if op.kind == "gather" else op.operands[2] for op in (ours, theirs)]
+    part, whole = ((a.elements, b.elements) for a, b in (moved, (ours.operands[0], theirs.operands[0])))
+    if theirs.kind == "gather":
+        sizes = [op.attributes["slice_sizes"] for op in (ours, theirs)]
+        taken = [(a, b) for a, b in zip(*sizes, strict=True) if a != 1 or b != 1]
+        along = [dim for dim, a, b in zip(_dims((ours.operands[0], theirs.operands[0])), *sizes, strict=True)
+                 if a != 1 or b != 1]  # fmt: skip
+        if not _keeps_share(taken, along):
+            return _SMALLER
+    if _keeps_share([part], [whole]):
+        return ""
+    places = [op.operands[1].elements / max(1, op.operands[1].shape[-1] if op.operands[1].shape else 1)
+              for op in (ours, theirs)]  # fmt: skip
+    follows = theirs.operands[1] in from_inputs and places[1] >= integer_growth * places[0]
+    return "" if follows else _SMALLER
+
+
+def depending(main: Block) -> set[Value]:
+    """The values that depend on an input."""
+    found = set(main.arguments)
+    _spread(main, found)
+    return found
+
+
+def _spread(block: Block, found: set[Value]) -> None:
+    for op in block.ops:
+        if op.kind == "while":
+            _spread_loop(op, found)
+        else:
+            for region in op.regions if op.kind == "case" else ():
+                _spread(region, found)
+            inner = [value for region in op.regions for value in region.returns] if op.kind == "case" else []
+            if any(value in found for value in (*op.operands, *inner)):
+                found.update(op.results)
+
+
+def _spread_loop(op: Op, found: set[Value]) -> None:
+    condition, body = op.regions
+    carried = [operand in found for operand in op.operands]
+    while True:
+        for argument, other, depends in zip(body.arguments, condition.arguments, carried, strict=True):
+            if depends:
+                found.update((argument, other))
+        _spread(body, found)
+        again = [depends or value in found for depends, value in zip(carried, body.returns, strict=True)]
+        if again == carried:
+            break
+        carried = again
+    found.update(result for result, depends in zip(op.results, carried, strict=True) if depends)
+
+
+_RULES: dict[str, Callable[[Op, Op], str]] = {
+    "slice": _part_of(lambda op: op.results[0], lambda op: op.operands[0]),
+    "dynamic_slice": _part_of(lambda op: op.results[0], lambda op: op.operands[0]),
+    "dynamic_update_slice": _part_of(lambda op: op.operands[1], lambda op: op.operands[0]),
+    "reduce_window": _part_of(lambda op: op.results[0], lambda op: op.operands[0]),
+    "pad": _pad,
+    "broadcast_in_dim": _broadcast,
+    "reduce": _reduce,
+}

@@ -1,0 +1,147 @@
+"""What may change between two sizes of a program, and what makes it another one that is cheap where nobody runs it."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.program import difference, parse
+from course.program.program_test import program_of, struct
+
+SMALL, LARGE = 16, 512
+OTHER = (
+    "at the small size is|reads other values|goes along other dims|no dim may shrink|smaller part|pads what|one element"
+)
+
+
+def at(width, local):
+    inputs = {"w": struct(width, width), "x": struct(32, width), "ids": struct(width, dtype=jnp.int32)}
+    specs = {"w": P("data"), "x": P("data"), "ids": P("data")}
+    where = "here" if local.__module__ == __name__ else None
+    return parse(program_of(local, inputs, specs, P("data"), {"data": 8}, locate=lambda _: where))
+
+
+def told(local):
+    return difference(at(SMALL, local), at(LARGE, local))
+
+
+def wide(x):
+    return x.shape[-1] > SMALL
+
+
+def swapped(x, by):
+    return lax.pad(x, 0.0, [(0, 0, 0), (0, by, 0)])
+
+
+def pooled(x):
+    step = x.shape[-1] // SMALL
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, step), (1, step), "VALID")
+
+
+def tiled(x, width):
+    return jnp.broadcast_to(x[:, :, None], (*x.shape, width // SMALL)).reshape(x.shape[0], width)
+
+
+def picked(x, count):
+    return jnp.take(x, jnp.arange(count) % x.shape[-1], axis=1, mode="clip")
+
+
+def twice(x):
+    return jnp.sin(jnp.sin(x))
+
+
+def random_bits(shape):
+    return jax.random.bits(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), shape).astype(jnp.float32)
+
+
+CHEATS = {
+    "pads by less than nothing": lambda w, x, ids: swapped(swapped(x, SMALL - x.shape[1]), x.shape[1] - SMALL),
+    "pools": lambda w, x, ids: tiled(pooled(x), x.shape[1]),
+    "averages within blocks": lambda w, x, ids: tiled(x.reshape(4, SMALL, -1).mean(-1), x.shape[1]),
+    "gathers a few": lambda w, x, ids: picked(picked(x, SMALL), x.shape[1]),
+    "gathers by data": lambda w, x, ids: picked(
+        jnp.take(x, jnp.arange(SMALL) + 0 * ids[0], axis=1, mode="clip"), x.shape[1]
+    ),
+    "repeats one row": lambda w, x, ids: jnp.broadcast_to(x[: 1 if wide(x) else 4], x.shape),
+    "joins one piece again and again": lambda w, x, ids: jnp.concatenate([x[:, :SMALL]] * (x.shape[1] // SMALL), 1),
+    "slices by shape": lambda w, x, ids: tiled(lax.dynamic_slice(x, (0, 0), (4, SMALL)), x.shape[1]),
+    "takes every other": lambda w, x, ids: tiled(x[:, :: x.shape[1] // SMALL], x.shape[1]),
+    "steps inside a reshape": lambda w, x, ids: tiled(x.reshape(4, SMALL, -1)[:, :, 0], x.shape[1]),
+    "multiplies by part of an identity": lambda w, x, ids: x @ jnp.eye(x.shape[1], SMALL) @ jnp.eye(SMALL, x.shape[1]),
+    "contracts a dim of one": lambda w, x, ids: tiled(
+        jnp.einsum("rbk,bk->rb", x.reshape(4, SMALL, -1), jnp.ones((SMALL, x.shape[1] // SMALL))), x.shape[1]
+    ),
+    "sorts and keeps the first": lambda w, x, ids: tiled(jnp.sort(x, axis=1)[:, :SMALL], x.shape[1]),
+    "writes a corner": lambda w, x, ids: lax.dynamic_update_slice(jnp.zeros_like(x), x[:, :SMALL], (0, 0)),
+    "scatters a few": lambda w, x, ids: jnp.zeros_like(x).at[:, jnp.arange(SMALL)].set(1.0) * x,
+    "draws few bits": lambda w, x, ids: x + jnp.concatenate([random_bits((4, SMALL))] * (x.shape[1] // SMALL), 1),
+    "scans fewer rows": lambda w, x, ids: x + lax.scan(lambda c, r: (c + r, r), x[0], x[: 2 if wide(x) else 4])[0],
+    "loops less": lambda w, x, ids: lax.fori_loop(0, 3 if wide(x) else 7, lambda _, x: jnp.tanh(x), x),
+    "transposes": lambda w, x, ids: x @ (lax.all_gather(w, "data", tiled=True).T if wide(x)
+                                        else lax.all_gather(w, "data", tiled=True)),
+    "gathers along another dim": lambda w, x, ids: x + lax.all_gather(w, "data", axis=1 if wide(x) else 0).sum(),
+    "reduces over nothing": lambda w, x, ids: x + (x.max() if wide(x) else lax.pmax(x.max(), "data")),
+    "reverses another dim": lambda w, x, ids: lax.rev(x, (0 if wide(x) else 1,)),
+    "takes the maximum of less": lambda w, x, ids: x + (jnp.sum(x) if wide(x) else jnp.max(x)),
+    "rounds": lambda w, x, ids: x.astype(jnp.bfloat16 if wide(x) else jnp.float16).astype(x.dtype),
+    "reduces precision": lambda w, x, ids: lax.reduce_precision(x, 8, 7 if wide(x) else 23),
+    "selects nothing": lambda w, x, ids: jnp.where(np.array(wide(x)), 0.0, x),
+    "multiplies by zero": lambda w, x, ids: x * (0.0 if wide(x) else 1.0),
+    "compares the other way": lambda w, x, ids: jnp.where(x > 0 if wide(x) else x < 0, x, 0),
+    "reads another value": lambda w, x, ids: jnp.tanh(x) - jnp.sin(x) if wide(x) else jnp.sin(x) - jnp.tanh(x),
+    "branches by size": lambda w, x, ids: x if wide(x) else jnp.tanh(x),
+    "recomputes only where it is run": lambda w, x, ids: jax.grad(
+        lambda x: (twice if wide(x) else jax.checkpoint(twice))(x).sum()
+    )(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_program_that_is_cheap_at_the_large_size_is_another_one(name):
+    found = told(CHEATS[name])
+    assert re.search(OTHER + r"|runs \d+ times", found), found
+    assert re.search(r"here:\d+", found), found
+
+
+def blocks(x, function):
+    return jnp.concatenate([function(part) for part in jnp.split(x, 4, axis=1)], axis=1)
+
+
+def by_threshold(w, x, ids):
+    """Decides by sizes, and decides the same at both."""
+    if x.shape[-1] < 8:
+        raise ValueError("too narrow")
+    return lax.fori_loop(0, min(3, x.shape[-1]), lambda _, x: jnp.tanh(x), x)
+
+
+HONEST = {
+    "blocks of a quarter": lambda w, x, ids: blocks(x, jnp.tanh),
+    "a scan over blocks": lambda w, x, ids: lax.map(jnp.tanh, x.reshape(4, 4, -1)).reshape(x.shape),
+    "a threshold": by_threshold,
+    "a mean and a square root of a width": lambda w, x, ids: (x - x.mean(1, keepdims=True)) / x.shape[1] ** 0.5,
+    "all but one": lambda w, x, ids: jnp.pad(x[:, 1:] - x[:, :-1], ((0, 0), (1, 0))),
+    "heads that grow": lambda w, x, ids: jnp.swapaxes(x.reshape(4, -1, 8), 1, 2).reshape(x.shape),
+    "rows of a table": lambda w, x, ids: x * jnp.take(lax.all_gather(w, "data", tiled=True), ids, axis=0).sum(),
+    "a causal mask": lambda w, x, ids: jnp.where(jnp.tri(4, x.shape[1], dtype=bool), x, -jnp.inf),
+    "a sum by a product with ones": lambda w, x, ids: x * (x @ jnp.ones((x.shape[1], 1))),
+    "products": lambda w, x, ids: jnp.tanh(x @ lax.all_gather(w, "data", tiled=True)),
+    "its gradient": lambda w, x, ids: jax.grad(
+        lambda x: jnp.sum(jnp.sort(jnp.pad(x, ((0, 0), (1, 1))), axis=1)[:, 1:-1] ** 2)
+    )(x),
+    "random numbers": lambda w, x, ids: x * random_bits(x.shape),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_program_that_does_the_same_to_larger_arrays_is_the_same(name):
+    assert told(HONEST[name]) == ""
+
+
+def test_loop_that_runs_less_is_named_with_both_counts():
+    assert re.fullmatch(
+        "the loop at here:.* runs 7 times at the small size and 3 times at the large one", told(CHEATS["loops less"])
+    )
