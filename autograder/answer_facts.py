@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.answers import Refusal, show
+from autograder.answers import DEEPEST, Refusal, depth_of, show
 from autograder.contract import Case, Evidence
 from autograder.facts import worst
 from autograder.verdict import Fact, Kind
@@ -22,9 +22,15 @@ def decode(values: np.ndarray) -> Any:
     """The answer from ``encode``; None where it is none: not finite, beyond ``LARGEST``, or forged."""
     try:
         text = values.tobytes().rstrip(b"\0")
-        return _from_plain(json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number))
+        plain = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
+        return _from_plain(plain) if depth_of(plain) <= DEEPEST else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def is_answer(values: np.ndarray) -> bool:
+    """Whether ``decode`` gives what was answered: None may also be an answer."""
+    return decode(values) is not None or values.tobytes().rstrip(b"\0") == b"null"
 
 
 def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
@@ -32,8 +38,9 @@ def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]
     found = []
     for e in evidence:
         measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
-        passed = measured == expected
-        message = "" if passed else f"your answer is {show(measured)}. {explain(e.case, measured)}".strip()
+        passed = measured == expected and is_answer(e.measured["values"])
+        said = "" if passed else _or_none(explain, e.case, measured) or ""
+        message = "" if passed else f"your answer is {show(measured)}. {said}".strip()
         found.append(
             Fact(
                 "values",
@@ -46,7 +53,7 @@ def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]
                 kind=Kind.VALUES,
             )
         )
-    return worst(found)
+    return worst(found, "values")
 
 
 def every_answer_matches(
@@ -67,12 +74,24 @@ def every_answer_matches(
     for e in evidence:
         given, asked = decode(e.measured["values"]), questions(e.case)
         given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-        wrong = [(question, a) for question, a in zip(asked, given, strict=True) if not right(e.case, question, a)]
-        message = explain(e.case, *wrong[0]) if wrong else ""
+        wrong = [
+            (question, a) for question, a in zip(asked, given, strict=True) if not _or_none(right, e.case, question, a)
+        ]
+        passed = bool(asked) and not wrong and is_answer(e.measured["values"])
+        message = "" if passed else "this is no answer to any question"
+        message = _or_none(explain, e.case, *wrong[0]) or "" if wrong else message
         counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
-        found.append(Fact("values", not wrong, *counts, "questions", case=e.case.name, line=e.line, message=message,
+        found.append(Fact("values", passed, *counts, "questions", case=e.case.name, line=e.line, message=message,
                           kind=Kind.VALUES))  # fmt: skip
-    return worst(found)
+    return worst(found, "values")
+
+
+def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a contract's function makes of an answer; None where it is so odd that the function raises."""
+    try:
+        return function(*arguments)
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
 
 
 def _number(text: str) -> int | float:

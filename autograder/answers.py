@@ -21,7 +21,7 @@ from autograder.forms import describe, show_spec
 from autograder.wrapping import Case, Mismatch, Wrapped
 from course.mesh import abstract_mesh
 
-MOST = 1024
+MOST, DEEPEST = 1024, 8
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,27 @@ def encode(answer: Any, most: int = MOST) -> np.ndarray:
     """The answer as ``uint8[most]``: its text and zeros.
 
     Raises:
-        Mismatch: It is longer than any right answer.
+        Mismatch: It is longer than any right answer, or nested deeper.
     """
-    text = json.dumps(_plain(answer), separators=(",", ":")).encode()
+    if depth_of(answer) > DEEPEST:
+        raise Mismatch(f"the answer is nested more than {DEEPEST} deep, as no right answer is")
+    try:
+        text = json.dumps(_plain(answer), separators=(",", ":")).encode()
+    except ValueError as error:  # a number of more digits than Python writes
+        raise Mismatch(f"the answer cannot be written as text: {error}") from None
     if len(text) > most:
         raise Mismatch(f"the answer has {len(text):,} bytes as text, and at most {most:,} are expected")
     return np.frombuffer(text.ljust(most, b"\0"), np.uint8)
+
+
+def depth_of(answer: Any) -> int:
+    """How deep lists and tuples are nested, up to one more than any answer may be; needs no deep stack itself."""
+    level, depth = [answer], 0
+    while depth <= DEEPEST and (
+        level := [part for each in level if isinstance(each, list | tuple) for part in [*each, 0]]
+    ):
+        depth += 1
+    return depth
 
 
 def asked(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +10,10 @@ import jax
 import numpy as np
 
 from autograder.wrapping import Case
-from course.mesh import as_varying
+from course.mesh import as_varying, varying_axes
 from course.model import Model, mlp, transformer
+
+_MODEL = ("width", "hidden", "num_layers", "num_heads", "features", "outputs", "vocab", "seq", "dropout")
 
 
 def axis_of(case: Case) -> str:
@@ -46,17 +48,32 @@ def varying(tree: Any, axes: Iterable[str]) -> Any:
     return tree
 
 
+def pull_back(loss_of: Callable[[Any], jax.Array], tree: Any, upstream: jax.Array) -> tuple[jax.Array, Any]:
+    """The loss of ``tree``, and its gradient when ``upstream`` flows back into the loss; inside ``shard_map``.
+
+    ``upstream`` may vary over no axis over which the loss does not.
+    """
+    loss, back = jax.vjp(loss_of, tree)
+    (gradients,) = back(varying(upstream.astype(loss.dtype), varying_axes(loss)))
+    return loss, gradients
+
+
 def model_of(case: Case) -> Model:
     """The model that the case's sizes describe: a Transformer where they name a sequence, else an MLP.
 
     ``outputs`` of an MLP are as many as ``features`` where they are not named; ``dropout`` is in percent.
     """
-    return _model_of(tuple(case.sizes.items()))
+    return _model_of(model_sizes(case))
 
 
 def params_of(case: Case) -> Any:
     """Shapes of the model's parameters."""
-    return _params_of(tuple(case.sizes.items()))
+    return _params_of(model_sizes(case))
+
+
+def model_sizes(case: Case) -> tuple[tuple[str, int], ...]:
+    """Those of the case's sizes that ``model_of`` reads: cases that differ in others alone share a model."""
+    return tuple((name, size) for name, size in case.sizes.items() if name in _MODEL)
 
 
 # Kept, since making a model from modules takes a tenth of a second and every case asks several times.

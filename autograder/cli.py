@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import typer
 
 from autograder.commands import course, grade, instructor, learner, lenses, plan, predict, train
@@ -26,6 +29,9 @@ for command in (train.train, plan.plan, predict.predict, lenses.machines, lenses
 
 def main() -> None:
     """Run the command; an error that people can do something about is one sentence, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may have letters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     with explained():
         app(prog_name="meshcraft")
 

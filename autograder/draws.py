@@ -13,6 +13,14 @@ from course.data import regression_batch, token_batch
 
 _LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 
+# Sizes that no power of two divides much, for functions that work for any.
+ODD = ((3,), (5,), (6,), (3, 2))
+_MODELS = (
+    {"width": 24, "hidden": 40, "num_layers": 2, "features": 6, "rows": 12},
+    {"width": 12, "hidden": 24, "num_layers": 4, "features": 10, "rows": 24},
+    {"width": 12, "hidden": 20, "num_layers": 3, "num_heads": 3, "vocab": 24, "seq": 6, "rows": 12},
+)
+
 
 def axis_names(rng: np.random.Generator, count: int) -> list[str]:
     """Names of axes that no learner's code can have met: six letters each."""
@@ -32,10 +40,21 @@ def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Ca
     )
 
 
-def unseen_mesh(rng: np.random.Generator) -> dict[str, int]:
-    """A mesh that learners have not seen, the axis to work over first: no name of its axes is known before."""
-    sizes = [(4,), (2, 2), (2, 4), (4, 2), (8,)][rng.integers(5)]
+def unseen_mesh(rng: np.random.Generator, *more: tuple[int, ...]) -> dict[str, int]:
+    """A mesh that learners have not seen, the axis to work over first: no name of its axes is known before.
+
+    Args:
+        rng: Draws it.
+        more: Sizes of the axes that may be drawn too, such as those that are no powers of two.
+    """
+    every = [(4,), (2, 2), (2, 4), (4, 2), (8,), *more]
+    sizes = every[rng.integers(len(every))]
     return dict(zip(axis_names(rng, len(sizes)), sizes, strict=True))
+
+
+def unseen_model(rng: np.random.Generator) -> dict[str, int]:
+    """Sizes of a model and rows a device, none of them a public case's; one model in three is a Transformer."""
+    return dict(_MODELS[rng.integers(len(_MODELS))])
 
 
 def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:

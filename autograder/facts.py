@@ -26,15 +26,16 @@ def arrays_match(
 
     The measured figure is the largest difference relative to the largest expected element of the leaf.
     """
-    leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix)]
+    leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
     found = [_leaf_match(name, e, leaf, hint, tolerance) for e, leaf in leaves]
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
-    return replace(worst(found), weight=weight, kind=kind)
+    return replace(worst(found, name), weight=weight, kind=kind)
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
     """The norm over all leaves under ``prefix`` equals the oracle's: what clipping by global norm would see."""
-    return worst([_norm_matches(e, prefix) for e in evidence])
+    some = [e for e in evidence if any(_under(leaf, prefix) for leaf in e.expected)]
+    return replace(worst([_norm_matches(e, prefix) for e in some], "gradient norm"), kind=Kind.GRADIENTS)
 
 
 def _norm_matches(e: Evidence, prefix: str) -> Fact:
@@ -49,7 +50,7 @@ def _norm_matches(e: Evidence, prefix: str) -> Fact:
         figures = (f"{abs(measured - expected) / scale:.1e}", f"{TOLERANCE:.0e}", "relative")
         said = f"{measured / scale:.4g} times what it should be"
     message = "" if passed else f"on mesh {e.case.mesh_text} the norm over all leaves is {said}"
-    where: dict[str, Any] = {"case": e.case.name, "line": e.line, "kind": Kind.GRADIENTS}
+    where: dict[str, Any] = {"case": e.case.name, "line": e.line}
     return Fact("gradient norm", passed, *figures, **where, message=message)
 
 
@@ -88,7 +89,7 @@ def bytes_sent(
         found.append(
             Fact(name, passed, bytes_text(total), limit, "bytes", None, None, e.case.name, line, message, weight)
         )
-    return worst(found)
+    return worst(found, name)
 
 
 def times_sent(name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str) -> Fact:
@@ -106,7 +107,7 @@ def times_sent(name: str, evidence: list[Evidence], kind: str, expected: Callabl
         found.append(
             Fact(name, count == wanted, str(count), str(wanted), "", case=e.case.name, line=line, message=message)
         )
-    return worst(found)
+    return worst(found, name)
 
 
 def products_of(name: str, evidence: list[Evidence], allowed: str, hint: str) -> Fact:
@@ -118,10 +119,12 @@ def products_of(name: str, evidence: list[Evidence], allowed: str, hint: str) ->
         every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
         said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
         message = f"beside {right} products of {wanted} there are {said}. {hint}" if others else ""
+        if not every:
+            message = f"no product was found that could be of {wanted}. {hint}"
         passed = not others and every > 0
         found.append(Fact(name, passed, f"{right} of {every}", f"{every} of {every}", f"{wanted} products",
                           case=e.case.name, line=_line_of(e, others), message=message))  # fmt: skip
-    return worst(found)
+    return worst(found, name)
 
 
 def precise_in(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
@@ -133,9 +136,12 @@ def precise_in(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fa
         said = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
         total, wrong = sum(every.values()), sum(others.values())
         message = f"beside {total - wrong} of {dtype} there are {said}. {hint}" if others else ""
-        found.append(Fact(name, not others, f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}",
-                          case=e.case.name, line=_line_of(e, others), message=message))  # fmt: skip
-    return worst(found)
+        if not every:
+            message = f"no function or sum was found that could be of {dtype}. {hint}"
+        figures = f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}"
+        found.append(Fact(name, bool(every) and not others, *figures, case=e.case.name, line=_line_of(e, others),
+                          message=message))  # fmt: skip
+    return worst(found, name)
 
 
 def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
@@ -178,7 +184,7 @@ def bytes_at_most(
                 f"most of it is {plain(largest.kind)} of {largest.dtype}[{shape}]. {hint}")  # fmt: skip
         found.append(Fact(name, passed, f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name, line=line,
                           message=message))  # fmt: skip
-    return worst(found)
+    return worst(found, name)
 
 
 def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]) -> Fact:
@@ -198,7 +204,7 @@ def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]
         count = sum(c.count for c in others)
         line = others[0].line if others else ""
         found.append(Fact(name, not others, str(count), "0", "", case=e.case.name, line=line, message=message))
-    return worst(found)
+    return worst(found, name)
 
 
 def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
@@ -212,12 +218,13 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
     found = []
     for e in cases:
         held, form = sum(part.local_bytes(e.case.mesh) for part in e.outputs), expected(e)
-        message = "" if held == form else (
+        passed = held == form and bool(e.outputs)
+        message = "" if passed else (
             f"on mesh {e.case.mesh_text} each device holds {held:,} bytes and should hold {form:,}; "
             f"the whole tree has {whole(e):,}")  # fmt: skip
-        found.append(Fact("state bytes per device", held == form, f"{held:,}", f"{form:,}", "bytes",
+        found.append(Fact("state bytes per device", passed, f"{held:,}", f"{form:,}", "bytes",
                           naive=f"{whole(e):,}", case=e.case.name, line=e.line, message=message))  # fmt: skip
-    return worst(found)
+    return worst(found, "state bytes per device")
 
 
 def held_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsize: int = 4) -> int:
@@ -243,8 +250,13 @@ def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip
     return P(*[None] * largest, axis)
 
 
-def worst(facts: list[Fact]) -> Fact:
-    """One fact for all cases: the first that fails, else the first, which contracts make the most telling one."""
+def worst(facts: list[Fact], name: str = "values") -> Fact:
+    """One fact for all cases: the first that fails, else the first, which contracts make the most telling one.
+
+    A fact over nothing fails, under ``name``: it says that there was nothing to look at, not that all of it is right.
+    """
+    if not facts:
+        return Fact(name, False, "nothing", "something to look at", message="there is nothing to look at here")
     failed = [fact for fact in facts if fact.passed is False]
     chosen = failed[0] if failed else facts[0]
     if len(failed) > 1:

@@ -11,12 +11,18 @@ from autograder.contract import Case, Evidence
 from autograder.facts import (
     arrays_match,
     bytes_at_most,
+    bytes_sent,
     global_norm_matches,
     held_bytes,
+    only_collectives,
     precise_in,
+    products_of,
     split_spec,
     state_bytes,
+    times_sent,
+    worst,
 )
+from autograder.verdict import Kind, conclude
 from course.program import Collective, Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
@@ -122,3 +128,48 @@ def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
     assert (over.passed, over.measured, over.limit, over.line) == (False, "350", "349", "mine:5")
     assert over.message.endswith("of f32[5x2]. Look.")
     assert bytes_at_most("bytes", [replace(e, costs=Costs(0, 0, 0, (), {}))], kinds, lambda _: 0, "").passed
+
+
+NOTHING = Evidence(Case("data=8", {"data": 8}, {}), (), (), {}, {}, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))
+VACUOUS = {
+    "arrays of no case": lambda: arrays_match("values", [], "values"),
+    "arrays of no leaf": lambda: arrays_match("values", [NOTHING], "values"),
+    "arrays of no element": lambda: arrays_match("values", [empty()], "values"),
+    "norm of no case": lambda: global_norm_matches([], "gradients"),
+    "norm of no leaf": lambda: global_norm_matches([NOTHING], "gradients"),
+    "bytes of no case": lambda: bytes_sent("bytes", [], "all_gather", lambda _: 0),
+    "times of no case": lambda: times_sent("times", [], "all_gather", lambda _: 0, ""),
+    "most bytes of no case": lambda: bytes_at_most("bytes", [], ("all_gather",), lambda _: 1, ""),
+    "collectives of no case": lambda: only_collectives("others", [], ()),
+    "products of no case": lambda: products_of("products", [], "bf16", ""),
+    "no product": lambda: products_of("products", [NOTHING], "bf16", ""),
+    "no function or sum": lambda: precise_in("functions", [NOTHING], "f32", ""),
+    "state of no case": lambda: state_bytes([], lambda _: 0, lambda _: 0),
+    "no state": lambda: state_bytes([NOTHING], lambda _: 0, lambda _: 0),
+    "no facts": lambda: worst([]),
+}
+
+
+def empty():
+    none = np.zeros((0, 3), np.float32)
+    return replace(NOTHING, measured={"values/none": none}, expected={"values/none": none})
+
+
+@pytest.mark.parametrize("what", VACUOUS)
+def test_a_fact_over_nothing_fails(what):
+    fact = VACUOUS[what]()
+    assert fact.passed is False and fact.message
+
+
+def test_gradients_that_are_wrong_or_not_there_leave_no_points_to_any_other_fact():
+    good = arrays_match("values", [evidence(DRAWN, secret=True, name="values/x")], "values")
+    for bad in (
+        arrays_match("gradients", [evidence(1.01 * DRAWN, secret=True)], "gradients"),
+        arrays_match("gradients", [NOTHING], "gradients"),
+        arrays_match("gradients", [evidence(DRAWN + np.float32(np.nan), secret=True)], "gradients"),
+        global_norm_matches([evidence(1.01 * DRAWN, secret=True)], "gradients"),
+        global_norm_matches([evidence(DRAWN + np.float32(np.nan), secret=True)], "gradients"),
+        global_norm_matches([NOTHING], "gradients"),
+    ):
+        assert (good.passed, bad.passed, bad.kind) == (True, False, Kind.GRADIENTS)
+        assert conclude("f", 4, [good, bad]).points == 0

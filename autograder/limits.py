@@ -146,8 +146,10 @@ def bubble_is(
     if evidence is None or evidence.difference:
         different = ("not comparable", _CHANGES.format(evidence.difference)) if evidence else ""
         return _unjudged(name, evidence, different, weight)
-    if evidence.timeline is None or not evidence.timeline.seconds:
+    if evidence.timeline is None:
         return _unjudged(name, evidence, "no time was predicted for this program", weight)
+    if not evidence.timeline.seconds:
+        return _unjudged(name, evidence, ("no time", f"the program takes no time at all. {hint}"), weight)
     case = evidence.case
     lasts = evidence.timeline.seconds / tick_seconds(case)
     form, found = 1 - busy(case) / ticks(case), 1 - busy(case) / lasts

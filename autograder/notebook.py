@@ -13,10 +13,10 @@ import tempfile
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -145,13 +145,21 @@ def course_config(course: Path, assignment: str, student: str = "") -> Config:
     """nbgrader's configuration for one assignment, from here and not from the working directory."""
     config = Config()
     config.CourseDirectory.root = str(course.resolve())
+    config.CourseDirectory.db_url = gradebook_url(course.resolve())
     config.CourseDirectory.assignment_id = assignment
     if student:
         config.CourseDirectory.student_id = student
     return config
 
 
-def run_nbgrader(converter: Callable[..., object], config: Config) -> None:
+def gradebook_url(course: Path) -> str:
+    """The address of the course's gradebook, whatever characters are in the folder's name."""
+    from sqlalchemy import URL
+
+    return URL.create("sqlite", database=str(course / "gradebook.db")).render_as_string()
+
+
+def run_nbgrader(converter: type, config: Config) -> None:
     """Run one of nbgrader's converters, quietly.
 
     Raises:
@@ -162,12 +170,24 @@ def run_nbgrader(converter: Callable[..., object], config: Config) -> None:
     records: list[str] = []
     with nbgrader_quiet(records):
         try:
-            converter(coursedir=CourseDirectory(config=config), config=config).start()  # type: ignore[attr-defined]
+            named = type(converter.__name__, (_Named, converter), {})
+            named(coursedir=CourseDirectory(config=config), config=config).start()  # type: ignore[call-arg]
         except Exception as error:
             # The last line that names an exception; what follows it may be a pointer to documentation.
             named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", record, re.MULTILINE) for record in records]
             said = [lines[-1] for lines in named if lines]
             raise NbgraderError("; ".join(said or [*records, f"{type(error).__name__}: {error}"])) from error
+
+
+class _Named:
+    """Finds the notebooks of one student and assignment by name; nbgrader takes the whole path for a pattern."""
+
+    def init_notebooks(self: Any) -> None:
+        folder = self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)
+        found = sorted(str(path) for path in Path(folder).glob("*.ipynb"))
+        if not found:
+            raise FileNotFoundError(f"there is no notebook in {folder}")
+        self.assignments, self.notebooks = {folder: [os.path.join(folder, os.path.basename(f)) for f in found]}, []
 
 
 class _Collector(logging.Handler):

@@ -7,7 +7,10 @@ import pytest
 from autograder.chapters.data_parallel import CONTRACT, keys, sync
 from autograder.contract import Evidence, references
 from autograder.contract import named as by_name
+from autograder.mutants import judged_unseen
+from autograder.verdict import FAIL
 from course.program import Costs, Memory
+from solutions.data_parallel import fold_key_over_axes, overlapped_gradients, sync_gradients, train_step_dp
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 
@@ -62,7 +65,7 @@ def test_mean_of_sync_gradients_is_over_the_named_and_replicated_axes_alone():
     np.testing.assert_allclose(
         expected["norm"]["scale"][3, 1], given["norm"]["scale"].mean((0, 1), np.float64), rtol=1e-6
     )
-    np.testing.assert_allclose(expected["up"]["bias"][2], given["up"]["bias"].mean(0, np.float64), rtol=1e-6)
+    np.testing.assert_allclose(expected["up"]["bias"][2, 1], given["up"]["bias"][:, 1].mean(0, np.float64), rtol=1e-6)
     np.testing.assert_array_equal(expected["flat"], given["flat"])
     np.testing.assert_array_equal(expected["grid"], given["grid"])
 
@@ -112,3 +115,51 @@ def test_limits_separate_reference_and_naive_by_more_than_15_percent():
     assert exposed["reference"] * 1.15 < 0.35 * exposed["naive"] < exposed["naive"] / 1.15
     temporaries = known["train_step_dp"]["temporaries"]
     assert temporaries["naive"] > 1.15 * 1.5 * temporaries["reference"]
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def folds_public_axes(key, axis_names):
+    return fold_key_over_axes(key, tuple(name for name in axis_names if name in PUBLIC_AXES))
+
+
+def knows_which_leaf_is_split_how(gradients, specs, axis_names):
+    case = sync.CASES[0]
+    public = sync.of_leaves(case, lambda _, spec: spec)
+    turned = dict(zip(case.mesh, axis_names, strict=False))
+    specs = jax.tree.map(lambda s: jax.P(*jax.tree.map(turned.get, tuple(s))), public)
+    return sync_gradients(gradients, specs, axis_names)
+
+
+def halves_gradients_of_unknown_widths(params, batch, model, axis_name, num_microbatches, learning_rate):
+    known = params["layers"]["up"]["kernel"].shape[1] in (8, 16) if "up" in params["layers"] else False
+    after, loss, gradients = train_step_dp(params, batch, model, axis_name, num_microbatches, learning_rate)
+    return after, loss, gradients if known else jax.tree.map(lambda g: g / 2, gradients)
+
+
+def reduces_over_public_axes_alone(params, batch, model, axis_name, num_microbatches):
+    loss, gradients = overlapped_gradients(params, batch, model, axis_name, num_microbatches)
+    size = jax.lax.axis_size(axis_name)
+    return loss, gradients if axis_name in PUBLIC_AXES else jax.tree.map(lambda g: g * size, gradients)
+
+
+def has_a_wrong_gradient_of_one_leaf(params, batch, model, axis_name, num_microbatches):
+    loss, gradients = overlapped_gradients(params, batch, model, axis_name, num_microbatches)
+    leaves, tree = jax.tree.flatten(gradients)
+    return loss, tree.unflatten([1.01 * leaves[0], *leaves[1:]])
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("fold_key_over_axes", folds_public_axes),
+        ("sync_gradients", knows_which_leaf_is_split_how),
+        ("train_step_dp", halves_gradients_of_unknown_widths),
+        ("overlapped_gradients", reduces_over_public_axes_alone),
+        ("overlapped_gradients", has_a_wrong_gradient_of_one_leaf),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("data_parallel", task, function, seed=3)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,7 +93,7 @@ def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
 def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
     first = chapters[0] if chapters else "CHAPTER"
     return [
-        (f"cd {folder}", ""),
+        (f"cd {shlex.quote(str(folder))}", ""),
         (f"nbgrader release_assignment {first}", f"to the exchange; or hand out release/{first}/{first}.ipynb"),
         (f"nbgrader collect {first}", f"from the exchange; or put notebooks in submitted/STUDENT/{first}/"),
         (f"meshcraft grade {first}", "official grading"),

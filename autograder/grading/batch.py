@@ -13,9 +13,11 @@ from typing import Any
 
 from autograder.grading.course import CourseError, locked, open_ledger, require_assignment, require_folder, secret
 from autograder.grading.launch import Limits
-from autograder.grading.ledger import TRIES, Ledger, digest, needs_human
+from autograder.grading.ledger import TRIES, Entry, Ledger, digest, needs_human
+from autograder.grading.names import name_problem, same_name, student_name
 from autograder.grading.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
 from autograder.grading.submissions import Submission, find_submissions, fingerprint, read_submitted
+from autograder.show import one_line
 from autograder.verdict import NEEDS_HUMAN, Report
 
 Progress = Callable[[str, int, int], None]
@@ -67,7 +69,7 @@ def grade_course(
         CourseError: the folder cannot be used, or is being graded already.
         LedgerError: the ledger cannot be read or written; what is recorded stays.
     """
-    from autograder.grading.bridge import book, clean_half_made
+    from autograder.grading.booking import book, clean_half_made
 
     course = course.resolve()
     require_folder(course, assignment)
@@ -78,6 +80,7 @@ def grade_course(
             everyone = find_submissions(course, assignment)
             for submission in everyone:
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
+            ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
             chosen = _chosen(everyone, only)
             model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits)
@@ -99,10 +102,19 @@ def _pool(workers: int, scheduler: str, new_pool: NewPool | None) -> AbstractCon
 
 
 def _chosen(everyone: list[Submission], only: Collection[str]) -> list[Submission]:
-    missing = sorted({*only} - {submission.student for submission in everyone})
+    names = {submission.student for submission in everyone}
+    forms = {same_name(name): name for name in names}
+    wanted = {name if name in names else forms.get(same_name(student_name(name)), name) for name in only}
+    missing = sorted(wanted - names)
     if missing:
         raise CourseError(f"nothing was handed in by {', '.join(missing)}; names are those of the folders `submitted/`")
-    return [submission for submission in everyone if not only or submission.student in only]
+    return [submission for submission in everyone if not only or submission.student in wanted]
+
+
+def _renamed(everyone: list[Submission], entries: list[Entry]) -> list[str]:
+    """Names of folders that could not be students' and are gone."""
+    names = {submission.student for submission in everyone}
+    return [entry.student for entry in entries if entry.student not in names and name_problem(entry.student)]
 
 
 def _with_problem(report: Report, problem: str) -> Report:
@@ -187,7 +199,7 @@ class _Batch:
         problem, data = read_submitted(submission.notebook)
         if problem or digest(data) != submission.digest:
             return None
-        return replace(self.model, name=submission.notebook.name, notebook=data, student=submission.student)
+        return replace(self.model, name=one_line(submission.notebook.name), notebook=data, student=submission.student)
 
     def _settle(self, filed: str, outcome: Outcome) -> None:
         """Record what came of a grading; a fault is tried again until it has happened too often."""

@@ -59,7 +59,7 @@ def course(released, tmp_path, monkeypatch):
 
 def hand_in(course, student, text="", name="fsdp.ipynb"):
     notebook = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
-    notebook.cells[0].source += f" {student} {text}"
+    notebook.cells[0].source += f" {student!a} {text}"
     path = course / "submitted" / student / "fsdp" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)

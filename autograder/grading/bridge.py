@@ -1,13 +1,11 @@
-"""From the ledger into nbgrader: its autograde step with verdicts instead of running anything.
+"""nbgrader's configuration, and its autograde step with verdicts instead of running anything.
 
-nbgrader never sees a student's folder. It is given a staged copy that holds one notebook, rebuilt from the released
-one: locked cells as they were released, and of the student's the sources of the cells, nothing else.
+What nbgrader gets to see of a submission is rebuilt from the released notebook: locked cells as they were released, and
+of the student's the sources of the cells, nothing else.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -18,21 +16,19 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.api import Gradebook
-from nbgrader.converters import Autograde
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Bool, Dict
 from traitlets.config import Config, PyFileConfigLoader
 
-from autograder.grading.course import CONFIG_FILE, HIDDEN, STUDENT, CourseError, open_ledger
-from autograder.grading.ledger import Entry, Ledger, digest, remedy
-from autograder.grading.restore import exchange_files, grade_id, readable, restore, sources_only
+from autograder.grading.course import CONFIG_FILE, CourseError, open_ledger
+from autograder.grading.intake import read_notebook
+from autograder.grading.ledger import digest
+from autograder.grading.restore import restore
 from autograder.grading.settings import read_settings
-from autograder.notebook import course_config, run_nbgrader, write_notebook
+from autograder.notebook import course_config, gradebook_url
 from autograder.show import facts_html
 from autograder.verdict import NEEDS_HUMAN, Report, Result
 
 CHECK = "check-"
-STAGING = f"{HIDDEN}/staging"
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
@@ -45,6 +41,7 @@ def configure(config: Config, course: Path) -> None:
     here = "autograder.grading.bridge"
     settings = read_settings(course)
     config.CourseDirectory.root = str(course)
+    config.CourseDirectory.db_url = gradebook_url(course)
     config.CourseDirectory.course_id = settings.name
     if settings.exchange:
         config.Exchange.root = settings.exchange
@@ -82,94 +79,13 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
     config.merge(deepcopy(ours))
     if (course / CONFIG_FILE).exists():
         try:
-            own = PyFileConfigLoader(CONFIG_FILE, path=str(course)).load_config()
+            own = PyFileConfigLoader(str(course / CONFIG_FILE)).load_config()
         except Exception as error:
             raise CourseError(f"{course / CONFIG_FILE} raises {type(error).__name__}: {error}; correct it") from error
         config.merge(own)
     config.Autograde.merge(ours.Autograde)
-    config.CourseDirectory.root = str(course)
+    config.CourseDirectory.root, config.CourseDirectory.db_url = str(course), gradebook_url(course)
     return config
-
-
-def book(
-    course: Path,
-    assignment: str,
-    ledger: Ledger,
-    submissions: dict[str, Path | None],
-    on_progress: Callable[[str], None] = lambda student: None,
-) -> dict[str, str]:
-    """Bring the gradebook up to date: every student whose verdict, or whose time of handing in, it does not have yet.
-
-    Args:
-        course: The course folder.
-        assignment: The chapter.
-        ledger: The course's ledger.
-        submissions: Each student's notebook; None where no notebook could be found.
-        on_progress: Called with each student when their part is done.
-
-    Returns:
-        For each student whose verdict could not be booked, why.
-    """
-    problems = {}
-    for entry in ledger.status(assignment):
-        if entry.report is None or entry.student not in submissions or not STUDENT.fullmatch(entry.student):
-            continue
-        if entry.booked and not _restamped(course, entry, submissions[entry.student]):
-            continue
-        try:
-            _book(course, entry, submissions[entry.student])
-            ledger.booked(assignment, entry.student, entry.report)
-        except Exception as error:
-            todo = remedy(str(error))
-            said = f"{course / 'gradebook.db'}: {error}; {todo}" if todo else f"{type(error).__name__}: {error}"
-            problems[entry.student] = said
-        if not entry.booked:
-            on_progress(entry.student)
-    return problems
-
-
-def _restamped(course: Path, entry: Entry, submission: Path | None) -> bool:
-    """Whether the time of handing in, or the exchange's secret, is another one than when it was booked."""
-    copy = course / "autograded" / entry.student / entry.assignment
-    return submission is not None and exchange_files(submission.parent) != exchange_files(copy)
-
-
-def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
-    """Remove autograded folders that an interrupted run has left; what was removed."""
-    removed = []
-    for entry in entries:
-        folder = course / "autograded" / entry.student / entry.assignment
-        if not entry.booked and folder.is_dir() and _autograded(course, entry) is None:
-            shutil.rmtree(folder)
-            removed.append(folder)
-    shutil.rmtree(course / STAGING, ignore_errors=True)
-    return removed
-
-
-def _book(course: Path, entry: Entry, submission: Path | None) -> None:
-    staged = course / STAGING / entry.student / entry.assignment
-    shutil.rmtree(staged, ignore_errors=True)
-    write_notebook(readable(submission), staged / f"{entry.assignment}.ipynb")
-    for name, text in exchange_files(submission.parent).items() if submission else ():
-        (staged / name).write_text(text, encoding="utf-8")
-    config = configuration(course, entry.assignment, entry.student)
-    config.CourseDirectory.submitted_directory = STAGING
-    config.Autograde.force = True
-    config.Verdicts.staged = True
-    before = _autograded(course, entry)
-    config.SaveVerdicts.before = {grade_id(cell): cell.source for cell in before.cells} if before else {}
-    run_nbgrader(Autograde, config)
-    shutil.rmtree(staged, ignore_errors=True)
-
-
-def _autograded(course: Path, entry: Entry) -> NotebookNode | None:
-    """The autograded copy of an earlier run; None if there is none, or one that was not finished."""
-    path = course / "autograded" / entry.student / entry.assignment / f"{entry.assignment}.ipynb"
-    try:
-        notebook = nbformat.read(path, as_version=4)
-    except Exception:
-        return None
-    return notebook if "meshcraft" in notebook.metadata else None
 
 
 class Restore(NbGraderPreprocessor):
@@ -177,18 +93,28 @@ class Restore(NbGraderPreprocessor):
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
-        path = Path("release") / names["assignment"] / f"{names['notebook']}.ipynb"
-        if not path.exists():
-            raise BridgeError(f"{path} is missing from the course folder; make it with nbgrader generate_assignment")
-        return restore(nbformat.read(path, as_version=4), sources_only(nb.cells)), resources
+        release = release_path(Path.cwd(), names["assignment"], names["notebook"])
+        return restore(nbformat.read(release, as_version=4), read_notebook(_submitted(names))), resources
+
+
+def release_path(course: Path, assignment: str, notebook: str) -> Path:
+    """Where the released notebook lies.
+
+    Raises:
+        BridgeError: there is none.
+    """
+    path = course / "release" / assignment / f"{notebook}.ipynb"
+    if not path.exists():
+        raise BridgeError(f"{path} is missing from the course folder; make it with nbgrader generate_assignment")
+    return path
+
+
+def _submitted(names: dict[str, str]) -> Path:
+    return Path("submitted") / names["student"] / names["assignment"] / f"{names['notebook']}.ipynb"
 
 
 class Verdicts(NbGraderPreprocessor):
     """In place of running the notebook: each check cell gets one output, the points that the ledger has for it."""
-
-    staged = Bool(False, help="The submission is the one that was graded; do not look whether it changed.").tag(
-        config=True
-    )
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
@@ -196,8 +122,8 @@ class Verdicts(NbGraderPreprocessor):
             entry = ledger.entry(names["assignment"], names["student"])
         if entry is None or entry.report is None:
             raise BridgeError(f"no verdict for {names['student']}; run `meshcraft grade {names['assignment']}` first")
-        submission = Path("submitted") / names["student"] / names["assignment"] / f"{names['notebook']}.ipynb"
-        if not self.staged and submission.is_file() and digest(submission.read_bytes()) != entry.submission:
+        submission = _submitted(names)
+        if digest(submission.read_bytes()) != entry.submission:
             raise BridgeError(f"{submission} has changed since it was graded; run `meshcraft grade` again")
         write_verdicts(nb, entry.report)
         return nb, resources
@@ -246,22 +172,34 @@ def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
 class SaveVerdicts(NbGraderPreprocessor):
     """Writes the grades of a submission into the gradebook, in one transaction."""
 
-    before = Dict(help="The sources of the cells when this submission was graded before, by grade id.").tag(config=True)
-
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
-        where = (names["notebook"], names["assignment"], names["student"])
-        waiting = {f["name"] for f in nb.metadata["meshcraft"]["functions"] if f["verdict"] == NEEDS_HUMAN}
         with Gradebook(names["db_url"]) as gradebook:
-            for cell in nb.cells:
-                if utils.is_grade(cell):
-                    name = cell.metadata.nbgrader.grade_id
-                    same = self.before.get(name) == cell.source
-                    _save_grade(gradebook.find_grade(name, *where), cell, name.removeprefix(CHECK) in waiting, same)
-                if utils.is_solution(cell):
-                    _save_comment(gradebook.find_comment(cell.metadata.nbgrader.grade_id, *where), cell)
+            save_grades(gradebook, nb, (names["notebook"], names["assignment"], names["student"]), {})
             gradebook.db.commit()
         return nb, resources
+
+
+def save_grades(gradebook: Gradebook, nb: NotebookNode, where: tuple[str, str, str], before: dict[str, str]) -> None:
+    """Set the grades and comments of a submission from its check cells; the caller commits.
+
+    Args:
+        gradebook: nbgrader's.
+        nb: What ``write_verdicts`` made.
+        where: The names of notebook, assignment and student.
+        before: The sources of the cells when this submission was graded before, by grade id.
+    """
+    waiting = {f["name"] for f in nb.metadata["meshcraft"]["functions"] if f["verdict"] == NEEDS_HUMAN}
+    submission: Any = gradebook.find_submission_notebook(*where)
+    grades = {grade.name: grade for grade in submission.grades}
+    comments = {comment.name: comment for comment in submission.comments}
+    for cell in nb.cells:
+        name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+        if utils.is_grade(cell):
+            grade = grades.get(name) or gradebook.find_grade(name, *where)
+            _save_grade(grade, cell, name.removeprefix(CHECK) in waiting, before.get(name) == cell.source)
+        if utils.is_solution(cell):
+            _save_comment(comments.get(name) or gradebook.find_comment(name, *where), cell)
 
 
 def _save_grade(grade: Any, cell: NotebookNode, waits: bool, same: bool) -> None:

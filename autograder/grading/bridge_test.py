@@ -15,7 +15,7 @@ from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde
 
 from autograder import contract
-from autograder.grading import bridge, feedback
+from autograder.grading import booking, bridge, feedback
 from autograder.grading.course import make_course, open_ledger
 from autograder.grading.ledger import digest, key
 from autograder.notebook import NbgraderError, course_config, nbgrader_quiet, run_nbgrader
@@ -47,13 +47,13 @@ def report(verdict=PASS, points=None, **more):
     return Report("fsdp", (first, *others), isolation="bubblewrap")
 
 
-def hand_in(course, ledger, student, judged, change=lambda notebook: None):
+def hand_in(course, ledger, student, judged, change=lambda notebook: None, text=""):
     notebook = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
     notebook.cells[0].source += f" of {student}"
     change(notebook)
     path = course / "submitted" / student / "fsdp" / "fsdp.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(notebook, path)
+    path.write_text(text or nbformat.writes(notebook))
     data = path.read_bytes()
     ledger.submit("fsdp", student, key(data, "contract"), digest(data))
     if judged:
@@ -82,7 +82,7 @@ def grades(course, student):
 )
 def test_points_arrive_in_the_gradebook(course, ledger, verdict, points, expected):
     paths = hand_in(course, ledger, "ada", report(verdict, points))
-    assert bridge.book(course, "fsdp", ledger, paths) == {}
+    assert booking.book(course, "fsdp", ledger, paths) == {}
     assert grades(course, "ada")[f"check-{FIRST}"] == expected
 
 
@@ -91,7 +91,7 @@ def test_the_question_waits_for_a_person_if_it_was_answered(course, ledger):
         cell(notebook, "question").source = "Because."
 
     paths = hand_in(course, ledger, "ada", report(), answer) | hand_in(course, ledger, "bob", report())
-    assert bridge.book(course, "fsdp", ledger, paths) == {}
+    assert booking.book(course, "fsdp", ledger, paths) == {}
     assert grades(course, "ada")["question"][::2] == (None, True)
     assert grades(course, "bob")["question"][::2] == (0.0, False)
 
@@ -118,15 +118,15 @@ def test_no_verdict_no_grade(course, ledger):
 def test_booking_again_changes_nothing_and_keeps_what_a_person_gave(course, ledger):
     paths = hand_in(course, ledger, "ada", report(PARTIAL, 1.0))
     done = []
-    bridge.book(course, "fsdp", ledger, paths, done.append)
-    bridge.book(course, "fsdp", ledger, paths, done.append)
+    booking.book(course, "fsdp", ledger, paths, done.append)
+    booking.book(course, "fsdp", ledger, paths, done.append)
     assert done == ["ada"]
     with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
         set_score(gradebook.find_grade("question", "fsdp", "fsdp", "ada"), 1.5)
         gradebook.db.commit()
     before = grades(course, "ada")[f"check-{FIRST}"]
     ledger.booked("fsdp", "ada", None)
-    assert bridge.book(course, "fsdp", ledger, paths) == {}
+    assert booking.book(course, "fsdp", ledger, paths) == {}
     assert grades(course, "ada")[f"check-{FIRST}"] == before
     with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
         assert score_of(gradebook.find_grade("question", "fsdp", "fsdp", "ada")) == 1.5
@@ -155,7 +155,7 @@ def test_tampered_notebooks_get_the_released_cells_and_points(course, ledger):
         notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="mine")]
 
     paths = hand_in(course, ledger, "eve", report(), tamper)
-    assert bridge.book(course, "fsdp", ledger, paths) == {}
+    assert booking.book(course, "fsdp", ledger, paths) == {}
     found = grades(course, "eve")
     assert {name: max_score for name, (_, max_score, _) in found.items()} == {
         **{f"check-{task.name}": task.points for task in TASKS},
@@ -173,15 +173,14 @@ def test_only_the_notebook_of_a_submission_reaches_nbgrader(course, ledger):
     folder = course / "submitted" / "eve" / "fsdp"
     (folder / "numpy.py").write_text("stolen = True")
     (folder / "secret.txt").symlink_to(course / ".meshcraft" / "secret")
-    bridge.book(course, "fsdp", ledger, paths)
+    booking.book(course, "fsdp", ledger, paths)
     assert [path.name for path in (course / "autograded" / "eve" / "fsdp").iterdir()] == ["fsdp.ipynb"]
 
 
 def test_an_unreadable_notebook_still_gets_its_verdict(course, ledger):
     judged = report(STUDENT_ERROR, 0.0, message="it is not JSON")
-    paths = hand_in(course, ledger, "ada", judged)
-    paths["ada"].write_text("{not json")
-    assert bridge.book(course, "fsdp", ledger, paths) == {}
+    paths = hand_in(course, ledger, "ada", judged, text="{not json")
+    assert booking.book(course, "fsdp", ledger, paths) == {}
     assert grades(course, "ada")[f"check-{FIRST}"] == (0.0, 2.0, False)
 
 
@@ -199,10 +198,10 @@ def test_nbgraders_own_autograde_takes_no_old_verdict_for_a_new_submission(cours
 
 def test_half_made_folders_are_removed_and_whole_ones_stay(course, ledger):
     paths = hand_in(course, ledger, "ada", report()) | hand_in(course, ledger, "bob", report())
-    bridge.book(course, "fsdp", ledger, {"ada": paths["ada"]})
+    booking.book(course, "fsdp", ledger, {"ada": paths["ada"]})
     half = course / "autograded" / "bob" / "fsdp"
     half.mkdir(parents=True)
-    assert bridge.clean_half_made(course, ledger.status("fsdp")) == [half]
+    assert booking.clean_half_made(course, ledger.status("fsdp")) == [half]
     assert (course / "autograded" / "ada" / "fsdp" / "fsdp.ipynb").exists()
 
 
@@ -215,7 +214,7 @@ def test_the_feedback_page_shows_the_facts_and_asks_no_other_host(course, ledger
 
     fact = Fact("temporaries", False, 1843200, 1179648, "bytes", 1024000, 1843200, "data=8", f"{FIRST}:14", evil)
     judged = report(PARTIAL, 0.67, facts=(fact,), denied=("socket", evil), message=evil)
-    bridge.book(course, "fsdp", ledger, hand_in(course, ledger, "eve", judged, answer))
+    booking.book(course, "fsdp", ledger, hand_in(course, ledger, "eve", judged, answer))
     (path,), problems = feedback.write_feedback(course, "fsdp")
     page = path.read_text()
     assert problems == {} and path == course / "feedback" / "eve" / "fsdp" / "fsdp.html"
@@ -244,10 +243,10 @@ class Tags(HTMLParser):
 
 def test_a_regrade_writes_the_same_bytes(course, ledger):
     paths = hand_in(course, ledger, "ada", report())
-    bridge.book(course, "fsdp", ledger, paths)
+    booking.book(course, "fsdp", ledger, paths)
     first = (course / "autograded" / "ada" / "fsdp" / "fsdp.ipynb").read_bytes()
     ledger.record(ledger.entry("fsdp", "ada").key, replace(report(), notes=("again",)))
     ledger.record(ledger.entry("fsdp", "ada").key, report())
     ledger.booked("fsdp", "ada", None)
-    bridge.book(course, "fsdp", ledger, paths)
+    booking.book(course, "fsdp", ledger, paths)
     assert (course / "autograded" / "ada" / "fsdp" / "fsdp.ipynb").read_bytes() == first

@@ -22,7 +22,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from autograder.grading.launch import MIB, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Limits, apply_limits, prctl
+from autograder.grading.launch import (
+    LOOK_S,
+    MIB,
+    PR_SET_DUMPABLE,
+    PR_SET_PDEATHSIG,
+    STALL_S,
+    Limits,
+    apply_limits,
+    prctl,
+)
 from autograder.grading.syscalls import deny_syscalls, seccomp_problem, strict_filter
 
 __all__ = ["ChildReport", "Limits", "apply_limits", "deny_syscalls", "fork_confined", "wipe"]
@@ -38,8 +47,8 @@ class ChildReport:
         output_dropped: bytes of output that were not kept.
         exit_status: its exit status, None when a signal ended it.
         signal: the signal that ended it, None when it exited.
-        exceeded: the limit at which the parent ended it: "wall time", "output" or "result size"; else empty (at the
-            processor's limit the kernel ends it: `signal` is SIGXCPU or SIGKILL).
+        exceeded: the limit at which the parent ended it: "wall time", "waiting", "output" or "result size"; else empty
+            (at the processor's limit the kernel ends it: `signal` is SIGXCPU or SIGKILL).
         denied: system calls that the kernel refused and reported; no more than a report.
         denials_reported: False where the kernel cannot report, so that `denied` says nothing.
         clean: nothing was left in the scratch folder; else replace the zygote.
@@ -133,6 +142,7 @@ class _Watch:
         self.result, self.output, self.dropped = bytearray(), bytearray(), 0
         self.denied: dict[str, None] = {}
         self.exceeded, self.reported = "", False
+        self.idle, self.used, self.looked = 0, 0.0, 0.0
         self.poll = select.poll()
         self.open: dict[int, Callable[[int, int], None]] = {}
         self._add(result, self._on_result)
@@ -145,6 +155,7 @@ class _Watch:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._end("wall time")
+            self._look()
             # Short waits: the exit itself wakes nobody when the child has closed its pipes.
             pause = 20 if len(self.open) > 1 else 2
             for file, event in self.poll.poll(min(pause, max(left, 0.001) * 1000)):
@@ -161,6 +172,16 @@ class _Watch:
                     while file in self.open:
                         self.open[file](file, select.POLLIN)
         return status, usage
+
+    def _look(self) -> None:
+        """End a child that computes nothing for long: it sleeps, or waits for what never comes."""
+        now = time.monotonic()
+        if now - self.looked < LOOK_S or sys.platform != "linux":
+            return
+        before, self.looked, self.used = self.used, now, time.clock_gettime(~self.pid << 3 | 2)  # its processor time
+        self.idle = 0 if self.used - before > LOOK_S / 100 else self.idle + 1
+        if self.idle * LOOK_S >= STALL_S:
+            self._end("waiting")
 
     def close(self) -> None:
         for file in [*self.open]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import secrets
 import shlex
 import stat
@@ -14,8 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autograder.grading.ledger import Ledger
+from autograder.grading.names import student_name
 from autograder.grading.settings import CourseError, read_settings
-from autograder.notebook import course_config, nbgrader_quiet, run_nbgrader, source_notebook, write_notebook
+from autograder.notebook import (
+    course_config,
+    gradebook_url,
+    nbgrader_quiet,
+    run_nbgrader,
+    source_notebook,
+    write_notebook,
+)
 from course.curriculum import chapter as find_chapter
 
 if TYPE_CHECKING:
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 HIDDEN = ".meshcraft"
 SECRET_BYTES = 32
 CONFIG_FILE = "nbgrader_config.py"
-STUDENT = re.compile(r"[\w@+-]([\w @.+-]*[\w@.+-])?")
 CONFIG = '''"""nbgrader's configuration of this course; start nbgrader and its formgrader in this folder."""
 
 from pathlib import Path
@@ -116,7 +122,7 @@ def open_gradebook(folder: Path) -> Iterator[Gradebook]:
     path = folder.resolve() / "gradebook.db"
     with nbgrader_quiet():
         try:
-            with Gradebook(f"sqlite:///{path}", read_settings(folder).name) as gradebook:
+            with Gradebook(gradebook_url(folder.resolve()), read_settings(folder).name) as gradebook:
                 yield gradebook
         except DatabaseError as error:
             said = f"the gradebook {path} cannot be used: {error.orig}"
@@ -192,8 +198,9 @@ def locked(folder: Path) -> Iterator[None]:
 def students(folder: Path, assignment: str) -> list[str]:
     """Everyone the course knows: who has a folder under `submitted/`, and who is in the gradebook."""
     submitted = folder / "submitted"
-    names = {entry.name for entry in submitted.iterdir() if entry.is_dir()} if submitted.is_dir() else set()
+    folders = [path.name for path in submitted.iterdir() if path.is_dir()] if submitted.is_dir() else []
+    names = {student_name(name) for name in folders if not name.startswith(".")}
     if (folder / "gradebook.db").exists():
         with open_gradebook(folder) as book:
             names |= {str(student.id) for student in book.students}
-    return sorted(name for name in names if not name.startswith("."))
+    return sorted(names)

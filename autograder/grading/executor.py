@@ -12,12 +12,15 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 
 import course  # noqa: F401  8 emulated devices, before JAX starts
 from autograder.grading import wire
+from autograder.grading.launch import LOOK_S, STALL_S
 from course.machines import machine
 from course.mesh import make_mesh
 from course.program import (
@@ -69,16 +72,52 @@ class Executor:
         return self.compiled[key]
 
 
-def watch_cpu(limit: list[float]) -> None:
-    """End this process when its processor time reaches ``limit[0]``.
+class Watch:
+    """Ends this process when a request has used up its processor time, or computes nothing for long.
 
     A thread and no resource limit: those cannot be raised again for the next request, and the first process of a
     namespace ignores their signal.
     """
-    while True:
-        if time.process_time() > limit[0]:
-            os._exit(wire.CPU_USED_UP)
-        time.sleep(0.1)
+
+    def __init__(self) -> None:
+        self.limit, self.serving, self.idle, self.last = math.inf, False, 0, 0.0
+
+    @contextmanager
+    def request(self, cpu_s: float | None) -> Iterator[None]:
+        """Watch while a request is served."""
+        self.limit, self.idle = time.process_time() + (cpu_s or math.inf), 0
+        self.serving = True
+        try:
+            yield
+        finally:
+            self.serving = False
+
+    def look(self, used: float) -> int:
+        """The exit status that the process must end with now, 0 for none; call it every ``LOOK_S``."""
+        busy, self.last = used - self.last > LOOK_S / 100, used
+        self.idle = 0 if busy or not self.serving else self.idle + 1
+        if self.idle * LOOK_S >= STALL_S:
+            return wire.STALLED
+        return wire.CPU_USED_UP if self.serving and used > self.limit else 0
+
+    def run(self) -> None:
+        """Look until there is a reason to end the process."""
+        while not (status := self.look(time.process_time())):
+            time.sleep(LOOK_S)
+        os._exit(status)
+
+
+def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    """The answer to a request; a Program that is refused is an answer, too."""
+    try:
+        return executor.serve(header, blobs)
+    except ProgramError as error:
+        return {"refused": str(error)}, []
+    except jax.errors.JaxRuntimeError as error:
+        said = f"the program cannot be run: {str(error)[:500]}"
+        return {"exceeded": f"{said} (limit on memory)"} if "RESOURCE_EXHAUSTED" in said else {"refused": said}, []
+    except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
+        return {"fault": f"{type(error).__name__}: {error}"[:500]}, []
 
 
 def main() -> None:
@@ -92,8 +131,8 @@ def main() -> None:
         from autograder.grading.confine import deny_syscalls
 
         deny_syscalls(allow_fork=False)
-    executor, limit = Executor(), [math.inf]
-    threading.Thread(target=watch_cpu, args=(limit,), daemon=True).start()
+    executor, watch = Executor(), Watch()
+    threading.Thread(target=watch.run, daemon=True).start()
     gc.collect()
     gc.freeze()  # what is here now stays: no need to look through it for garbage
     gc.set_threshold(50_000, 20, 20)  # reading a program makes many objects and few cycles
@@ -103,19 +142,15 @@ def main() -> None:
             header, blobs = wire.read(requests)
         except wire.WireError:
             return
-        limit[0] = time.process_time() + (header.get("cpu_s") or math.inf)
+        begin = time.process_time()
+        with watch.request(header.get("cpu_s")):
+            answer, arrays = answered(executor, header, blobs)
+        answer["cpu_s"] = time.process_time() - begin
         try:
-            answer, arrays = executor.serve(header, blobs)
-        except ProgramError as error:
-            answer, arrays = {"refused": str(error)}, []
-        except jax.errors.JaxRuntimeError as error:
-            said = f"the program cannot be run: {str(error)[:500]}"
-            out_of_memory = "RESOURCE_EXHAUSTED" in said
-            answer = {"exceeded": f"{said} (limit on memory)"} if out_of_memory else {"refused": said}
-            arrays = []
-        except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
-            answer, arrays = {"fault": f"{type(error).__name__}: {error}"[:500]}, []
-        wire.write(answers, answer, arrays)
+            wire.write(answers, answer, arrays)
+        except wire.WireError as error:  # nothing is sent yet
+            said = f"what the program gives, or what there is to say of it, is too much: {error}; are names in it long?"
+            wire.write(answers, {"refused": said, "cpu_s": answer["cpu_s"]})
 
 
 if __name__ == "__main__":

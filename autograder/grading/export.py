@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autograder.grading.course import CourseError, open_gradebook, open_ledger, students
 from autograder.grading.ledger import Entry, needs_human
+from autograder.grading.names import same_name
 from autograder.grading.submissions import Submission, find_submissions
-from autograder.show import one_line
+from autograder.show import plain
 from autograder.verdict import NEEDS_HUMAN
 from course.curriculum import CHAPTERS
 
@@ -33,7 +36,9 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
         entries = {entry.student: entry for entry in ledger.status(assignment)}
     booked = _booked(course, assignment)
     rows = []
-    for student in sorted({*students(course, assignment), *entries}):
+    names = sorted({*students(course, assignment), *entries, *handed_in})
+    alike = Counter(map(same_name, names))
+    for student in names:
         submission, entry = handed_in.get(student), entries.get(student)
         known = booked.get(student, {})
         changed = submission is not None and entry is not None and submission.digest != entry.submission
@@ -49,7 +54,9 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
                 "points": report.points if report and state in (GRADED, BY_HAND, UNBOOKED) else None,
                 "max_points": report.max_points if report else None,
                 "days_late": known.get("days_late", 0),
-                "why": _why(entry) if state == HUMAN else _remedy(state, assignment) or _note(submission, known),
+                "why": _why(entry)
+                if state == HUMAN
+                else _remedy(state, assignment) or _note(submission, known, alike[same_name(student)] > 1),
             }
         )
     return rows
@@ -118,7 +125,7 @@ def neutral(value: object) -> object:
     """The value for a cell, on one line; text that a spreadsheet would take for a formula gets a quote before it."""
     if not isinstance(value, str):
         return value
-    text = one_line(value)
+    text = plain(re.sub(r"[^\S ]+", " ", value).strip())
     return f"'{text}" if text.startswith(DANGEROUS) else text
 
 
@@ -139,9 +146,10 @@ def _remedy(state: str, assignment: str) -> str:
     return "formgrader" if state == BY_HAND else ""
 
 
-def _note(submission: Submission | None, known: dict[str, Any]) -> str:
+def _note(submission: Submission | None, known: dict[str, Any], has_twin: bool) -> str:
+    twin = "another name differs only in case, or in how letters are composed" if has_twin else ""
     undated = "nobody knows when it was handed in; it counts as in time" if known.get("undated") else ""
-    return "; ".join(filter(None, [submission.note if submission else "", undated]))
+    return "; ".join(filter(None, [submission.note if submission else "", undated, twin]))
 
 
 def _grades(course: Path, assignment: str) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from traitlets.config import Config
 
 from autograder.grading.bridge import CHECK, configuration
 from autograder.grading.course import open_ledger
+from autograder.grading.names import name_problem
 from autograder.grading.page import anchor, function_html
 from autograder.notebook import run_nbgrader
 from autograder.show import one_line, plain
@@ -49,6 +50,8 @@ def write_feedback(
                 pages.append(_write_page(course, assignment, entry.student))
             except Exception as error:
                 problems[entry.student] = f"{type(error).__name__}: {error}"
+        elif name_problem(entry.student):
+            problems[entry.student] = "the folder cannot be a student's; `meshcraft status` says why"
         else:
             problems[entry.student] = f"no verdict in the gradebook yet; run `meshcraft grade {assignment}`"
         on_progress(entry.student)

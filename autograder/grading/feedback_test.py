@@ -13,7 +13,7 @@ from nbgrader.api import Gradebook
 from autograder.chapters.fsdp import CONTRACT
 from autograder.check import executor
 from autograder.contract import load, references
-from autograder.grading import bridge, feedback
+from autograder.grading import booking, feedback
 from autograder.grading.course import make_course, open_ledger
 from autograder.grading.judge import _expected, _key, _picture, judge, plan
 from autograder.grading.ledger import digest, key
@@ -145,7 +145,7 @@ def write_page(course, student, results, change=lambda notebook: None):
     with open_ledger(course) as ledger:
         ledger.submit("fsdp", student, key(data, "contract"), digest(data))
         ledger.record(key(data, "contract"), Report("fsdp", functions, isolation="bubblewrap"))
-        assert bridge.book(course, "fsdp", ledger, {student: path}) == {}
+        assert booking.book(course, "fsdp", ledger, {student: path}) == {}
     return page_of(course, student)
 
 

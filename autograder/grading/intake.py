@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 8 * 2**20
-MAX_CELLS = 1000
+MAX_CELLS = 10_000
+MAX_CODE_CELLS = 1000
 MAX_SOURCE = 2**20
+CODE, PROSE = "code", "markdown"
 
 
 class IntakeError(Exception):
@@ -19,18 +21,30 @@ class IntakeError(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell. ``id`` is its ``grade_id`` where it has one, else the notebook's own id."""
+    """A cell. ``id`` is its ``grade_id`` where it has one, else the notebook's own id; what is no code is prose."""
 
     id: str
     source: str
+    grade_id: str = ""
+    kind: str = CODE
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """The code cells of a notebook, and a hash of the whole file."""
+    """A notebook: what is graded and what a person reviews are made from the same ``everything``.
 
-    cells: tuple[Cell, ...]
+    Attributes:
+        everything: All its cells.
+        digest: A hash of the whole file.
+    """
+
+    everything: tuple[Cell, ...]
     digest: str
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The code cells, which are what is graded."""
+        return tuple(cell for cell in self.everything if cell.kind == CODE)
 
 
 def read_notebook(path: Path) -> Notebook:
@@ -72,23 +86,27 @@ def _cells(path: str, content: Any) -> tuple[Cell, ...]:
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):
         raise IntakeError(f"{path} is not a notebook of format 4: it has no list of cells. Save it again in JupyterLab")
-    if len(cells) > MAX_CELLS:
-        raise IntakeError(f"{path} has {len(cells):,} cells and at most {MAX_CELLS:,} are allowed")
-    found = []
-    for number, cell in enumerate(cells, 1):
-        if not isinstance(cell, dict):
-            raise IntakeError(f"{path}: cell {number} is not a cell")
-        if cell.get("cell_type") != "code":
-            continue
-        source = cell.get("source", "")
-        if isinstance(source, list) and all(isinstance(line, str) for line in source):
-            source = "".join(source)
-        if not isinstance(source, str):
-            raise IntakeError(f"{path}: the source of cell {number} is not text")
-        found.append(Cell(cell_name(cell, number), whole(source)))
-    if sum(len(json.dumps(cell.source)) for cell in found) > MAX_SOURCE:
+    found = tuple(_cell(path, number, cell) for number, cell in enumerate(cells[: MAX_CELLS + 1], 1))
+    code = [cell for cell in found if cell.kind == CODE]
+    for kind, count, most in (("cells", len(cells), MAX_CELLS), ("code cells", len(code), MAX_CODE_CELLS)):
+        if count > most:
+            raise IntakeError(f"{path} has {count:,} {kind} and at most {most:,} are allowed")
+    if sum(len(json.dumps(cell.source)) for cell in code) > MAX_SOURCE:
         raise IntakeError(f"{path} has more code than the {MAX_SOURCE:,} bytes that are allowed")
-    return tuple(found)
+    return found
+
+
+def _cell(path: str, number: int, cell: Any) -> Cell:
+    if not isinstance(cell, dict):
+        raise IntakeError(f"{path}: cell {number} is not a cell")
+    source = cell.get("source", "")
+    if isinstance(source, list) and all(isinstance(line, str) for line in source):
+        source = "".join(source)
+    if not isinstance(source, str):
+        raise IntakeError(f"{path}: the source of cell {number} is not text")
+    kind = CODE if cell.get("cell_type") == CODE else PROSE
+    grade_id = _grade_id(cell)
+    return Cell(_clean(grade_id or cell.get("id")) or f"cell-{number}", whole(source), grade_id, kind)
 
 
 def whole(text: str) -> str:
@@ -96,11 +114,15 @@ def whole(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def cell_name(cell: dict[str, Any], number: int) -> str:
-    """The cell's ``grade_id`` or id, with odd characters replaced."""
+def _grade_id(cell: dict[str, Any]) -> str:
     metadata = cell.get("metadata")
     nbgrader = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     name = nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None
-    name = name or cell.get("id") or f"cell-{number}"
-    clean = "".join(c if c.isalnum() or c in "-_" else "_" for c in whole(str(name)))[:80]
-    return clean or f"cell-{number}"
+    return whole(name) if isinstance(name, str) else ""
+
+
+def _clean(name: Any) -> str:
+    """The name with odd characters replaced; nothing of what is no text."""
+    if not isinstance(name, str):
+        return ""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in whole(name))[:80]

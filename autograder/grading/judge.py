@@ -25,11 +25,11 @@ Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[byt
 
 
 class Stopped(Exception):
-    """A Program could not be judged: ``verdict`` says whose fault that is."""
+    """A Program could not be judged: ``verdict`` says whose fault that is; ``cpu_s`` is what finding out has cost."""
 
-    def __init__(self, verdict: str, message: str):
+    def __init__(self, verdict: str, message: str, cpu_s: float = 0.0):
         super().__init__(message)
-        self.verdict = verdict
+        self.verdict, self.cpu_s = verdict, cpu_s
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from nbgrader.plugins import BasePlugin
 from nbgrader.preprocessors import AssignLatePenalties
 from traitlets import Float
+from traitlets.config import Config
 
 from autograder.grading.bridge import configuration
 from autograder.grading.course import open_gradebook
@@ -39,18 +40,28 @@ def renew_penalties(course: Path, assignment: str) -> None:
 
     if not (course / "gradebook.db").exists():
         return
-    step = AssignLatePenalties(config=configuration(course, assignment))
-    step.init_plugin()
-    plugin: Any = step.plugin_inst
+    plugin = late_plugin(configuration(course, assignment))
     with open_gradebook(course) as gradebook:
         try:
             submissions = gradebook.assignment_submissions(assignment)
         except MissingEntry:
             return
         for submission in submissions:
-            late = submission.total_seconds_late
-            for notebook in submission.notebooks:
-                score = notebook.score
-                off = plugin.late_submission_penalty(str(submission.student.id), score, late) if late else None
-                notebook.late_submission_penalty = off and min(max(off, 0.0), score)
+            set_penalties(plugin, submission)
         gradebook.db.commit()
+
+
+def late_plugin(config: Config) -> Any:
+    """The plugin that the configuration names: ours, or another of nbgrader's."""
+    step = AssignLatePenalties(config=config)
+    step.init_plugin()
+    return step.plugin_inst
+
+
+def set_penalties(plugin: Any, submission: Any) -> None:
+    """Set what is taken off each notebook of a submission; the caller commits."""
+    late = submission.total_seconds_late
+    for notebook in submission.notebooks:
+        score = notebook.score
+        off = plugin.late_submission_penalty(str(submission.student.id), score, late) if late else None
+        notebook.late_submission_penalty = off and min(max(off, 0.0), score)

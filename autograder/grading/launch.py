@@ -15,6 +15,9 @@ import sys
 from dataclasses import asdict, dataclass
 
 MIB = 1 << 20
+# So long may a process compute nothing at all while it serves: it waits for what never comes, such as a collective
+# that not every device takes part in. Counted in looks at its processor time, so a busy machine makes it longer.
+STALL_S, LOOK_S = 30.0, 0.1
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 
 

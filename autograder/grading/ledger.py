@@ -11,7 +11,7 @@ import json
 import platform
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -182,6 +182,12 @@ class Ledger:
                 "WHERE key <> excluded.key OR submission <> excluded.submission",
                 (assignment, student, key, submission),
             )
+
+    def forget(self, assignment: str, students: Iterable[str]) -> None:
+        """Drop these students' current submissions; the verdicts stay under their keys."""
+        with self._transaction():
+            rows = [(assignment, student) for student in students]
+            self._db.executemany("DELETE FROM current WHERE assignment = ? AND student = ?", rows)
 
     def booked(self, assignment: str, student: str, report: Report | None) -> None:
         """Note that the gradebook has this report; None: that it must be booked again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from autograder.grading import course
+from autograder.grading.names import name_problem
 from autograder.grading.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
 from autograder.notebook import source_notebook, write_notebook
 
@@ -129,8 +131,8 @@ def read_students(path: Path) -> list[dict[str, str]]:
         )
     seen: dict[str, int] = {}
     for line, row in rows:
-        if not course.STUDENT.fullmatch(row["id"]):
-            raise CourseError(f"{path}, line {line}: the id {row['id']!r} cannot name a folder; use letters and digits")
+        if odd := name_problem(row["id"]):
+            raise CourseError(f"{path}, line {line}: the id {row['id']!r} cannot name a folder, it {odd}")
         if row["id"] in seen:
             raise CourseError(f"{path}, line {line}: {row['id']} is in line {seen[row['id']]} already; remove one")
         seen[row["id"]] = line
@@ -161,11 +163,16 @@ def _require_ours(folder: Path) -> None:
 
 
 def _settled(folder: Path, changes: Mapping[str, Any]) -> Settings:
-    before = read_settings(folder) if (folder / FILE).exists() else Settings(name=folder.name)
+    before = read_settings(folder) if (folder / FILE).exists() else Settings(name=course_name(folder.name))
     try:
         return checked(replace(before, **changes))
     except ValueError as error:
         raise CourseError(f"{error}; use the options of `meshcraft init` to say otherwise") from None
+
+
+def course_name(folder: str) -> str:
+    """The course's name in the exchange, if nobody gives another: the folder's, without what that has no place for."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", folder).strip("-.") or Settings().name
 
 
 def _chapters(folder: Path) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import signal
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,7 +16,7 @@ from autograder.contract import Task, load
 from autograder.grading import wire
 from autograder.grading.intake import Notebook, read_notebook, whole
 from autograder.grading.judge import Stopped, judge, plan, stopped
-from autograder.grading.launch import Limits
+from autograder.grading.launch import STALL_S, Limits
 from autograder.grading.tracing import Problem
 from autograder.grading.workers import TRIES, sandboxed
 from autograder.verdict import (
@@ -30,9 +33,49 @@ from autograder.verdict import (
 # For tracing one function, and for each request to the executor. Processor time is what a submission may use up; the
 # wall limit is wider, for a machine that is busy otherwise.
 LIMITS = Limits(wall_s=180.0, cpu_s=60)
+# For all functions of a submission together, in multiples of those; an honest one of the largest chapter stays below a
+# third of it on a machine that is busy otherwise. Once a function has hung, the others get this share of the limits.
+SUBMISSION, AFTER_A_HANG = 6, 2 / 3
+# A function is not begun with less than this share of its limits.
+LEAST = 1 / 6
 # A student's process may claim these and no others.
 _THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
 _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
+
+
+class Budget:
+    """What is left of a submission's time: of its processes' on the clock and on the processor, in seconds."""
+
+    def __init__(self, limits: Limits):
+        self.usual, self.hung = limits, False
+        self.wall_s, self.cpu_s = (SUBMISSION * (each or math.inf) for each in (limits.wall_s, limits.cpu_s))
+
+    def limits(self) -> Limits:
+        """The limits of the next request.
+
+        Raises:
+            Stopped: too little is left.
+        """
+        usual, share = self.usual, AFTER_A_HANG if self.hung else 1.0
+        wall, cpu = usual.wall_s or math.inf, usual.cpu_s or math.inf
+        if self.wall_s < LEAST * wall or self.cpu_s < LEAST * cpu:
+            said = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
+            raise Stopped(
+                LIMIT_EXCEEDED,
+                f"all functions of a submission have {said}, together, and too little of it was left for this one: "
+                "mend the function that takes so long (limit on a submission's time)",
+            )
+        wall, cpu = min(wall * share, self.wall_s), min(cpu * share, self.cpu_s)
+        return replace(
+            usual,
+            wall_s=wall if math.isfinite(wall) else None,
+            cpu_s=max(1, int(cpu)) if math.isfinite(cpu) else None,
+        )
+
+    def spend(self, begin: float, cpu: Any) -> None:
+        """Take off what a request has used since ``begin``."""
+        used = cpu if isinstance(cpu, int | float) and cpu > 0 else 0.0
+        self.wall_s, self.cpu_s = self.wall_s - (time.monotonic() - begin), self.cpu_s - used
 
 
 class Grader:
@@ -76,27 +119,29 @@ class Grader:
 
     def grade_notebook(self, read: Notebook, student: str) -> Report:
         """Every function of a notebook that has been read."""
-        results = tuple(self.grade_task(task, read) for task in self.contract.tasks)
+        budget = Budget(self.limits)
+        results = tuple(self.grade_task(task, read, budget) for task in self.contract.tasks)
         return Report(self.chapter, results, student, self.level)
 
-    def grade_task(self, task: Task, notebook: Notebook) -> Result:
-        """One function of a notebook."""
+    def grade_task(self, task: Task, notebook: Notebook, budget: Budget | None = None) -> Result:
+        """One function of a notebook; ``budget`` is what the functions before it have left."""
+        budget = budget or Budget(self.limits)
         planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest)
         request = {
             "chapter": self.chapter,
             "task": task.name,
             "cells": [asdict(cell) for cell in notebook.cells],
             "cases": [asdict(case) for case in planned.traced],
-            "limits": asdict(self.limits),
         }
         denied: tuple[str, ...] = ()
         try:
-            told, blobs = self._trace(request)
+            limits = budget.limits()
+            told, blobs = self._trace(request, limits, budget)
             denied = tuple(str(call)[:200] for call in told.get("denied", []))[:50]
             if not told.get("clean", False):
                 self.tracer.close()
-            programs, line = _programs(told, blobs[0], self.limits)
-            result = judge(planned, programs, line, self.executor.ask)
+            programs, line = _programs(told, blobs[0], limits)
+            result = judge(planned, programs, line, partial(self._execute, budget))
         except _Told as told_problem:
             result = stopped(task, told_problem.problem)
         except wire.WireError as error:
@@ -105,14 +150,34 @@ class Grader:
             result = stopped(task, Problem(error.verdict, str(error)))
         return with_denied(result, denied)
 
-    def _trace(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    def _trace(self, request: dict[str, Any], limits: Limits, budget: Budget) -> tuple[dict[str, Any], list[bytes]]:
         """What the tracer tells; asked again when its child was killed from outside."""
         for _ in range(TRIES):
-            told, blobs = self.tracer.ask(request)
-            if told.get("signal") != signal.SIGKILL or told["exceeded"] or _used_up(told, self.limits):
+            begin = time.monotonic()
+            told, blobs = self.tracer.ask({**request, "limits": asdict(limits)})
+            budget.spend(begin, told.get("cpu_s"))
+            budget.hung |= told["exceeded"] in ("wall time", "waiting") or _used_up(told, limits)
+            if told.get("signal") != signal.SIGKILL or told["exceeded"] or _used_up(told, limits):
                 return told, blobs
         said = f"the submission's process was killed from outside {TRIES} times; is this machine out of memory?"
         raise Stopped(NEEDS_HUMAN, said)
+
+    def _execute(
+        self, budget: Budget, header: dict[str, Any], blobs: list[bytes]
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """What the executor makes of a Program, within what is left of the submission's time."""
+        limits, begin, used = budget.limits(), time.monotonic(), 0.0
+        self.executor.seconds, self.executor.cpu_s = limits.wall_s or 0, limits.cpu_s
+        try:
+            answer, arrays = self.executor.ask(header, blobs)
+            used = answer.get("cpu_s", 0.0)
+            return answer, arrays
+        except Stopped as error:
+            budget.hung |= error.verdict == LIMIT_EXCEEDED
+            used = error.cpu_s
+            raise
+        finally:
+            budget.spend(begin, used)
 
 
 class _Told(Exception):
@@ -145,6 +210,7 @@ def _ended(limit: str, limits: Limits) -> str:
     """Why the grader ended a student's process."""
     most = {
         "wall time": f"took longer than {limits.wall_s:g} s",
+        "waiting": f"computed nothing for {STALL_S:g} s",
         "output": f"printed more than {limits.output >> 20} MiB",
         "result size": "gave more than Programs may have together",
     }

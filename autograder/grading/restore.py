@@ -2,80 +2,62 @@
 
 from __future__ import annotations
 
-import json
 import re
 from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat import NotebookNode, from_dict
+from nbformat.v4 import new_notebook
 from nbgrader import utils
 
-from autograder.grading.intake import cell_name, whole
+from autograder.grading.intake import CODE, PROSE, Cell, Notebook
 
 SECRET = re.compile("[0-9a-f]{128}")
 UNREADABLE = "The file that was handed in could not be read as a notebook."
 
 
-def readable(submission: Path | None) -> NotebookNode:
-    """What can be read of a submission: code and text, sources only."""
-    try:
-        if submission is None:
-            raise ValueError("no notebook")
-        return sources_only(json.loads(submission.read_bytes())["cells"])
-    except Exception:
-        return new_notebook(cells=[new_markdown_cell(UNREADABLE, id="unreadable")])
+def unreadable() -> Notebook:
+    """What is shown of a submission that intake refused."""
+    return Notebook((Cell("", UNREADABLE, kind=PROSE),), "")
 
 
-def sources_only(cells: list[dict[str, Any]]) -> NotebookNode:
-    """The cells with their sources, grade ids and the names that verdicts call them by, and nothing else."""
-    kept = []
-    for number, cell in enumerate(cells, 1):
-        make = new_code_cell if cell.get("cell_type") == "code" else new_markdown_cell
-        source = cell.get("source", "")
-        made = make(whole(source if isinstance(source, str) else "".join(map(str, source))), id=f"cell-{number}")
-        metadata = cell.get("metadata") or {}
-        staged = (metadata.get("meshcraft") or {}).get("name")
-        made.metadata["meshcraft"] = {"name": staged if isinstance(staged, str) else cell_name(cell, number)}
-        roles = metadata.get("nbgrader") or {}
-        if isinstance(roles.get("grade_id"), str):
-            made.metadata["nbgrader"] = {"grade_id": roles["grade_id"]}
-        kept.append(made)
-    return new_notebook(cells=kept)
+def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
+    """The released notebook with the student's sources: what nbgrader and whoever reviews it get to see.
 
-
-def restore(release: NotebookNode, submitted: NotebookNode) -> NotebookNode:
-    """The released notebook with the student's sources: what nbgrader gets to see of a submission.
-
-    Cells are known by grade id; of several with the same id the last counts. A released check cell is always the
-    released one, and one that is missing is put back. Other cells of the student's stay, without metadata.
+    Every cell that was graded is in it. Cells are known by grade id and kind; of several with the same id the last
+    counts. A released check cell is always the released one, with what the student made of it before it, and one that
+    is missing is put back. Other cells of the student's stay, without metadata.
     """
-    known = {cell.metadata.nbgrader.grade_id: cell for cell in release.cells if "nbgrader" in cell.metadata}
+    graded = [cell for cell in release.cells if "nbgrader" in cell.metadata]
+    known = {(cell.metadata.nbgrader.grade_id, cell.cell_type): cell for cell in graded}
     plain = {cell.source for cell in release.cells if "nbgrader" not in cell.metadata}
-    last = {grade_id(cell): number for number, cell in enumerate(submitted.cells)}
+    last = {(cell.grade_id, cell.kind): number for number, cell in enumerate(submitted.everything)}
     cells: list[NotebookNode] = []
-    for number, cell in enumerate(submitted.cells):
-        name = grade_id(cell)
-        shown = {"name": cell.metadata.meshcraft.name, "released": cell.source in plain}
-        if name in known and last[name] == number:
-            kept = deepcopy(known[name])
-            if utils.is_solution(kept):
-                kept.source = cell.source
-        else:
-            kept = (new_code_cell if cell.cell_type == "code" else new_markdown_cell)(cell.source)
-        kept.metadata["meshcraft"] = shown
-        cells.append(kept)
-    cells += [deepcopy(cell) for name, cell in known.items() if name not in last and utils.is_grade(cell)]
+    for number, cell in enumerate(submitted.everything):
+        which = cell.grade_id, cell.kind
+        released = deepcopy(known[which]) if which in known and last[which] == number else None
+        if released is not None and utils.is_solution(released):
+            released.source = cell.source
+        if released is None or released.source != cell.source:
+            cells.append(_cell(cell.kind, cell.source, cell.id, released=cell.source in plain))
+        if released is not None:
+            same = released.source == cell.source
+            released.metadata["meshcraft"] = {"name": cell.id if same else "", "released": False}
+            cells.append(released)
+    cells += [deepcopy(cell) for which, cell in known.items() if which not in last and utils.is_grade(cell)]
     for number, cell in enumerate(cells, 1):
         cell.id = f"cell-{number}"
     return new_notebook(cells=cells, metadata=deepcopy(release.metadata))
 
 
-def grade_id(cell: NotebookNode) -> str:
-    """The cell's grade id; empty if it has none."""
-    return cell.metadata.get("nbgrader", {}).get("grade_id") or ""
+def _cell(kind: str, source: str, name: str, *, released: bool = False) -> NotebookNode:
+    """A cell without metadata but the name that verdicts call it by; not validated, it is one by construction."""
+    code = {"outputs": [], "execution_count": None} if kind == CODE else {}
+    metadata = {"meshcraft": {"name": name, "released": released}}
+    made: Any = from_dict({"cell_type": kind, "id": "cell", "metadata": metadata, "source": source, **code})
+    return made
 
 
 def exchange_files(folder: Path) -> dict[str, str]:

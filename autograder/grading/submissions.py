@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from autograder.contract import JUDGED_BY, contract_files
-from autograder.grading.course import STUDENT
 from autograder.grading.intake import MAX_BYTES
 from autograder.grading.ledger import digest, key
+from autograder.grading.names import name_problem, student_name
 from autograder.show import one_line
 from autograder.verdict import NEEDS_HUMAN, REFUSED
 
@@ -34,17 +34,17 @@ class Submission:
 
 
 def find_submissions(course: Path, assignment: str) -> list[Submission]:
-    """What lies under ``submitted/<student>/<assignment>/``, in order of student."""
+    """What lies under ``submitted/<student>/<assignment>/``, in order of student; one for each that is odd, too."""
     contract = contract_hash(assignment)
     found = []
     for folder in sorted((course / "submitted").iterdir()):
-        inner = folder / assignment
-        if folder.name.startswith(".") or not inner.is_dir():
-            continue
-        if folder.is_symlink() or inner.is_symlink():
-            found.append(_linked(folder.name, inner.name, contract))
-        else:
-            found.append(_submission(folder.name, inner, contract))
+        try:
+            one = _find(folder, assignment, contract)
+        except OSError as error:
+            said = f"submitted/{one_line(folder.name)} cannot be read ({error.strerror}); make it readable for you"
+            one = _without(folder.name, contract, said, NEEDS_HUMAN)
+        if one:
+            found.append(one)
     return found
 
 
@@ -66,9 +66,29 @@ def contract_hash(chapter: str) -> str:
     return whole.hexdigest()
 
 
-def _linked(student: str, assignment: str, contract: str) -> Submission:
-    problem = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
-    return Submission(student, key(b"", contract + student + problem), digest(b""), None, "", problem, REFUSED)
+def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
+    """What a student handed in; None where that is nothing."""
+    inner, shown = folder / assignment, f"submitted/{one_line(folder.name)}"
+    if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or folder.name.startswith(".")):
+        return None
+    if folder.is_symlink() or inner.is_symlink():
+        said = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
+        return _without(folder.name, contract, said, REFUSED)
+    if not folder.is_dir() or not inner.is_dir():
+        what = shown if not folder.is_dir() else f"{shown}/{assignment}"
+        said = f"{what} is no folder; notebooks lie in submitted/STUDENT/{assignment}/{assignment}.ipynb"
+        return _without(folder.name, contract, said, NEEDS_HUMAN)
+    odd = name_problem(folder.name)
+    if odd:
+        said = f"the name of the folder {shown} {odd}, which nbgrader cannot handle; rename it"
+        return _without(folder.name, contract, said, NEEDS_HUMAN)
+    return _submission(folder.name, inner, contract)
+
+
+def _without(folder: str, contract: str, problem: str, verdict: str) -> Submission:
+    """A submission without a notebook."""
+    student = student_name(folder)
+    return Submission(student, key(b"", contract + student + problem), digest(b""), None, "", problem, verdict)
 
 
 def _submission(student: str, folder: Path, contract: str) -> Submission:
@@ -83,9 +103,6 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
         there = (", ".join(map(one_line, names[:NAMED])) or "nothing") + more
         problem = f"no {expected.name} was handed in; found: {there}. Hand in one notebook, called {expected.name}"
         verdict, data = NEEDS_HUMAN, "\n".join(names).encode(errors="surrogateescape")
-    elif not STUDENT.fullmatch(student):
-        problem = f"the folder name {student!r} has characters that nbgrader cannot handle; rename it"
-        verdict = NEEDS_HUMAN
     else:
         problem, data = read_submitted(chosen)
         verdict = REFUSED if problem else ""
@@ -95,16 +112,17 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
 
 def read_submitted(path: Path) -> tuple[str, bytes]:
     """Why a file cannot be read, or nothing; and its bytes. Never follows a link, nor waits for a pipe."""
+    name = one_line(path.name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror}); hand in the file itself, not a link", b""
+        return f"{name} cannot be read ({error.strerror}); hand in the file itself, not a link", b""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        return f"{path.name} is not a file; hand in the notebook itself", b""
+        return f"{name} is not a file; hand in the notebook itself", b""
     with os.fdopen(handle, "rb") as file:
         if status.st_size > MAX_BYTES:
             size = f"{status.st_size >> 20} MiB"
-            return f"{path.name} has {size}, the limit is {MAX_BYTES >> 20} MiB; clear its outputs and try again", b""
+            return f"{name} has {size}, the limit is {MAX_BYTES >> 20} MiB; clear its outputs and try again", b""
         return "", file.read()

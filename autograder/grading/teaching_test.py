@@ -17,7 +17,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 from traitlets.config import Config
 
 from autograder import contract
-from autograder.grading import bridge
+from autograder.grading import booking, bridge
 from autograder.grading.course import open_gradebook, open_ledger, secret
 from autograder.grading.export import canvas_csv, counts, grades_csv, overview
 from autograder.grading.feedback import write_feedback
@@ -103,8 +103,8 @@ def judge(course, *students):
             ledger.submit("fsdp", student, key(data, "contract"), digest(data))
             ledger.record(key(data, "contract"), Report("fsdp", functions, isolation="bubblewrap"))
             ledger.booked("fsdp", student, None)
-        bridge.clean_half_made(course, ledger.status("fsdp"))
-        assert bridge.book(course, "fsdp", ledger, paths) == {}
+        booking.clean_half_made(course, ledger.status("fsdp"))
+        assert booking.book(course, "fsdp", ledger, paths) == {}
 
 
 def score_by_hand(course, student, points):
@@ -270,7 +270,7 @@ def test_a_time_of_handing_in_that_comes_later_arrives_without_another_verdict(c
     assert overview(course, "fsdp")[0]["days_late"] == 0
     (path.parent / "timestamp.txt").write_text("2026-03-01 13:00:00 UTC")
     with open_ledger(course) as ledger:
-        assert bridge.book(course, "fsdp", ledger, {"ada": path}) == {}
+        assert booking.book(course, "fsdp", ledger, {"ada": path}) == {}
     assert overview(course, "fsdp")[0]["days_late"] == 1
 
 

@@ -11,7 +11,7 @@ import numpy as np
 MAX_HEADER = 4 * 2**20
 MAX_BLOBS = 1024
 MAX_TOTAL = 256 * 2**20
-CPU_USED_UP = 152  # the executor's exit status, as the shell has it for SIGXCPU
+CPU_USED_UP, STALLED = 152, 153  # the executor's exit status: as the shell has it for SIGXCPU, and one of our own
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "bfloat16", "float32", "float64")  # fmt: skip
 
@@ -21,11 +21,17 @@ class WireError(Exception):
 
 
 def write(stream: BinaryIO, header: dict[str, Any], blobs: list[bytes] | None = None) -> None:
-    """Send one message and flush."""
+    """Send one message and flush.
+
+    Raises:
+        WireError: It is larger than ``read`` takes; nothing was sent.
+    """
     blobs = blobs or []
     head = json.dumps({"header": header, "blobs": [len(blob) for blob in blobs]}).encode()
     if len(head) > MAX_HEADER:
         raise WireError(f"a header of {len(head):,} bytes is too large to send")
+    if len(blobs) > MAX_BLOBS or sum(map(len, blobs)) > MAX_TOTAL:
+        raise WireError(f"{len(blobs):,} arrays of {sum(map(len, blobs)):,} bytes together are too many to send")
     stream.write(len(head).to_bytes(4, "big") + head)
     for blob in blobs:
         stream.write(blob)

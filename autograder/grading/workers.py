@@ -15,13 +15,17 @@ from typing import Any, Protocol
 
 from autograder.grading import wire
 from autograder.grading.judge import Stopped
-from autograder.grading.launch import Limits
+from autograder.grading.launch import STALL_S, Limits
 from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN
 from course.curriculum import earlier
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIES = 3
 START_SECONDS = 180.0
+STALLED = (
+    f"the program computed nothing for {STALL_S:g} s and was ended: it waits for something that never comes, such "
+    "as a collective that not every device takes part in (limit on waiting)"
+)
 
 
 class Process(Protocol):
@@ -108,11 +112,13 @@ class Worker:
             except (wire.WireError, OSError, ValueError) as error:  # a ValueError says that a pipe was closed meanwhile
                 left = max(0.0, left - (time.monotonic() - begin))
                 told = f"{error}; {self._last_words()}"
-                used_up = self._status() == wire.CPU_USED_UP
+                status = self._status()
                 self.close()
-                if used_up:
+                if status == wire.STALLED:
+                    raise Stopped(LIMIT_EXCEEDED, STALLED) from None
+                if status == wire.CPU_USED_UP:
                     said = f"the program used more than {self.cpu_s} s of processor time and was ended"
-                    raise Stopped(LIMIT_EXCEEDED, f"{said} (limit on processor time)") from None
+                    raise Stopped(LIMIT_EXCEEDED, f"{said} (limit on processor time)", self.cpu_s or 0.0) from None
             if expired.is_set():
                 said = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
                 raise Stopped(LIMIT_EXCEEDED, said)
@@ -215,4 +221,4 @@ def _shown(folder: Path) -> list[Path]:
 _INSIDE = ("__init__", "wire", "intake", "tracing", "tracer", "executor", "confine", "launch", "syscalls")
 _WRAPS = ("wrapping", "forms", "cases", "answers")
 # Of the course, what holds an answer to an exercise, or rows that an exercise is compared with.
-_ANSWERS = ("validation", "puzzles.py", "planning/search.py", "schedules/looped.py")
+_ANSWERS = ("validation", "training", "puzzles.py", "planning/search.py", "schedules/looped.py")

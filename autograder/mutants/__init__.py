@@ -56,6 +56,13 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant, programs)
 
 
+def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: int = 0) -> Result:
+    """The judgement of a function on one case that official grading may draw, and on nothing else."""
+    planned = plan(chapter, load(chapter).task(task), full=False, secret=str(seed).encode())
+    only = replace(planned, cases=planned.cases[-1:], analysed=None)
+    return _judged(only, mutant(task, function), {})
+
+
 def _judged(planned: Plan, mutant: Mutant, programs: dict[str, bytes]) -> Result:
     """The judgement on a plan; ``programs`` has what is exported already, and gets the rest."""
     missing = [case for case in planned.traced if case.name not in programs]

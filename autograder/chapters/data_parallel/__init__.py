@@ -2,7 +2,7 @@
 
 from autograder.chapters.data_parallel import keys, overlap, step, sync
 from autograder.contract import Contract, Task
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 
 READ = {
     "values": ("data_parallel", "Mistakes that cost people days"),
@@ -18,11 +18,12 @@ READ = {
     "predicted time": ("data_parallel", "Reduce while the backward pass goes on"),
 }
 
+WRAPPINGS = wrappings("data_parallel")
 CONTRACT = Contract(
     "data_parallel",
     (
         Task(
-            wrapping=Wrapping("fold_key_over_axes", "(key, axis_names)", keys.wrap),
+            wrapping=WRAPPINGS["fold_key_over_axes"],
             kind="local",
             points=1,
             cases=keys.CASES,
@@ -32,7 +33,7 @@ CONTRACT = Contract(
             facts=keys.key_facts,
         ),
         Task(
-            wrapping=Wrapping("sync_gradients", "(gradients, specs, axis_names)", sync.wrap),
+            wrapping=WRAPPINGS["sync_gradients"],
             kind="local",
             points=2,
             cases=sync.CASES,
@@ -42,9 +43,7 @@ CONTRACT = Contract(
             facts=sync.sync_facts,
         ),
         Task(
-            wrapping=Wrapping(
-                "train_step_dp", "(params, batch, model, axis_name, num_microbatches, learning_rate)", step.wrap
-            ),
+            wrapping=WRAPPINGS["train_step_dp"],
             kind="local",
             points=3,
             cases=step.CASES,
@@ -56,9 +55,7 @@ CONTRACT = Contract(
             naive="takes_all_rows_at_once",
         ),
         Task(
-            wrapping=Wrapping(
-                "overlapped_gradients", "(params, batch, model, axis_name, num_microbatches)", overlap.wrap
-            ),
+            wrapping=WRAPPINGS["overlapped_gradients"],
             kind="local",
             points=4,
             cases=overlap.CASES,

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
-from autograder.chapters.data_parallel.named import case_over, each_device, each_device_spec, names_of
-from autograder.contract import Case, Evidence, Mismatch, Wrapped
-from autograder.verdict import Fact
-from course.mesh import abstract_mesh
+from autograder import facts
+from autograder.chapters.data_parallel.named import case_over, unseen_over
+from autograder.chapters.data_parallel.wrapping import names_of
+from autograder.contract import Case, Evidence
+from autograder.verdict import Fact, Kind
 
 TWO_AXES = {"data": 4, "tensor": 2}
 CASES = (
@@ -28,34 +26,7 @@ CASES = (
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"data": 2, "pipe": 4}, {"tensor": 4, "data": 2}, {"pipe": 2, "data": 2, "tensor": 2}][rng.integers(3)]
-    count = int(rng.integers(1, len(mesh) + 1))
-    chosen = rng.permutation(len(mesh))[:count]
-    found = case_over(mesh, tuple(axis for i, axis in enumerate(mesh) if i in chosen), {})
-    return Case("unseen", found.mesh, found.sizes)
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Two keys are folded in one Program, so that it is seen whether the result depends on the key."""
-
-    def fold(data):
-        key = function(jax.random.wrap_key_data(data), names_of(case))
-        dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
-        if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) or shape != ():
-            raise Mismatch(
-                f"fold_key_over_axes returned {forms.describe(key)}, expected one key like the one it was given"
-            )
-        return each_device(jax.random.key_data(key), case)
-
-    def local(keys):
-        return {"values": {name: fold(data) for name, data in keys.items()}}
-
-    def program(keys):
-        return jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=P(), out_specs=spec)(keys)
-
-    spec = each_device_spec(case)
-    inputs = {"keys": {name: jax.ShapeDtypeStruct((2,), np.uint32) for name in ("first", "second")}}
-    return Wrapped(program, inputs, {"keys": P()}, {"values": spec})
+    return unseen_over(rng, {})
 
 
 def draw(rng: np.random.Generator, _: Case) -> dict[str, Any]:
@@ -81,7 +52,7 @@ def _keys(e: Evidence) -> Fact:
     message = f"on mesh {e.case.mesh_text}, over {named}: {wrong}" if wrong else ""
     limit = f"different over {named}, and only there" if names_of(e.case) else "equal everywhere"
     return Fact("values", not wrong, "other keys" if wrong else "such keys", limit, case=e.case.name,
-                line=e.line if wrong else "", message=message)  # fmt: skip
+                line=e.line if wrong else "", message=message, kind=Kind.VALUES)  # fmt: skip
 
 
 def _mistakes(e: Evidence) -> Iterator[str]:

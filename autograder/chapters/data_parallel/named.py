@@ -1,14 +1,11 @@
-"""Cases whose function is told axes by name, and arrays that are returned as every device holds them."""
+"""Cases whose function is told axes by name."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-from jax.sharding import PartitionSpec as P
+import numpy as np
 
 from autograder.contract import Case
-from course.mesh import as_varying
+from autograder.draws import axis_names
 
 
 def case_over(mesh: dict[str, int], names: tuple[str, ...], sizes: dict[str, int], *, quick: bool = False) -> Case:
@@ -18,23 +15,10 @@ def case_over(mesh: dict[str, int], names: tuple[str, ...], sizes: dict[str, int
     return Case(f"{text}, over {' and '.join(names) or 'no axis'}", mesh, {**sizes, **flags}, quick)
 
 
-def names_of(case: Case) -> tuple[str, ...]:
-    """The axes that the function is told."""
-    return tuple(axis for axis in case.mesh if case.sizes[f"over {axis}"])
-
-
-def varies_everywhere(x: Any, case: Case) -> Any:
-    """``x``, typed as different on each device of the mesh."""
-    for axis in case.mesh:
-        x = as_varying(x, axis)
-    return x
-
-
-def each_device(x: jax.Array, case: Case) -> jax.Array:
-    """A local array as a part of all devices' arrays, which get one leading dim for each axis of the mesh."""
-    return varies_everywhere(x, case).reshape(*[1] * len(case.mesh), *x.shape)
-
-
-def each_device_spec(case: Case) -> P:
-    """The spec of what ``each_device`` gives."""
-    return P(*case.mesh)
+def unseen_over(rng: np.random.Generator, sizes: dict[str, int]) -> Case:
+    """Axes of unknown names, of any sizes, and some of them told, at least one."""
+    shape = [(2, 4), (4, 2), (2, 2, 2), (3, 2), (6,), (5,)][rng.integers(6)]
+    mesh = dict(zip(axis_names(rng, len(shape)), shape, strict=True))
+    chosen = rng.permutation(list(mesh))[: rng.integers(1, len(mesh) + 1)]
+    found = case_over(mesh, tuple(map(str, chosen)), sizes)
+    return Case("unseen", found.mesh, found.sizes)

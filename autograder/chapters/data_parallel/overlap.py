@@ -7,14 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import axis_of, axis_size, batch_shapes, model_of, params_of
-from autograder.contract import Case, Evidence, Mismatch, Wrapped
-from autograder.draws import batch_of, draw_leaves, unseen_mesh
+from autograder import facts, limits
+from autograder.cases import axis_size, model_of, model_sizes, params_of
+from autograder.contract import Case, Evidence
+from autograder.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
 from autograder.verdict import Fact
-from course.mesh import abstract_mesh, as_varying
 from course.model import full_loss
 
 _DEEP = {"width": 8, "hidden": 16, "num_layers": 12, "features": 8, "rows": 4, "num_microbatches": 2}
@@ -37,46 +35,22 @@ EXPOSED = 0.35
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    more = {"num_layers": int(rng.choice([2, 4])), "rows": 8, "num_microbatches": int(rng.choice([2, 4]))}
-    return Case("unseen", unseen_mesh(rng), {**_THREE, **more})
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Parameters arrive typed as varying over the axis; loss and gradients are returned per device, stacked."""
-    axis, model, shapes = axis_of(case), model_of(case), params_of(case)
-
-    def local(params, batch):
-        own = jax.tree.map(lambda leaf: as_varying(leaf, axis), params)
-        result = function(own, batch, model, axis, case.sizes["num_microbatches"])
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise Mismatch(
-                f"overlapped_gradients returned {forms.describe(result)}, expected a tuple (loss, gradients)"
-            )
-        loss, gradients = result
-        scalar = jax.ShapeDtypeStruct((), np.float32)
-        for name, tree, like in (("loss", loss, scalar), ("gradients", gradients, shapes)):
-            forms.same_tree(name, tree, like)
-            forms.same_shapes(name, tree, like, case)
-        return jax.tree.map(lambda leaf: as_varying(leaf, axis)[None], {"values": loss, "gradients": gradients})
-
-    def program(params, batch):
-        mesh = abstract_mesh(case.mesh)
-        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P(axis)), out_specs=P(axis))(params, batch)
-
-    inputs = {"params": shapes, "batch": batch_shapes(case)}
-    results = {"values": P(axis), "gradients": P(axis)}
-    return Wrapped(program, inputs, {"params": P(), "batch": P(axis)}, results, {"params": "state"})
+    more = {"num_microbatches": int(rng.choice([4, 6]))}
+    return Case("unseen", unseen_mesh(rng, *ODD), {**unseen_model(rng), **more})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    return {"params": draw_leaves(rng, params_of(case), 0.3), "batch": batch_of(case, int(rng.integers(2**31)))}
+    return {
+        "params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
+        "batch": batch_of(case, int(rng.integers(2**31))),
+    }
 
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     """Each device's loss, and on every device the mean of their gradients."""
     size = axis_size(case)
     rows = jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), inputs["batch"])
-    each = _loss_of_each_device(tuple(case.sizes.items()))
+    each = _loss_of_each_device(model_sizes(case))
     losses, gradients = jax.tree.map(np.asarray, each(inputs["params"], rows))
 
     def mean(stacked):

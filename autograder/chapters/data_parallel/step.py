@@ -7,18 +7,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import axis_of, axis_size, batch_shapes, model_of, params_of
-from autograder.contract import Case, Evidence, Mismatch, Wrapped
-from autograder.draws import batch_of, draw_leaves, unseen_mesh
+from autograder import facts, limits
+from autograder.cases import axis_size, model_of, model_sizes, params_of
+from autograder.chapters.data_parallel.wrapping import STEPS, learning_rate
+from autograder.contract import Case, Evidence
+from autograder.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
 from autograder.verdict import Fact
-from course.mesh import abstract_mesh, varying_axes
 from course.model import full_loss
-from course.program.program import path_name
 
-STEPS = 3
 _MLP = {"width": 16, "hidden": 32, "num_layers": 2, "features": 8, "rows": 8, "num_microbatches": 4, "percent": 10}
 _TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "rows": 4, "num_microbatches": 2,
                 "percent": 20}  # fmt: skip
@@ -34,66 +31,14 @@ ANALYSED = (Case("data=8, width 1024", {"data": 8}, _LARGE), "data=8")
 
 
 def unseen(rng: np.random.Generator) -> Case:
-    more = {"width": int(rng.choice([8, 24])), "num_microbatches": int(rng.choice([2, 4])), "percent": 8}
-    return Case("unseen", unseen_mesh(rng), {**_MLP, **more})
-
-
-def learning_rate(case: Case) -> float:
-    return case.sizes["percent"] / 100
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Three steps on three batches; gradients are those of the first."""
-    axis, model, shapes = axis_of(case), model_of(case), params_of(case)
-    how = (model, axis, case.sizes["num_microbatches"], learning_rate(case))
-
-    def one(params, batch):
-        result = function(params, batch, *how)
-        if not isinstance(result, tuple) or len(result) != 3:
-            raise Mismatch(
-                f"train_step_dp returned {forms.describe(result)}, expected a tuple (params, loss, gradients)"
-            )
-        params, loss, gradients = result
-        scalar = jax.ShapeDtypeStruct((), np.float32)
-        for name, tree, like in (("params", params, shapes), ("gradients", gradients, shapes), ("loss", loss, scalar)):
-            forms.same_tree(name, tree, like)
-            forms.same_shapes(name, tree, like, case)
-            _same_everywhere(name, tree, case)
-        return params, loss, gradients
-
-    def local(params, batches):
-        losses, found = [], None
-        for number in range(STEPS):
-            params, loss, gradients = one(params, jax.tree.map(lambda a, i=number: a[i], batches))
-            found, losses = found or gradients, [*losses, loss]
-        return {"values": {"losses": jax.numpy.stack(losses), "params": params}, "gradients": found}
-
-    def program(params, batches):
-        mesh, rows = abstract_mesh(case.mesh), P(None, axis)
-        return jax.shard_map(local, mesh=mesh, in_specs=(P(), rows), out_specs=P())(params, batches)
-
-    batches = jax.tree.map(lambda s: jax.ShapeDtypeStruct((STEPS, *s.shape), s.dtype), batch_shapes(case))
-    places = {"params": P(), "batches": P(None, axis)}
-    results = {"values": P(), "gradients": P()}
-    return Wrapped(program, {"params": shapes, "batches": batches}, places, results, {"params": "state"})
-
-
-def _same_everywhere(name: str, tree: Any, case: Case) -> None:
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        differs = varying_axes(leaf)
-        if differs:
-            inner = path_name("", path)
-            raise Mismatch(
-                f"{name}{f', leaf {inner},' if inner else ''} on mesh {case.mesh_text}: measured "
-                f"{jax.typeof(leaf)}, which may differ from device to device over {', '.join(sorted(differs))}; "
-                "expected the same on all of them. Which collective makes it so?"
-            )
+    more = {"num_microbatches": int(rng.choice([3, 6])), "percent": int(rng.choice([7, 13, 17, 26]))}
+    return Case("unseen", unseen_mesh(rng, *ODD), {**unseen_model(rng), **more})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     batches = [batch_of(case, int(rng.integers(2**31))) for _ in range(STEPS)]
     return {
-        "params": draw_leaves(rng, params_of(case), 0.3),
+        "params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
         "batches": jax.tree.map(lambda *rows: np.stack(rows), *batches),
     }
 
@@ -103,7 +48,7 @@ def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     params, losses, found = inputs["params"], [], None
     for number in range(STEPS):
         batch = jax.tree.map(lambda a, i=number: a[i], inputs["batches"])
-        loss, gradients = jax.tree.map(np.asarray, _loss_and_gradient(tuple(case.sizes.items()))(params, batch))
+        loss, gradients = jax.tree.map(np.asarray, _loss_and_gradient(model_sizes(case))(params, batch))
         params = jax.tree.map(lambda p, g: p - np.float32(learning_rate(case)) * g, params, gradients)
         found, losses = found or gradients, [*losses, loss]
     return {"values": {"losses": np.stack(losses), "params": params}, "gradients": found}

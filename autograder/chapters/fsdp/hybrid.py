@@ -7,21 +7,13 @@ from typing import Any
 import numpy as np
 
 from autograder import facts
-from autograder.cases import axis_of
-from autograder.chapters.fsdp.shared import bytes_of, ring_bytes, whole_and_split
-from autograder.chapters.fsdp.steps import draw_step, step_oracle, wrap_step
+from autograder.chapters.fsdp.shared import bytes_of, given_specs, ring_bytes, whole_and_split
+from autograder.chapters.fsdp.steps import draw_step, step_oracle, unseen_step
+from autograder.chapters.fsdp.wrapping import hybrid_axes
 from autograder.contract import Case, Evidence, Task
+from autograder.draws import axis_names
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-
-NAME = "hybrid_shard_step"
-
-
-def _axes(case: Case) -> tuple[str, str]:
-    """The axis inside a node, along which parameters are split, and the one across nodes."""
-    inside = axis_of(case)
-    (across,) = (axis for axis in case.mesh if axis != inside)
-    return inside, across
+from autograder.wrapping import wrappings
 
 
 def _inside(e: Evidence) -> float:
@@ -33,7 +25,7 @@ def _between(e: Evidence) -> tuple[float, float]:
 
     Leaves that stay whole, and the loss, are all-reduced over all devices at once, or inside a node and then across.
     """
-    inside, across = (e.case.mesh[axis] for axis in _axes(e.case))
+    inside, across = (e.case.mesh[axis] for axis in hybrid_axes(e.case))
     whole, split = map(bytes_of, whole_and_split(e))
     if across == 1:
         return 0.0, 0.0
@@ -48,7 +40,7 @@ def _bytes_between_nodes(cases: list[Evidence]) -> Fact:
     """What goes over the axis across nodes, whichever collective sends it."""
     found = []
     for e in cases:
-        axis = _axes(e.case)[1]
+        axis = hybrid_axes(e.case)[1]
         sent = [c for c in e.costs.collectives if axis in c.axes]
         total, (low, high) = sum(c.total_bytes for c in sent), _between(e)
         passed = bool(low * 0.9999 <= total <= high * 1.0001)
@@ -95,7 +87,7 @@ def _over_inside(name: str, cases: list[Evidence], kind: str, times: tuple[int, 
     """Bytes sent by one kind of collective over the axis inside a node, on every mesh by that mesh's own name."""
     found = []
     for e in cases:
-        found.append(facts.bytes_sent(name, [e], kind, _inside, times=times, axes=_axes(e.case)[:1]))
+        found.append(facts.bytes_sent(name, [e], kind, _inside, times=times, axes=hybrid_axes(e.case)[:1]))
     return facts.worst(found)
 
 
@@ -110,24 +102,19 @@ _CASES = (
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    meshes = [{"data": 4, "replica": 2}, {"pod": 4, "data": 2}, {"data": 2, "host": 2}, {"replica": 2, "data": 2}]
-    mesh = meshes[rng.integers(len(meshes))]
-    sizes = {**_MLP, "width": int(rng.choice([16, 32])), "hidden": 64, "num_layers": int(rng.choice([2, 4]))}
-    return Case("unseen", mesh, sizes)
+    sizes = [(4, 2), (2, 4), (2, 2), (2, 3), (3, 2)][rng.integers(5)]
+    return Case("unseen", dict(zip(axis_names(rng, 2), sizes, strict=True)), unseen_step(rng))
 
 
 HYBRID_SHARD_STEP = Task(
-    wrapping=Wrapping(
-        NAME,
-        "(shards, specs, batch, model, axis_name, replica_axis, learning_rate)",
-        lambda function, case: wrap_step(NAME, function, case, _axes(case)),
-    ),
+    wrapping=wrappings("fsdp")["hybrid_shard_step"],
+    given=given_specs,
     kind="local",
     points=3,
     cases=_CASES,
     unseen=_unseen,
-    draw=lambda rng, case: draw_step(rng, case, _axes(case)),
-    oracle=lambda inputs, case: step_oracle(inputs, case, _axes(case)),
+    draw=lambda rng, case: draw_step(rng, case, hybrid_axes(case)),
+    oracle=lambda inputs, case: step_oracle(inputs, case, hybrid_axes(case)),
     facts=hybrid_shard_step_facts,
     naive="reduces_whole_gradients_between_nodes",
 )

@@ -10,72 +10,15 @@ from jax.sharding import PartitionSpec as P
 
 from autograder import facts, forms
 from autograder.cases import axis_of, axis_size
-from autograder.chapters.fsdp.shared import keep, kept_specs, mean_or_own, ring_bytes
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
-from autograder.draws import draw_leaves, meshes, unseen_mesh
+from autograder.chapters.fsdp.shared import as_given, mean_or_own, ring_bytes
+from autograder.chapters.fsdp.wrapping import leaf_shapes
+from autograder.contract import Case, Evidence, Task
+from autograder.draws import ODD, draw_leaves, meshes, unseen_mesh
 from autograder.facts import held_bytes, split_spec
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh, as_varying, shard_map_with_specs, varying_axes
+from autograder.wrapping import wrappings
 from course.program import Leaf
-from course.program.program import path_name, spec_of
-
-
-def _leaf_shapes(case: Case) -> dict[str, Any]:
-    u = case.sizes["unit"]
-    shapes = {
-        "first": {"kernel": (u, 2 * u), "bias": (u // 2,), "square": (u, u)},
-        "second": {"kernel": (2 * u + 2, u), "three": (3, u, 8), "odd": (7, 9, 5)},
-        "at_limit": (8, case.sizes["min_size"] // 8),
-        "scale": (),
-    }
-    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, np.float32), shapes, is_leaf=lambda s: isinstance(s, tuple))
-
-
-def wrap_shard_params(function: Any, case: Case) -> Wrapped:
-    axis, shapes = axis_of(case), _leaf_shapes(case)
-    found: dict[str, Any] = {}
-
-    def local(params):
-        result = function(params, axis, case.sizes["min_size"])
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise Mismatch(f"shard_params returned {forms.describe(result)}, expected a tuple (shards, specs)")
-        shards, specs = result
-        forms.same_tree("shards", shards, params)
-        specs = forms.same_tree("specs", specs, params, is_leaf=lambda s: isinstance(s, P))
-        for (path, shard), spec in zip(jax.tree.leaves_with_path(shards), jax.tree.leaves(specs), strict=True):
-            _check_spec(path_name("", path), shard, spec, axis, case)
-        return shards, specs
-
-    def program(params):
-        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
-        return {"values": arrays}
-
-    return Wrapped(
-        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
-    )
-
-
-def _check_spec(name: str, shard: Any, spec: Any, axis: str, case: Case) -> None:
-    where = f"leaf {name} on mesh {case.mesh_text}"
-    if not isinstance(spec, P):
-        raise Mismatch(f"{where}: its spec is {forms.describe(spec)}, expected a PartitionSpec")
-    named = {a for entry in spec_of(spec, max(len(spec), shard.ndim)) for a in entry}
-    if not named <= {axis}:
-        raise Mismatch(
-            f"{where}: its spec {forms.show_spec(spec)} names {sorted(named - {axis})}; "
-            f"the axis to split over is {axis!r}"
-        )
-    if len(spec) > shard.ndim:
-        raise Mismatch(
-            f"{where}: its spec {forms.show_spec(spec)} has {len(spec)} entries and the leaf has {shard.ndim} dims"
-        )
-    differs = varying_axes(shard) - named
-    if differs:
-        raise Mismatch(
-            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec "
-            f"{forms.show_spec(spec)} says that it is whole. Does the spec say which dim you split?"
-        )
+from course.program.program import spec_of
 
 
 def shard_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
@@ -117,31 +60,11 @@ def _held(e: Evidence, split: bool = True) -> int:
 
 def _gather_specs(case: Case) -> Any:
     size, low, axis = axis_size(case), case.sizes["min_size"], axis_of(case)
-    return jax.tree.map(lambda s: split_spec(s.shape, size, low, axis), _leaf_shapes(case))
+    return jax.tree.map(lambda s: split_spec(s.shape, size, low, axis), leaf_shapes(case))
 
 
-def wrap_gather_params(function: Any, case: Case) -> Wrapped:
-    axis, shapes, specs = axis_of(case), _leaf_shapes(case), _gather_specs(case)
-    stacked = jax.tree.map(lambda s: jax.ShapeDtypeStruct((axis_size(case), *s.shape), s.dtype), shapes)
-    results = {"values": P(axis), "gradients": kept_specs(specs, axis)}
-
-    def local(shards, upstream):
-        def gather(shards):
-            whole = forms.same_tree("the result", function(shards, specs, axis), shards)
-            forms.same_shapes("gather_params", whole, shapes, case)
-            return jax.tree.map(lambda leaf: as_varying(leaf, axis), whole)
-
-        whole, transpose = jax.vjp(gather, jax.tree.map(lambda s: as_varying(s, axis), shards))
-        (gradients,) = transpose(jax.tree.map(lambda g: g[0], upstream))
-        return {"values": jax.tree.map(lambda leaf: leaf[None], whole), "gradients": keep(gradients, specs, axis)}
-
-    def program(shards, upstream):
-        mesh = abstract_mesh(case.mesh)
-        in_specs = (specs, P(axis))
-        return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=results)(shards, upstream)
-
-    inputs = {"shards": shapes, "upstream": stacked}
-    return Wrapped(program, inputs, {"shards": specs, "upstream": P(axis)}, results, {"shards": "state"})
+def _draw_gather_params(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    return draw_leaves(rng, GATHER_PARAMS.wrap(None, case).inputs)  # type: ignore[arg-type]
 
 
 def gather_params_oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
@@ -163,33 +86,34 @@ def gather_params_facts(cases: list[Evidence], _: Evidence | None, __: dict[str,
     ]
 
 
-_LEAVES = {"unit": 16, "min_size": 64}
+_LEAVES = {"unit": 16, "min_size": 64, "turn": 0}
 
 
 def _unseen_leaves(rng: np.random.Generator) -> Case:
-    sizes = {"unit": int(rng.choice([8, 24, 32])), "min_size": int(rng.choice([32, 64, 128]))}
-    return Case("unseen", unseen_mesh(rng), sizes)
+    sizes = {"unit": int(rng.choice([12, 24, 40])), "min_size": int(rng.choice([32, 96, 128]))}
+    return Case("unseen", unseen_mesh(rng, *ODD), {**sizes, "turn": int(rng.integers(1, 8))})
 
 
 SHARD_PARAMS = Task(
-    wrapping=Wrapping("shard_params", "(params, axis_name, min_size)", wrap_shard_params),
+    wrapping=wrappings("fsdp")["shard_params"],
     kind="local",
     points=2,
     cases=meshes(_LEAVES),
     unseen=_unseen_leaves,
-    draw=lambda rng, case: {"params": draw_leaves(rng, _leaf_shapes(case))},
+    draw=lambda rng, case: {"params": draw_leaves(rng, leaf_shapes(case))},
     oracle=lambda inputs, case: {"values": inputs["params"]},
     facts=shard_params_facts,
     naive="keeps_everything",
 )
 
 GATHER_PARAMS = Task(
-    wrapping=Wrapping("gather_params", "(shards, specs, axis_name)", wrap_gather_params),
+    wrapping=wrappings("fsdp")["gather_params"],
     kind="local",
     points=3,
     cases=meshes(_LEAVES),
     unseen=_unseen_leaves,
-    draw=lambda rng, case: draw_leaves(rng, wrap_gather_params(None, case).inputs),
+    given=lambda case: as_given(_gather_specs(case)),
+    draw=_draw_gather_params,
     oracle=gather_params_oracle,
     facts=gather_params_facts,
     naive="sums_padded_parts",

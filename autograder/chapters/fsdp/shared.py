@@ -7,13 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from autograder.cases import axis_of, axis_size, params_of
 from autograder.contract import Case, Evidence
 from autograder.facts import split_spec
-from course.mesh import as_varying
 from course.program import Leaf
+from course.program.program import path_name
 
 
 def specs_of(case: Case) -> tuple[Any, Any]:
@@ -27,14 +26,14 @@ def specs_of(case: Case) -> tuple[Any, Any]:
     return shapes, specs
 
 
-def kept_specs(specs: Any, axis: str) -> Any:
-    """Sharded leaves keep their spec; those of whole leaves are returned per device, stacked."""
-    return jax.tree.map(lambda spec: spec if len(spec) else P(axis), specs)
+def given_specs(case: Case) -> dict[str, Any]:
+    """What the wrappers of functions that take shards are given: how leaves are split."""
+    return as_given(specs_of(case)[1])
 
 
-def keep(leaves: Any, specs: Any, axis: str) -> Any:
-    """The leaves in the form of ``kept_specs``; runs inside ``shard_map``."""
-    return jax.tree.map(lambda leaf, spec: leaf if len(spec) else as_varying(leaf, axis)[None], leaves, specs)
+def as_given(specs: Any) -> dict[str, Any]:
+    """Specs as plain data, by the leaf's path."""
+    return {"specs": {path_name("", path): list(spec) for path, spec in jax.tree.leaves_with_path(specs)}}
 
 
 def mean_or_own(stacked: Any, specs: Any) -> Any:

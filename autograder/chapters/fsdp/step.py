@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from autograder import facts, limits
-from autograder.cases import axis_of, axis_size
+from autograder.cases import axis_size
 from autograder.chapters.fsdp.loss import TOO_MUCH
-from autograder.chapters.fsdp.shared import bytes_of, ring_bytes, whole_and_split
-from autograder.chapters.fsdp.steps import draw_step, step_oracle, wrap_step
+from autograder.chapters.fsdp.shared import bytes_of, given_specs, ring_bytes, whole_and_split
+from autograder.chapters.fsdp.steps import draw_step, step_oracle, unseen_step
+from autograder.chapters.fsdp.wrapping import step_axes
 from autograder.contract import Case, Evidence, Task
-from autograder.draws import meshes, unseen_mesh
+from autograder.draws import ODD, meshes, unseen_mesh
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 
-NAME = "fsdp_train_step"
 # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.09 times as
 # long; one that gathers ahead in the forward pass only, 1.21.
 SLOWER = 1.15
@@ -53,10 +53,6 @@ def fsdp_train_step_facts(cases: list[Evidence], large: Evidence | None, referen
     ]
 
 
-def _axes(case: Case) -> tuple[str]:
-    return (axis_of(case),)
-
-
 # As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
 _MLP = {"width": 16, "hidden": 32, "num_layers": 8, "features": 8, "rows": 4, "min_size": 64, "steps": 1, "rate": 100}
 _TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 8, "rows": 4, "min_size": 64,
@@ -71,22 +67,18 @@ def _cases() -> tuple[Case, ...]:
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    sizes = {**_MLP, "width": int(rng.choice([16, 32])), "hidden": 64, "num_layers": int(rng.choice([2, 4]))}
-    return Case("unseen", unseen_mesh(rng), sizes)
+    return Case("unseen", unseen_mesh(rng, *ODD), unseen_step(rng))
 
 
 FSDP_TRAIN_STEP = Task(
-    wrapping=Wrapping(
-        NAME,
-        "(shards, specs, batch, model, axis_name, learning_rate)",
-        lambda function, case: wrap_step(NAME, function, case, _axes(case)),
-    ),
+    wrapping=wrappings("fsdp")["fsdp_train_step"],
+    given=given_specs,
     kind="local",
     points=5,
     cases=_cases(),
     unseen=_unseen,
-    draw=lambda rng, case: draw_step(rng, case, _axes(case)),
-    oracle=lambda inputs, case: step_oracle(inputs, case, _axes(case)),
+    draw=lambda rng, case: draw_step(rng, case, step_axes(case)),
+    oracle=lambda inputs, case: step_oracle(inputs, case, step_axes(case)),
     facts=fsdp_train_step_facts,
     analysed=(Case("data=8, 8 layers of width 4096", {"data": 8}, _LARGE_MLP), "data=8"),
     naive="gathers_everything_first",

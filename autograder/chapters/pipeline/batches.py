@@ -1,4 +1,4 @@
-"""Models over stages: who holds what of them, batches for every group of stages, and the loss on one device."""
+"""Models over stages: batches for every group of stages, cases that nobody has seen, and the loss on one device."""
 
 from __future__ import annotations
 
@@ -8,41 +8,27 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder.cases import model_of, params_of, pipe_of
-from autograder.chapters.pipeline.shared import groups_of, others_of
+from autograder.cases import model_of, model_sizes, params_of
+from autograder.chapters.pipeline.shared import unseen_stages
+from autograder.chapters.pipeline.wrapping.model import rows_of
 from autograder.contract import Case
 from autograder.draws import draw_leaves
 from course.data import regression_batch, token_batch
 from course.model import full_loss
 
-
-def specs_of(case: Case) -> Any:
-    """Layers are split over the stages; every device holds the embedding and the head."""
-    return by_part(case, layers=P(pipe_of(case)), ends=P())
-
-
-def by_part(case: Case, *, layers: Any, ends: Any) -> Any:
-    """A tree like the parameters, with one value for all layers' leaves and another for embedding and head."""
-    return {
-        name: jax.tree.map(lambda _, of=layers if name == "layers" else ends: of, tree)
-        for name, tree in params_of(case).items()
-    }
+# Their layers can be shared out over 2, 3 and 4 stages; no size is a public case's. Dropout is in percent.
+_MODELS = (
+    {"width": 12, "hidden": 24, "num_layers": 12, "features": 5, "outputs": 7, "dropout": 35},
+    {"width": 24, "hidden": 20, "num_layers": 12, "features": 8, "outputs": 4, "dropout": 15},
+    {"width": 12, "hidden": 20, "num_layers": 12, "num_heads": 3, "vocab": 24, "seq": 6, "dropout": 15},
+)
 
 
-def rows_of(case: Case) -> int:
-    """Rows of all groups together."""
-    return groups_of(case) * case.sizes["microbatches"] * case.sizes["rows"]
-
-
-def batch_shapes(case: Case, steps: int) -> dict[str, Any]:
-    """``[steps, rows, ...]`` where there are steps, else ``[rows, ...]``."""
-    s, lead = case.sizes, ((steps,) if steps else ()) + (rows_of(case),)
-    if "seq" in s:
-        return {name: jax.ShapeDtypeStruct((*lead, s["seq"]), np.int32) for name in ("inputs", "targets")}
-    sizes = {"inputs": s["features"], "targets": s.get("outputs", s["features"])}
-    return {name: jax.ShapeDtypeStruct((*lead, size), np.float32) for name, size in sizes.items()}
+def unseen_pipelines(rng: np.random.Generator, **more: int) -> Case:
+    """Two pipelines side by side, so that the oracle is compiled for few sizes only."""
+    sizes = {**_MODELS[rng.integers(len(_MODELS))], "microbatches": int(rng.choice([7, 8])), "rows": 5}
+    return Case("unseen", unseen_stages(rng, (2, 2), (2, 4), (2, 3)), {**sizes, **more})
 
 
 def draw_batch(rng: np.random.Generator, case: Case, steps: int) -> dict[str, np.ndarray]:
@@ -64,7 +50,7 @@ def draw_batch(rng: np.random.Generator, case: Case, steps: int) -> dict[str, np
 
 
 def draw_params(rng: np.random.Generator, case: Case) -> Any:
-    return draw_leaves(rng, params_of(case), 0.3)
+    return draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4))
 
 
 def draw_key(rng: np.random.Generator, *lead: int) -> np.ndarray:
@@ -72,20 +58,14 @@ def draw_key(rng: np.random.Generator, *lead: int) -> np.ndarray:
     return rng.integers(0, 2**32 - 1, (*lead, 2), np.uint32)
 
 
-def row_axes(case: Case) -> Any:
-    """The entry of a spec for a dim of rows."""
-    return others_of(case) or None
-
-
 def one_device_loss(case: Case) -> Callable[[Any, Any, jax.Array], jax.Array]:
     """``(params, rows of one group, its key) ->`` the mean over microbatches, each with masks of its own."""
-    return _one_device_loss(tuple(case.sizes.items()))
+    return _one_device_loss(model_sizes(case), case.sizes["microbatches"])
 
 
 @lru_cache(maxsize=32)
-def _one_device_loss(sizes: tuple[tuple[str, int], ...]) -> Callable[[Any, Any, jax.Array], jax.Array]:
-    case = Case("", {}, dict(sizes))
-    model, count = model_of(case), case.sizes["microbatches"]
+def _one_device_loss(sizes: tuple[tuple[str, int], ...], count: int) -> Callable[[Any, Any, jax.Array], jax.Array]:
+    model = model_of(Case("", {}, dict(sizes)))
 
     def loss(params, rows, key):
         parts = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]), rows)

@@ -8,83 +8,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import pipe_of, stages_of
+from autograder import facts, limits
+from autograder.cases import stages_of
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
-    groups_of,
     needed,
-    others_of,
     passed_on,
-    stage_of,
     stage_seconds,
     ticks_of,
+    unseen_stages,
 )
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.chapters.pipeline.wrapping.schedule import EXECUTED, execute_shapes, groups_of
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh, as_varying
+from autograder.verdict import Fact, Kind
+from autograder.wrapping import wrappings
 
-NAME = "execute_pipeline"
 _VALUES = "Which tick does a stage finish a microbatch in, and how many ticks does the last one need?"
 _BUBBLE = "How many ticks are there, and does a stage compute once in each?"
 
 
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Outputs of the last stage; with ``backward``, gradients of all stages' weights and of the microbatches."""
-    axis, others = pipe_of(case), others_of(case)
-
-    def local(weights, microbatches, upstream=None):
-        number = lax.axis_index(axis)
-
-        def run(weights, microbatches):
-            found = function(stage_of(weights), microbatches, axis)
-            if not hasattr(found, "shape"):
-                raise Mismatch(f"{NAME} returned {forms.describe(found)}, expected the outputs of all microbatches")
-            forms.same_shapes(NAME, {"outputs": found}, {"outputs": microbatches}, case)
-            return jnp.where(number == stages_of(case) - 1, found, 0)
-
-        for name in others:
-            weights = as_varying(weights, name)
-        own = as_varying(microbatches, axis)
-        if upstream is None:
-            return {"values": run(weights[0], own)[None]}
-        values, back = jax.vjp(run, weights[0], own)
-        found = back(as_varying(upstream, axis))
-        return jax.tree.map(lambda a: a[None], {"values": values, "gradients": dict(zip(_NAMES, found, strict=True))})
-
-    rows = P(None, others or None)
-    in_specs = {"weights": P(axis), "microbatches": rows}
-    results: dict[str, Any] = {"values": P(axis, None, others or None)}
-    if case.sizes["backward"]:
-        in_specs["upstream"] = rows
-        results["gradients"] = {"weights": P((*others, axis)), "microbatches": P(axis, None, others or None)}
-
-    def program(**inputs):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(*inputs.values())
-
-    return Wrapped(program, _shapes(case), in_specs, results)
-
-
-_NAMES = ("weights", "microbatches")
-
-
-def _shapes(case: Case) -> dict[str, Any]:
-    s = case.sizes
-    rows = jax.ShapeDtypeStruct((s["microbatches"], s["rows"] * groups_of(case), s["width"]), np.float32)
-    weights = jax.ShapeDtypeStruct((stages_of(case), s["width"], s["width"]), np.float32)
-    return {"weights": weights, "microbatches": rows} | ({"upstream": rows} if s["backward"] else {})
-
-
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    found = draw_leaves(rng, _shapes(case))
+    found = draw_leaves(rng, execute_shapes(case))
     return {**found, "weights": found["weights"] / np.float32(np.sqrt(case.sizes["width"]))}
 
 
@@ -120,7 +67,7 @@ def _one_device(groups: int) -> Any:
     def run(weights, microbatches, upstream):
         every = jnp.broadcast_to(weights, (groups, *weights.shape))
         values, back = jax.vjp(outputs, every, microbatches)
-        return values, None if upstream is None else dict(zip(_NAMES, back(upstream), strict=True))
+        return values, None if upstream is None else dict(zip(EXECUTED, back(upstream), strict=True))
 
     return jax.jit(run)
 
@@ -132,7 +79,8 @@ def _passes(e: Evidence) -> int:
 def execute_facts(cases: list[Evidence], large: Evidence | None, _: dict[str, Any]) -> list[Fact]:
     counted = [*cases, large] if large else cases
     backward = [e for e in cases if e.case.sizes["backward"]]
-    unknown = Fact("gradients", None, "not measured", message="no case of this check is differentiated", weight=2)
+    unknown = Fact("gradients", None, "not measured", message="no case of this check is differentiated", weight=2,
+                   kind=Kind.GRADIENTS)  # fmt: skip
     return [
         facts.arrays_match("values", cases, "values", _VALUES),
         facts.arrays_match("gradients", backward, "gradients", weight=2) if backward else unknown,
@@ -150,12 +98,16 @@ _LARGE = {**_FORWARD, "rows": 1024, "width": 2048}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"pipe": 2, "data": 4}, {"data": 2, "stage": 2}, {"pipe": 8}][rng.integers(3)]
-    return Case("unseen", mesh, {**_SIZES, "microbatches": int(rng.choice([2, 3, 7])), "rows": int(rng.choice([3, 4]))})
+    sizes = {
+        "microbatches": int(rng.choice([2, 4, 7])),
+        "rows": int(rng.choice([3, 4])),
+        "width": int(rng.choice([6, 12])),
+    }
+    return Case("unseen", unseen_stages(rng, (4, 2), (2, 2), (8,), (2, 3), (5,)), {**sizes, "backward": 1})
 
 
 EXECUTE_PIPELINE = Task(
-    wrapping=Wrapping(NAME, "(stage, microbatches, axis_name)", wrap),
+    wrapping=wrappings("pipeline")["execute_pipeline"],
     kind="local",
     points=5,
     cases=(

@@ -7,38 +7,24 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import microbatch_bytes, model_of, params_of, pipe_of, stages_of, varying
+from autograder import facts, limits
+from autograder.cases import microbatch_bytes, model_sizes, stages_of
 from autograder.chapters.pipeline.batches import (
-    batch_shapes,
     draw_batch,
     draw_key,
     draw_params,
     one_device_loss,
-    row_axes,
-    specs_of,
+    unseen_pipelines,
 )
-from autograder.chapters.pipeline.shared import (
-    OTHER,
-    PERMUTES,
-    groups_of,
-    needed,
-    others_of,
-    passed_on,
-    refused,
-    refuses,
-)
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, refused
+from autograder.chapters.pipeline.wrapping.model import ENDS
+from autograder.chapters.pipeline.wrapping.schedule import groups_of
+from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh
+from autograder.wrapping import wrappings
 
-NAME = "pipeline_loss"
-ENDS = ("embed", "head")
 SHARING = ("reduce_scatter", "all_gather", "all_to_all")
 _GRADIENTS = "Which stages have a part in the loss, and is each part counted once?"
 _UNEVEN = "A stage that holds fewer layers than the others would be given some that are none."
@@ -47,64 +33,30 @@ _STRETCH = "All stages wait while the loss is computed. Could each compute a par
 FASTER = 0.85
 
 
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Loss and gradients of every device. Each returns its own share of the gradient of embedding and head."""
-    axis, model, rows = pipe_of(case), model_of(case), row_axes(case)
-    results = {"values": P((*others_of(case), axis)), "gradients": P(rows, axis), "refused": P()}
-
-    def local(params, batch, key):
-        params, key = varying(params, case.mesh), jax.random.wrap_key_data(key[0])
-
-        def loss_of(params, model=model):
-            loss = function(params, batch, key, model, case.sizes["microbatches"], axis)
-            if not hasattr(loss, "shape") or loss.shape != ():
-                raise Mismatch(f"{NAME} returned {forms.describe(loss)}, expected a scalar, the mean loss of all rows")
-            return loss
-
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        odd = model.num_layers + 1
-        uneven = lambda: loss_of(params, replace(model, num_layers=odd))  # noqa: E731
-        flag = stages_of(case) == 1 or refuses(uneven, odd, stages_of(case))
-        ends = {name: jax.tree.map(lambda g: g[None], gradients[name]) for name in ENDS}
-        found = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
-        return {"values": varying(loss, case.mesh)[None], "gradients": found, "refused": jnp.asarray(flag)}
-
-    in_specs = {"params": specs_of(case), "batch": P(rows), "key": P(rows)}
-
-    def program(params, batch, key):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(params, batch, key)
-
-    keys = jax.ShapeDtypeStruct((groups_of(case), 2), np.uint32)
-    inputs = {"params": params_of(case), "batch": batch_shapes(case, 0), "key": keys}
-    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
-
-
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    batch = draw_batch(rng, case, 0)
-    return {"params": draw_params(rng, case), "batch": batch, "key": draw_key(rng, groups_of(case))}
+    groups = groups_of(case)
+    batch, upstream = draw_batch(rng, case, 0), rng.uniform(0.5, 2, groups).astype(np.float32)
+    return {"params": draw_params(rng, case), "batch": batch, "key": draw_key(rng, groups), "upstream": upstream}
 
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     """The loss of each group's rows on one device, on every stage; gradients of its share of the batch."""
     groups, stages = groups_of(case), stages_of(case)
     rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), inputs["batch"])
-    losses, gradients = jax.tree.map(
-        np.asarray, _each_group(tuple(case.sizes.items()))(inputs["params"], rows, inputs["key"])
-    )
+    run = _each_group(model_sizes(case), case.sizes["microbatches"])
+    losses, gradients = jax.tree.map(np.asarray, run(inputs["params"], rows, inputs["key"], inputs["upstream"]))
     return {"values": np.repeat(losses, stages), "gradients": gradients, "refused": np.True_}
 
 
 @lru_cache(maxsize=32)
-def _each_group(sizes: tuple[tuple[str, int], ...]) -> Any:
-    loss = one_device_loss(Case("", {}, dict(sizes)))
+def _each_group(sizes: tuple[tuple[str, int], ...], microbatches: int) -> Any:
+    loss_of = one_device_loss(Case("", {}, {**dict(sizes), "microbatches": microbatches}))
 
-    def run(params, rows, keys):
-        each = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0, 0))
-        return each(params, rows, jax.vmap(jax.random.wrap_key_data)(keys))
+    def one(params, rows, key, upstream):
+        loss, back = jax.vjp(lambda params: loss_of(params, rows, jax.random.wrap_key_data(key)), params)
+        return loss, *back(upstream)
 
-    return jax.jit(run)
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
 
 
 def summed(e: Evidence) -> Evidence:
@@ -145,14 +97,8 @@ _TRANSFORMER = {"width": 16, "hidden": 32, "num_layers": 2, "vocab": 32, "seq": 
                 "dropout": 25}  # fmt: skip
 
 
-def _unseen(rng: np.random.Generator) -> Case:
-    # Two groups on each, so that the oracle is compiled for two sizes only.
-    mesh = [{"pipe": 2, "data": 2}, {"data": 2, "stage": 4}, {"pipe": 4, "data": 2}][rng.integers(3)]
-    return Case("unseen", mesh, {**_SIZES, "num_layers": 4, "microbatches": int(rng.choice([3, 5])), "rows": 3})
-
-
 PIPELINE_LOSS = Task(
-    wrapping=Wrapping(NAME, "(params, batch, key, model, num_microbatches, axis_name)", wrap),
+    wrapping=wrappings("pipeline")["pipeline_loss"],
     kind="local",
     points=5,
     cases=(
@@ -162,7 +108,7 @@ PIPELINE_LOSS = Task(
         Case("data=4 x stage=2, 5 microbatches", {"data": 4, "stage": 2}, {**_FEWER, "microbatches": 5, "rows": 1}),
         Case("pipe=1, 2 microbatches", {"pipe": 1}, {**_FEWER, "microbatches": 2}),
     ),
-    unseen=_unseen,
+    unseen=unseen_pipelines,
     draw=draw,
     oracle=oracle,
     facts=loss_facts,

@@ -1,32 +1,17 @@
-"""What the functions of ``pipeline`` share: where the stages are, how long a pass lasts, and what one stage does."""
+"""What the functions of ``pipeline`` share: how long a pass lasts, and what is sent in it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from autograder.cases import microbatch_bytes, pipe_of, stages_of
+from autograder.cases import microbatch_bytes, stages_of
 from autograder.contract import Case, Evidence
+from autograder.draws import axis_names
 from autograder.facts import worst
 from autograder.verdict import Fact
 
 OTHER = "other collectives"
 PERMUTES = "permute bytes"
-
-
-def others_of(case: Case) -> tuple[str, ...]:
-    """The axes along which the rows of a batch are split: all but that of the stages."""
-    return tuple(axis for axis in case.mesh if axis != pipe_of(case))
-
-
-def groups_of(case: Case) -> int:
-    """How many pipelines there are side by side, each with rows of its own."""
-    return math.prod(case.mesh[axis] for axis in others_of(case))
 
 
 def ticks_of(case: Case) -> int:
@@ -48,33 +33,15 @@ def needed(e: Evidence, passes: int) -> float:
     return 0.0 if stages_of(e.case) == 1 else float(alone * e.case.sizes["microbatches"] * microbatch_bytes(e.case))
 
 
-# --8<-- [start:stage]
-def stage_of(weights: jax.Array) -> Callable[..., jax.Array]:
-    """A stage that gives every microbatch another result: ``[microbatch_size, width] -> `` the same."""
-
-    def stage(x, microbatch):
-        return x + (1 + jnp.asarray(microbatch).astype(x.dtype) / 8) * jnp.tanh(x @ weights)
-
-    return stage
-
-
-# --8<-- [end:stage]
-
-
 def stage_seconds(case: Case) -> float:
     """What the matmul of ``stage_of`` takes on the machine with a free network, at 1 TFLOP/s."""
     return 2 * case.sizes["rows"] * case.sizes["width"] ** 2 / 1e12
 
 
-def refuses(call: Callable[[], Any], *numbers: int) -> bool:
-    """Whether ``call`` raises a ``ValueError`` that names the numbers; nothing of it enters the program."""
-    try:
-        jax.eval_shape(call)
-    except ValueError as error:
-        return all(str(number) in str(error) for number in numbers)
-    except Exception:
-        return False
-    return False
+def unseen_stages(rng: np.random.Generator, *sizes: tuple[int, ...]) -> dict[str, int]:
+    """A mesh of one of these sizes whose axes have names that nobody knows; the last one is that of the stages."""
+    chosen = sizes[rng.integers(len(sizes))]
+    return dict(zip(axis_names(rng, len(chosen)), chosen, strict=True))
 
 
 def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:

@@ -12,79 +12,25 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms, limits
-from autograder.cases import microbatch_bytes, model_of, params_of, pipe_of, stages_of, varying
+from autograder import facts, limits
+from autograder.cases import microbatch_bytes, model_sizes, stages_of
 from autograder.chapters.pipeline.batches import (
-    batch_shapes,
-    by_part,
     draw_batch,
     draw_key,
     draw_params,
     one_device_loss,
-    row_axes,
-    specs_of,
+    unseen_pipelines,
 )
 from autograder.chapters.pipeline.loss import SHARING
-from autograder.chapters.pipeline.shared import (
-    OTHER,
-    PERMUTES,
-    groups_of,
-    needed,
-    others_of,
-    passed_on,
-    ticks_of,
-)
-from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, ticks_of
+from autograder.chapters.pipeline.wrapping.schedule import groups_of
+from autograder.contract import Case, Evidence, Task
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh
+from autograder.wrapping import wrappings
 
-NAME = "pipeline_train_step"
 _TOO_MUCH = "What does the backward pass of a tick need, and which of it could be computed again?"
 _LOSS = "Only the last stage has activations that count; what do the others need of them?"
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
-    axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case)
-    held = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))
-    results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
-
-    def local(params, batch, key, learning_rate):
-        key = jax.random.wrap_key_data(key)
-
-        def one(params, step):
-            number, part = step
-            own = jax.random.fold_in(key, number)
-            found = function(params, part, own, model, case.sizes["microbatches"], axis, *others, learning_rate)
-            return varying(forms.state_and_loss(NAME, "params", found, params, case), case.mesh)
-
-        before = varying(params, case.mesh)
-        if case.sizes["steps"] == 1:
-            after, loss = one(before, (0, jax.tree.map(lambda leaf: leaf[0], batch)))
-            losses = loss[None]
-        else:
-            after, losses = lax.scan(one, before, (np.arange(case.sizes["steps"], dtype=np.int32), batch))
-        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
-        lead = jax.tree.map(lambda leaf: leaf[None], {"values": {"params": after}, "gradients": gradients})
-        return {**lead, "values": {"loss": losses[None], **lead["values"]}}
-
-    in_specs = {"params": specs_of(case), "batch": P(None, rows), "key": P(), "learning_rate": P()}
-
-    def program(params, batch, key, learning_rate):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(params, batch, key, learning_rate)
-
-    inputs = {
-        "params": params_of(case),
-        "batch": batch_shapes(case, case.sizes["steps"]),
-        "key": jax.ShapeDtypeStruct((2,), np.uint32),
-        "learning_rate": jax.ShapeDtypeStruct((), np.float32),
-    }
-    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
@@ -96,7 +42,7 @@ def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
     groups, stages = groups_of(case), stages_of(case)
-    run = _steps_on_one_device(tuple(case.sizes.items()), groups)
+    run = _steps_on_one_device(model_sizes(case), case.sizes["microbatches"], groups)
     after, losses, gradients = jax.tree.map(np.asarray, run(*inputs.values()))
 
     def held(tree):
@@ -111,9 +57,9 @@ def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _steps_on_one_device(sizes: tuple[tuple[str, int], ...], groups: int) -> Any:
+def _steps_on_one_device(sizes: tuple[tuple[str, int], ...], microbatches: int, groups: int) -> Any:
     """Parameters after the steps, each step's loss, and the sum of the gradients."""
-    group_loss = one_device_loss(Case("", {}, dict(sizes)))
+    group_loss = one_device_loss(Case("", {}, {**dict(sizes), "microbatches": microbatches}))
 
     def mean_loss(params, batch, key):
         rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), batch)
@@ -211,13 +157,12 @@ _THREE = {**_SIZES, "microbatches": 5, "dropout": 0, "steps": 3, "rate": 20}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    # Two groups on each, so that the oracle is compiled for two sizes only.
-    mesh = [{"pipe": 2, "data": 2}, {"data": 2, "stage": 4}, {"pipe": 4, "data": 2}][rng.integers(3)]
-    return Case("unseen", mesh, {**_SIZES, "num_layers": 4, "microbatches": int(rng.choice([3, 5])), "rows": 3})
+    steps = int(rng.choice([1, 2]))
+    return unseen_pipelines(rng, steps=steps, rate=int(rng.integers(60, 90)) // steps)
 
 
 PIPELINE_TRAIN_STEP = Task(
-    wrapping=Wrapping(NAME, "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)", wrap),
+    wrapping=wrappings("pipeline")["pipeline_train_step"],
     kind="local",
     points=5,
     cases=(

@@ -8,88 +8,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
-from autograder.cases import pipe_of, stages_of
-from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, stage_of, ticks_of
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
+from autograder import facts
+from autograder.cases import stages_of
+from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, ticks_of, unseen_stages
+from autograder.chapters.pipeline.wrapping.schedule import tick_shapes
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
-from course.mesh import abstract_mesh, as_varying
+from autograder.wrapping import wrappings
 
-NAME = "pipeline_tick"
 _VALUES = "Which microbatch is this stage at, where does its input come from, and who needs what it computed?"
-
-
-def wrap(function: Any, case: Case) -> Wrapped:
-    """Every tick of a schedule, each with other things that arrive; what idle stages give does not count."""
-    axis, count = pipe_of(case), case.sizes["microbatches"]
-    number_of_ticks = ticks_of(case)
-
-    def local(weights, microbatches, arrived, upstream):
-        number = lax.axis_index(axis)
-
-        def ticks(weights, microbatches, arrived):
-            def one(_, inputs):
-                tick, arrived = inputs
-                y, sent = _checked(function(stage_of(weights), microbatches, arrived, tick, axis), arrived, case)
-                busy, coming = _has_work(tick, number, count), _has_work(tick, number - 1, count) & (number > 0)
-                return None, (jnp.where(busy, y, 0), jnp.where(coming, sent, 0))
-
-            numbers = jnp.arange(number_of_ticks, dtype=jnp.int32)
-            return dict(zip(("y", "sent"), lax.scan(one, None, (numbers, arrived))[1], strict=True))
-
-        own = as_varying(microbatches, axis)
-        values, back = jax.vjp(ticks, weights[0], own, arrived[:, 0])
-        found = back(jax.tree.map(lambda a: a[:, 0], upstream))
-        gradients = dict(zip(("weights", "microbatches", "arrived"), found, strict=True))
-        return jax.tree.map(lambda a: a[None], {"values": values, "gradients": gradients})
-
-    in_specs = {"weights": P(axis), "microbatches": P(), "arrived": P(None, axis), "upstream": P(None, axis)}
-    results = {"values": P(axis), "gradients": P(axis)}
-
-    def program(weights, microbatches, arrived, upstream):
-        mapped = jax.shard_map(
-            local, mesh=abstract_mesh(case.mesh), in_specs=tuple(in_specs.values()), out_specs=results
-        )
-        return mapped(weights, microbatches, arrived, upstream)
-
-    return Wrapped(program, _shapes(case), in_specs, results)
 
 
 def _has_work(tick: Any, stage: Any, count: int) -> Any:
     return (tick >= stage) & (tick - stage < count)
 
 
-def _checked(found: Any, like: Any, case: Case) -> tuple[Any, Any]:
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise Mismatch(f"{NAME} returned {forms.describe(found)}, expected a tuple (y, sent)")
-    forms.same_shapes(NAME, {"y": found[0], "sent": found[1]}, {"y": like, "sent": like}, case)
-    return found
-
-
-def _shapes(case: Case) -> dict[str, Any]:
-    s, stages = case.sizes, stages_of(case)
-
-    def leaf(*shape):
-        return jax.ShapeDtypeStruct(shape, np.float32)
-
-    block = (s["rows"], s["width"])
-    flows = leaf(ticks_of(case), stages, *block)
-    return {
-        "weights": leaf(stages, s["width"], s["width"]),
-        "microbatches": leaf(s["microbatches"], *block),
-        "arrived": flows,
-        "upstream": {"y": flows, "sent": flows},
-    }
+def _counted(case: Case) -> dict[str, np.ndarray]:
+    """At which ``[tick, stage]`` a stage has work, and at which it is sent what the stage before it has computed."""
+    tick, stage = np.arange(ticks_of(case))[:, None], np.arange(stages_of(case))
+    busy = _has_work(tick, stage, case.sizes["microbatches"])
+    return {"y": busy, "sent": np.concatenate([np.zeros_like(busy[:, :1]), busy[:, :-1]], 1)}
 
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    found = draw_leaves(rng, _shapes(case))
-    return {**found, "weights": found["weights"] / np.float32(np.sqrt(case.sizes["width"]))}
+    shapes = tick_shapes(PIPELINE_TICK.complete(case))
+    found = draw_leaves(rng, {name: shape for name, shape in shapes.items() if name != "counted"})
+    weights = found["weights"] / np.float32(np.sqrt(case.sizes["width"]))
+    return {**found, "weights": weights, "counted": _counted(case)}
 
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
@@ -138,12 +85,17 @@ _SIZES = {"microbatches": 3, "rows": 2, "width": 6}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    mesh = [{"pipe": 8}, {"pipe": 2, "data": 2}, {"stage": 4}][rng.integers(3)]
-    return Case("unseen", mesh, {**_SIZES, "microbatches": int(rng.choice([2, 4, 5])), "rows": int(rng.choice([3, 4]))})
+    sizes = {
+        "microbatches": int(rng.choice([2, 4, 6])),
+        "rows": int(rng.choice([3, 4])),
+        "width": int(rng.choice([5, 8])),
+    }
+    return Case("unseen", unseen_stages(rng, (8,), (2, 2), (4,), (2, 3), (5,)), sizes)
 
 
 PIPELINE_TICK = Task(
-    wrapping=Wrapping(NAME, "(stage, microbatches, arrived, tick, axis_name)", wrap),
+    wrapping=wrappings("pipeline")["pipeline_tick"],
+    given=lambda case: {"ticks": ticks_of(case)},
     kind="local",
     points=3,
     cases=(

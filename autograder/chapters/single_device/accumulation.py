@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 
-from autograder import facts, forms, limits
-from autograder.cases import batch_shapes, model_of, params_of
-from autograder.chapters.single_device.common import MESH, does_not_grow, float32_scalar, on_one_device
-from autograder.contract import Case, Evidence, Mismatch, Task, Wrapped
-from autograder.draws import batch_of, draw_leaves
+from autograder import facts, limits
+from autograder.cases import model_of, model_sizes, params_of
+from autograder.chapters.single_device.common import does_not_grow
+from autograder.chapters.single_device.wrapping import MESH
+from autograder.contract import Case, Evidence, Task
+from autograder.draws import batch_of, draw_leaves, unseen_model
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 from course.model import full_loss
 
 FEW, MANY = "2 microbatches", "8 microbatches"
 
 
-def loss_of(case: Case) -> Callable[[Any, Any], jax.Array]:
-    """The model's mean loss, each layer computed again in the backward pass."""
-    model = model_of(case)
-
-    def loss(params, batch):
-        step = jax.checkpoint(lambda x, layer: (model.layer(layer, x), None))
-        x, _ = jax.lax.scan(step, model.embed(params["embed"], batch["inputs"]), params["layers"])
-        return model.loss(params["head"], x, batch["targets"])
-
-    return loss
-
-
-def _wrap(function: Any, case: Case) -> Wrapped:
-    shapes = params_of(case)
-
-    def local(params, batch):
-        result = function(loss_of(case), params, batch, case.sizes["num_microbatches"])
-        if not isinstance(result, tuple | list) or len(result) != 2:
-            raise Mismatch(
-                f"accumulate_gradients returned {forms.describe(result)}, expected a tuple (loss, gradients)"
-            )
-        loss, gradients = result
-        float32_scalar("accumulate_gradients, as loss,", loss)
-        gradients = forms.same_tree("gradients", gradients, params)
-        forms.same_shapes("accumulate_gradients", gradients, shapes, case)
-        return {"values": loss, "gradients": gradients}
-
-    return on_one_device(local, {"params": shapes, "batch": batch_shapes(case)}, ("values", "gradients"))
-
-
 def _draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    return {"params": draw_leaves(rng, params_of(case), 0.3), "batch": batch_of(case, int(rng.integers(2**31)))}
+    return {
+        "params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
+        "batch": batch_of(case, int(rng.integers(2**31))),
+    }
 
 
 @lru_cache(maxsize=16)
@@ -63,7 +36,7 @@ def _value_and_gradient(sizes: tuple[tuple[str, int], ...]) -> Any:
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     """Loss and gradient of the whole batch at once."""
-    loss, gradients = _value_and_gradient(tuple(case.sizes.items()))(inputs["params"], inputs["batch"])
+    loss, gradients = _value_and_gradient(model_sizes(case))(inputs["params"], inputs["batch"])
     return {"values": np.asarray(loss), "gradients": jax.tree.map(np.asarray, gradients)}
 
 
@@ -90,12 +63,11 @@ _LARGE = {"width": 2048, "hidden": 8192, "num_layers": 2, "features": 128, "rows
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    sizes = {**_MLP, "width": int(rng.choice([16, 24])), "rows": int(rng.choice([24, 48]))}
-    return Case("unseen", MESH, {**sizes, "num_microbatches": int(rng.choice([3, 4, 6]))})
+    return Case("unseen", MESH, {**unseen_model(rng), "num_microbatches": int(rng.choice([3, 6]))})
 
 
 TASK = Task(
-    wrapping=Wrapping("accumulate_gradients", "(loss_fn, params, batch, num_microbatches)", _wrap),
+    wrapping=wrappings("single_device")["accumulate_gradients"],
     kind="transform",
     points=2,
     cases=(

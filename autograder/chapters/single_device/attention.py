@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from autograder import facts, limits
-from autograder.chapters.single_device.common import MESH, like, on_one_device
-from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.chapters.single_device.wrapping import MESH, wrap_attention
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 
 # Scores go up to about 110, where float32 is exact to 2^-18 (4e-6). A score adds up ten such roundings, what
 # is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.2e-5 here.
@@ -21,23 +21,9 @@ TOLERANCE = 1e-4
 LEAST_WORK = 0.45
 
 
-def _wrap(function: Any, case: Case) -> Wrapped:
-    s = case.sizes
-    x = jax.ShapeDtypeStruct((s["rows"], s["seq"], s["num_heads"], s["head_dim"]), np.float32)
-
-    def local(q, k, v, upstream):
-        def attend(q, k, v):
-            return like("chunked_attention", function(q, k, v, s["chunk"]), x, case)
-
-        values, transpose = jax.vjp(attend, q, k, v)
-        return {"values": values, "gradients": dict(zip("qkv", transpose(upstream), strict=True))}
-
-    return on_one_device(local, {"q": x, "k": x, "v": x, "upstream": x}, ("values", "gradients"))
-
-
 def _draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     """Normal numbers; the first feature of queries and keys is large and alike, which adds ``offset`` to each score."""
-    arrays = draw_leaves(rng, _wrap(None, case).inputs)
+    arrays = draw_leaves(rng, wrap_attention(None, case).inputs)
     large = np.sqrt(case.sizes["offset"] * np.sqrt(case.sizes["head_dim"]))
     for name in "qk":
         arrays[name][..., 0] = large
@@ -94,13 +80,13 @@ _LARGE = {"rows": 2, "num_heads": 4, "head_dim": 64, "seq": 4096, "chunk": 512, 
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    chunk = int(rng.choice([6, 8, 12]))
-    sizes = {"chunk": chunk, "seq": chunk * int(rng.choice([3, 4, 5])), "rows": int(rng.choice([2, 3]))}
-    return Case("unseen", MESH, {**_SMALL, **sizes})
+    chunk, chunks = int(rng.choice([4, 8, 12])), int(rng.choice([4, 5, 7]))
+    sizes = {"chunk": chunk, "seq": chunk * chunks, "rows": int(rng.choice([1, 3])), "offset": int(rng.integers(5, 90))}
+    return Case("unseen", MESH, {"num_heads": int(rng.choice([2, 5])), "head_dim": int(rng.choice([6, 14])), **sizes})
 
 
 TASK = Task(
-    wrapping=Wrapping("chunked_attention", "(q, k, v, chunk)", _wrap),
+    wrapping=wrappings("single_device")["chunked_attention"],
     kind="step",
     points=4,
     cases=(

@@ -9,38 +9,19 @@ import jax
 import numpy as np
 
 from autograder import facts, limits
-from autograder.cases import model_of, params_of
-from autograder.chapters.single_device.common import MESH, does_not_grow, like, on_one_device
-from autograder.contract import Case, Evidence, Task, Wrapped
+from autograder.cases import model_of, model_sizes, params_of
+from autograder.chapters.single_device.common import does_not_grow
+from autograder.chapters.single_device.wrapping import MESH, activations
+from autograder.contract import Case, Evidence, Task
 from autograder.draws import draw_leaves
 from autograder.verdict import Fact
-from autograder.wrapping import Wrapping
+from autograder.wrapping import wrappings
 
 SHALLOW, DEEP = "2 layers", "8 layers"
 
 
-def _activations(case: Case) -> jax.ShapeDtypeStruct:
-    s = case.sizes
-    return jax.ShapeDtypeStruct((s["rows"], *([s["seq"]] if "seq" in s else []), s["width"]), np.float32)
-
-
-def _wrap(name: str, function: Any, case: Case) -> Wrapped:
-    x, layer = _activations(case), model_of(case).layer
-
-    def local(params, inputs, upstream):
-        def run(params, inputs):
-            return like(name, function(layer, params, inputs), x, case)
-
-        values, transpose = jax.vjp(run, params, inputs)
-        of_params, of_inputs = transpose(upstream)
-        return {"values": values, "gradients": {"layers": of_params, "x": of_inputs}}
-
-    inputs = {"params": params_of(case)["layers"], "inputs": x, "upstream": x}
-    return on_one_device(local, inputs, ("values", "gradients"))
-
-
 def _draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    x = _activations(case)
+    x = activations(case)
     leaves = draw_leaves(rng, {"params": params_of(case)["layers"], "inputs": x, "upstream": x})
     # Small enough that a deep stack's gradients do not explode, nor do their rounding errors.
     return {**leaves, "params": jax.tree.map(lambda a: a * np.float32(a.shape[1] ** -0.5), leaves["params"])}
@@ -66,7 +47,7 @@ def _run_and_transpose(sizes: tuple[tuple[str, int], ...]) -> Any:
 
 def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     """Layer after layer in a Python loop."""
-    run = _run_and_transpose(tuple(case.sizes.items()))
+    run = _run_and_transpose(model_sizes(case))
     values, (of_params, of_inputs) = run(inputs["params"], inputs["inputs"], inputs["upstream"])
     return jax.tree.map(np.asarray, {"values": values, "gradients": {"layers": of_params, "x": of_inputs}})
 
@@ -102,20 +83,20 @@ _TWELVE = {**_TRANSFORMER, "num_layers": 12}
 _LARGE = {"width": 1024, "hidden": 4096, "num_heads": 16, "num_layers": 12, "vocab": 8, "seq": 1024, "rows": 4}
 
 
-def _unseen_mlp(rng: np.random.Generator) -> Case:
-    sizes = {"width": int(rng.choice([16, 24])), "num_layers": int(rng.choice([3, 4, 6])), "rows": 6}
-    return Case("unseen", MESH, {**_MLP, **sizes})
+_UNSEEN = (
+    {"width": 12, "hidden": 20, "num_layers": 5, "features": 8, "rows": 6},
+    {"width": 24, "hidden": 40, "num_layers": 4, "features": 8, "rows": 5},
+    {"width": 24, "hidden": 20, "num_layers": 6, "num_heads": 3, "vocab": 8, "seq": 6, "rows": 3},
+    {"width": 12, "hidden": 40, "num_layers": 5, "num_heads": 3, "vocab": 8, "seq": 10, "rows": 3},
+)
 
 
-def _unseen_transformer(rng: np.random.Generator) -> Case:
-    sizes = {"width": int(rng.choice([16, 24])), "num_layers": int(rng.choice([2, 4, 5])), "rows": 3}
-    return Case("unseen", MESH, {**_TRANSFORMER, **sizes})
+def _unseen(rng: np.random.Generator) -> Case:
+    return Case("unseen", MESH, dict(_UNSEEN[rng.integers(len(_UNSEEN))]))
 
 
 SCAN = Task(
-    wrapping=Wrapping(
-        "scan_layers", "(layer, stacked_params, x)", lambda function, case: _wrap("scan_layers", function, case)
-    ),
+    wrapping=wrappings("single_device")["scan_layers"],
     kind="transform",
     points=1,
     cases=(
@@ -124,16 +105,14 @@ SCAN = Task(
         Case("3 layers with attention", MESH, _TRANSFORMER),
         Case("1 layer", MESH, {**_MLP, "num_layers": 1}),
     ),
-    unseen=_unseen_mlp,
+    unseen=_unseen,
     draw=_draw,
     oracle=oracle,
     facts=_scan_facts,
 )
 
 REMAT = Task(
-    wrapping=Wrapping(
-        "remat_layers", "(layer, stacked_params, x)", lambda function, case: _wrap("remat_layers", function, case)
-    ),
+    wrapping=wrappings("single_device")["remat_layers"],
     kind="transform",
     points=2,
     cases=(
@@ -141,7 +120,7 @@ REMAT = Task(
         Case("3 layers", MESH, _TRANSFORMER, quick=True),
         Case("8 layers without attention", MESH, _MLP),
     ),
-    unseen=_unseen_transformer,
+    unseen=_unseen,
     draw=_draw,
     oracle=oracle,
     facts=_remat_facts,

@@ -1,0 +1,201 @@
+"""Microbatches, ticks and whole schedules: what their functions are given, and the form of what they give.
+
+When a stage has work is the answer of ``pipeline_tick``: what counts of its results arrives as an input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from autograder import forms
+from autograder.cases import pipe_of, stages_of, varying
+from autograder.wrapping import Case, Mismatch, Wrapped
+from course.mesh import abstract_mesh
+
+EXECUTED = ("weights", "microbatches")
+
+
+def others_of(case: Case) -> tuple[str, ...]:
+    """The axes along which the rows of a batch are split: all but that of the stages."""
+    return tuple(axis for axis in case.mesh if axis != pipe_of(case))
+
+
+def row_axes(case: Case) -> Any:
+    """The entry of a spec for a dim of rows."""
+    return others_of(case) or None
+
+
+def groups_of(case: Case) -> int:
+    """How many pipelines there are side by side, each with rows of its own."""
+    return math.prod(case.mesh[axis] for axis in others_of(case))
+
+
+def refuses(call: Callable[[], Any], *numbers: int) -> bool:
+    """Whether ``call`` raises a ``ValueError`` that names the numbers; nothing of it enters the program."""
+    try:
+        jax.eval_shape(call)
+    except ValueError as error:
+        return all(str(number) in str(error) for number in numbers)
+    except Exception:
+        return False
+    return False
+
+
+def split_shapes(case: Case, rows: int) -> dict[str, Any]:
+    width = case.sizes["width"]
+    leaf = jax.ShapeDtypeStruct
+    return {
+        "inputs": leaf((rows, width), np.float32),
+        "targets": leaf((rows,), np.int32),
+        "more": {"weights": leaf((rows, 3, 2), np.float32)},
+    }
+
+
+def split_sizes(case: Case) -> tuple[int, int, int]:
+    """Devices, microbatches, and rows of one device."""
+    devices = int(np.prod(list(case.mesh.values())))
+    return devices, case.sizes["microbatches"], case.sizes["microbatches"] * case.sizes["rows"]
+
+
+def wrap_split(function: Any, case: Case) -> Wrapped:
+    axes = tuple(case.mesh)
+    devices, count, rows = split_sizes(case)
+
+    def local(batch):
+        found = forms.same_tree("microbatches", function(batch, count), batch)
+        like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, rows // count, *a.shape[1:]), a.dtype), batch)
+        forms.same_shapes("split_microbatches", found, like, case)
+        uneven = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), split_shapes(case, rows + 1))
+        flag = count == 1 or refuses(lambda: function(uneven, count), rows + 1, count)
+        return {"values": found, "refused": jnp.asarray(flag)}
+
+    spec, results = P(axes), {"values": P(None, axes), "refused": P()}
+
+    def program(batch):
+        return jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=spec, out_specs=results)(batch)
+
+    return Wrapped(program, {"batch": split_shapes(case, devices * rows)}, {"batch": spec}, results)
+
+
+# --8<-- [start:stage]
+def stage_of(weights: jax.Array) -> Callable[..., jax.Array]:
+    """A stage that gives every microbatch another result: ``[microbatch_size, width] -> `` the same."""
+
+    def stage(x, microbatch):
+        return x + (1 + jnp.asarray(microbatch).astype(x.dtype) / 8) * jnp.tanh(x @ weights)
+
+    return stage
+
+
+# --8<-- [end:stage]
+
+
+def tick_shapes(case: Case) -> dict[str, Any]:
+    """``counted`` says which results of a stage and a tick are looked at: idle stages may give what they like."""
+    s, stages, ticks = case.sizes, stages_of(case), case.given["ticks"]
+
+    def leaf(*shape, dtype: Any = np.float32):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    block = (s["rows"], s["width"])
+    flows, counted = leaf(ticks, stages, *block), leaf(ticks, stages, dtype=np.bool_)
+    return {
+        "weights": leaf(stages, s["width"], s["width"]),
+        "microbatches": leaf(s["microbatches"], *block),
+        "arrived": flows,
+        "upstream": {"y": flows, "sent": flows},
+        "counted": {"y": counted, "sent": counted},
+    }
+
+
+def wrap_tick(function: Any, case: Case) -> Wrapped:
+    """Every tick of a schedule, each with other things that arrive; what is not ``counted`` becomes zero."""
+    axis, number_of_ticks = pipe_of(case), case.given["ticks"]
+
+    def local(weights, microbatches, arrived, upstream, counted):
+        def ticks(weights, microbatches, arrived):
+            def one(_, inputs):
+                tick, arrived, counted = inputs
+                found = _tick(function(stage_of(weights), microbatches, arrived, tick, axis), arrived, case)
+                return None, jax.tree.map(lambda counts, a: jnp.where(counts, a, 0), counted, found)
+
+            numbers = jnp.arange(number_of_ticks, dtype=jnp.int32)
+            own = jax.tree.map(lambda a: a[:, 0], counted)
+            return lax.scan(one, None, (numbers, arrived, own))[1]
+
+        values, back = jax.vjp(ticks, weights[0], varying(microbatches, [axis]), arrived[:, 0])
+        found = back(jax.tree.map(lambda a: a[:, 0], upstream))
+        gradients = dict(zip(("weights", "microbatches", "arrived"), found, strict=True))
+        return jax.tree.map(lambda a: a[None], {"values": values, "gradients": gradients})
+
+    each = P(None, axis)
+    in_specs = {"weights": P(axis), "microbatches": P(), "arrived": each, "upstream": each, "counted": each}
+    results = {"values": P(axis), "gradients": P(axis)}
+
+    def program(**inputs):
+        specs = tuple(in_specs.values())
+        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
+        return mapped(*inputs.values())
+
+    return Wrapped(program, tick_shapes(case), in_specs, results)
+
+
+def _tick(found: Any, like: Any, case: Case) -> dict[str, Any]:
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise Mismatch(f"pipeline_tick returned {forms.describe(found)}, expected a tuple (y, sent)")
+    named: dict[str, Any] = {"y": found[0], "sent": found[1]}
+    forms.same_shapes("pipeline_tick", named, {"y": like, "sent": like}, case)
+    return named
+
+
+def execute_shapes(case: Case) -> dict[str, Any]:
+    s = case.sizes
+    rows = jax.ShapeDtypeStruct((s["microbatches"], s["rows"] * groups_of(case), s["width"]), np.float32)
+    weights = jax.ShapeDtypeStruct((stages_of(case), s["width"], s["width"]), np.float32)
+    return {"weights": weights, "microbatches": rows} | ({"upstream": rows} if s["backward"] else {})
+
+
+def wrap_execute(function: Any, case: Case) -> Wrapped:
+    """Outputs of the last stage; with ``backward``, gradients of all stages' weights and of the microbatches."""
+    axis, others = pipe_of(case), others_of(case)
+
+    def local(weights, microbatches, upstream=None):
+        number = lax.axis_index(axis)
+
+        def run(weights, microbatches):
+            found = function(stage_of(weights), microbatches, axis)
+            if not hasattr(found, "shape"):
+                raise Mismatch(
+                    f"execute_pipeline returned {forms.describe(found)}, expected the outputs of all microbatches"
+                )
+            forms.same_shapes("execute_pipeline", {"outputs": found}, {"outputs": microbatches}, case)
+            return jnp.where(number == stages_of(case) - 1, found, 0)
+
+        weights, own = varying(weights, others), varying(microbatches, [axis])
+        if upstream is None:
+            return {"values": run(weights[0], own)[None]}
+        values, back = jax.vjp(run, weights[0], own)
+        gradients = dict(zip(EXECUTED, back(varying(upstream, [axis])), strict=True))
+        return jax.tree.map(lambda a: a[None], {"values": values, "gradients": gradients})
+
+    rows = P(None, row_axes(case))
+    in_specs = {"weights": P(axis), "microbatches": rows}
+    results: dict[str, Any] = {"values": P(axis, None, row_axes(case))}
+    if case.sizes["backward"]:
+        in_specs["upstream"] = rows
+        results["gradients"] = {"weights": P((*others, axis)), "microbatches": P(axis, None, row_axes(case))}
+
+    def program(**inputs):
+        specs = tuple(in_specs.values())
+        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
+        return mapped(*inputs.values())
+
+    return Wrapped(program, execute_shapes(case), in_specs, results)

@@ -1,0 +1,245 @@
+"""What the functions of ``single_device`` are given, and the form of what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder import forms
+from autograder.cases import batch_shapes, model_of, params_of, pull_back
+from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from course.mesh import abstract_mesh
+
+MESH = {"data": 1}
+# So many steps of ``scaled_step`` are taken one after the other.
+STEPS = 6
+HALVES = ("first", "second")
+_SCALAR = jax.ShapeDtypeStruct((), np.float32)
+
+
+def _on_one_device(local: Callable[..., dict[str, Any]], inputs: dict[str, Any], results: tuple[str, ...]) -> Wrapped:
+    """``local``, which takes ``inputs`` by name and gives ``results``, inside ``shard_map`` over one device."""
+
+    def program(**trees):
+        def ordered(*blocks):
+            return local(**dict(zip(inputs, blocks, strict=True)))
+
+        given = [trees[name] for name in inputs]
+        specs = (P(),) * len(inputs)
+        out_specs = dict.fromkeys(results, P())
+        return jax.shard_map(ordered, mesh=abstract_mesh(MESH), in_specs=specs, out_specs=out_specs)(*given)
+
+    return Wrapped(program, inputs, dict.fromkeys(inputs, P()), dict.fromkeys(results, P()), {"params": "state"})
+
+
+def _float32_scalar(name: str, loss: Any) -> Any:
+    """``loss``, if it is one.
+
+    Raises:
+        Mismatch: It is not.
+    """
+    if getattr(loss, "shape", None) != () or loss.dtype != np.float32:
+        raise Mismatch(f"{name} returned {forms.describe(loss)}, expected a scalar, float32[]")
+    return loss
+
+
+def _like(name: str, found: Any, expected: Any, case: Case) -> Any:
+    """``found``, if it is an array like ``expected``.
+
+    Raises:
+        Mismatch: It is not.
+    """
+    if (getattr(found, "shape", None), getattr(found, "dtype", None)) != (expected.shape, expected.dtype):
+        raise Mismatch(
+            f"{name} returned {forms.describe(found)}, expected {forms.describe(expected)} in the case {case.name}"
+        )
+    return found
+
+
+def transformer_params(case: Case) -> Any:
+    """Shapes of the parameters of ``mixed_precision_loss``."""
+    s = case.sizes
+    width, hidden = s["width"], s["hidden"]
+    layer = {"attention_norm": (width,), "qkv": (width, 3 * width), "out": (width, width), "mlp_norm": (width,),
+             "up": (width, hidden), "down": (hidden, width)}  # fmt: skip
+    shapes = {"token": (s["vocab"], width), "position": (s["seq"], width), "layers": [layer] * s["num_layers"],
+              "norm": (width,), "head": (width, s["vocab"])}  # fmt: skip
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x, np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def wrap_mixed_precision(function: Any, case: Case) -> Wrapped:
+    """The loss, and the gradient of all parameters when ``upstream`` flows back into it."""
+    tokens = jax.ShapeDtypeStruct((case.sizes["rows"], case.sizes["seq"]), np.int32)
+
+    def local(params, batch, upstream):
+        def loss_of(params):
+            return _float32_scalar("mixed_precision_loss", function(params, batch, case.sizes["num_heads"]))
+
+        loss, gradients = pull_back(loss_of, params, upstream)
+        return {"values": loss, "gradients": gradients}
+
+    batch = {"inputs": tokens, "targets": tokens}
+    inputs = {"params": transformer_params(case), "batch": batch, "upstream": _SCALAR}
+    return _on_one_device(local, inputs, ("values", "gradients"))
+
+
+def model_loss(case: Case) -> Callable[[Any, Any], jax.Array]:
+    """The model's mean loss, each layer computed again in the backward pass: what gradients are accumulated of."""
+    model = model_of(case)
+
+    def loss(params, batch):
+        step = jax.checkpoint(lambda x, layer: (model.layer(layer, x), None))
+        x, _ = jax.lax.scan(step, model.embed(params["embed"], batch["inputs"]), params["layers"])
+        return model.loss(params["head"], x, batch["targets"])
+
+    return loss
+
+
+def wrap_accumulation(function: Any, case: Case) -> Wrapped:
+    shapes = params_of(case)
+
+    def local(params, batch):
+        result = function(model_loss(case), params, batch, case.sizes["num_microbatches"])
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise Mismatch(
+                f"accumulate_gradients returned {forms.describe(result)}, expected a tuple (loss, gradients)"
+            )
+        loss, gradients = result
+        _float32_scalar("accumulate_gradients, as loss,", loss)
+        gradients = forms.same_tree("gradients", gradients, params)
+        forms.same_shapes("accumulate_gradients", gradients, shapes, case)
+        return {"values": loss, "gradients": gradients}
+
+    return _on_one_device(local, {"params": shapes, "batch": batch_shapes(case)}, ("values", "gradients"))
+
+
+def activations(case: Case) -> jax.ShapeDtypeStruct:
+    """What enters and leaves each layer."""
+    s = case.sizes
+    return jax.ShapeDtypeStruct((s["rows"], *([s["seq"]] if "seq" in s else []), s["width"]), np.float32)
+
+
+def wrap_layers(name: str, function: Any, case: Case) -> Wrapped:
+    x, layer = activations(case), model_of(case).layer
+
+    def local(params, inputs, upstream):
+        def run(params, inputs):
+            return _like(name, function(layer, params, inputs), x, case)
+
+        values, transpose = jax.vjp(run, params, inputs)
+        of_params, of_inputs = transpose(upstream)
+        return {"values": values, "gradients": {"layers": of_params, "x": of_inputs}}
+
+    inputs = {"params": params_of(case)["layers"], "inputs": x, "upstream": x}
+    return _on_one_device(local, inputs, ("values", "gradients"))
+
+
+def halves_params(case: Case) -> Any:
+    """Shapes of the parameters of ``halves_loss``."""
+    s = case.sizes
+    half = {"up": (s["features"], s["hidden"]), "bias": (s["hidden"],), "down": (s["hidden"], s["features"])}
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x, np.float32),
+        dict.fromkeys(HALVES, half),
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def halves_loss(case: Case) -> Callable[[Any, Any], jax.Array]:
+    """Two small MLPs side by side, whose losses are added and multiplied by a small weight.
+
+    Where an element of ``probe`` equals one of the two pivots, the gradient of that parameter is infinite, or NaN.
+    """
+    weight = 2.0 ** -case.sizes["weight_bits"]
+
+    def half_loss(params, inputs, targets):
+        hidden = jax.nn.gelu(inputs.astype(params["up"].dtype) @ params["up"] + params["bias"])
+        outputs = (hidden @ params["down"]).astype(targets.dtype)
+        return 0.5 * jnp.mean(jnp.sum(jnp.square(outputs - targets), axis=-1))
+
+    def nothing(leaf, probe, pivots):
+        infinite, undefined = probe == pivots[0], probe == pivots[1]
+        zero = leaf - jax.lax.stop_gradient(leaf)
+        root = jnp.sqrt(jnp.where(infinite, zero, jnp.where(undefined, 0 * zero, 1)))
+        return jnp.sum(jnp.where(infinite | undefined, jnp.sign(pivots[0]) * root.astype(np.float32), 0))
+
+    def loss(params, batch):
+        first, second = (half_loss(params[half], batch["inputs"], batch["targets"][half]) for half in HALVES)
+        none = jax.tree.map(lambda leaf, probe: nothing(leaf, probe, batch["pivots"]), params, batch["probe"])
+        return weight * (first + second + sum(jax.tree.leaves(none)))
+
+    return loss
+
+
+def halves_rate(case: Case) -> float:
+    """Such that an update is about as large as the parameters, whatever the loss's weight."""
+    return case.sizes["rate"] / 1000 * 2.0 ** case.sizes["weight_bits"]
+
+
+def by_step(losses: Any) -> dict[str, Any]:
+    """The losses under names that a message can say."""
+    return {f"step_{step}": losses[step] for step in range(STEPS)}
+
+
+def wrap_scaled_step(function: Any, case: Case) -> Wrapped:
+    s, params = case.sizes, halves_params(case)
+    rows = jax.ShapeDtypeStruct((STEPS, s["rows"], s["features"]), np.float32)
+
+    def step(carry, batch):
+        result = function(halves_loss(case), *carry, batch, halves_rate(case), s["growth_interval"])
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            raise Mismatch(f"scaled_step returned {forms.describe(result)}, expected a tuple (params, state, loss)")
+        new, state, loss = result
+        forms.same_shapes("scaled_step", forms.same_tree("params", new, params), params, case)
+        state = forms.same_tree("state", state, carry[1])
+        for name in ("scale", "good_steps"):
+            _like(f"scaled_step, as {name},", state[name], carry[1][name], case)
+        _float32_scalar("scaled_step, as loss,", loss)
+        return (new, state), (new, state, loss)
+
+    def local(params, scale, batches):
+        start = params, {"scale": scale, "good_steps": jnp.zeros((), jnp.int32)}
+        _, (every, state, losses) = jax.lax.scan(step, start, batches)
+        return {"values": every, "losses": by_step(losses), **state}
+
+    inputs = {
+        "params": params,
+        "scale": _SCALAR,
+        "batches": {
+            "inputs": rows,
+            "targets": dict.fromkeys(HALVES, rows),
+            "probe": jax.tree.map(lambda p: jax.ShapeDtypeStruct((STEPS, *p.shape), p.dtype), params),
+            "pivots": jax.ShapeDtypeStruct((STEPS, 2), np.float32),
+        },
+    }
+    return _on_one_device(local, inputs, ("values", "losses", "scale", "good_steps"))
+
+
+def wrap_attention(function: Any, case: Case) -> Wrapped:
+    s = case.sizes
+    x = jax.ShapeDtypeStruct((s["rows"], s["seq"], s["num_heads"], s["head_dim"]), np.float32)
+
+    def local(q, k, v, upstream):
+        def attend(q, k, v):
+            return _like("chunked_attention", function(q, k, v, s["chunk"]), x, case)
+
+        values, transpose = jax.vjp(attend, q, k, v)
+        return {"values": values, "gradients": dict(zip("qkv", transpose(upstream), strict=True))}
+
+    return _on_one_device(local, {"q": x, "k": x, "v": x, "upstream": x}, ("values", "gradients"))
+
+
+WRAPPINGS = (
+    Wrapping("mixed_precision_loss", "(params, batch, num_heads)", wrap_mixed_precision),
+    Wrapping("accumulate_gradients", "(loss_fn, params, batch, num_microbatches)", wrap_accumulation),
+    Wrapping("scan_layers", "(layer, stacked_params, x)", partial(wrap_layers, "scan_layers")),
+    Wrapping("remat_layers", "(layer, stacked_params, x)", partial(wrap_layers, "remat_layers")),
+    Wrapping("scaled_step", "(loss_fn, params, state, batch, learning_rate, growth_interval)", wrap_scaled_step),
+    Wrapping("chunked_attention", "(q, k, v, chunk)", wrap_attention),
+)

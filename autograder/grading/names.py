@@ -1,0 +1,49 @@
+"""Students are called what their folders are called, to the byte; what no gradebook or page can hold is written out."""
+
+from __future__ import annotations
+
+import unicodedata
+
+FINE = frozenset(" '’·@.,+()!~=_-")
+KINDS = ("L", "M", "N", "So", "Sk", "Pd")  # letters, marks and numbers of any script, emoji, dashes
+
+
+def name_problem(folder: str) -> str:
+    """Why a folder's name cannot be a student's, as the end of a sentence; empty if it can."""
+    if any("\ud800" <= c <= "\udfff" for c in folder):
+        return "is not UTF-8"
+    odd = dict.fromkeys(c for c in folder if not _is_fine(c))
+    if odd:
+        return f"has {', '.join(map(_described, [*odd][:5]))}{', …' if len(odd) > 5 else ''}"
+    if folder.startswith("."):
+        return "begins with a dot"
+    return "" if folder and folder == folder.strip() else "begins or ends with a space"
+
+
+def student_name(folder: str) -> str:
+    """The name under which a folder's student is filed: its own, or one with odd characters written out."""
+    if not name_problem(folder):
+        return folder
+    inner = range(len(folder) - len(folder.lstrip(" ")), len(folder.rstrip(" ")))
+    return "".join(c if _is_fine(c) and i in inner else _escaped(c) for i, c in enumerate(folder))
+
+
+def same_name(name: str) -> str:
+    """What names have in common that people cannot tell apart: upper and lower case, and how letters are composed."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _is_fine(c: str) -> bool:
+    return c in FINE or unicodedata.category(c).startswith(KINDS)
+
+
+def _escaped(c: str) -> str:
+    if "\udc80" <= c <= "\udcff":
+        return f"\\x{ord(c) - 0xDC00:02x}"
+    return (
+        "\\x20" if c == " " else c.encode("unicode_escape").decode() if not c.isprintable() or c == "\\" else f"\\{c}"
+    )
+
+
+def _described(c: str) -> str:
+    return c if c.isprintable() else unicodedata.name(c, f"the control character U+{ord(c):04X}")
