@@ -85,10 +85,10 @@ def unseen(rng: np.random.Generator, meshes: tuple[tuple[int, int, int], ...], *
     """
     shape = meshes[rng.integers(len(meshes))]
     n, repeats = shape[2], more.get("num_repeats", 1)
-    sizes = {"width": 12 * n, "hidden": 20 * n, "num_heads": 2 * n, "vocab": 24 * n, "seq": 6 * n, "max_seq": 9 * n,
-             "num_layers": shape[1] * repeats, "min_size": int(rng.choice([40, 150]))}  # fmt: skip
+    how = {"num_repeats": repeats, "num_layers": shape[1] * repeats, "min_size": int(rng.choice([40, 150]))}
+    sizes = {"width": 12 * n, "hidden": 20 * n, "num_heads": 2 * n, "vocab": 24 * n, "seq": 6 * n, "max_seq": 9 * n}
     mesh = dict(zip(axis_names(rng, 3), shape, strict=True))
-    return Case("unseen", mesh, {**SIZES, **sizes, **more})
+    return Case("unseen", mesh, {**SIZES, **sizes, **how, **more})
 
 
 def part_shapes(case: Case) -> Any:
