@@ -1,6 +1,7 @@
 """Copies stand out, honest answers do not, nothing is run, and one odd submission costs one row."""
 
 import ast
+import importlib
 import json
 import textwrap
 from dataclasses import replace
@@ -11,8 +12,10 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from autograder import cli
-from autograder.contract import load
+from autograder.contract import load, trace
+from autograder.grading.course import open_ledger
 from autograder.grading.intake import Cell
+from autograder.grading.submissions import find_submissions
 from autograder.notebook import ROOT
 from autograder.similarity.classes import find_similar
 from autograder.similarity.compare import LEAST, compare
@@ -20,6 +23,8 @@ from autograder.similarity.page import EVIDENCE, page
 from autograder.similarity.sources import Author, given_grams, public_code, read_code
 from autograder.similarity.tokens import MOST, tokens
 from autograder.variants.rewrites import decorated, renamed, with_a_helper, with_named_results
+from autograder.verdict import PASS, Report, Result
+from course.program import form, parse
 
 DISGUISES = ((renamed,), (renamed, with_named_results), (renamed, with_a_helper, decorated))
 TASKS = ("f", "g")
@@ -250,6 +255,23 @@ def test_a_class_is_compared_with_itself_with_earlier_years_and_with_the_public_
     pairs = {(m.first.author.name, str(m.second.author)) for m in found.functions[0].matches}
     assert pairs == {("ada", "bob"), ("joe", "zoe (2025)"), ("eve", "public solution")}
     assert found.functions[0].like_public == 1 and not found.unread
+
+
+def test_programs_are_those_that_grading_kept_for_what_is_handed_in_now(klass):
+    task = load("collectives").task(RING)
+    solution = importlib.import_module("solutions.collectives").ring_all_gather
+    public = form(parse(trace(task, solution, task.cases[0], lambda _: None)))
+    for student, kept in (("ada", public), ("bob", "other"), ("joe", "other"), ("zoe", "other")):
+        klass.hand_in(student, ring(f"x = '{student}'\n" + (OTHER if student in ("bob", "zoe") else ORIGINAL)))
+        (found,) = [each for each in find_submissions(klass.path, "collectives") if each.student == student]
+        result = Result(RING, 2.0, 2.0, PASS, form=kept)
+        with open_ledger(klass.path) as ledger:
+            ledger.submit("collectives", student, found.key, found.digest if student != "zoe" else "an older one")
+            ledger.record(found.key, Report("collectives", (result,), student))
+    (compared,) = find_similar(klass.path, "collectives", [RING]).functions
+    alike = {frozenset((m.first.author.name, m.second.author.name)): m.program for m in compared.matches}
+    assert alike[frozenset(("ada", "public solution"))] is True and alike[frozenset(("bob", "joe"))] is True
+    assert alike[frozenset(("bob", "zoe"))] is None and alike[frozenset(("ada", "joe"))] is False
 
 
 def test_one_odd_submission_costs_one_row_and_nothing_is_run(klass, tmp_path):
