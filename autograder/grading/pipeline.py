@@ -9,13 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autograder.contract import Task, load
+from autograder.contract import Case, Task, load
 from autograder.grading import wire
 from autograder.grading.intake import Notebook, read_notebook, whole
 from autograder.grading.judge import Stopped, judge, plan, stopped
 from autograder.grading.launch import Limits
-from autograder.grading.tracing import Problem
-from autograder.grading.workers import TRIES, sandboxed
+from autograder.grading.release import lab_code
+from autograder.grading.tracing import Problem, Traced
+from autograder.grading.workers import TRIES, Worker, sandboxed
 from autograder.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
@@ -26,6 +27,7 @@ from autograder.verdict import (
     Result,
     with_denied,
 )
+from course.program import Program, ProgramError
 
 # For tracing one function, and for each request to the executor. Processor time is what a submission may use up; the
 # wall limit is wider, for a machine that is busy otherwise.
@@ -82,13 +84,7 @@ class Grader:
     def grade_task(self, task: Task, notebook: Notebook) -> Result:
         """One function of a notebook."""
         planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest)
-        request = {
-            "chapter": self.chapter,
-            "task": task.name,
-            "cells": [asdict(cell) for cell in notebook.cells],
-            "cases": [asdict(case) for case in planned.traced],
-            "limits": asdict(self.limits),
-        }
+        request = trace_request(self.chapter, task, notebook, planned.traced, self.limits)
         denied: tuple[str, ...] = ()
         try:
             told, blobs = self._trace(request)
@@ -106,13 +102,60 @@ class Grader:
         return with_denied(result, denied)
 
     def _trace(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        """What the tracer tells; asked again when its child was killed from outside."""
+        """What the tracer tells; asked again when its child was killed from outside, or by what nobody needs."""
         for _ in range(TRIES):
-            told, blobs = self.tracer.ask(request)
+            told, blobs = ask_tracer(self.tracer, request, self.limits)
             if told.get("signal") != signal.SIGKILL or told["exceeded"] or _used_up(told, self.limits):
                 return told, blobs
         said = f"the submission's process was killed from outside {TRIES} times; is this machine out of memory?"
         raise Stopped(NEEDS_HUMAN, said)
+
+
+def trace_request(
+    chapter: str, task: Task, notebook: Notebook, cases: list[Case], limits: Limits, platform: str = "cpu"
+) -> dict[str, Any]:
+    """What a tracer is asked for a function of a notebook."""
+    return {
+        "chapter": chapter,
+        "task": task.name,
+        "cells": [asdict(cell) for cell in notebook.cells],
+        "lab": lab_code(chapter),
+        "cases": [asdict(case) for case in cases],
+        "platform": platform,
+        "limits": asdict(limits),
+    }
+
+
+def ask_tracer(tracer: Worker, request: dict[str, Any], limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
+    """What a tracer tells. Where its child ended without a word and before its time, it is asked for less.
+
+    A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
+    """
+    told, blobs = tracer.ask(request)
+    silent = not blobs[0] and told.get("signal") != signal.SIGKILL and told["exceeded"] != "wall time"
+    if silent and not _used_up(told, limits):
+        if not told.get("clean", False):
+            tracer.close()
+        told, blobs = tracer.ask({**request, "only_needed": True})
+    return told, blobs
+
+
+def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced | Problem:
+    """What a tracer makes of a request, as if it had been traced here."""
+    try:
+        told, blobs = ask_tracer(tracer, request, limits)
+        if not told.get("clean", False):
+            tracer.close()
+        programs, line = _programs(told, blobs[0], limits)
+        used = wire.read(io.BytesIO(blobs[0]))[0].get("uses")
+        loaded = {name: Program.load(data) for name, data in programs.items()}
+        return Traced(loaded, line, used if isinstance(used, dict) else {})
+    except _Told as error:
+        return error.problem
+    except Stopped as error:
+        return Problem(error.verdict, str(error))
+    except (wire.WireError, ProgramError) as error:
+        return Problem(REFUSED, f"what the notebook's process gave is not Programs: {error}")
 
 
 class _Told(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from course.curriculum import earlier
 ROOT = Path(__file__).resolve().parents[2]
 TRIES = 3
 START_SECONDS = 180.0
+_JAX = re.compile("JAX_|XLA_")
+_HARMLESS = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_DISABLE_MOST_OPTIMIZATIONS")
 
 
 class Process(Protocol):
@@ -40,13 +43,27 @@ class Process(Protocol):
 
 
 class LocalProcess:
-    """A Python module in a plain process of this user's own, for the learner's ``check``."""
+    """A Python module in a plain process of this user's own, for the learner's ``check``.
+
+    It starts in a folder of its own, and imports nothing from the learner's: official grading has none of it.
+    """
 
     def __init__(self, module: str):
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]])}
+        # Settings that a notebook made for its own JAX are not the judge's.
+        kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
+        self._folder = tempfile.TemporaryDirectory(prefix="meshcraft-", ignore_cleanup_errors=True)
+        environment = {
+            **kept,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]),
+            "MPLBACKEND": "agg",
+            "MESHCRAFT_LEVEL": "unsafe-local",
+            "MESHCRAFT_SCRATCH": self._folder.name,
+        }
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-m", module],
+            cwd=self._folder.name,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -65,6 +82,7 @@ class LocalProcess:
             if pipe:
                 with suppress(OSError):
                     pipe.close()
+        self._folder.cleanup()
 
     @property
     def stderr_tail(self) -> str:
@@ -172,6 +190,11 @@ def local_executor(seconds: float = 120) -> Worker:
     return Worker(lambda: LocalProcess("autograder.grading.executor"), greets=True, seconds=seconds)
 
 
+def local_tracer(seconds: float = 300) -> Worker:
+    """A tracer in a process of the learner's own."""
+    return Worker(lambda: LocalProcess("autograder.grading.tracer"), greets=False, seconds=seconds)
+
+
 def sandboxed(
     module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
 ) -> Worker:
@@ -196,4 +219,5 @@ def sandboxed(
     )
 
 
-_INSIDE = ("__init__", "wire", "intake", "tracing", "tracer", "executor", "confine", "launch", "syscalls")
+_INSIDE = ("__init__", "wire", "intake", "cells", "names", "running", "tracing", "uses", "tracer", "executor",
+           "confine", "launch", "syscalls")  # fmt: skip
