@@ -147,7 +147,6 @@ def test_data_dependent_branch_is_refused_at_its_line(notebook):
 def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch):
     def shard_params(params, axis_name, min_size):
         """Devices wait for each other in different branches."""
-        import jax
         from jax import lax
         from jax.sharding import PartitionSpec as P
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
 
 from autograder.grading.intake import IntakeError, Notebook, read_notebook
 from autograder.grading.tracing import Problem, Traced
@@ -60,7 +62,9 @@ def same(one: Program, other: Program) -> bool:
 
 
 def _bare(program: Program) -> str:
-    return jax.export.deserialize(bytearray(program.artefact)).mlir_module()
+    with mlir.make_ir_context():
+        module = ir.Module.parse(jax.export.deserialize(bytearray(program.artefact)).mlir_module())
+        return module.operation.get_asm(enable_debug_info=False)
 
 
 def differing(here: dict[str, str], there: dict[str, Any]) -> str:

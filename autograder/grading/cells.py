@@ -23,7 +23,7 @@ _NOT_PYTHON = frozenset(
 )
 _TIMED = frozenset({"timeit"})  # IPython makes such a cell a function: it binds nothing in the notebook
 _RUN = frozenset({"time", "prun"})  # line magics that run the rest of their line
-_ODD = re.compile(r"[%!?]|^[ \t]|\A\s|>>>|^In \[")  # else there is nothing for IPython to change
+_ODD = re.compile(r"[%!?]|\A\s|>>>|\AIn \[")  # else there is nothing for IPython to change
 _NAMED = re.compile(r"^(?:async +)?(?:def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 
 
@@ -97,7 +97,9 @@ def _aligned(old: str, new: str) -> str:
     """``new`` with blank lines where it has fewer lines than ``old``, so that a line's number stays what it was."""
     before, after = old.split("\n"), new.split("\n")
     lines: list[str] = []
-    for _, i, j, k, n in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    for _, i, j, k, n in difflib.SequenceMatcher(
+        lambda line: not line.strip(), before, after, autojunk=False
+    ).get_opcodes():
         lines += [*after[k:n], *[""] * (j - i - (n - k))]
     return "\n".join(lines)
 

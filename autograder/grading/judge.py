@@ -15,6 +15,7 @@ import numpy as np
 
 from autograder.contract import Case, Evidence, Task, load, named, references
 from autograder.grading import wire
+from autograder.grading.pinned import pinned
 from autograder.grading.tracing import Problem
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Result, conclude
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
@@ -71,6 +72,7 @@ def plan(chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", su
     return Plan(chapter, task, cases, task.analysed[0] if task.analysed else None, seed, bool(secret))
 
 
+@pinned()
 def judge(
     plan: Plan, programs: dict[str, bytes], line: str, execute: Execute, progress: Callable[[str], None] | None = None
 ) -> Result:

@@ -132,8 +132,8 @@ def ask_tracer(tracer: Worker, request: dict[str, Any], limits: Limits) -> tuple
     A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
     """
     told, blobs = tracer.ask(request)
-    silent = not blobs[0] and told.get("signal") != signal.SIGKILL and told["exceeded"] != "wall time"
-    if silent and not _used_up(told, limits):
+    killed = told["exceeded"] == "wall time" or (told.get("signal") == signal.SIGKILL and not told["exceeded"])
+    if not blobs[0] and not killed and not _used_up(told, limits):
         if not told.get("clean", False):
             tracer.close()
         told, blobs = tracer.ask({**request, "only_needed": True})
