@@ -73,7 +73,8 @@ def read_statements(cells: Iterable[Cell]) -> list[Statement]:
                 if isinstance(node, ast.ImportFrom) and node.module == "__future__":  # for all cells that follow
                     named = (getattr(__future__, alias.name, None) for alias in node.names)
                     flags |= sum(feature.compiler_flag for feature in named if feature)
-                found.append(_statement(file, node, source, flags, timed))
+                shown = node is body[-1] and not source.rstrip().endswith(";")
+                found.append(_statement(file, node, source, flags, timed, shown))
     return found
 
 
@@ -104,11 +105,13 @@ def _aligned(old: str, new: str) -> str:
     return "\n".join(lines)
 
 
-def _statement(file: str, node: ast.stmt, source: str, flags: int, timed: bool) -> Statement:
+def _statement(file: str, node: ast.stmt, source: str, flags: int, timed: bool, shown: bool) -> Statement:
     text = "\n".join(source.split("\n")[node.lineno - 1 : node.end_lineno]).strip()
-    code, error = None, ""
+    code, error, run = None, "", node
+    if shown and isinstance(node, ast.Expr):  # the next cell may use it as ``_``
+        run = ast.copy_location(ast.Assign([ast.Name("_", ast.Store())], node.value), node)
     try:
-        code = compile(ast.Module([node], []), file, "exec", flags, dont_inherit=True)
+        code = compile(ast.fix_missing_locations(ast.Module([run], [])), file, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as caught:
         error = _said(caught)
     return Statement(file, node.lineno, text, node, code, error, _named(text) if error else frozenset(), timed)

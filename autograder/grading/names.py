@@ -75,13 +75,21 @@ def names_of(statement: Statement) -> Names:
     return Names(*(frozenset(part) for part in names), kind=type(node))  # type: ignore[arg-type]
 
 
-def needed(statements: Sequence[Statement], wanted: Iterable[str]) -> frozenset[int]:
+def needed(
+    statements: Sequence[Statement], wanted: Iterable[str], lab: frozenset[int] = frozenset()
+) -> frozenset[int]:
     """The numbers of the statements without which the wanted names may have other values, or none.
 
     It errs towards too many. A function that is handed to another is not changed by that.
+
+    Args:
+        statements: The notebook's.
+        wanted: The names.
+        lab: Numbers of the course's own statements: they change nothing of the learner's, but bind names of their own.
     """
     every = [names_of(statement) for statement in statements]
-    effects = _effects(every)
+    theirs = {name for n, one in enumerate(every) if n not in lab for name in one.binds}
+    effects = [effect - theirs if n in lab else effect for n, effect in enumerate(_effects(every))]
     names, found = set(wanted) | {_ANY}, set()
     while True:
         more = {n for n, one in enumerate(every) if n not in found and names & (one.binds | effects[n])}
@@ -94,6 +102,7 @@ def needed(statements: Sequence[Statement], wanted: Iterable[str]) -> frozenset[
 def _effects(every: list[Names]) -> list[set[str]]:
     """What each statement may change: by itself, and by the notebook's own functions that it may call."""
     imported = {name for one in every if one.kind in (ast.Import, ast.ImportFrom) for name in one.binds}
+    bound = {name for one in every for name in (*one.binds, *(name for name, how in one.later if how == _STORED))}
     functions: dict[str, list[Names]] = {}
     for one in every:
         for name in one.binds if one.kind in _DEFINITION else ():
@@ -121,7 +130,7 @@ def _effects(every: list[Names]) -> list[set[str]]:
             real = same.get(aliases.pop(), set()) - effect
             effect |= real
             aliases |= real
-        found.append(effect)
+        found.append(effect & bound)
     return found
 
 

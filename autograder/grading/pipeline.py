@@ -147,15 +147,22 @@ def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced
         if not told.get("clean", False):
             tracer.close()
         programs, line = _programs(told, blobs[0], limits)
-        used = wire.read(io.BytesIO(blobs[0]))[0].get("uses")
         loaded = {name: Program.load(data) for name, data in programs.items()}
-        return Traced(loaded, line, used if isinstance(used, dict) else {})
+        return Traced(loaded, line, _uses(blobs[0]))
     except _Told as error:
         return error.problem
     except Stopped as error:
         return Problem(error.verdict, str(error))
     except (wire.WireError, ProgramError) as error:
         return Problem(REFUSED, f"what the notebook's process gave is not Programs: {error}")
+
+
+def _uses(result: bytes) -> dict[str, str]:
+    """What a tracer says of the names that a function uses."""
+    stream, used = io.BytesIO(result), None
+    while stream.tell() < len(result):
+        used = wire.read(stream)[0].get("uses", used)
+    return {str(name): str(text) for name, text in used.items()} if isinstance(used, dict) else {}
 
 
 class _Told(Exception):
@@ -170,9 +177,12 @@ def _programs(told: dict[str, Any], result: bytes, limits: Limits) -> tuple[dict
     """Programs by case and the line of the definition, from what the student's process wrote: trusted in nothing."""
     if told["exceeded"]:
         raise _Told(Problem(LIMIT_EXCEEDED, _ended(told["exceeded"], limits)))
-    if not result:
-        raise _Told(_silent(told, limits))
-    header, blobs = wire.read(io.BytesIO(result))
+    stream = io.BytesIO(result)
+    header, blobs = wire.read(stream) if result else ({"ran": True}, [])
+    if header.get("ran"):  # its cells have run, nothing else is said yet
+        if stream.tell() == len(result):
+            raise _Told(_silent(told, limits))
+        header, blobs = wire.read(stream)
     if "problem" in header:
         problem = header["problem"] if isinstance(header["problem"], dict) else {}
         verdict = problem.get("verdict")

@@ -123,8 +123,10 @@ def run_cells(
         file = file_of(number, cell)
         linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(True), file)
     statements = read_statements(cells)
-    needs, own = needed(statements, wanted), lab_statements(lab)
-    skipped = {n for n, one in enumerate(statements) if only_needed or (one.node and ast.dump(one.node) in own)} - needs
+    own = lab_statements(lab)
+    labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in own)
+    needs = needed(statements, wanted, labs)
+    skipped = (frozenset(range(len(statements))) if only_needed else labs) - needs
     module = module or types.ModuleType("__main__")
     shell: Any = Silent()
     module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")

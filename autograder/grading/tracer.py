@@ -36,6 +36,7 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
     task, limits = load(header["chapter"]).task(header["task"]), Limits(**header["limits"])
     sys.meta_path.insert(0, _NotHere(header["chapter"]))  # type: ignore[arg-type]
     ran = _run(header, limits)
+    wire.write(result, {"ran": True})  # who ends from here on, ends by the graded function
     function = ran.function(task)
     found: Any = function
     if not isinstance(found, Problem):

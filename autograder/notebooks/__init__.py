@@ -21,13 +21,7 @@ from course.mesh import make_mesh
 from autograder.check import check
 
 def gathered(x, axis_name):
-    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), len(x)
-    to_next = [(i, (i + 1) % size) for i in range(size)]
-    whole = lax.pcast(jnp.zeros((size * length, *x.shape[1:]), x.dtype), axis_name, to="varying")
-    for step in range(size):
-        whole = lax.dynamic_update_slice_in_dim(whole, x, (index - step) % size * length, 0)
-        x = lax.ppermute(x, axis_name, to_next) if step < size - 1 else x
-    return whole
+    return lax.all_gather(x, axis_name, tiled=True)
 """
 ANSWER = f'''def {TASK}(x: jax.Array, axis_name: str) -> jax.Array:
     """Everybody's chunk on every device."""

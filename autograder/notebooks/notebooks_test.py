@@ -1,6 +1,7 @@
 """A notebook is judged the same in the kernel, by the command and officially: the table of ``rows.txt``."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -60,10 +61,19 @@ def is_right(looks):
     return right
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+# The lines that lost all points once come first; of the others, a plain run looks at every third.
+CHOSEN = ROWS if FULL else [*ROWS[:28], *ROWS[28::3]]
+
+
+def test_there_are_about_two_hundred_ways_and_each_has_a_name_of_its_own():
+    assert len({row.name for row in ROWS}) == len(ROWS) >= 200
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids=[row.name for row in CHOSEN])
 def test_kernel_file_and_official_grade_give_the_same(looks, is_right, row):
     ways = ("kernel", "official", "file") if FULL or ROWS.index(row) % 8 == 0 else ("kernel", "official")
-    found = {way: looks(way, row.cells) for way in ways}
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(ways, pool.map(lambda way: looks(way, row.cells), ways), strict=True))
     official = found["official"]
     if isinstance(official, Problem):
         assert official.verdict == row.verdict, official
