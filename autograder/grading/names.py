@@ -75,9 +75,7 @@ def names_of(statement: Statement) -> Names:
     return Names(*(frozenset(part) for part in names), kind=type(node))  # type: ignore[arg-type]
 
 
-def needed(
-    statements: Sequence[Statement], wanted: Iterable[str], lab: frozenset[int] = frozenset()
-) -> frozenset[int]:
+def needed(statements: Sequence[Statement], wanted: Iterable[str], lab: frozenset[int] = frozenset()) -> frozenset[int]:
     """The numbers of the statements without which the wanted names may have other values, or none.
 
     It errs towards too many. A function that is handed to another is not changed by that.

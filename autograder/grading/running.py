@@ -71,6 +71,8 @@ class Ran:
         """The same problem, with the statement of the notebook that failed before and may be its cause."""
         missing = re.match(r"NameError: name '(\w+)'", problem.message)
         causes = [f for f in self.failures if missing and missing[1] in f.names]
+        if causes and causes[-1].problem.verdict == "limit_exceeded":
+            problem = replace(problem, verdict="limit_exceeded")
         causes = causes or [f for f in self.failures if f.is_needed and f.problem != problem]
         if causes:
             why = f"before it, {causes[-1]}"
