@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import json
-import os
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autograder.contract import Case, Task, load, trace
-from autograder.grading.intake import IntakeError, read_notebook
-from autograder.grading.judge import Stopped, judge, plan, stopped
-from autograder.grading.tracing import (
-    Problem,
-    TooLong,
-    describe_error,
-    explained,
-    find_function,
-    locate_cell,
-    run_cells,
-    time_limit,
-    trace_cases,
-)
+from autograder.contract import Case, Task, load
+from autograder.grading.cells import locate_cell
+from autograder.grading.intake import Notebook, read_notebook
+from autograder.grading.judge import Plan, Stopped, judge, plan, stopped
+from autograder.grading.launch import Limits
+from autograder.grading.pipeline import trace_request, traced_by
+from autograder.grading.tracing import Problem, Traced, time_limit, trace_cases
+from autograder.grading.uses import uses
 from autograder.grading.varied import stated
-from autograder.grading.workers import Worker, local_executor
+from autograder.grading.workers import Worker, local_executor, local_tracer
+from autograder.saved import notebook_here, notes
 from autograder.verdict import Fact, Report, Result, conclude
 from course.curriculum import CHAPTERS
 from course.program import Locate, Program, ProgramError
 
 Progress = Callable[[str], None]
 TRACE_SECONDS = 60
+# The tracer of a learner's own machine: what would harm others is not limited.
+LOCAL = Limits(wall_s=180.0, cpu_s=TRACE_SECONDS, address_space=1 << 40, open_files=1024)
 
 
 class Outcome:
@@ -71,32 +67,71 @@ def check(function: Callable[..., Any], *, full: bool = False, variant: str | No
     """
     name = getattr(function, "__name__", "")
     chapter, task = find_task(name)
-    asked = _stated_here().get(name, "") if variant is None else variant
-    result = check_function(chapter, task, function, locate_live(function), full=full, variant=asked)
-    return Outcome(Report(chapter, (result,), notes=(*_unsaved(function, name), *_notes(task, asked))))
+    executor().start_early()
+    read = notebook_here()
+    asked = (stated(read.cells).get(name, "") if read else "") if variant is None else variant
+    planned = plan(chapter, task, full=full, variant=asked)
+    disk = _beside(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
+    traced = trace_function(task, function, planned.traced, locate_live(function))
+    result = judge_traced(planned, traced)
+    said = notes(traced, disk.result(), uses(function)) if disk else ()
+    return Outcome(Report(chapter, (result,), notes=(*said, *_notes(task, asked))))
 
 
 def check_function(
     chapter: str,
     task: Task,
-    function: Callable[..., Any],
+    function: Any,
     locate: Locate,
     *,
     full: bool,
     progress: Progress | None = None,
     variant: str = "",
 ) -> Result:
-    """Judge a function: trace it here, run its Programs in the executor process."""
+    """Judge a function: trace it, run its Programs in the executor process."""
     planned = plan(chapter, task, full=full, variant=variant)
-    with time_limit(TRACE_SECONDS):
-        traced = trace_cases(task, function, planned.traced, locate)
+    return judge_traced(planned, trace_function(task, function, planned.traced, locate), progress)
+
+
+def judge_traced(planned: Plan, traced: Traced | Problem, progress: Progress | None = None) -> Result:
+    """Judge what tracing gave."""
     if isinstance(traced, Problem):
-        return stopped(task, traced)
+        return stopped(planned.task, traced)
     programs = {name: program.serialise() for name, program in traced.programs.items()}
     try:
         return judge(planned, programs, traced.line, executor().ask, progress)
     except Stopped as error:
-        return stopped(task, Problem(error.verdict, str(error), traced.line))
+        return stopped(planned.task, Problem(error.verdict, str(error), traced.line))
+
+
+def trace_function(
+    task: Task, function: Any, cases: list[Case], locate: Locate, platform: str = "cpu"
+) -> Traced | Problem:
+    """The Programs of a function, as ``functions_of`` finds it: traced here, or from a notebook in a tracer process."""
+    if isinstance(function, Problem):
+        return function
+    if not isinstance(function, FromNotebook):
+        with time_limit(TRACE_SECONDS):
+            return trace_cases(task, function, cases, locate, platform=platform)
+    limits = replace(LOCAL, cpu_s=TRACE_SECONDS)
+    request = trace_request(function.chapter, task, function.notebook, cases, limits, platform)
+    return traced_by(tracer(), {**request, "with_uses": True}, limits)
+
+
+def _beside(task: Task, function: FromNotebook, cases: list[Case]) -> Future[Traced | Problem]:
+    """What the notebook on disk gives, while this process does something else."""
+    pool = ThreadPoolExecutor(1)
+    found = pool.submit(trace_function, task, function, cases, locate_cell)
+    pool.shutdown(wait=False)
+    return found
+
+
+@dataclass(frozen=True)
+class FromNotebook:
+    """A function as the cells of a notebook on disk define it; they are run by a tracer process, as officially."""
+
+    chapter: str
+    notebook: Notebook
 
 
 def check_notebook(
@@ -115,21 +150,14 @@ def check_notebook(
     """
     tasks = _tasks(chapter, functions)
     executor().start_early()
-    cells = read_notebook(path).cells
-    asked = stated(cells)
-    with time_limit(TRACE_SECONDS):
-        namespace, problems = run_cells(cells)
+    tracer().start_early()
+    notebook = read_notebook(path)
+    found, asked = FromNotebook(chapter, notebook), stated(notebook.cells)
     results, said = [], []
     for task in tasks:
-        function = find_function(task, namespace, problems)
-        if isinstance(function, Problem):
-            results.append(stopped(task, function))
-            continue
         variant = asked.get(task.name, "")
         said += _notes(task, variant)
-        result = check_function(chapter, task, function, locate_cell, full=full, progress=progress, variant=variant)
-        message = explained(Problem(result.verdict, result.message, result.line), problems).message
-        results.append(replace(result, message=message))
+        results.append(check_function(chapter, task, found, locate_cell, full=full, progress=progress, variant=variant))
     return Report(chapter, tuple(results), notes=tuple(said))
 
 
@@ -161,9 +189,8 @@ def functions_of(path: Path | None, chapter: str) -> Callable[[Task], tuple[Any,
     if path is None:
         module = importlib.import_module(f"solutions.{chapter}")
         return lambda task: (getattr(module, task.name), locate_file(getattr(module, task.name)))
-    with time_limit(TRACE_SECONDS):
-        namespace, problems = run_cells(read_notebook(path).cells)
-    return lambda task: (find_function(task, namespace, problems), locate_cell)
+    found = FromNotebook(chapter, read_notebook(path))
+    return lambda task: (found, locate_cell)
 
 
 def add_facts(
@@ -201,22 +228,27 @@ def exported(task: Task, function: Any, case: Case, locate: Locate, platform: st
     """
     if isinstance(function, Problem):
         raise ProgramError(function.message)
-    try:
-        with time_limit(TRACE_SECONDS):
-            return trace(task, function, case, locate, platform)
-    except ProgramError:
-        raise
-    except (Exception, SystemExit, TooLong) as error:
-        found = describe_error(error, locate)
-        said = f"it took longer than {error} to trace" if isinstance(error, TooLong) else found.message
-        where = f" ({found.line})" if found.line else ""
-        raise ProgramError(f"the program cannot be exported for {platform}: {said}{where}") from None
+    found = trace_function(task, function, [case], locate, platform)
+    if isinstance(found, Traced):
+        return found.programs[case.name]
+    if found.verdict == "refused":
+        raise ProgramError(found.message)
+    where = f" ({found.line})" if found.line else ""
+    raise ProgramError(f"the program cannot be exported for {platform}: {found.message}{where}")
 
 
 @cache
 def executor() -> Worker:
     """The one executor process of this kernel or command; it ends with it."""
     worker = local_executor()
+    atexit.register(worker.close)
+    return worker
+
+
+@cache
+def tracer() -> Worker:
+    """The one tracer process of this kernel or command; it ends with it."""
+    worker = local_tracer()
     atexit.register(worker.close)
     return worker
 
@@ -274,27 +306,3 @@ def _notes(task: Task, variant: str) -> tuple[str, ...]:
     """What the course asks for instead of what is usual, for the learner to see."""
     found = task.variant(variant)
     return (f"{task.name}, in this course: {found.sentence}",) if found else ()
-
-
-def _stated_here() -> dict[str, str]:
-    """What the notebook that this kernel belongs to asks for, as it stands on disk."""
-    path = Path(os.environ.get("JPY_SESSION_NAME", ""))
-    try:
-        return stated(read_notebook(path).cells) if path.suffix == ".ipynb" else {}
-    except IntakeError:
-        return {}
-
-
-def _unsaved(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """A note where the notebook on disk says something else than the kernel runs."""
-    path = Path(os.environ.get("JPY_SESSION_NAME", ""))
-    if path.suffix != ".ipynb" or not path.exists():
-        return ()
-    try:
-        on_disk = [cell.source for cell in read_notebook(path).cells if cell.id == name]
-        live = inspect.getsource(function).strip()
-    except (OSError, TypeError, json.JSONDecodeError):
-        return ()
-    if on_disk and live not in on_disk[0]:
-        return (f"The notebook on disk has another {name} than this kernel. Save it: grading reads the file.",)
-    return ()

@@ -9,8 +9,7 @@ import pytest
 from autograder import check as checking
 from autograder.check import check, check_function, check_notebook
 from autograder.contract import load
-from autograder.grading.intake import Cell, IntakeError
-from autograder.grading.tracing import run_cells
+from autograder.grading.intake import IntakeError
 from autograder.notebook import ROOT
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
 
@@ -110,18 +109,9 @@ def test_syntax_error_and_missing_name_are_explained(notebook):
     result = judged(notebook("def shard_params(:\n  pass"))
     assert (result.message.split(":")[0], result.line) == ("SyntaxError", "one:1")
     late = "def shard_params(params, axis_name, min_size):\n    return params, answer"
-    told = judged(notebook("answer = print(42)", late)).message
-    assert "only imports, definitions and assignments of constants" in told
-    assert "one:1 failed with ModuleNotFoundError" in judged(notebook("import nosuchmodule as answer", late)).message
-
-
-def test_functions_that_are_assigned_and_their_derivatives_are_run_and_work_is_not():
-    lines = ["import jax", "from functools import partial", "half = lambda n: n // 2", "most = partial(max, 3)",
-             "same = jax.custom_vjp(lambda x: x)", "same.defvjp(lambda x: (x, None), lambda _, g: (3.0 * g,))",
-             "losses = train(100)", "losses.append(1)"]  # fmt: skip
-    namespace, problems = run_cells([Cell("one", "\n".join(lines))])
-    assert problems == [] and "losses" not in namespace
-    assert (namespace["half"](9), namespace["most"](1), jax.grad(namespace["same"])(1.0)) == (4, 3, 3.0)
+    assert "no cell of the notebook defines answer" in judged(notebook("pass", late)).message
+    told = judged(notebook("x = 1\nanswer = x / 0", late)).message
+    assert "(before it, `answer = x / 0` (one:2) failed with ZeroDivisionError: division by zero)" in told
 
 
 def test_magics_and_broken_imports_do_not_matter_to_those_who_do_not_use_them(notebook):
@@ -157,7 +147,6 @@ def test_data_dependent_branch_is_refused_at_its_line(notebook):
 def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch):
     def shard_params(params, axis_name, min_size):
         """Devices wait for each other in different branches."""
-        import jax
         from jax import lax
         from jax.sharding import PartitionSpec as P
 
@@ -181,7 +170,7 @@ def test_python_that_never_ends_is_stopped_at_its_line(notebook, monkeypatch):
     monkeypatch.setattr(checking, "TRACE_SECONDS", 1)
     result = judged(notebook("def shard_params(params, axis_name, min_size):\n    while True:\n        pass"))
     assert (result.verdict, result.line.partition(":")[0]) == (LIMIT_EXCEEDED, "one")
-    assert "longer than 1 s" in result.message
+    assert "s of processor time to trace; does a loop ever end?" in result.message
 
 
 def test_outcome_is_a_number_to_nbgrader_a_table_to_people_and_text_elsewhere():

@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from autograder.beside import REFERENCE, solution, versions
-from autograder.check import TRACE_SECONDS, exported, find_task, locate_file, locate_live
+from autograder.check import FromNotebook, exported, find_task, locate_file, locate_live, trace_function
 from autograder.contract import Case, Task, load
+from autograder.grading.cells import locate_cell
 from autograder.grading.intake import read_notebook
-from autograder.grading.tracing import (
-    Problem,
-    explained,
-    find_function,
-    locate_cell,
-    run_cells,
-    time_limit,
-    trace_cases,
-)
+from autograder.grading.tracing import Problem
 from course.machine import Machine
 from course.predict import Prediction, described, predict, resolved
 from course.program import Locate, Program, ProgramError
@@ -145,21 +138,16 @@ def profile_notebook(
     """
     task = load(chapter).task(name)
     where = machine_of(task, machine)
-    with time_limit(TRACE_SECONDS):
-        namespace, problems = run_cells(read_notebook(path).cells)
-    function = find_function(task, namespace, problems)
-    if isinstance(function, Problem):
-        return _without(chapter, task, where, function)
-    found = profile_function(
+    function = FromNotebook(chapter, read_notebook(path))
+    return profile_function(
         chapter, task, function, locate_cell, where, aot=aot, model_flops=model_flops, progress=progress
     )
-    return _without(chapter, task, where, explained(found.problem, problems)) if found.problem else found
 
 
 def profile_function(
     chapter: str,
     task: Task,
-    function: Callable[..., Any],
+    function: Any,
     locate: Locate,
     machine: Machine,
     *,
@@ -212,7 +200,7 @@ def predict_solution(
 
 def look(
     task: Task,
-    function: Callable[..., Any],
+    function: Any,
     locate: Locate,
     machine: Machine,
     *,
@@ -222,8 +210,7 @@ def look(
     """A function at its largest size through all lenses, and its Programs by platform; or what went wrong."""
     case = largest_case(task)
     machine.require_fits(case.mesh)
-    with time_limit(TRACE_SECONDS):
-        traced = trace_cases(task, function, [case], locate)
+    traced = trace_function(task, function, [case], locate)
     if isinstance(traced, Problem):
         return traced
     programs = {"cpu": traced.programs[case.name]}

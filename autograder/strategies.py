@@ -16,7 +16,9 @@ from jax.sharding import PartitionSpec as P
 from autograder.beside import solution
 from autograder.contract import load
 from autograder.grading.intake import read_notebook
-from autograder.grading.tracing import Problem, find_function, run_cells
+from autograder.grading.release import lab_code
+from autograder.grading.running import run_cells
+from autograder.grading.tracing import Problem
 from course.layout import Options as Layout
 from course.mesh import as_varying, shard_map_with_specs
 from course.model import Params, split_heads
@@ -167,10 +169,11 @@ def _of_course(wanted: FromChapter) -> Functions:
 
 
 def _of_notebook(wanted: FromChapter, path: Path) -> Functions:
-    namespace, problems = run_cells(read_notebook(path).cells)
+    lab = lab_code(wanted.chapter)
+    ran = run_cells(read_notebook(path).cells, list(wanted.functions), lab=lab, only_needed=True)
     found = {}
     for name in wanted.functions:
-        function = find_function(load(wanted.chapter).task(name), namespace, problems)
+        function = ran.function(load(wanted.chapter).task(name))
         if isinstance(function, Problem):
             raise StrategyError(f"{path}: {function.line + ': ' if function.line else ''}{function.message}")
         found[name] = function

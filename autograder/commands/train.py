@@ -243,7 +243,8 @@ def _end(message: str, status: int, several: bool) -> NoReturn:
 
 def _reason(error: Exception, asked: Asked) -> str:
     """The error; with the line of the notebook that it comes from, where one does."""
-    from autograder.grading.tracing import describe_error, locate_cell
+    from autograder.grading.cells import locate_cell
+    from autograder.grading.tracing import describe_error
 
     line = describe_error(error, locate_cell).line
     return f"{asked.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)

@@ -15,6 +15,7 @@ import numpy as np
 
 from autograder.contract import Case, Evidence, Task, Variant, load, named, references
 from autograder.grading import wire
+from autograder.grading.pinned import pinned
 from autograder.grading.tracing import Problem
 from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Kind, Result, conclude
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
@@ -82,6 +83,7 @@ def plan(
     return Plan(chapter, task, cases, analysed, seed, bool(secret), asked)
 
 
+@pinned()
 def judge(
     plan: Plan, programs: dict[str, bytes], line: str, execute: Execute, progress: Callable[[str], None] | None = None
 ) -> Result:

@@ -6,20 +6,21 @@ import io
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autograder.contract import Task, load
+from autograder.contract import Case, Task, load
 from autograder.grading import wire
 from autograder.grading.intake import Notebook, read_notebook, whole
 from autograder.grading.judge import Stopped, judge, plan, stopped
 from autograder.grading.launch import STALL_S, Limits
-from autograder.grading.tracing import Problem
-from autograder.grading.workers import TRIES, sandboxed
+from autograder.grading.release import lab_code
+from autograder.grading.tracing import Problem, Traced
+from autograder.grading.workers import TRIES, Worker, sandboxed
 from autograder.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
@@ -30,6 +31,7 @@ from autograder.verdict import (
     Result,
     with_denied,
 )
+from course.program import Program, ProgramError
 
 # For tracing one function, and for each request to the executor. Processor time is what a submission may use up; the
 # wall limit is wider, for a machine that is busy otherwise.
@@ -134,12 +136,7 @@ class Grader:
         budget = budget or Budget(self.limits)
         planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest,
                        variant=self.variants.get(task.name, ""))  # fmt: skip
-        request = {
-            "chapter": self.chapter,
-            "task": task.name,
-            "cells": [asdict(cell) for cell in notebook.cells],
-            "cases": [asdict(case) for case in planned.traced],
-        }
+        request = trace_request(self.chapter, task, notebook, planned.traced, self.limits)
         denied: tuple[str, ...] = ()
         try:
             limits = budget.limits()
@@ -158,11 +155,9 @@ class Grader:
         return with_denied(result, denied)
 
     def _trace(self, request: dict[str, Any], limits: Limits, budget: Budget) -> tuple[dict[str, Any], list[bytes]]:
-        """What the tracer tells; asked again when its child was killed from outside."""
+        """What the tracer tells; asked again when its child was killed from outside, or by what nobody needs."""
         for _ in range(TRIES):
-            begin = time.monotonic()
-            told, blobs = self.tracer.ask({**request, "limits": asdict(limits)})
-            budget.spend(begin, told.get("cpu_s"))
+            told, blobs = ask_tracer(self.tracer, {**request, "limits": asdict(limits)}, limits, budget.spend)
             budget.hung |= told["exceeded"] in ("wall time", "waiting") or _used_up(told, limits)
             if told.get("signal") != signal.SIGKILL or told["exceeded"] or _used_up(told, limits):
                 return told, blobs
@@ -187,6 +182,71 @@ class Grader:
             budget.spend(begin, used)
 
 
+def trace_request(
+    chapter: str, task: Task, notebook: Notebook, cases: list[Case], limits: Limits, platform: str = "cpu"
+) -> dict[str, Any]:
+    """What a tracer is asked for a function of a notebook."""
+    return {
+        "chapter": chapter,
+        "task": task.name,
+        "cells": [asdict(cell) for cell in notebook.cells],
+        "lab": lab_code(chapter),
+        "cases": [asdict(task.complete(case)) for case in cases],
+        "platform": platform,
+        "limits": asdict(limits),
+    }
+
+
+def ask_tracer(
+    tracer: Worker,
+    request: dict[str, Any],
+    limits: Limits,
+    spend: Callable[[float, Any], None] = lambda begin, cpu: None,
+) -> tuple[dict[str, Any], list[bytes]]:
+    """What a tracer tells. Where its child ended without a word and before its time, it is asked for less.
+
+    A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
+    """
+    begin = time.monotonic()
+    told, blobs = tracer.ask(request)
+    spend(begin, told.get("cpu_s"))
+    killed = told["exceeded"] in ("wall time", "waiting") or (
+        told.get("signal") == signal.SIGKILL and not told["exceeded"]
+    )
+    if not blobs[0] and not killed and not _used_up(told, limits):
+        if not told.get("clean", False):
+            tracer.close()
+        begin = time.monotonic()
+        told, blobs = tracer.ask({**request, "only_needed": True})
+        spend(begin, told.get("cpu_s"))
+    return told, blobs
+
+
+def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced | Problem:
+    """What a tracer makes of a request, as if it had been traced here."""
+    try:
+        told, blobs = ask_tracer(tracer, request, limits)
+        if not told.get("clean", False):
+            tracer.close()
+        programs, line = _programs(told, blobs[0], limits)
+        loaded = {name: Program.load(data) for name, data in programs.items()}
+        return Traced(loaded, line, _uses(blobs[0]))
+    except _Told as error:
+        return error.problem
+    except Stopped as error:
+        return Problem(error.verdict, str(error))
+    except (wire.WireError, ProgramError) as error:
+        return Problem(REFUSED, f"what the notebook's process gave is not Programs: {error}")
+
+
+def _uses(result: bytes) -> dict[str, str]:
+    """What a tracer says of the names that a function uses."""
+    stream, used = io.BytesIO(result), None
+    while stream.tell() < len(result):
+        used = wire.read(stream)[0].get("uses", used)
+    return {str(name): str(text) for name, text in used.items()} if isinstance(used, dict) else {}
+
+
 class _Told(Exception):
     """The tracer says that there are no Programs, and why."""
 
@@ -199,9 +259,12 @@ def _programs(told: dict[str, Any], result: bytes, limits: Limits) -> tuple[dict
     """Programs by case and the line of the definition, from what the student's process wrote: trusted in nothing."""
     if told["exceeded"]:
         raise _Told(Problem(LIMIT_EXCEEDED, _ended(told["exceeded"], limits)))
-    if not result:
-        raise _Told(_silent(told, limits))
-    header, blobs = wire.read(io.BytesIO(result))
+    stream = io.BytesIO(result)
+    header, blobs = wire.read(stream) if result else ({"ran": True}, [])
+    if header.get("ran"):  # its cells have run, nothing else is said yet
+        if stream.tell() == len(result):
+            raise _Told(_silent(told, limits))
+        header, blobs = wire.read(stream)
     if "problem" in header:
         problem = header["problem"] if isinstance(header["problem"], dict) else {}
         verdict = problem.get("verdict")

@@ -231,7 +231,9 @@ def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
     grader, tmp_path, monkeypatch, cell, verdict, said
 ):
     monkeypatch.setattr(grader, "limits", replace(LIMITS, wall_s=5.0))
-    result = grader.grade(submission(tmp_path, cell), "mallory").functions[0]
+    name = cell.split()[1].rstrip(":")
+    uses_it = f"def shard_params(params, axis_name, min_size):\n    return {name}"
+    result = grader.grade(submission(tmp_path, cell, uses_it), "mallory").functions[0]
     assert (result.verdict, result.points) == (verdict, 0)
     assert said in result.message
     right = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\nPyTree = object\n"

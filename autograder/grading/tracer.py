@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import sys
+import time
+import types
 from functools import cache
 from io import FileIO
 from typing import Any, BinaryIO
 
 import course  # noqa: F401  before anything that could start JAX
 from autograder.grading import wire
+from autograder.grading.cells import locate_cell
 from autograder.grading.confine import fork_confined
 from autograder.grading.intake import Cell
 from autograder.grading.launch import Limits
-from autograder.grading.tracing import Problem, explained, find_function, locate_cell, run_cells, trace_cases
+from autograder.grading.running import ALL_SECONDS, STATEMENT_SECONDS, Ran, lab_statements, run_cells
+from autograder.grading.tracing import Problem, time_limit, trace_cases
+from autograder.grading.uses import uses
 from autograder.wrapping import UNSEEN, Case, wrappings
+from course.curriculum import earlier
 
 MAX_RESULT = 64 * 2**20
 REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "clean")
@@ -27,24 +34,62 @@ REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "c
 
 def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
     """Serve one request, in the confined child: write the Programs, or why there are none."""
-    task = wrappings(header["chapter"])[header["task"]]
-    namespace, problems = run_cells([Cell(**cell) for cell in header["cells"]])
-    function = find_function(task, namespace, problems)
-    found = function if isinstance(function, Problem) else None
-    if found is None:
-        traced = trace_cases(task, function, [Case(**case) for case in header["cases"]], locate_cell)  # type: ignore[arg-type]
-        if not isinstance(traced, Problem):
-            programs = {name: program.serialise() for name, program in traced.programs.items()}
-            wire.write(result, {"cases": list(programs), "line": traced.line}, list(programs.values()))
-            return
-        found = explained(traced, problems)
-    wire.write(result, {"problem": found.to_json()})
+    task, limits = wrappings(header["chapter"])[header["task"]], Limits(**header["limits"])
+    sys.meta_path.insert(0, _NotHere(header["chapter"]))  # type: ignore[arg-type]
+    ran = _run(header, limits)
+    wire.write(result, {"ran": True})  # who ends from here on, ends by the graded function
+    function = ran.function(task)
+    found: Any = function
+    if not isinstance(found, Problem):
+        left = (limits.cpu_s or 60) - time.process_time()
+        with time_limit(max(0.8 * left, 0.1), processor=True):
+            cases = [Case(**case) for case in header["cases"]]
+            found = trace_cases(task, function, cases, locate_cell, platform=header.get("platform", "cpu"))
+    if isinstance(found, Problem):
+        wire.write(result, {"problem": ran.explained(found).to_json()})
+        return
+    programs = {name: program.serialise() for name, program in found.programs.items()}
+    used = uses(function) if header.get("with_uses") else {}
+    wire.write(result, {"cases": list(programs), "line": found.line, "uses": used}, list(programs.values()))
+
+
+def _run(header: dict[str, Any], limits: Limits) -> Ran:
+    """Run the notebook's cells; what nobody needs may not use up the processor time that tracing needs.
+
+    Where no exception can end a statement, because it never comes back to Python, the kernel ends this process, and
+    the grader asks once more for what is needed.
+    """
+    only_needed = bool(header.get("only_needed"))
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    if not only_needed and limits.cpu_s is not None:
+        soft = int(time.process_time() + ALL_SECONDS + 2 * STATEMENT_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
+    cells = [Cell(**cell) for cell in header["cells"]]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
+    lab = tuple(header.get("lab", ()))
+    ran = run_cells(cells, [header["task"]], lab=lab, only_needed=only_needed, module=main)
+    resource.setrlimit(resource.RLIMIT_CPU, before)
+    return ran
+
+
+class _NotHere:
+    """Refuses imports of answers, which no sandbox shows, in a process that is in none."""
+
+    answers = ("autograder.beside", "autograder.mutants", "autograder.variants")
+
+    def __init__(self, chapter: str):
+        self.earlier = {f"solutions.{entry.name}" for entry in earlier(chapter)}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name in self.answers or (name.startswith("solutions.") and name not in self.earlier):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 @cache
-def prepare(chapter: str, task: str, case: str) -> None:
+def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
     """Do once what every submission needs: what a task's cases are made of. None of it is a student's."""
     wrappings(chapter)[task].wrap(_nothing, Case(**json.loads(case)))
+    lab_statements(lab)
     gc.collect()
     gc.freeze()  # a fork need not look for garbage among what is here already
 
@@ -64,7 +109,7 @@ def main() -> None:
             return
         for case in header["cases"]:
             if case["name"] != UNSEEN:
-                prepare(header["chapter"], header["task"], json.dumps(case))
+                prepare(header["chapter"], header["task"], json.dumps(case), tuple(header.get("lab", ())))
         limits = Limits(**header["limits"])
         report = fork_confined(
             lambda result, h=header: trace_request(h, result), limits=limits, result_bytes=MAX_RESULT

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import inspect
 import os
-import re
 import signal
 import threading
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autograder.grading.intake import Cell
 from autograder.wrapping import Case, Mismatch, Traceable, trace
 from course.program import Locate, Program, ProgramError
-
-PREFIX = "meshcraft-cell:"
-_DEFINES = {"defvjp", "defjvp", "defjvps"}
-_MAKERS = {"partial", "custom_vjp", "custom_jvp", "checkpoint", "remat", "jit", "vmap", "grad", "value_and_grad",
-           "shard_map", "linear_transpose", "NamedTuple", "namedtuple", "TypeVar"}  # fmt: skip
-_KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_CONSTANT = (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.BinOp,
-             ast.Subscript, ast.expr_context, ast.operator, ast.unaryop)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,10 +35,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Traced:
-    """The Programs of one function by case name, and the line that defines it."""
+    """The Programs of one function by case name, the line that defines it, and what it uses, where that was asked."""
 
     programs: dict[str, Program]
     line: str
+    uses: dict[str, str] = field(default_factory=dict)
 
 
 class TooLong(BaseException):
@@ -58,111 +47,29 @@ class TooLong(BaseException):
 
 
 @contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    """Raise ``TooLong`` in the learner's Python after ``seconds``, where signals can: in the main thread of Unix."""
+def time_limit(seconds: float, *, processor: bool = False) -> Iterator[None]:
+    """Raise ``TooLong`` in the learner's Python after ``seconds``, where signals can: in the main thread of Unix.
+
+    Args:
+        seconds: Of wall time.
+        processor: Of this process's processor time instead.
+    """
     usable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    if not usable:
+        yield
+        return
+    timer, number = (signal.ITIMER_PROF, signal.SIGPROF) if processor else (signal.ITIMER_REAL, signal.SIGALRM)
 
     def stop(*_: Any) -> None:
-        raise TooLong(f"{seconds} s")
+        raise TooLong(f"{seconds:g} s{' of processor time' if processor else ''}")
 
-    before = signal.signal(signal.SIGALRM, stop) if usable else None
-    if usable:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(number, stop)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        if usable:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-
-def run_cells(cells: list[Cell] | tuple[Cell, ...]) -> tuple[dict[str, Any], list[Problem]]:
-    """A namespace with the notebook's imports, functions, classes and constants; everything else is left out.
-
-    A function may also be assigned, as a lambda or by ``partial`` or a transformation, and get its derivative.
-
-    Returns:
-        The namespace, and what went wrong on the way: a statement that fails does not stop those after it, so that
-        a plotting library that is missing here matters only to those who use it.
-    """
-    module = types.ModuleType("__main__")
-    problems = []
-    for cell in cells:
-        try:
-            kept = [node for node in _parse(cell.source).body if _is_kept(node)]
-        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            said = getattr(error, "msg", "") or str(error) or "the cell cannot be parsed"
-            line = f"{cell.id}:{getattr(error, 'lineno', None) or 1}"
-            problems.append(Problem("student_error", f"{type(error).__name__}: {said}", line))
-            continue
-        for node in kept:
-            try:
-                exec(compile(ast.Module([node], []), PREFIX + cell.id, "exec"), module.__dict__)
-            except (Exception, SystemExit, TooLong) as error:
-                problems.append(describe_error(error, locate_cell))
-    return module.__dict__, problems
-
-
-def locate_cell(file: str) -> str | None:
-    """A cell's name from the file name it was compiled under."""
-    return file.removeprefix(PREFIX) if file.startswith(PREFIX) else None
-
-
-def _parse(source: str) -> ast.Module:
-    if re.match(r"\s*%%", source):
-        return ast.Module([], [])
-    try:
-        return ast.parse(source)
-    except SyntaxError:
-        plain = [("" if re.match(r"\s*[%!?]|.*\?\s*$", line) else line) for line in source.split("\n")]
-        return ast.parse("\n".join(plain))
-
-
-def _is_kept(node: ast.stmt) -> bool:
-    if isinstance(node, _KEPT):
-        return True
-    if isinstance(node, ast.Expr):  # ``gathered.defvjp(forward, backward)`` belongs to a definition
-        return isinstance(node.value, ast.Call) and _last_name(node.value.func) in _DEFINES
-    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-        return _makes_function(node.value) or all(isinstance(part, _CONSTANT) for part in ast.walk(node.value))
-    return False
-
-
-def _makes_function(value: ast.expr) -> bool:
-    """Whether an assigned value is a function: a lambda, or one made from another by one of JAX's transformations."""
-    if isinstance(value, ast.Lambda):
-        return True
-    return isinstance(value, ast.Call) and _last_name(value.func) in _MAKERS
-
-
-def _last_name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def find_function(task: Traceable, namespace: dict[str, Any], problems: list[Problem]) -> Callable[..., Any] | Problem:
-    """The task's function, or why there is none."""
-    function = namespace.get(task.name)
-    if callable(function):
-        return function
-    if problems:
-        return problems[0]
-    if function is not None:
-        return Problem("student_error", f"{task.name} is a {type(function).__name__}, expected a function")
-    return Problem(
-        "student_error",
-        f"the notebook has no function {task.name}{task.signature}. Only imports, definitions and assignments of "
-        "constants and functions are run; was the function renamed, or is it made by a statement of another kind?",
-    )
-
-
-def explained(found: Problem, problems: list[Problem]) -> Problem:
-    """The same problem; a name that is missing because something earlier failed, or was left out, says so."""
-    if not found.message.startswith("NameError: name "):
-        return found
-    why = "of the notebook, only imports, definitions and assignments of constants and functions are run"
-    if problems:
-        why = f"before it, {problems[0].line or 'a cell'} failed with {problems[0].message}"
-    return replace(found, message=f"{found.message} ({why})")
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)
 
 
 def trace_cases(
@@ -171,6 +78,7 @@ def trace_cases(
     cases: list[Case],
     locate: Locate,
     progress: Callable[[str], None] | None = None,
+    platform: str = "cpu",
 ) -> Traced | Problem:
     """The function's Program on every case, or the first thing that went wrong."""
     line = definition_line(function, locate)
@@ -178,7 +86,7 @@ def trace_cases(
     try:
         _check_signature(task, function)
         for case in cases:
-            programs[case.name] = trace(task, function, case, locate)
+            programs[case.name] = trace(task, function, case, locate, platform)
             if progress:
                 progress(case.name)
     except TooLong as error:

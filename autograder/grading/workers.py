@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ STALLED = (
     f"the program computed nothing for {STALL_S:g} s and was ended: it waits for something that never comes, such "
     "as a collective that not every device takes part in (limit on waiting)"
 )
+_JAX = re.compile("JAX_|XLA_")
+_HARMLESS = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_DISABLE_MOST_OPTIMIZATIONS")
 
 
 class Process(Protocol):
@@ -43,13 +46,27 @@ class Process(Protocol):
 
 
 class LocalProcess:
-    """A Python module in a plain process of this user's own, for the learner's ``check``."""
+    """A Python module in a plain process of this user's own, for the learner's ``check``.
+
+    It starts in a folder of its own, and imports nothing from the learner's: official grading has none of it.
+    """
 
     def __init__(self, module: str):
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]])}
+        # Settings that a notebook made for its own JAX are not the judge's.
+        kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
+        self._folder = tempfile.TemporaryDirectory(prefix="meshcraft-", ignore_cleanup_errors=True)
+        environment = {
+            **kept,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]),
+            "MPLBACKEND": "agg",
+            "MESHCRAFT_LEVEL": "unsafe-local",
+            "MESHCRAFT_SCRATCH": self._folder.name,
+        }
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-m", module],
+            cwd=self._folder.name,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -68,6 +85,7 @@ class LocalProcess:
             if pipe:
                 with suppress(OSError):
                     pipe.close()
+        self._folder.cleanup()
 
     @property
     def stderr_tail(self) -> str:
@@ -177,6 +195,11 @@ def local_executor(seconds: float = 120) -> Worker:
     return Worker(lambda: LocalProcess("autograder.grading.executor"), greets=True, seconds=seconds)
 
 
+def local_tracer(seconds: float = 300) -> Worker:
+    """A tracer in a process of the learner's own."""
+    return Worker(lambda: LocalProcess("autograder.grading.tracer"), greets=False, seconds=seconds)
+
+
 def sandboxed(
     module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
 ) -> Worker:
@@ -218,7 +241,8 @@ def _shown(folder: Path) -> list[Path]:
     return found
 
 
-_INSIDE = ("__init__", "wire", "intake", "tracing", "tracer", "executor", "confine", "launch", "syscalls")
+_INSIDE = ("__init__", "wire", "intake", "cells", "slicing", "running", "tracing", "uses", "tracer", "executor",
+           "confine", "launch", "syscalls")  # fmt: skip
 _WRAPS = ("wrapping", "forms", "cases", "answers")
 # Of the course, what holds an answer to an exercise, or rows that an exercise is compared with.
 _ANSWERS = ("validation", "training", "puzzles.py", "planning/search.py", "schedules/looped.py")

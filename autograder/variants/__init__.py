@@ -16,9 +16,11 @@ from typing import Any
 
 from autograder.check import executor
 from autograder.contract import Task, load, trace
+from autograder.grading.cells import locate_cell
 from autograder.grading.intake import Cell
 from autograder.grading.judge import judge, plan, stopped
-from autograder.grading.tracing import Problem, find_function, locate_cell, run_cells, trace_cases
+from autograder.grading.running import run_cells
+from autograder.grading.tracing import Problem, trace_cases
 from autograder.verdict import Result
 from course.program import parse
 from course.program.ir import walk
@@ -82,14 +84,14 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool, realisti
     module = inspect.getmodule(function)
     assert module
     calls = f"def {task.name}{task.signature}:\n    return {function.__name__}{task.signature}\n"
-    namespace, problems = run_cells([Cell("variant", inspect.getsource(module)), Cell(task.name, calls)])
+    ran = run_cells([Cell("variant", inspect.getsource(module)), Cell(task.name, calls)], [task.name])
     planned = plan(chapter, task)
     if not full:
         analysed = task.analysed if realistic else None
         needed = {task.cases[0].name} | ({analysed[1]} if analysed else set())
         cases = tuple(case for case in planned.cases if case.name in needed)
         planned = replace(planned, cases=cases, analysed=analysed[0] if analysed else None)
-    found = find_function(task, namespace, problems)
+    found = ran.function(task)
     traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)
     if isinstance(traced, Problem):
         return stopped(task, traced)

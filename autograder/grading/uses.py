@@ -1,0 +1,45 @@
+"""What a function uses of the notebook around it, as text, to say where two versions of a notebook differ."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from types import FunctionType, ModuleType
+from typing import Any
+
+MAX_NAMES, MAX_TEXT = 50, 4000
+
+
+def uses(function: Any) -> dict[str, str]:
+    """The function and every name of its notebook that it uses, through others too: source code, or a value's text."""
+    function = inspect.unwrap(function)
+    found: dict[str, str] = {}
+    waiting = [(getattr(function, "__name__", ""), function)]
+    while waiting and len(found) < MAX_NAMES:
+        name, value = waiting.pop(0)
+        found[name] = _text(value)[:MAX_TEXT]
+        value = inspect.unwrap(value) if callable(value) else value
+        space = getattr(value, "__globals__", None)
+        if isinstance(value, FunctionType) and space is getattr(function, "__globals__", None):
+            for used in dict.fromkeys(_names(value.__code__)):
+                if used in space and used not in found and not isinstance(space[used], ModuleType):
+                    waiting.append((used, space[used]))
+    return found
+
+
+def _names(code: Any) -> list[str]:
+    inner = [name for part in code.co_consts if inspect.iscode(part) for name in _names(part)]
+    return [*code.co_names, *inner]
+
+
+def _text(value: Any) -> str:
+    if callable(value):
+        try:
+            return textwrap.dedent(inspect.getsource(inspect.unwrap(value))).strip()
+        except (OSError, TypeError):
+            pass
+    try:
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    except Exception:
+        return type(value).__name__
