@@ -12,7 +12,7 @@ import numpy as np
 from autograder import facts, limits
 from autograder.chapters.single_device.wrapping import MESH, transformer_params
 from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
+from autograder.draws import draw_leaves, flows_back
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
 
@@ -32,7 +32,7 @@ def _draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     batch = {
         name: rng.integers(s["vocab"], size=(s["rows"], s["seq"]), dtype=np.int32) for name in ("inputs", "targets")
     }
-    return {"params": scaled, "batch": batch, "upstream": np.float32(rng.uniform(0.5, 2))}
+    return {"params": scaled, "batch": batch, "upstream": flows_back(rng)}
 
 
 def plain_loss(params: Any, batch: Any, num_heads: int) -> jax.Array:
