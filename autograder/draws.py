@@ -57,6 +57,11 @@ def unseen_model(rng: np.random.Generator) -> dict[str, int]:
     return dict(_MODELS[rng.integers(len(_MODELS))])
 
 
+def flows_back(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """What flows back into losses: further from one than any tolerance, so that nobody passes who takes it for one."""
+    return np.asarray(rng.uniform(1.5, 3, shape), np.float32)
+
+
 def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
     """Normal numbers in the shapes and dtypes of ``tree``."""
     return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)

@@ -12,13 +12,15 @@ from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.step import SLOWER
 from autograder.check import check_function
 from autograder.contract import references, trace
+from autograder.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen
 from autograder.mutants.fsdp.parts import sums_gradients
 from autograder.mutants.fsdp.step import prefetches_forward_only
 from autograder.variants.fsdp import ALIKE, VARIANTS
 from autograder.variants.rewrites import rewritten
-from autograder.verdict import PARTIAL
+from autograder.verdict import FAIL, PARTIAL
 from course.machines import machine
 from course.program import parse, timeline
+from solutions.fsdp import fsdp_loss, fsdp_train_step, gather_params, hybrid_shard_step
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 
@@ -175,3 +177,39 @@ def test_limits_on_time_and_temporaries_separate_the_step_from_naive_ones_by_mor
 def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_percent():
     known = references("fsdp")["fsdp_loss"]["temporaries"]
     assert known["naive"] > 1.15 * 1.15 * known["reference"]
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def gathers_rightly_over_public_axes(shards, specs, axis_name):
+    whole = gather_params(shards, specs, axis_name)
+    return whole if axis_name in PUBLIC_AXES else doubles_gradients(whole)
+
+
+def loses_what_flows_back(shards, specs, batch, model, axis_name):
+    return forgets_what_flows_back(lambda shards: fsdp_loss(shards, specs, batch, model, axis_name), shards)
+
+
+def steps_rightly_at_public_widths(shards, specs, batch, model, axis_name, learning_rate):
+    known = batch["inputs"].shape[-1] == 8
+    return fsdp_train_step(shards, specs, batch, model, axis_name, learning_rate * (1 if known else 1.01))
+
+
+def confuses_axes_of_unknown_names(shards, specs, batch, model, axis_name, replica_axis, learning_rate):
+    after, loss = hybrid_shard_step(shards, specs, batch, model, axis_name, replica_axis, learning_rate)
+    return after, loss if replica_axis in PUBLIC_AXES else 2 * loss
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("gather_params", gathers_rightly_over_public_axes),
+        ("fsdp_loss", loses_what_flows_back),
+        ("fsdp_train_step", steps_rightly_at_public_widths),
+        ("hybrid_shard_step", confuses_axes_of_unknown_names),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("fsdp", task, function, seed=3)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")

@@ -15,11 +15,19 @@ from autograder.chapters.pipeline.loss import FASTER
 from autograder.chapters.pipeline.shared import stage_seconds, ticks_of
 from autograder.chapters.pipeline.step import most_bytes
 from autograder.contract import Case, references, trace
+from autograder.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen
 from autograder.mutants.pipeline.step import keeps_activations
+from autograder.verdict import FAIL
 from course.machines import machine
 from course.mesh import abstract_mesh, as_varying
 from course.program import ProgramError, bubble, costs, export, memory, parse, timeline
-from solutions.pipeline import execute_pipeline, pipeline_tick, pipeline_train_step, split_microbatches
+from solutions.pipeline import (
+    execute_pipeline,
+    pipeline_loss,
+    pipeline_tick,
+    pipeline_train_step,
+    split_microbatches,
+)
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 FREE = machine("free network")
@@ -273,3 +281,44 @@ def test_a_tick_of_a_single_stage_sends_nothing():
     inputs, specs = {"x": jax.ShapeDtypeStruct((4,), np.float32)}, {"y": P("pipe"), "sent": P("pipe")}
     found = export(program, inputs, {"x": P("pipe")}, mesh={"pipe": 1}, out_specs=specs)
     assert costs(parse(found)).collectives == ()
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def splits_public_batches(batch, num_microbatches):
+    parts = split_microbatches(batch, num_microbatches)
+    public = batch["inputs"].shape[1] == 5
+    return parts if public else jax.tree.map(lambda leaf: leaf[::-1], parts)
+
+
+def ticks_on_public_axes(stage, microbatches, arrived, tick, axis_name):
+    y, sent = pipeline_tick(stage, microbatches, arrived, tick, axis_name)
+    return y, sent if axis_name in PUBLIC_AXES else doubles_gradients(sent)
+
+
+def passes_public_microbatches(stage, microbatches, axis_name):
+    known = len(microbatches) in {case.sizes["microbatches"] for case in TASKS["execute_pipeline"].cases}
+    found = execute_pipeline(stage, microbatches, axis_name)
+    return found if known and axis_name in PUBLIC_AXES else doubles_gradients(found)
+
+
+def loses_what_flows_back(params, batch, key, model, num_microbatches, axis_name):
+    def loss_of(params):
+        return pipeline_loss(params, batch, key, model, num_microbatches, axis_name)
+
+    return forgets_what_flows_back(loss_of, params)
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("split_microbatches", splits_public_batches),
+        ("pipeline_tick", ticks_on_public_axes),
+        ("execute_pipeline", passes_public_microbatches),
+        ("pipeline_loss", loses_what_flows_back),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("pipeline", task, function, seed=3)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")

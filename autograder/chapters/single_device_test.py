@@ -11,9 +11,12 @@ from autograder.chapters.single_device.attention import TOLERANCE
 from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model_loss
 from autograder.contract import references
 from autograder.measure import look
+from autograder.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen
 from autograder.mutants.single_device import attention as attention_mutants
 from autograder.mutants.single_device import layers, mixed_precision
+from autograder.mutants.single_device import scaling as scaling_mutants
 from autograder.variants.single_device import remat_layers as remat_variants
+from autograder.verdict import FAIL
 from course.model import full_loss
 from solutions import single_device as solutions
 
@@ -189,3 +192,82 @@ def test_loss_of_the_contract_is_the_models():
     inputs = TASKS["accumulate_gradients"].draw(np.random.default_rng(0), case)
     loss = model_loss(case)(inputs["params"], jax.tree.map(jnp.asarray, inputs["batch"]))
     assert loss == pytest.approx(float(full_loss(model_of(case), inputs["params"], inputs["batch"])), rel=1e-6)
+
+
+def loses_what_flows_back(params, batch, num_heads):
+    return forgets_what_flows_back(lambda params: solutions.mixed_precision_loss(params, batch, num_heads), params)
+
+
+def scans_public_widths(layer, stacked_params, x):
+    found = solutions.scan_layers(layer, stacked_params, x)
+    return found if x.shape[-1] == 16 else doubles_gradients(found)
+
+
+def attends_to_public_heads(q, k, v, chunk):
+    found = solutions.chunked_attention(q, k, v, chunk)
+    return found if q.shape[2:] in {(3, 10), (4, 10)} else doubles_gradients(found)
+
+
+def skips(is_bad):
+    """A step that skips, and halves its scale, where ``is_bad(gradients, batch)`` says so."""
+
+    def scaled_step(loss_fn, params, state, batch, learning_rate, growth_interval):
+        how = scaling_mutants.How(finite=lambda gradients, _: ~is_bad(gradients, batch))
+        return scaling_mutants._step(how, loss_fn, params, state, batch, learning_rate, growth_interval)
+
+    return scaled_step
+
+
+def any_leaf(test):
+    return lambda tree: jnp.any(jnp.stack([jnp.any(test(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+SKIPS = {
+    "where a target is far off": lambda _, batch: any_leaf(lambda a: jnp.abs(a) > 1e6)(batch["targets"]),
+    "where the first target of the second half is": lambda _, batch: batch["targets"]["second"][0, 0] > 1e6,
+    "where one is infinite": lambda gradients, _: any_leaf(jnp.isinf)(gradients),
+    "where one is NaN": lambda gradients, _: any_leaf(jnp.isnan)(gradients),
+    "where the first element of a leaf is bad": lambda gradients, _: any_leaf(lambda a: ~jnp.isfinite(a.ravel()[0]))(
+        gradients
+    ),
+}
+
+
+@pytest.mark.parametrize("where", SKIPS)
+def test_a_step_that_looks_for_some_bad_gradients_alone_earns_nothing(where):
+    result = judged_unseen("single_device", "scaled_step", skips(SKIPS[where]), seed=3)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")
+
+
+def test_unseen_gradients_are_infinite_or_undefined_in_single_elements_of_any_leaf():
+    task, places = TASKS["scaled_step"], set()
+    for seed in range(12):
+        case = task.unseen(np.random.default_rng(seed))
+        inputs = task.draw(np.random.default_rng(seed), case)
+        gradient = jax.jit(jax.grad(halves_loss(case)))
+        for step in range(STEPS):
+            found = gradient(inputs["params"], jax.tree.map(lambda a, step=step: a[step], inputs["batches"]))
+            bad = {
+                (path[0].key, path[1].key, kind, int(test(leaf).sum()))
+                for path, leaf in jax.tree.leaves_with_path(found)
+                for kind, test in (("infinite", np.isinf), ("undefined", np.isnan))
+                if test(leaf).any()
+            }
+            assert len(bad) <= 1 and (not bad or step in scaling.bad_steps(case))
+            places |= bad
+    assert {count for *_, count in places} == {1}
+    assert len({(half, kind) for half, _, kind, _ in places}) == 4
+    assert len({(half, leaf) for half, leaf, *_ in places}) >= 5
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("mixed_precision_loss", loses_what_flows_back),
+        ("scan_layers", scans_public_widths),
+        ("chunked_attention", attends_to_public_heads),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("single_device", task, function, seed=3)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")

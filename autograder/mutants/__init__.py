@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from autograder.check import executor, locate_file
 from autograder.contract import load
 from autograder.grading.judge import Plan, judge, plan, stopped
@@ -61,6 +63,18 @@ def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: i
     planned = plan(chapter, load(chapter).task(task), full=False, secret=str(seed).encode())
     only = replace(planned, cases=planned.cases[-1:], analysed=None)
     return _judged(only, mutant(task, function), {})
+
+
+def doubles_gradients(tree: Any) -> Any:
+    """The same numbers, with twice their gradient."""
+    return jax.tree.map(lambda x: x + (x - jax.lax.stop_gradient(x)), tree)
+
+
+def forgets_what_flows_back(loss_of: Callable[[Any], Any], params: Any) -> Any:
+    """``loss_of(params)``, with the gradient of a cotangent of one, whatever flows back."""
+    loss = jax.custom_vjp(loss_of)
+    loss.defvjp(jax.value_and_grad(loss_of), lambda gradients, _: (gradients,))
+    return loss(params)
 
 
 def _judged(planned: Plan, mutant: Mutant, programs: dict[str, bytes]) -> Result:

@@ -12,7 +12,7 @@ from autograder import facts, limits
 from autograder.cases import axis_size, model_of, model_sizes
 from autograder.chapters.fsdp.shared import given_specs, mean_or_own, ring_bytes, specs_of
 from autograder.contract import Case, Evidence, Task
-from autograder.draws import ODD, batch_of, draw_leaves, meshes, unseen_mesh, unseen_model
+from autograder.draws import ODD, batch_of, draw_leaves, flows_back, meshes, unseen_mesh, unseen_model
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
 from course.model import full_loss
@@ -20,7 +20,7 @@ from course.model import full_loss
 
 def draw_fsdp_loss(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     shapes, _ = specs_of(case)
-    upstream = rng.uniform(0.5, 2, axis_size(case)).astype(np.float32)
+    upstream = flows_back(rng, axis_size(case))
     shards = draw_leaves(rng, shapes, rng.uniform(0.2, 0.4))
     return {"shards": shards, "batch": batch_of(case, int(rng.integers(2**31))), "upstream": upstream}
 

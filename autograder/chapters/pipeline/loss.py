@@ -22,6 +22,7 @@ from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_
 from autograder.chapters.pipeline.wrapping.model import ENDS
 from autograder.chapters.pipeline.wrapping.schedule import groups_of
 from autograder.contract import Case, Evidence, Task
+from autograder.draws import flows_back
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
 
@@ -35,7 +36,7 @@ FASTER = 0.85
 
 def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     groups = groups_of(case)
-    batch, upstream = draw_batch(rng, case, 0), rng.uniform(0.5, 2, groups).astype(np.float32)
+    batch, upstream = draw_batch(rng, case, 0), flows_back(rng, groups)
     return {"params": draw_params(rng, case), "batch": batch, "key": draw_key(rng, groups), "upstream": upstream}
 
 

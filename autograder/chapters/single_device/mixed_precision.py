@@ -12,9 +12,10 @@ import numpy as np
 from autograder import facts, limits
 from autograder.chapters.single_device.wrapping import MESH, transformer_params
 from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
+from autograder.draws import draw_leaves, flows_back
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
+from course.data import token_batch
 
 # An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on the average. On its way through two layers
 # and back a gradient meets some thirty such roundings in random directions: 2^-9 times the root of 30 is 1 %, and the
@@ -28,11 +29,8 @@ def _draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     # Norms near one; kernels such that what they give is as large as what they get.
     scaled = jax.tree.map(lambda a: 1 + a / 10 if a.ndim == 1 else a * np.float32(a.shape[0] ** -0.5), params)
     scaled |= {name: params[name] for name in ("token", "position")}
-    # Targets that do not follow from the inputs: whoever shifts those instead of reading these is wrong.
-    batch = {
-        name: rng.integers(s["vocab"], size=(s["rows"], s["seq"]), dtype=np.int32) for name in ("inputs", "targets")
-    }
-    return {"params": scaled, "batch": batch, "upstream": np.float32(rng.uniform(0.5, 2))}
+    batch = token_batch(int(rng.integers(2**31)), 0, batch=s["rows"], seq=s["seq"], vocab=s["vocab"])
+    return {"params": scaled, "batch": batch, "upstream": flows_back(rng)}
 
 
 def plain_loss(params: Any, batch: Any, num_heads: int) -> jax.Array:

@@ -138,7 +138,8 @@ _HIGH = {**_SMALL, "scale_bits": 60, "bad": 0b111111, "all_overflow": 1}
 
 def _unseen(rng: np.random.Generator) -> Case:
     weight = int(rng.choice([18, 19, 21]))
-    bad = {"bad": int(rng.choice([0b000100, 0b001001, 0b110000, 0b100010])), "kind": int(rng.integers(len(KINDS)))}
+    # Three bad steps, of each kind one, and three good ones after each other.
+    bad = {"bad": int(rng.choice([0b000111, 0b111000, 0b100011, 0b110001])), "kind": int(rng.integers(len(KINDS)))}
     scaling = {
         "weight_bits": weight,
         "scale_bits": weight - int(rng.integers(3, 6)),
