@@ -15,6 +15,7 @@ from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported
 # Operations that are evaluated for one device, those on many elements counted more.
 MAX_EVALUATED = 1_000_000
 MAX_DECISIONS = 1_000_000
+_UNKNOWN = "depends on data, or on integers that overflow or divide by zero, so its cost cannot be known"
 
 
 class Followed(NamedTuple):
@@ -164,7 +165,7 @@ class _Run:
     def _branch(self, op: Op) -> None:
         index = self.known.get(op.operands[0])
         if index is None and not self.data_branches:
-            raise unsupported(op, op.line, "which branch runs depends on data, so its cost cannot be known")
+            raise unsupported(op, op.line, f"which branch runs {_UNKNOWN}")
         if index is None:
             position = self._more_expensive(op)
             self.on_data.add(op)
@@ -203,7 +204,7 @@ class _Run:
             self._run(condition)
             proceed = self.known.get(condition.returns[0])
             if proceed is None:
-                raise unsupported(op, op.line, "how often this loop runs depends on data, so its cost cannot be known")
+                raise unsupported(op, op.line, f"how often this loop runs {_UNKNOWN}")
             self._decide(int(bool(proceed)), op)
             if not proceed:
                 break

@@ -44,7 +44,7 @@ def program_of(body, inputs, outputs):
     arguments = ", ".join(f"%x{i}: {tensor(*kind)}" for i, kind in enumerate(inputs))
     results, names = ", ".join(tensor(*kind) for kind in outputs), ", ".join(f"%y{i}" for i in range(len(outputs)))
     text = f"func.func public @main({arguments}) -> ({results}) {{\n{body}\nreturn {names} : {results}\n}}"
-    version = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])[1].decode()
+    version = re.findall(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])[0].decode()
     with make_ir_context():
         module = ir.Module.parse(f"module attributes {{mhlo.num_partitions = 1 : i32}} {{\n{text}\n}}")
         data = mlir.serialize_portable_artifact(module, version, use_mixed_serialization=True)

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export as jax_export
+from jax.core import ShapedArray
 from jax.extend import mlir
 from jax.extend.mlir import ir
 
@@ -130,7 +131,7 @@ def instrument(program: Program, module: Module) -> Witness | None:
         twin.write_bytecode(written)
         data = mlir.serialize_portable_artifact(written.getvalue(), version[1].decode(), use_mixed_serialization=True)
     fields = {name: getattr(found.exported, name) for name in found.exported.__dataclass_fields__}
-    aval = jax.core.ShapedArray((program.num_devices, len(watched)), np.dtype(np.uint32))
+    aval = ShapedArray((program.num_devices, len(watched)), np.dtype(np.uint32))
     for name, value in (("out_avals", aval), ("_out_named_shardings", None), ("out_shardings_hlo", None)):
         fields[name] = (*fields[name], value)
     fields["out_tree"] = jax.tree.structure(tuple([0] * len(fields["out_avals"])))
@@ -189,7 +190,7 @@ class _Twin:
             number = self._array(self.devices, ir.IntegerType.get_unsigned(32))
             seen = _widened(outer, list(outer.operands), number, {"out_shardings": each})
             _return(block, seen)
-        kind = ir.TypeAttr(main.attributes["function_type"]).value
+        kind: Any = ir.TypeAttr(main.attributes["function_type"]).value
         main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kind.inputs, [*kind.results, number]))
         if "res_attrs" in main.attributes:
             main.attributes["res_attrs"] = ir.ArrayAttr.get([*main.attributes["res_attrs"], ir.DictAttr.get({})])
@@ -257,7 +258,8 @@ class _Twin:
         return state
 
     def _constant(self, numbers: list[int], where: Any) -> Any:
-        value = ir.DenseElementsAttr.get(np.array([numbers], np.int64))
+        array: Any = np.array([numbers], np.int64)
+        value = ir.DenseElementsAttr.get(array)
         return _create("stablehlo.constant", [self.kind], [], where, {"value": value})
 
     def _array(self, rows: int, element: Any) -> Any:
