@@ -20,9 +20,9 @@ from autograder.notebook import exercise_text
 
 # They wait for a limit, or work at the realistic size.
 SLOW = (
-    "absurd_loop_in_program", "averages_what_it_keeps", "compile_bomb", "endless_loop", "endless_loop_ignoring_signals", "endless_message",
-    "gathers_a_few_rows", "pads_by_less_than_nothing", "pools_what_it_keeps", "repeats_what_it_keeps",
-    "rounds_where_nobody_runs_it", "selects_by_an_identity",
+    "absurd_loop_in_program", "averages_what_it_keeps", "compile_bomb", "endless_loop",
+    "endless_loop_ignoring_signals", "endless_message", "gathers_a_few_rows", "pads_by_less_than_nothing",
+    "pools_what_it_keeps", "repeats_what_it_keeps", "rounds_where_nobody_runs_it", "selects_by_an_identity",
     "is_cheap_where_nobody_runs_it", "keeps_a_corner_where_nobody_runs_it", "knows_when_it_is_only_looked_at",
     "long_loop_in_program", "million_operations", "sleeps",
 )  # fmt: skip
