@@ -1,4 +1,4 @@
-"""A notebook of 100,000 cells; a notebook has at most 1,000.
+"""A notebook of 100,000 cells; a notebook has at most 10,000, whatever they are.
 
 group: exhausts
 control: no: takes nbgrader minutes
