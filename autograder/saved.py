@@ -64,7 +64,7 @@ def same(one: Program, other: Program) -> bool:
 def _bare(program: Program) -> str:
     with mlir.make_ir_context():
         module = ir.Module.parse(jax.export.deserialize(bytearray(program.artefact)).mlir_module())
-        return module.operation.get_asm(enable_debug_info=False)
+        return str(module.operation.get_asm(enable_debug_info=False))
 
 
 def differing(here: dict[str, str], there: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import resource
 import sys
 import time
@@ -40,7 +41,7 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
     wire.write(result, {"ran": True})  # who ends from here on, ends by the graded function
     function = ran.function(task)
     found: Any = function
-    if not isinstance(found, Problem):
+    if not isinstance(function, Problem):
         left = (limits.cpu_s or 60) - time.process_time()
         with time_limit(max(0.8 * left, 0.1), processor=True):
             cases = [Case(**case) for case in header["cases"]]
@@ -64,6 +65,7 @@ def _run(header: dict[str, Any], limits: Limits) -> Ran:
     if not only_needed and limits.cpu_s is not None:
         soft = int(time.process_time() + ALL_SECONDS + 2 * STATEMENT_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
+    os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # a learner's files may be written there, in every sandbox
     cells = [Cell(**cell) for cell in header["cells"]]
     main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
     lab = tuple(header.get("lab", ()))

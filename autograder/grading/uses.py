@@ -20,7 +20,7 @@ def uses(function: Any) -> dict[str, str]:
         name, value = waiting.pop(0)
         found[name] = _text(value)[:MAX_TEXT]
         value = inspect.unwrap(value) if callable(value) else value
-        space = getattr(value, "__globals__", None)
+        space = getattr(value, "__globals__", {})
         if isinstance(value, FunctionType) and space is getattr(function, "__globals__", None):
             for used in dict.fromkeys(_names(value.__code__)):
                 if used in space and used not in found and not isinstance(space[used], ModuleType):

@@ -115,7 +115,7 @@ def test_the_lab_of_a_release_is_known_and_no_function_needs_it(chapter):
     own = running.lab_statements(lab_code(chapter))
     read = read_statements(read_notebook(ROOT / "exercises" / chapter / f"{chapter}.ipynb").cells)
     there = {number for number, one in enumerate(read) if one.node and ast.dump(one.node) in own}
-    assert {ast.dump(read[number].node) for number in there} == own
+    assert {ast.dump(one.node) for one in read if one.node} >= own
     for task in load(chapter).tasks:
         assert not needed(read, [task.name]) & there, task.name
 
