@@ -13,11 +13,13 @@ from autograder.chapters.async_tensor_parallel import CONTRACT, mlp, rings
 from autograder.check import check_function
 from autograder.contract import Evidence, references
 from autograder.measure import look
+from autograder.mutants import judged_unseen
 from autograder.mutants.async_tensor_parallel import mlp as wrong
+from autograder.verdict import FAIL
 from course.mesh import make_mesh, vary_alike, varying_axes
 from course.model import MLPLayer
 from course.program import Collective, Costs, Memory
-from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
+from solutions.async_tensor_parallel import async_tp_mlp, matmul_ring_scatter, ring_gather_matmul
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 KNOWN = references("async_tensor_parallel")
@@ -163,3 +165,44 @@ def test_layers_in_a_scan_with_remat_have_the_gradients_of_one_device(dtype):
         assert found.dtype == wanted.dtype == jnp.dtype(dtype)
         off = jnp.max(jnp.abs(found - wanted).astype(jnp.float32)) / jnp.max(jnp.abs(wanted).astype(jnp.float32))
         assert off < (1e-5 if dtype == "float32" else 0.05)
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def knows_three_names(x, kernel, axis_name):
+    result = ring_gather_matmul(x, kernel, axis_name)
+    return result if axis_name in PUBLIC_AXES else jnp.roll(result, 1, -2)
+
+
+def knows_the_public_sizes(x, kernel, axis_name):
+    result = matmul_ring_scatter(x, kernel, axis_name)
+    return result if kernel.shape == (5, 6) else 2 * result
+
+
+def supposes_that_ones_flow_back(params, x, axis_name):
+    def plain(params, x):
+        return async_tp_mlp(params, x, axis_name)
+
+    layers = jax.custom_vjp(plain)
+    layers.defvjp(lambda *given: (plain(*given), given), lambda kept, g: jax.vjp(plain, *kept)[1](g * 0 + 1))
+    return layers(params, x)
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("ring_gather_matmul", knows_three_names),
+        ("matmul_ring_scatter", knows_the_public_sizes),
+        ("async_tp_mlp", supposes_that_ones_flow_back),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("async_tensor_parallel", task, function)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")
+
+
+def test_no_bytes_either_way_are_not_as_many_each_way():
+    nothing = replace(sent(1), costs=Costs(0, 0, 0, (), {}))
+    assert not rings.equal_ways([nothing]).passed
+    assert rings.equal_ways([replace(nothing, case=replace(nothing.case, mesh={"tensor": 1}))]).passed

@@ -12,8 +12,10 @@ from autograder.answers import Refusal
 from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, best, choice_facts
 from autograder.chapters.transformer_3d.wrapping.choice import MOST, questions
 from autograder.contract import Mismatch
+from autograder.mutants import judged_unseen
 from autograder.mutants.transformer_3d.choice import MUTANTS
 from autograder.variants.transformer_3d.choice import VARIANTS
+from autograder.verdict import FAIL
 from course.mesh import make_mesh
 
 TASK = CHOOSE_MESH
@@ -81,3 +83,33 @@ def test_a_forged_answer_passes_nothing():
     ):
         found = choice_facts([evidence(TASK.cases[0], values)], None, None)
         assert {"every choice can be placed", "predicted MFU"} <= failed(found)
+
+
+def raises_always(sizes, num_devices, batch, estimate):
+    raise ValueError("nothing fits")
+
+
+def gives_up_on_all_but_the_smallest(sizes, num_devices, batch, estimate):
+    return VARIANTS[0](sizes, num_devices, batch, estimate) if sizes.width < 2000 else raises_always(*[None] * 4)
+
+
+def answers_with(number):
+    def choose_mesh(sizes, num_devices, batch, estimate):
+        return (number, 1, 1, 1, 1, "none", False)
+
+    return choose_mesh
+
+
+@pytest.mark.parametrize(
+    "function",
+    [raises_always, gives_up_on_all_but_the_smallest, *map(answers_with, (float("nan"), 2**60, 10**10_000))],
+    ids=("raises", "gives up", "NaN", "too large", "endless"),
+)
+def test_no_choice_where_there_is_one_earns_nothing(function):
+    result = judged_unseen("transformer_3d", "choose_mesh", function)
+    assert (result.verdict, result.points) == (FAIL, 0), result.message
+
+
+def test_where_nothing_is_placed_nothing_fits_and_nothing_is_fast():
+    found = failed(facts(raises_always, TASK.cases[:1]))
+    assert found == {"every choice can be placed", "memory fits", "predicted MFU"}

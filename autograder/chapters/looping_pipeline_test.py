@@ -17,13 +17,20 @@ from autograder.chapters.looping_pipeline.wrapping import pipelines_of
 from autograder.check import check_function
 from autograder.contract import references
 from autograder.measure import look
+from autograder.mutants import judged_unseen
 from autograder.mutants.looping_pipeline import schedule as misread
 from autograder.mutants.looping_pipeline.step import averages_after_the_backward_pass, averages_in_every_tick
+from autograder.verdict import FAIL
 from course.machines import FREE_NETWORK
 from course.mesh import abstract_mesh
 from course.program import bubble, export, parse, timeline
 from course.schedules import breadth_first, forwards, gpipe, run
-from solutions.looping_pipeline import execute_looping_pipeline, layers_of_stage
+from solutions.looping_pipeline import (
+    execute_looping_pipeline,
+    layers_of_stage,
+    loop_position,
+    looping_train_step,
+)
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 SIZES = [(s, m, r) for s in (1, 2, 4, 8) for m in (1, 2, 4, 8, 16) for r in (1, 2, 4)]
@@ -214,3 +221,53 @@ def test_a_step_that_averages_at_the_end_is_told_how_long_it_waits_and_not_what_
     assert fact.name == "exposed over data"
     assert "less if sending over 'data' took no time, 1.00 times the naive's" in fact.message
     assert "custom_vjp" not in fact.message
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def knows_the_public_questions(stage, num_stages, num_repeats, num_layers):
+    if num_stages not in (1, 2, 4, 8):
+        raise ValueError(f"{num_layers} layers")
+    return layers_of_stage(stage, num_stages, num_repeats, num_layers)
+
+
+def refuses_always(tick, stage, num_stages, num_microbatches, num_repeats):
+    raise ValueError(f"tick {tick}")
+
+
+def answers_with_no_number(tick, stage, num_stages, num_microbatches, num_repeats):
+    return (float("nan"), float("nan"))
+
+
+def answers_with_endless_numbers(tick, stage, num_stages, num_microbatches, num_repeats):
+    found = loop_position(tick, stage, num_stages, num_microbatches, num_repeats)
+    return found and (10**10_000 + found[0], found[1])
+
+
+def turns_unknown_pipelines_round(stage, microbatches, num_repeats, axis_name):
+    found = execute_looping_pipeline(stage, microbatches, num_repeats, axis_name)
+    return found if axis_name in PUBLIC_AXES else 2 * found
+
+
+def steps_half_as_far_with_unknown_rows(
+    params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate
+):
+    rate = learning_rate if pipe_axis in PUBLIC_AXES else learning_rate / 2
+    return looping_train_step(params, batch, key, model, num_microbatches, pipe_axis, data_axis, rate)
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("layers_of_stage", knows_the_public_questions),
+        ("loop_position", refuses_always),
+        ("loop_position", answers_with_no_number),
+        ("loop_position", answers_with_endless_numbers),
+        ("execute_looping_pipeline", turns_unknown_pipelines_round),
+        ("looping_train_step", steps_half_as_far_with_unknown_rows),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("looping_pipeline", task, function)
+    assert (result.verdict, result.points) == (FAIL, 0), result.message

@@ -13,12 +13,13 @@ from autograder.chapters.tensor_parallel.init import _mistakes, _scale
 from autograder.chapters.tensor_parallel.wrapping import places_of, split_of
 from autograder.contract import Evidence, references, trace
 from autograder.measure import look
-from autograder.mutants import judged
+from autograder.mutants import judged, judged_unseen
 from autograder.mutants.tensor_parallel import MUTANTS
 from autograder.variants.tensor_parallel import VARIANTS
+from autograder.verdict import FAIL
 from course.model import full_loss
 from course.program import costs, parse
-from solutions.tensor_parallel import tp_mlp
+from solutions.tensor_parallel import column_parallel_dense, init_dense, tp_mlp, tp_train_step
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 LAYERS = ("column_parallel_dense", "row_parallel_dense", "tp_mlp", "tp_attention")
@@ -168,3 +169,45 @@ def test_numbers_that_were_drawn_are_judged_by_who_should_hold_what():
     assert "two different keys" in next(_mistakes(drawn(lambda split, which, device: right(split, "first", device))))
     wide = _scale(drawn(lambda *where: 2 * right(*where)))
     assert not wide.passed and "times the standard deviation" in wide.message
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def doubles_over_unknown_axes(params, x, axis_name):
+    return (1 if axis_name in PUBLIC_AXES else 2) * column_parallel_dense(params, x, axis_name)
+
+
+def draws_alike_over_unknown_axes(key, d_in, d_out, axis_name, split):
+    parts = init_dense(key, d_in, d_out, axis_name, split)
+    if axis_name in PUBLIC_AXES or split is None:
+        return parts
+    return {**parts, "kernel": jax.lax.pmean(parts["kernel"], axis_name)}
+
+
+def supposes_that_ones_flow_back(params, x, axis_name):
+    def plain(params, x):
+        return tp_mlp(params, x, axis_name)
+
+    layers = jax.custom_vjp(plain)
+    layers.defvjp(lambda *given: (plain(*given), given), lambda kept, g: jax.vjp(plain, *kept)[1](g * 0 + 1))
+    return layers(params, x)
+
+
+def steps_half_as_far_with_unknown_widths(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
+    rate = learning_rate if batch["inputs"].shape[-1] == 6 else learning_rate / 2
+    return tp_train_step(params, specs, batch, model, data_axis, tensor_axis, rate)
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("column_parallel_dense", doubles_over_unknown_axes),
+        ("init_dense", draws_alike_over_unknown_axes),
+        ("tp_mlp", supposes_that_ones_flow_back),
+        ("tp_train_step", steps_half_as_far_with_unknown_widths),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("tensor_parallel", task, function)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")

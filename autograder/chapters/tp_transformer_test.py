@@ -14,9 +14,12 @@ from autograder.chapters.tp_transformer.shared import keys_of_parts
 from autograder.chapters.tp_transformer.step import EXPOSED
 from autograder.chapters.tp_transformer.wrapping import groups_of, is_split, params_of, parts_of
 from autograder.contract import references, trace
+from autograder.mutants import judged_unseen
 from autograder.mutants.tp_transformer.loss import gathers_logits
+from autograder.verdict import FAIL
 from course.model import drop
 from course.program import memory, parse
+from solutions import tp_transformer as solutions
 from solutions.tp_transformer import tp_transformer_step, vocab_parallel_loss
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
@@ -192,3 +195,36 @@ def test_a_step_without_dropout_on_one_device_is_the_courses_own():
     whole = {**inputs["params"], "layers": heads_together(inputs["params"]["layers"])}
     expected = full_loss(model_of(model_sizes(case)), whole, batch)
     assert float(jax.jit(step)(inputs["params"], batch)) == pytest.approx(float(expected), rel=1e-5)
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def supposes_that_one_flows_back(params, x, targets, gather_matmul, axis_name):
+    def plain(params, x):
+        return vocab_parallel_loss(params, x, targets, gather_matmul, axis_name)
+
+    loss = jax.custom_vjp(plain)
+    loss.defvjp(lambda *given: (plain(*given), given), lambda kept, g: jax.vjp(plain, *kept)[1](g * 0 + 1))
+    return loss(params, x)
+
+
+def doubles_over_unknown_axes(params, tokens, axis_name):
+    return (1 if axis_name in PUBLIC_AXES else 2) * solutions.vocab_parallel_embed(params, tokens, axis_name)
+
+
+def drops_a_quarter_always(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
+    return solutions.tp_transformer_block(params, x, key, 0.25 if rate else 0, gather_matmul, matmul_scatter, axis_name)
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("vocab_parallel_loss", supposes_that_one_flows_back),
+        ("vocab_parallel_embed", doubles_over_unknown_axes),
+        ("tp_transformer_block", drops_a_quarter_always),
+    ],
+)
+def test_what_knows_the_public_cases_alone_earns_nothing(task, function):
+    result = judged_unseen("tp_transformer", task, function)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")

@@ -17,6 +17,8 @@ from autograder.check import executor, locate_file
 from autograder.contract import references
 from autograder.grading.judge import judge, plan
 from autograder.grading.tracing import Traced, trace_cases
+from autograder.mutants import judged_unseen
+from autograder.verdict import FAIL
 from solutions import transformer_3d
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
@@ -159,3 +161,30 @@ def test_limits_lie_between_reference_and_naive():
     assert found["temporaries"]["naive"] > 1.15 * TEMPORARIES * found["temporaries"]["reference"]
     ratio = found["spent"]["reference"] / found["spent"]["naive"]
     assert 1.15 * ratio < EXPOSED < 1 / 1.15
+
+
+PUBLIC_AXES = {axis for task in CONTRACT.tasks for case in task.cases for axis in case.mesh}
+
+
+def supposes_that_one_flows_back(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+    def plain(params):
+        return transformer_3d.forward_3d(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
+
+    loss = jax.custom_vjp(plain)
+    loss.defvjp(lambda params: (plain(params), params), lambda kept, g: jax.vjp(plain, kept)[1](g * 0 + 1))
+    return loss(params)
+
+
+def splits_nothing_over_unknown_axes(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
+    least = min_size if data_axis in PUBLIC_AXES else 10**9
+    return transformer_3d.init_3d(params, num_repeats, least, data_axis, pipe_axis, tensor_axis)
+
+
+def test_a_gradient_that_supposes_what_flows_back_earns_nothing():
+    result = judged_unseen("transformer_3d", "forward_3d", supposes_that_one_flows_back)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")
+
+
+def test_a_rule_for_public_axes_alone_costs_points():
+    result = judged_unseen("transformer_3d", "init_3d", splits_nothing_over_unknown_axes)
+    assert {fact.name for fact in result.facts if not fact.passed} == {"split dims", "state bytes per device"}
