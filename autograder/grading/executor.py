@@ -53,7 +53,7 @@ class Executor:
         program = Program.load(blobs[0])
         branches = bool(header.get("data_branches"))
         module = parse(program, data_branches=branches)
-        looked = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
+        looked: dict[str, Any] = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             smaller = parse(Program.load(blobs[1]), data_branches=branches)
             about = {"difference": difference(smaller, module), "orders": _orders(module, program, header)}

@@ -93,7 +93,7 @@ def moves(draw):
     return f"stablehlo.constant {dense(x)} : {t}", [], (shape, element)
 
 
-@settings(derandomize=True, deadline=None, max_examples=20 if FULL else 2, suppress_health_check=list(HealthCheck),
+@settings(derandomize=True, deadline=None, max_examples=20 if FULL else 2, suppress_health_check=[*HealthCheck],
           phases=[Phase.generate])  # fmt: skip
 @given(st.lists(moves(), min_size=60, max_size=60))
 def test_moves_and_reductions_agree_with_xla(several):

@@ -208,7 +208,7 @@ def test_chains_of_integers_decide_as_the_devices_do():
     accepted = []
 
     @settings(derandomize=True, deadline=None, max_examples=40 if FULL else 5, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+              suppress_health_check=[*HealthCheck])  # fmt: skip
     @given(st.lists(st.lists(STEPS, min_size=2, max_size=6), min_size=4, max_size=4))
     def decides_alike(chains):
         try:
