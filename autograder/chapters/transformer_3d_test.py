@@ -78,7 +78,7 @@ def test_oracle_of_the_loss_equals_central_differences_leaf_by_leaf(number):
 
         def mean(changed, path=path):
             losses = FORWARD.oracle({**inputs, "params": moved(inputs["params"], path, changed)}, case)["values"]
-            return float(losses.mean(dtype=np.float64))
+            return float(inputs["upstream"] * losses.mean(dtype=np.float64))
 
         difference = (mean(leaf + step) - mean(leaf - step)) / 1e-2
         assert gradient[at] == pytest.approx(difference, rel=2e-2, abs=2e-4), path

@@ -138,7 +138,7 @@ MUTANTS = (
     mutant("choose_mesh", fills_the_devices_with_recomputation, MFU),
     mutant("choose_mesh", sees_no_waiting, MFU),
     mutant("choose_mesh", splits_tensors_as_far_as_heads_go, MFU),
-    mutant("choose_mesh", leaves_devices_idle, PLACED, MFU),
+    mutant("choose_mesh", leaves_devices_idle, PLACED, MEMORY, MFU),
     mutant("choose_mesh", gives_nothing_where_nothing_fits, PLACED),
     mutant("choose_mesh", splits_the_batch_whatever_it_is, PLACED, MEMORY, MFU),
 )
