@@ -127,8 +127,18 @@ def products_of(name: str, evidence: list[Evidence], allowed: str, hint: str) ->
     return worst(found, name)
 
 
-def precise_in(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
-    """Every function and sum that ``Costs.precise`` counts is taken in ``dtype``, in StableHLO's words: ``f32``."""
+def precise_in(
+    name: str,
+    evidence: list[Evidence],
+    dtype: str,
+    hint: str,
+    least: Callable[[Evidence], dict[tuple[str, ...], int]] = lambda _: {},
+) -> Fact:
+    """Every function and sum that ``Costs.precise`` counts is taken in ``dtype``, in StableHLO's words: ``f32``.
+
+    ``least`` says how often some functions have to be there, any of a tuple's: what is made of others instead, such
+    as an exponential of ``tanh``, is not counted and may be of any precision.
+    """
     found = []
     for e in evidence:
         every = e.costs.precise
@@ -138,8 +148,12 @@ def precise_in(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fa
         message = f"beside {total - wrong} of {dtype} there are {said}. {hint}" if others else ""
         if not every:
             message = f"no function or sum was found that could be of {dtype}. {hint}"
+        few = [(kinds, sum(every.get(f"{kind} of {dtype}", 0) for kind in kinds), n) for kinds, n in least(e).items()]
+        few = [(" or ".join(kinds), there, n) for kinds, there, n in few if there < n]
+        if few and not message:
+            message = "".join(f"there are {there} of {kinds}, and {n} are needed. " for kinds, there, n in few) + hint
         figures = f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}"
-        found.append(Fact(name, bool(every) and not others, *figures, case=e.case.name, line=_line_of(e, others),
+        found.append(Fact(name, bool(every) and not others and not few, *figures, case=e.case.name, line=_line_of(e, others),
                           message=message))  # fmt: skip
     return worst(found, name)
 

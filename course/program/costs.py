@@ -13,7 +13,7 @@ import numpy as np
 
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
 from course.program.evaluate import executed
-from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, walk
+from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, Value, walk
 from course.program.program import ProgramError
 
 MAX_COLLECTIVES = 1_000_000
@@ -149,10 +149,11 @@ def _deadlock(device: int, ours: Any, other: int, theirs: Any) -> ProgramError:
 def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None) -> Costs:
     """What a device of the class does; ``order``, if given, gets its collectives one by one."""
     looked: dict[Block, _BlockCosts] = {}
+    equal = _equal_numbers(module.main)
     times: Counter[Block] = Counter()
     for block in executed(module.main, iter(alike.decisions)):
         if block not in looked:
-            looked[block] = _of_block(block, module.mesh, alike.device)
+            looked[block] = _of_block(block, module.mesh, alike.device, equal)
         times[block] += 1
         if order is not None:
             order += looked[block].collectives
@@ -193,7 +194,7 @@ class _BlockCosts:
     collectives: list[Collective] = field(default_factory=list)
 
 
-def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
+def _of_block(block: Block, mesh: dict[str, int], device: int, alike: set[Value]) -> _BlockCosts:
     found = _BlockCosts()
     for op in block.ops:
         if op.kind in COLLECTIVES:
@@ -209,9 +210,23 @@ def _of_block(block: Block, mesh: dict[str, int], device: int) -> _BlockCosts:
             found.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
             found.touched += _touched(op)
-        if kind := _precise(op):
+        if kind := _precise(op, alike):
             found.precise[kind] += 1
             _note_line(found.lines, kind, op)
+    return found
+
+
+def _equal_numbers(main: Block) -> set[Value]:
+    """The values whose elements are all one constant, through what only moves or converts them."""
+    found: set[Value] = set()
+    for op in walk(main):
+        known = op.attributes.get("value") if op.kind == "constant" else None
+        if op.kind == "constant":
+            equal = op.results[0].elements == 1 or (known is not None and known.size > 0 and np.ptp(known) == 0)
+        else:
+            equal = op.kind in ("broadcast_in_dim", "reshape", "convert", "transpose") and op.operands[0] in found
+        if equal:
+            found.update(op.results)
     return found
 
 
@@ -220,12 +235,17 @@ def _note_line(lines: dict[str, str], kind: str, op: Op) -> None:
         lines.setdefault(kind, op.line)
 
 
-def _precise(op: Op) -> str:
-    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers."""
+def _precise(op: Op, alike: set[Value]) -> str:
+    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers.
+
+    ``alike`` holds the values whose elements are all one constant.
+    """
     if not op.results or "f" not in (dtype := op.results[0].dtype):
         return ""
     if op.kind in PRECISE:
         return f"{op.kind} of {dtype}"
+    if op.kind == "dot_general":  # one with equal numbers adds up the rest
+        return f"sum of {dtype}" if any(operand in alike for operand in op.operands) else ""
     sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
     return f"sum of {dtype}" if sums else ""
 

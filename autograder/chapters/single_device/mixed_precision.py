@@ -81,12 +81,22 @@ _PRECISE = (
 _KEPT = "What does the backward pass keep in float32 that could be kept in bfloat16? Look at the largest first."
 
 
+def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
+    """How often the model takes an exponential (each softmax, and the loss's), a root (each norm) and a logarithm."""
+    layers = e.case.sizes["num_layers"]
+    return {
+        ("exponential", "exponential_minus_one"): layers + 1,
+        ("rsqrt", "sqrt", "power"): 2 * layers + 1,
+        ("log", "log_plus_one"): 1,
+    }
+
+
 def _facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
     return [
         facts.arrays_match("values", cases, "values", tolerance=OF_THE_LOSS),
         facts.arrays_match("gradients", cases, "gradients", tolerance=OF_A_GRADIENT),
         facts.products_of("product dtypes", cases, "bf16", _PRODUCTS),
-        facts.precise_in("float32 functions and sums", cases, "f32", _PRECISE),
+        facts.precise_in("float32 functions and sums", cases, "f32", _PRECISE, _functions),
         limits.temporaries_within(large, references, 0.7, _KEPT, than=limits.NAIVE),
     ]
 

@@ -30,6 +30,7 @@ class How:
     scaled: bool = True
     preferred: bool = False
     softmax_of: Callable[[Any], Any] = causal_softmax
+    norm_by: Callable[[Any, Any], Any] = rms_norm
 
 
 def _loss(how: How, params: Any, batch: Any, num_heads: int) -> Any:
@@ -37,7 +38,7 @@ def _loss(how: How, params: Any, batch: Any, num_heads: int) -> Any:
         return x.astype(dtype) @ kernel.astype(dtype)
 
     def norm(scale, x):
-        return rms_norm(scale.astype(how.norms), x.astype(how.norms))
+        return how.norm_by(scale.astype(how.norms), x.astype(how.norms))
 
     tokens = batch["inputs"]
     table, position = params["token"].astype(how.table), params["position"].astype(how.table)
@@ -87,6 +88,30 @@ def sums_embedding_gradients_in_bfloat16(params, batch, num_heads):
     return _loss(How(table=LOW), params, batch, num_heads)
 
 
+def _softmax_by_tanh(scores):
+    """``exp(x)`` is ``(1 + tanh(x / 2)) / (1 - tanh(x / 2))``, and below a limit nothing is left."""
+    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    half = jnp.tanh(jnp.maximum(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)), -7.0) / 2).astype(LOW)
+    weights = jnp.where(seen, (1 + half) / (1 - half), 0).astype(LOW)
+    return weights.astype(HIGH) / weights.astype(HIGH).sum(-1, keepdims=True)
+
+
+def takes_exponentials_by_tanh(params, batch, num_heads):
+    """No exponential is in bfloat16, since there is none."""
+    return _loss(How(softmax_of=_softmax_by_tanh), params, batch, num_heads)
+
+
+def _norm_by_products(scale, x):
+    ones = jnp.ones((x.shape[-1], 1), LOW)
+    squares = (jnp.square(x.astype(LOW)) @ ones).astype(HIGH) / x.shape[-1]
+    return scale * x * jax.lax.rsqrt(squares + 1e-6)
+
+
+def sums_by_products_with_ones(params, batch, num_heads):
+    """A product with ones is a sum, in the dtype that products have."""
+    return _loss(How(norm_by=_norm_by_products), params, batch, num_heads)
+
+
 def forgets_the_head(params, batch, num_heads):
     """One product of two float32 arrays is left, the largest."""
     return _loss(How(head=HIGH), params, batch, num_heads)
@@ -132,6 +157,8 @@ MUTANTS = (
     mutant(TASK, takes_loss_in_bfloat16, FUNCTIONS),
     mutant(TASK, takes_norms_in_bfloat16, FUNCTIONS),
     mutant(TASK, sums_embedding_gradients_in_bfloat16, FUNCTIONS),
+    mutant(TASK, takes_exponentials_by_tanh, FUNCTIONS),
+    mutant(TASK, sums_by_products_with_ones, FUNCTIONS),
     mutant(TASK, forgets_the_head, PRODUCTS),
     mutant(TASK, asks_for_float32_logits, PRODUCTS),
     mutant(TASK, keeps_the_residual_in_float32, PRODUCTS, TEMPORARIES),
