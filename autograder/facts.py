@@ -153,8 +153,8 @@ def precise_in(
         if few and not message:
             message = "".join(f"there are {there} of {kinds}, and {n} are needed. " for kinds, there, n in few) + hint
         figures = f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}"
-        found.append(Fact(name, bool(every) and not others and not few, *figures, case=e.case.name, line=_line_of(e, others),
-                          message=message))  # fmt: skip
+        passed = bool(every) and not others and not few
+        found.append(Fact(name, passed, *figures, case=e.case.name, line=_line_of(e, others), message=message))
     return worst(found, name)
 
 

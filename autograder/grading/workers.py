@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,18 @@ from typing import Any, Protocol
 from autograder.grading import wire
 from autograder.grading.judge import Stopped
 from autograder.grading.launch import STALL_S, Limits
-from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN
+from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED
 from course.curriculum import earlier
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIES = 3
 START_SECONDS = 180.0
+# How a process ends by the signal of an arithmetic fault: by itself, or inside a sandbox.
+_ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)
+DIVISION = (
+    "XLA cannot compile the program: it holds an integer division whose divisor is a constant zero, or the least "
+    "integer of its type divided by -1, and no processor can compute these. Take the division out"
+)
 STALLED = (
     f"the program computed nothing for {STALL_S:g} s and was ended: it waits for something that never comes, such "
     "as a collective that not every device takes part in (limit on waiting)"
@@ -115,8 +122,8 @@ class Worker:
         """The answer to one request.
 
         Raises:
-            Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``needs_human``
-                when the process died at every try.
+            Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``refused`` where the
+                compiler divides by zero; ``needs_human`` when the process died at every try.
         """
         told, left = "", self.seconds  # for all tries together
         for _ in range(TRIES):
@@ -132,6 +139,8 @@ class Worker:
                 told = f"{error}; {self._last_words()}"
                 status = self._status()
                 self.close()
+                if status in _ARITHMETIC:
+                    raise Stopped(REFUSED, DIVISION) from None
                 if status == wire.STALLED:
                     raise Stopped(LIMIT_EXCEEDED, STALLED) from None
                 if status == wire.CPU_USED_UP:
