@@ -24,9 +24,11 @@ from course.model import full_loss
 
 def unseen_step(rng: np.random.Generator) -> dict[str, int]:
     """Sizes of a step, or of two, that nobody has seen."""
-    steps = int(rng.choice([1, 2]))
-    more = {"min_size": int(rng.choice([32, 100, 160])), "steps": steps, "rate": int(rng.integers(60, 90)) // steps}
-    return {**unseen_model(rng), **more}
+    model = unseen_model(rng)
+    # The gradient is read off the update, so that must not be small beside the parameter: a Transformer's is.
+    steps, largest = (1, 300) if "seq" in model else (int(rng.choice([1, 2])), 90)
+    rate = int(rng.integers(2 * largest // 3, largest)) // steps
+    return {**model, "min_size": int(rng.choice([32, 100, 160])), "steps": steps, "rate": rate}
 
 
 def draw_step(rng: np.random.Generator, case: Case, axes: Axes) -> dict[str, Any]:
