@@ -17,7 +17,7 @@ from autograder.mutants.fsdp.parts import sums_gradients
 from autograder.mutants.fsdp.step import prefetches_forward_only
 from autograder.variants.fsdp import ALIKE, VARIANTS
 from autograder.variants.rewrites import rewritten
-from autograder.verdict import FAIL, PARTIAL
+from autograder.verdict import FAIL
 from course.machines import machine
 from course.program import parse, timeline
 from solutions.fsdp import fsdp_loss, fsdp_train_step, gather_params, hybrid_shard_step
@@ -57,7 +57,7 @@ def test_mechanical_rewrites_change_no_program(task):
 def test_bad_gather_is_told_leaf_mesh_values_and_line():
     result = judged("gather_params", sums_gradients)
     (fact,) = [fact for fact in result.facts if not fact.passed]
-    assert result.verdict == PARTIAL
+    assert result.verdict == FAIL
     assert fact.line == f"mine:{sums_gradients.__code__.co_firstlineno}"
     assert "leaf at_limit on mesh data=8" in fact.message
     assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", fact.message)

@@ -121,4 +121,4 @@ def test_no_case_tells_a_wrapper_more_than_its_given_data(chapter):
     for task in load(chapter).tasks:
         for case in task.cases:
             given = task.complete(case).given
-            assert json.loads(json.dumps(given)) == given, (task.name, case.name)
+            assert json.dumps(json.loads(json.dumps(given))) == json.dumps(given), (task.name, case.name)

@@ -23,6 +23,7 @@ DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "
 
 
 def bind(targets: list[Value], sources: list[Value], known: Known) -> None:
+    """Give each target what is known of its source; forget what it was where nothing is."""
     values = [known.get(source) for source in sources]
     for target, value in zip(targets, values, strict=True):
         if value is None:
