@@ -342,6 +342,8 @@ def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) ->
     ratio = float(np.sum(measured.astype(np.float64) * expected) / weight)
     if np.max(np.abs(measured - ratio * expected)) > 1e-3 * np.max(np.abs(expected)):
         return ""
+    if abs(ratio - 1) < 1e-3:  # rounding
+        return ""
     if abs(ratio) < 1e-6:
         return "All of it is zero. "
     sizes = [axis for axis, size in mesh.items() if size > 1 and abs(ratio - size) < 1e-3 * size]

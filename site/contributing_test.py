@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder import answers, cases, facts, forms, limits
+from autograder import answer_facts, answers, draws, facts, forms, limits
 from course.curriculum import CHAPTERS
 
 ROOT = Path(__file__).parent.parent
@@ -32,9 +32,10 @@ def test_every_function_that_the_guide_names_exists():
     for module, rows in listed.items():
         names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
         assert len(names) > 4 and all(callable(getattr(module, name, None)) for name in names), module
-    for name in re.findall(r"`answers\.(\w+)`", PAGE):
-        assert callable(getattr(answers, name)), name
-    assert cases.meshes and forms.same_tree and facts.worst
+    for module in (answers, answer_facts):
+        for name in re.findall(rf"`{module.__name__.rpartition('.')[2]}\.(\w+)`", PAGE):
+            assert callable(getattr(module, name)), name
+    assert draws.meshes and forms.same_tree and facts.worst
 
 
 def test_commands_that_the_guide_types_are_the_makefiles():

@@ -6,6 +6,7 @@ step subtracts, divided by it, is the raw gradient, and no scale can hide.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -157,8 +158,11 @@ _THREE = {**_SIZES, "microbatches": 5, "dropout": 0, "steps": 3, "rate": 20}
 
 
 def _unseen(rng: np.random.Generator) -> Case:
-    steps = int(rng.choice([1, 2]))
-    return unseen_pipelines(rng, steps=steps, rate=int(rng.integers(60, 90)) // steps)
+    case = unseen_pipelines(rng)
+    # The gradient is read off the update, so that must not be small beside the parameter: a Transformer's is.
+    steps, largest = (1, 300) if "seq" in case.sizes else (int(rng.choice([1, 2])), 90)
+    rate = int(rng.integers(2 * largest // 3, largest)) // steps
+    return replace(case, sizes={**case.sizes, "steps": steps, "rate": rate})
 
 
 PIPELINE_TRAIN_STEP = Task(
