@@ -19,7 +19,7 @@ from typing import Any
 
 from autograder.grading.cells import Statement, file_of, locate_cell, read_statements
 from autograder.grading.intake import Cell
-from autograder.grading.slicing import names_of, needed
+from autograder.grading.slicing import bound_outside, names_of, needed
 from autograder.grading.tracing import Problem, TooLong, describe_error, time_limit
 from autograder.wrapping import Traceable
 
@@ -132,6 +132,7 @@ def run_cells(
     module = module or types.ModuleType("__main__")
     shell: Any = Silent()
     module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")
+    theirs = bound_outside(statements, labs) if labs & needs else frozenset()
     failures, spent = [], 0.0
     with _without_check():
         for number, statement in enumerate(statements):
@@ -144,7 +145,9 @@ def run_cells(
                 problem = Problem("student_error", said, statement.where)
             elif problem is None:
                 begin = time.process_time()
+                kept = {name: module.__dict__[name] for name in theirs & module.__dict__.keys() if number in labs}
                 problem = _run(statement, module.__dict__, NEEDED_SECONDS if is_needed else STATEMENT_SECONDS)
+                module.__dict__.update(kept)
                 spent += 0.0 if is_needed else time.process_time() - begin
             if problem:
                 failures.append(Failure(names_of(statement).binds, statement.text, problem, is_needed))

@@ -86,15 +86,21 @@ def needed(statements: Sequence[Statement], wanted: Iterable[str], lab: frozense
         lab: Numbers of the course's own statements: they change nothing of the learner's, but bind names of their own.
     """
     every = [names_of(statement) for statement in statements]
-    theirs = {name for n, one in enumerate(every) if n not in lab for name in one.binds}
+    theirs = bound_outside(statements, lab)
+    binds = [one.binds - theirs if n in lab else one.binds for n, one in enumerate(every)]
     effects = [effect - theirs if n in lab else effect for n, effect in enumerate(_effects(every))]
     names, found = set(wanted) | {_ANY}, set()
     while True:
-        more = {n for n, one in enumerate(every) if n not in found and names & (one.binds | effects[n])}
+        more = {n for n in range(len(every)) if n not in found and names & (binds[n] | effects[n])}
         if not more:
             return frozenset(found)
         found |= more
         names |= {name for n in more for name in every[n].uses}
+
+
+def bound_outside(statements: Sequence[Statement], lab: frozenset[int]) -> frozenset[str]:
+    """The names that the learner's own statements bind: what the lab calls by them is none of the learner's concern."""
+    return frozenset(name for n, one in enumerate(statements) if n not in lab for name in names_of(one).binds)
 
 
 def _effects(every: list[Names]) -> list[set[str]]:

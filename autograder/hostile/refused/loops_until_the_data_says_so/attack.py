@@ -5,8 +5,13 @@ control: no: the notebook's check refuses it too
 uses: honest
 """
 
+# %%
+import jax.numpy as jnp
+
+
 # %% [shard_params]
 def shard_params(params, axis_name, min_size):
     shards, specs = right_shards(params, axis_name, min_size)
-    scale = lax.while_loop(lambda x: abs(x) > 1e9, lambda x: x / 2, shards["scale"])
-    return {**shards, "scale": scale}, specs
+    leaves, form = jax.tree.flatten(shards)
+    leaves[0] = lax.while_loop(lambda x: jnp.max(jnp.abs(x)) > 1e9, lambda x: x / 2, leaves[0])
+    return jax.tree.unflatten(form, leaves), specs
