@@ -15,6 +15,7 @@ from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported
 # Operations that are evaluated for one device, those on many elements counted more.
 MAX_EVALUATED = 1_000_000
 MAX_DECISIONS = 1_000_000
+_TOO_LONG = "following the program's counters takes too long; use fewer trips"
 _UNKNOWN = "depends on data, or on integers that overflow or divide by zero, so its cost cannot be known"
 
 
@@ -138,6 +139,7 @@ class _Run:
         self.on_data: set[Op] = set()
         self.left: float = MAX_EVALUATED
         deciding = _deciding(module.main)
+        self.makers = {result: op for op in walk(module.main) for result in op.results}
         blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
         self.relevant = {b: [op for op in b.ops if op in deciding or op.kind in ("while", "case")] for b in blocks}
 
@@ -149,7 +151,7 @@ class _Run:
         for op in self.relevant[block]:
             self.left -= 1 + sum(result.elements for result in op.results if result.elements <= MAX_ELEMENTS) / 64
             if self.left < 0:
-                raise unsupported(op, op.line, "following the program's counters takes too long; use fewer trips")
+                raise unsupported(op, op.line, _TOO_LONG)
             if op.kind == "while":
                 self._loop(op)
             elif op.kind == "case":
@@ -198,6 +200,8 @@ class _Run:
 
     def _loop(self, op: Op) -> None:
         condition, body = op.regions
+        if (counted_trips(op, self.makers) or 0) > self.left:
+            raise unsupported(op, op.line, _TOO_LONG)
         bind(body.arguments, op.operands, self.known)
         while True:
             bind(condition.arguments, body.arguments, self.known)
@@ -211,6 +215,30 @@ class _Run:
             self._run(body)
             bind(body.arguments, body.returns, self.known)
         bind(op.results, body.arguments, self.known)
+
+
+def counted_trips(op: Op, makers: dict[Value, Op]) -> int | None:
+    """How often a loop runs that counts from a constant to a constant by ones, which cannot overflow; else None."""
+    if op.kind != "while" or len(op.regions[0].ops) != 1:
+        return None
+    condition, body = op.regions
+    compare = condition.ops[0]
+    if compare.kind != "compare" or "LT" not in compare.attributes["comparison_direction"]:
+        return None
+    counter, limit = compare.operands
+    if condition.returns != compare.results or counter not in condition.arguments or counter.dtype != "i32":
+        return None
+    place = condition.arguments.index(counter)
+    step = makers.get(body.returns[place])
+    if step is None or step.kind != "add" or step.operands[0] is not body.arguments[place]:
+        return None
+    start, stop, by = (_constant(value, makers) for value in (op.operands[place], limit, step.operands[1]))
+    return max(0, stop - start) if by == 1 and start is not None and stop is not None else None
+
+
+def _constant(value: Value, makers: dict[Value, Op]) -> int | None:
+    op = makers.get(value)
+    return int(op.attributes["value"]) if op and op.kind == "constant" and "value" in op.attributes else None
 
 
 def _side(index: int, count: int) -> int:

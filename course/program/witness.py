@@ -27,8 +27,8 @@ from jax.extend import mlir
 from jax.extend.mlir import ir
 
 from course.program.audit import audited
-from course.program.evaluate import follow, taken
-from course.program.ir import Module, Op, Value, unsupported, walk
+from course.program.evaluate import counted_trips, follow, taken
+from course.program.ir import Module, Op, unsupported, walk
 from course.program.program import Program, ProgramError
 from course.program.rules import operations
 
@@ -107,7 +107,7 @@ def instrument(program: Program, module: Module) -> Witness | None:
     """
     makers = {result: op for op in walk(module.main) for result in op.results}
     control = [op for op in walk(module.main) if op.kind in ("while", "case")]
-    counted = {op: trips for op in control if (trips := _trips(op, makers)) is not None}
+    counted = {op: trips for op in control if (trips := counted_trips(op, makers)) is not None}
     _check_counted(module, counted)
     watched = tuple(op for op in control if op not in counted)
     if not watched:
@@ -136,30 +136,6 @@ def instrument(program: Program, module: Module) -> Witness | None:
         fields[name] = (*fields[name], value)
     fields["out_tree"] = jax.tree.structure(tuple([0] * len(fields["out_avals"])))
     return Witness(jax_export.Exported(**{**fields, "mlir_module_serialized": data}), module, watched, point)
-
-
-def _trips(op: Op, makers: dict[Value, Op]) -> int | None:
-    """How often a loop runs that counts from a constant to a constant by ones, which cannot overflow; else None."""
-    if op.kind != "while" or len(op.regions[0].ops) != 1:
-        return None
-    condition, body = op.regions
-    compare = condition.ops[0]
-    if compare.kind != "compare" or "LT" not in compare.attributes["comparison_direction"]:
-        return None
-    counter, limit = compare.operands
-    if condition.returns != compare.results or counter not in condition.arguments or counter.dtype != "i32":
-        return None
-    place = condition.arguments.index(counter)
-    step = makers.get(body.returns[place])
-    if step is None or step.kind != "add" or step.operands[0] is not body.arguments[place]:
-        return None
-    start, stop, by = (_constant(value, makers) for value in (op.operands[place], limit, step.operands[1]))
-    return max(0, stop - start) if by == 1 and start is not None and stop is not None else None
-
-
-def _constant(value: Value, makers: dict[Value, Op]) -> int | None:
-    op = makers.get(value)
-    return int(op.attributes["value"]) if op and op.kind == "constant" and "value" in op.attributes else None
 
 
 class _Twin:

@@ -1,4 +1,4 @@
-"""Loops in loops, 220 deep, which would overflow the stack of whoever walks through the Program.
+"""Loops in loops, more than 200 deep, which would overflow the stack of whoever walks through the Program.
 
 group: exhausts
 control: yes
@@ -18,7 +18,8 @@ def shard_params(params, axis_name, min_size):
 
     sys.setrecursionlimit(10**6)
     deep = jnp.sin
-    for _ in range(220):
+    for _ in range(204):
         deep = once(deep)
-    params = {**params, "scale": deep(params["scale"])}
-    return right_shards(params, axis_name, min_size)
+    leaves, form = jax.tree.flatten(params)
+    leaves[0] = deep(leaves[0])
+    return right_shards(jax.tree.unflatten(form, leaves), axis_name, min_size)
