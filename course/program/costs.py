@@ -222,7 +222,7 @@ def _equal_numbers(main: Block) -> set[Value]:
     for op in walk(main):
         known = op.attributes.get("value") if op.kind == "constant" else None
         if op.kind == "constant":
-            equal = op.results[0].elements == 1 or (known is not None and known.size > 0 and np.ptp(known) == 0)
+            equal = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
         else:
             equal = op.kind in ("broadcast_in_dim", "reshape", "convert", "transpose") and op.operands[0] in found
         if equal:

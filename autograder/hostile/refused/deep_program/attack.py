@@ -21,5 +21,6 @@ def shard_params(params, axis_name, min_size):
     for _ in range(204):
         deep = once(deep)
     leaves, form = jax.tree.flatten(params)
-    leaves[0] = deep(leaves[0])
+    if lax.axis_size(axis_name) == 8:
+        leaves[0] = deep(leaves[0])
     return right_shards(jax.tree.unflatten(form, leaves), axis_name, min_size)
