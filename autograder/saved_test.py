@@ -1,5 +1,7 @@
 """Where the saved notebook gives something else than the kernel, ``check`` says so, and what differs."""
 
+from typing import Any
+
 import nbformat
 import pytest
 
@@ -15,7 +17,7 @@ CONTRACT = load(CHAPTER).task(TASK)
 CASE = next(case for case in CONTRACT.cases if "forward alone" in case.name)
 
 
-def live(*cells):
+def live(*cells) -> Any:
     space = {"__name__": "__main__"}
     for cell in (HEAD.replace("from autograder.check import check", ""), *cells):
         exec(compile(cell, "<live>", "exec"), space)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from course.program.texts import NAMES, as_the_executor, dense, edges, evaluated, program_of, run, tensor
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
+
+ALL_CHECKS: Any = [*HealthCheck]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +96,7 @@ def moves(draw):
     return f"stablehlo.constant {dense(x)} : {t}", [], (shape, element)
 
 
-@settings(derandomize=True, deadline=None, max_examples=20 if FULL else 2, suppress_health_check=[*HealthCheck],
+@settings(derandomize=True, deadline=None, max_examples=20 if FULL else 2, suppress_health_check=ALL_CHECKS,
           phases=[Phase.generate])  # fmt: skip
 @given(st.lists(moves(), min_size=60, max_size=60))
 def test_moves_and_reductions_agree_with_xla(several):

@@ -1,6 +1,7 @@
 """An evaluator that is broken on purpose is contradicted by what the devices really did; honest Programs are not."""
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from course.program.texts import program_of
 MESH = {"data": 4}
 X = np.arange(8, dtype=np.float32)
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
+
+ALL_CHECKS: Any = [*HealthCheck]
 
 
 def program(local, mesh=None):
@@ -208,7 +211,7 @@ def test_chains_of_integers_decide_as_the_devices_do():
     accepted = []
 
     @settings(derandomize=True, deadline=None, max_examples=40 if FULL else 5, phases=[Phase.generate],
-              suppress_health_check=[*HealthCheck])  # fmt: skip
+              suppress_health_check=ALL_CHECKS)  # fmt: skip
     @given(st.lists(st.lists(STEPS, min_size=2, max_size=6), min_size=4, max_size=4))
     def decides_alike(chains):
         try:
