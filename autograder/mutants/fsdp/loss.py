@@ -120,7 +120,7 @@ MUTANTS = (
     mutant("fsdp_loss", keeps_weights_behind_a_barrier, TEMPORARIES, TIME),
     mutant("fsdp_loss", gathers_four_times, GATHERED, TIME),
     mutant("fsdp_loss", computes_a_few_rows_at_a_time, TEMPORARIES, TIME),
-    mutant("fsdp_loss", averages_the_loss, VALUES, GRADIENTS, NORM, OTHERS),
+    mutant("fsdp_loss", averages_the_loss, VALUES, OTHERS),
     mutant("fsdp_loss", divides_by_devices, VALUES, GRADIENTS, NORM),
     mutant("fsdp_loss", forgets_the_first_layers_gradient, GRADIENTS, NORM, SCATTERED),
     mutant("fsdp_loss", sums_gradients_of_layers, GRADIENTS, NORM),
