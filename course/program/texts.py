@@ -53,6 +53,7 @@ def program_of(body, inputs, outputs):
 
 
 def tensor(shape, element):
+    """The type of an array, as StableHLO writes it."""
     return f"tensor<{''.join(f'{dim}x' for dim in shape)}{element}>"
 
 
