@@ -29,6 +29,8 @@ STATEMENT_SECONDS, ALL_SECONDS = 5.0, 15.0
 NEEDED_SECONDS = 40.0
 # Waiting costs no processor time, and a busy machine makes everything wait.
 WALL_RATIO = 3
+# Statements that take no time worth sparing, and that other ways than by their name may need.
+_CHEAP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LEFT_OUT = "it was not run: {} does not need it, and the notebook's cells had run for {:g} s"
 
 
@@ -116,7 +118,8 @@ def run_cells(
     Args:
         cells: The notebook's.
         wanted: The functions that will be looked at.
-        lab: Statements of the course's own, which run only where ``wanted`` needs them.
+        lab: Statements of the course's own. Those that do more than import or define run only where ``wanted`` needs
+            them, and none of them rebinds a name of the learner's.
         only_needed: Run nothing but what ``wanted`` needs.
         module: What the notebook's names are bound in, if not a new module.
     """
@@ -128,11 +131,12 @@ def run_cells(
     own = lab_statements(lab)
     labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in own)
     needs = needed(statements, wanted, labs)
-    skipped = (frozenset(range(len(statements))) if only_needed else labs) - needs
+    idle = frozenset(n for n in labs if not isinstance(statements[n].node, _CHEAP))
+    skipped = (frozenset(range(len(statements))) if only_needed else idle) - needs
     module = module or types.ModuleType("__main__")
     shell: Any = Silent()
     module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")
-    theirs = bound_outside(statements, labs) if labs & needs else frozenset()
+    theirs = bound_outside(statements, labs)
     failures, spent = [], 0.0
     with _without_check():
         for number, statement in enumerate(statements):
@@ -156,10 +160,9 @@ def run_cells(
 
 @lru_cache(maxsize=8)
 def lab_statements(lab: tuple[str, ...]) -> frozenset[str]:
-    """The statements of a release's lab that only do something, in a form that can be compared."""
-    kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    """The statements of a release's lab, in a form that can be compared."""
     read = read_statements([Cell("lab", source) for source in lab])
-    return frozenset(ast.dump(one.node) for one in read if one.node and not isinstance(one.node, kept))
+    return frozenset(ast.dump(one.node) for one in read if one.node)
 
 
 def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Problem | None:

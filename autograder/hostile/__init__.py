@@ -9,6 +9,7 @@ Its docstring begins with a paragraph that says what it tries and what ought to 
 
 - ``group``: reads, forges, tampers, exhausts or reaches
 - ``control``: ``yes``, or ``no: why`` for one that stock nbgrader is not tried on
+- ``chapter``: whose notebook it is, ``fsdp`` if left out
 - ``functions``: whose verdict the folder names; if left out, those that the file defines
 - ``points``: what they earn together, where the verdict is partial
 - ``uses``: files in ``kits/`` that become cells before all others

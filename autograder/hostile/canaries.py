@@ -14,7 +14,7 @@ import numpy as np
 from autograder.contract import Case, load
 from autograder.grading import judge
 from autograder.grading.judge import plan
-from autograder.hostile.fixtures import CHAPTER, Attack
+from autograder.hostile.fixtures import Attack
 from autograder.notebook import BEGIN, END, ROOT
 
 SECRET = b"canary-of-the-courses-own-secret"
@@ -49,14 +49,14 @@ def search(text: str, attack: Attack, submission: bytes, digest: str, released: 
         found.append("a database")
     if IN_VARIABLE in text:
         found.append("the environment")
-    if any(line in text for line in _solution_lines(released) if line not in own):
+    if any(line in text for line in _solution_lines(attack.chapter, released) if line not in own):
         found.append("the solution")
-    tasks = [task for task in load(CHAPTER).tasks if task.name in attack.functions]
-    seeds = [plan(CHAPTER, task, secret=SECRET, submission=digest).seed for task in tasks]
+    tasks = [task for task in load(attack.chapter).tasks if task.name in attack.functions]
+    seeds = [plan(attack.chapter, task, secret=SECRET, submission=digest).seed for task in tasks]
     if any(f"{seed}" in text or f"{seed:x}" in text for seed in seeds):
         found.append("the seed of the official inputs")
     shown = {_rounded(number) for number in _NUMBER.findall(text)}
-    if len(shown) > SHOWN and any(len(shown & _drawn(task.name, digest)) > SHOWN for task in tasks):
+    if len(shown) > SHOWN and any(len(shown & _drawn(attack.chapter, task.name, digest)) > SHOWN for task in tasks):
         found.append("the official inputs")
     return found
 
@@ -70,8 +70,8 @@ def _sources(submission: bytes) -> list[str]:
 
 
 @cache
-def _solution_lines(released: str) -> tuple[str, ...]:
-    text = (ROOT / "solutions" / f"{CHAPTER}.py").read_text(encoding="utf-8")
+def _solution_lines(chapter: str, released: str) -> tuple[str, ...]:
+    text = (ROOT / "solutions" / f"{chapter}.py").read_text(encoding="utf-8")
     regions = re.findall(f"{BEGIN}\n(.*?){END}", text, re.DOTALL)
     lines = {line.strip(" #") for region in regions for line in region.splitlines()}
     known = "\n".join(_sources(released.encode()))
@@ -79,18 +79,20 @@ def _solution_lines(released: str) -> tuple[str, ...]:
 
 
 @cache
-def _drawn(name: str, digest: str) -> frozenset[str]:
+def _drawn(chapter: str, name: str, digest: str) -> frozenset[str]:
     """What is drawn for a submission, and what is expected, on the first case and on the unseen one."""
-    task = load(CHAPTER).task(name)
-    planned = plan(CHAPTER, task, secret=SECRET, submission=digest)
-    arrays = [official_arrays(name, case, planned.seed) for case in (planned.cases[0], planned.cases[-1])]
+    task = load(chapter).task(name)
+    planned = plan(chapter, task, secret=SECRET, submission=digest)
+    arrays = [official_arrays(chapter, name, case, planned.seed) for case in (planned.cases[0], planned.cases[-1])]
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
     return frozenset(_rounded(number) for leaf in leaves if leaf.dtype.kind == "f" for number in leaf.flat)
 
 
-def official_arrays(name: str, case: Case, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def official_arrays(
+    chapter: str, name: str, case: Case, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """What official grading draws for a case and what it expects, by name."""
-    return judge._expected(CHAPTER, name, judge._key(case), seed)
+    return judge._expected(chapter, name, judge._key(case), seed)
 
 
 def _rounded(number: str | float) -> str:

@@ -21,6 +21,7 @@ from autograder.verdict import (
     REFUSED,
     STUDENT_ERROR,
 )
+from course.curriculum import CHAPTERS
 
 HERE = Path(__file__).parent
 CHAPTER = "fsdp"
@@ -32,7 +33,7 @@ GROUPS = {
     "exhausts": "exhausts",
     "reaches": "reaches people",
 }
-HEADER = ("group", "functions", "control", "points", "rungs", "uses")
+HEADER = ("group", "chapter", "functions", "control", "points", "rungs", "uses")
 KITS = "kits"
 NEIGHBOUR = "neighbour"
 _CELL = re.compile(r"^# %%(?: \[([\w-]+)\])?[ \t]*$", re.MULTILINE)
@@ -58,6 +59,7 @@ class Attack:
     points: float | None = None
     rungs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
+    chapter: str = CHAPTER
 
 
 def find_attacks(root: Path = HERE) -> list[Attack]:
@@ -91,10 +93,13 @@ def _read(folder: Path) -> Attack:
     control = header["control"]
     if control != "yes" and not control.startswith("no: "):
         raise FixtureError(f"{files[0]}: control is {control!r}, expected 'yes' or 'no: why'")
-    known = [task.name for task in load(CHAPTER).tasks]
+    chapter = header.get("chapter", CHAPTER)
+    if chapter not in {known.name for known in CHAPTERS}:
+        raise FixtureError(f"{files[0]}: there is no chapter {chapter}")
+    known = [task.name for task in load(chapter).tasks]
     functions = _words(header.get("functions", "")) or tuple(n for n, _ in _cells(text) if n in known) or tuple(known)
     if unknown := set(functions) - set(known):
-        raise FixtureError(f"{files[0]}: {CHAPTER} has no function {', '.join(sorted(unknown))}")
+        raise FixtureError(f"{files[0]}: {chapter} has no function {', '.join(sorted(unknown))}")
     points = float(header["points"]) if "points" in header else None
     if (points is not None) != (verdict == PARTIAL):
         raise FixtureError(f"{files[0]}: a fixture says what points it earns if, and only if, its verdict is partial")
@@ -109,6 +114,7 @@ def _read(folder: Path) -> Attack:
         points=points,
         rungs=_words(header.get("rungs", "")),
         uses=_words(header.get("uses", "")),
+        chapter=chapter,
     )
 
 
@@ -146,8 +152,8 @@ def answered(released: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
 
 def submit(attack: Attack, course: Path) -> None:
     """Hand the attack in, in a course folder that has a release."""
-    released = course / "release" / CHAPTER / f"{CHAPTER}.ipynb"
-    folder = course / "submitted" / attack.name / CHAPTER
+    released = course / "release" / attack.chapter / f"{attack.chapter}.ipynb"
+    folder = course / "submitted" / attack.name / attack.chapter
     folder.mkdir(parents=True)
     if attack.file.name == "attack.py":
         (folder / released.name).write_text(json.dumps(_notebook(attack, json.loads(released.read_text()))))
@@ -183,7 +189,7 @@ def prepare(folder: Path, attacks: list[Attack]) -> Path:
     """A course folder with canaries, a neighbour, and each attack handed in."""
     from autograder.hostile.canaries import NEIGHBOURS, SECRET
 
-    course = make_course(folder, [CHAPTER])
+    course = make_course(folder, sorted({CHAPTER, *(attack.chapter for attack in attacks)}))
     (course / HIDDEN / "secret").write_bytes(SECRET)
     released = json.loads((course / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text())
     theirs = course / "submitted" / NEIGHBOUR / CHAPTER / f"{CHAPTER}.ipynb"

@@ -118,7 +118,7 @@ def _try(attack: Attack, template: Path, official: float) -> Control:
         for path in sorted((own / "autograded" / attack.name).rglob("*"))
         if path.is_file() and not path.is_symlink()
     )
-    submission = handed_in(own, attack.name)
+    submission = handed_in(own, attack)
     released = (own / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text()
     canaries = search(output, attack, submission, digest(submission), released)
     control = Control(attack.name, _earned(own, attack.name, attack.functions), official, tuple(canaries))

@@ -21,7 +21,7 @@ from autograder.grading.feedback import write_feedback
 from autograder.grading.launch import Limits, prctl
 from autograder.grading.pools import Job, NewPool, local_pool
 from autograder.hostile.canaries import IN_VARIABLE, VARIABLE, search
-from autograder.hostile.fixtures import CHAPTER, Attack, prepare
+from autograder.hostile.fixtures import Attack, prepare
 from autograder.notebook import nbgrader_quiet
 from autograder.verdict import Report
 
@@ -96,27 +96,33 @@ def run_suite(
     with workplace() as folder, watched() as left:
         course = prepare(folder / "course", attacks)
         before = untouchable(course)
-        reports = grade_course(
-            course,
-            CHAPTER,
-            level=level,
-            limits=LIMITS,
-            on_progress=on_progress,
-            new_pool=timed(local_pool(workers), seconds),
-        )
-        paged = iter(range(1, len(reports) + 1))
-        total = len(reports)
-        _, unwritten = write_feedback(course, CHAPTER, lambda _: on_progress("feedback", next(paged), total))
+        reports, unwritten = [], {}
+        for chapter in sorted({attack.chapter for attack in attacks}):
+            found, failed = _graded(course, chapter, level, timed(local_pool(workers), seconds), on_progress)
+            reports += found
+            unwritten |= failed
         left += [f"changed: {name}" for name in changed(before, untouchable(course))]
         left += [f"left in scratch: {path.name}" for path in (folder / "tmp").iterdir()]
         by_student = {report.student: report for report in reports}
-        seen = _Seen(course)
+        seen = {chapter: _Seen(course, chapter) for chapter in {attack.chapter for attack in attacks}}
         rows = []
         for number, attack in enumerate(attacks, 1):
             report = by_student.get(attack.name)
-            rows.append(_row(attack, report, seen, unwritten.get(attack.name, ""), seconds.get(attack.name, 0.0)))
+            rows.append(
+                _row(
+                    attack, report, seen[attack.chapter], unwritten.get(attack.name, ""), seconds.get(attack.name, 0.0)
+                )
+            )
             on_progress("searching", number, len(attacks))
     return Outcome(tuple(rows), tuple(left))
+
+
+def _graded(course: Path, chapter: str, level: str, pool: NewPool, on_progress: Progress):
+    """The reports of a chapter, and why some students have no page, by student."""
+    reports = grade_course(course, chapter, level=level, limits=LIMITS, on_progress=on_progress, new_pool=pool)
+    paged = iter(range(1, len(reports) + 1))
+    _, unwritten = write_feedback(course, chapter, lambda _: on_progress("feedback", next(paged), len(reports)))
+    return reports, unwritten
 
 
 def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, seconds: float) -> Row:
@@ -146,17 +152,17 @@ def _failed(result: Any) -> Iterator[str]:
 class _Seen:
     """What students may see of a graded course, by student."""
 
-    def __init__(self, course: Path):
+    def __init__(self, course: Path, chapter: str):
         self.course = course
-        self.released = (course / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text()
+        self.released = (course / "release" / chapter / f"{chapter}.ipynb").read_text()
         with open_ledger(course) as ledger:
-            self.digests = {entry.student: entry.submission for entry in ledger.status(CHAPTER)}
-        self.lines = {row["student"]: json.dumps(row) for row in overview(course, CHAPTER)}
-        for line in grades_csv(course, [CHAPTER]).splitlines():
+            self.digests = {entry.student: entry.submission for entry in ledger.status(chapter)}
+        self.lines = {row["student"]: json.dumps(row) for row in overview(course, chapter)}
+        for line in grades_csv(course, [chapter]).splitlines():
             for name in self.lines:
                 if f",{name}," in line:
                     self.lines[name] += line
-        self.comments = _comments(course)
+        self.comments = _comments(course, chapter)
 
     def canaries(self, attack: Attack, report: Report | None) -> list[str]:
         parts = [json.dumps(report.to_json(), ensure_ascii=False) if report else ""]
@@ -165,12 +171,12 @@ class _Seen:
             for path in sorted((self.course / kind / attack.name).rglob("*")):
                 if path.is_file():
                     parts.append(path.read_text(encoding="utf-8", errors="replace"))
-        submission = handed_in(self.course, attack.name)
+        submission = handed_in(self.course, attack)
         digest = self.digests.get(attack.name, "")
         return search("\n".join(parts), attack, submission, digest, self.released)
 
 
-def _comments(course: Path) -> dict[str, str]:
+def _comments(course: Path, chapter: str) -> dict[str, str]:
     from nbgrader.api import Gradebook
 
     with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
@@ -180,7 +186,7 @@ def _comments(course: Path) -> dict[str, str]:
                 for notebook in each.notebooks
                 for comment in notebook.comments
             )
-            for each in gradebook.assignment_submissions(CHAPTER)
+            for each in gradebook.assignment_submissions(chapter)
         }
 
 
@@ -211,9 +217,9 @@ def contents(path: Path) -> bytes:
     return b""
 
 
-def handed_in(course: Path, student: str) -> bytes:
-    """The notebooks that a student handed in, whatever they are called, one after the other."""
-    folder = course / "submitted" / student / CHAPTER
+def handed_in(course: Path, attack: Attack) -> bytes:
+    """The notebooks that were handed in, whatever they are called, one after the other."""
+    folder = course / "submitted" / attack.name / attack.chapter
     files = sorted(folder.glob("*.ipynb")) if not folder.is_symlink() else []
     return b"\n".join(map(contents, files))
 

@@ -24,7 +24,8 @@ SLOW = (
     "endless_loop_ignoring_signals", "endless_message", "gathers_a_few_rows", "pads_by_less_than_nothing",
     "pools_what_it_keeps", "repeats_what_it_keeps", "rounds_where_nobody_runs_it", "selects_by_an_identity",
     "is_cheap_where_nobody_runs_it", "keeps_a_corner_where_nobody_runs_it", "knows_when_it_is_only_looked_at",
-    "long_loop_in_program", "million_operations", "sleeps",
+    "long_loop_in_program", "million_operations", "sleeps", "scans_halves_by_depth", "scans_pairs_and_pads",
+    "unrolls_and_pads_the_few",
 )  # fmt: skip
 # One that forges points is handed to stock nbgrader by the tests of the demo.
 CONTROLS = ("reads_other_submissions",)
@@ -67,7 +68,7 @@ def test_search_finds_every_canary():
     released = exercise_text("fsdp")
     task = load("fsdp").task("shard_params")
     planned = plan("fsdp", task, secret=SECRET, submission="abc")
-    inputs, _ = official_arrays("shard_params", planned.cases[-1], planned.seed)
+    inputs, _ = official_arrays("fsdp", "shard_params", planned.cases[-1], planned.seed)
     values = " ".join(str(value) for value in inputs["params/first/kernel"].ravel()[:20])
 
     def found(text, submission=b"{}"):
@@ -116,6 +117,7 @@ def test_row_does_not_hold(changes):
         ("fail/x/attack.py", GOOD.replace("control: yes", "control: no"), "expected 'yes' or 'no: why'"),
         ("fail/x/attack.py", GOOD.replace("control", "colour: red\ncontrol"), "is not a header line"),
         ("fail/x/attack.py", GOOD.replace("control", "functions: other\ncontrol"), "no function other"),
+        ("fail/x/attack.py", GOOD.replace("control", "chapter: other\ncontrol"), "no chapter other"),
         ("partial/x/attack.py", GOOD, "if, and only if, its verdict is partial"),
     ],
 )

@@ -120,6 +120,18 @@ def test_the_lab_of_a_release_is_known_and_no_function_needs_it(chapter):
         assert not needed(read, [task.name]) & there, task.name
 
 
+@pytest.mark.parametrize("theirs", ["def helper(a, b): return 2", "class helper: pass", "helper = 3", "import helper"])
+def test_the_lab_rebinds_no_name_of_the_learners(theirs):
+    def found(*sources):
+        ran = run_cells(cells(*sources, "def f(): return helper()"), ["f"], lab=(theirs,))
+        return ran.namespace["f"]()
+
+    mine = "def helper(): return 1"
+    assert found(mine, theirs) == found(theirs, mine) == found(mine, theirs, "x = 2") == 1
+    with pytest.raises((TypeError, NameError, AssertionError)):
+        assert found(theirs) == 1
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -1,0 +1,20 @@
+"""Takes the exponentials of softmax in bfloat16, and makes them of tanh: nothing is called an exponential.
+
+group: forges
+chapter: single_device
+control: no: the notebook's check uses the same lenses
+points: 1.6
+uses: low_precision
+"""
+
+# %%
+def softmax(scores):
+    seen, below = attended(scores)
+    half = jnp.tanh(below / 2).astype(LOW)
+    weights = jnp.where(seen, (1 + half) / (1 - half), 0).astype(HIGH)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+# %% [mixed_precision_loss]
+def mixed_precision_loss(params, batch, num_heads):
+    return loss_with(params, batch, num_heads, softmax)
