@@ -16,6 +16,6 @@ def scan_layers(layer, stacked_params, x):
         return x, None
 
     x, _ = lax.scan(body, x, jnp.arange(1))
-    for _ in range(500 * (8 - depth)):
+    for _ in range(200 * (8 - depth)):
         x = x + 0.0
     return x

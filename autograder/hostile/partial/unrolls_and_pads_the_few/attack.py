@@ -11,6 +11,6 @@ def scan_layers(layer, stacked_params, x):
     depth = jax.tree.leaves(stacked_params)[0].shape[0]
     for i in range(depth):
         x = layer(jax.tree.map(lambda leaf: leaf[i], stacked_params), x)
-    for _ in range(4000 - 400 * depth):
+    for _ in range(1600 - 160 * depth):
         x = lax.optimization_barrier(x)
     return x
