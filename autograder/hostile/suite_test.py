@@ -25,7 +25,7 @@ SLOW = (
     "pools_what_it_keeps", "repeats_what_it_keeps", "rounds_where_nobody_runs_it", "selects_by_an_identity",
     "is_cheap_where_nobody_runs_it", "keeps_a_corner_where_nobody_runs_it", "knows_when_it_is_only_looked_at",
     "long_loop_in_program", "million_operations", "sleeps", "scans_halves_by_depth", "scans_pairs_and_pads",
-    "unrolls_and_pads_the_few",
+    "unrolls_and_pads_the_few", "unrolls_behind_a_branch",
 )  # fmt: skip
 # One that forges points is handed to stock nbgrader by the tests of the demo.
 CONTROLS = ("reads_other_submissions",)

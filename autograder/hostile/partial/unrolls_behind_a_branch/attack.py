@@ -16,4 +16,4 @@ def scan_layers(layer, stacked_params, x):
         return x
 
     never = jnp.int32(depth) > 100
-    return run(x, depth) if depth > 7 else lax.cond(never, lambda x: run(x, 10), lambda x: run(x, depth), x)
+    return run(x, depth) if depth > 7 else lax.cond(never, lambda x: run(x, 8), lambda x: run(x, depth), x)
