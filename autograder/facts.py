@@ -136,8 +136,8 @@ def precise_in(
 ) -> Fact:
     """Every function and sum that ``Costs.precise`` counts is taken in ``dtype``, in StableHLO's words: ``f32``.
 
-    ``least`` says how often some functions have to be there, any of a tuple's: what is made of others instead, such
-    as an exponential of ``tanh``, is not counted and may be of any precision.
+    ``least`` says of how many elements some functions have to be taken, any of a tuple's: what is made of others
+    instead, such as an exponential of ``tanh``, is not counted and may be of any precision.
     """
     found = []
     for e in evidence:
@@ -148,10 +148,16 @@ def precise_in(
         message = f"beside {total - wrong} of {dtype} there are {said}. {hint}" if others else ""
         if not every:
             message = f"no function or sum was found that could be of {dtype}. {hint}"
-        few = [(kinds, sum(every.get(f"{kind} of {dtype}", 0) for kind in kinds), n) for kinds, n in least(e).items()]
+        few = [
+            (kinds, sum(e.costs.taken.get(f"{kind} of {dtype}", 0) for kind in kinds), n)
+            for kinds, n in least(e).items()
+        ]
         few = [(" or ".join(kinds), there, n) for kinds, there, n in few if there < n]
         if few and not message:
-            message = "".join(f"there are {there} of {kinds}, and {n} are needed. " for kinds, there, n in few) + hint
+            message = "".join(
+                f"{kinds} is taken in {dtype} of {there:,} elements, and {n:,} are needed. " for kinds, there, n in few
+            )
+            message += hint
         figures = f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}"
         passed = bool(every) and not others and not few
         found.append(Fact(name, passed, *figures, case=e.case.name, line=_line_of(e, others), message=message))

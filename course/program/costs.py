@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
-from course.program.evaluate import executed
+from course.program.evaluate import executed, follow
 from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, Value, walk
 from course.program.program import ProgramError
 
@@ -69,11 +70,14 @@ class Costs:
             those on complex numbers as real ones.
         bytes_touched: Bytes of operands and results of every operation, nothing fused.
         collectives: What is sent; groups of one device left out.
-        products: How often each pair of operand dtypes is multiplied, ``{"f32 x f32": 12}``.
+        products: How often each pair of operand dtypes is multiplied, ``{"f32 x f32": 12}``, by a product or by a
+            multiplication that is summed like one. A branch on data counts with each of its sides.
         operations: How many the Program has as written: each loop's body once, however often it runs.
         written: The same by kind, of blocks that run at all.
         precise: How often each function of ``PRECISE``, and each sum over a dim or into places of an array, is taken
-            in a dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``.
+            in a dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``. Exponentials count where they are summed: an
+            activation's, which go into a product, are nobody's concern.
+        taken: Of how many elements each of ``precise`` is taken.
         lines: The learner's line of the first operation of each kind in ``products`` and ``precise``, where known.
     """
 
@@ -86,6 +90,7 @@ class Costs:
     precise: dict[str, int] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,11 +154,11 @@ def _deadlock(device: int, ours: Any, other: int, theirs: Any) -> ProgramError:
 def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None) -> Costs:
     """What a device of the class does; ``order``, if given, gets its collectives one by one."""
     looked: dict[Block, _BlockCosts] = {}
-    equal = _equal_numbers(module.main)
+    special = _Special(_equal_numbers(module.main), _summed(module.main), _by_hand(module.main))
     times: Counter[Block] = Counter()
     for block in executed(module.main, iter(alike.decisions)):
         if block not in looked:
-            looked[block] = _of_block(block, module.mesh, alike.device, equal)
+            looked[block] = _of_block(block, module.mesh, alike.device, special)
         times[block] += 1
         if order is not None:
             order += looked[block].collectives
@@ -171,13 +176,21 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
             total.products[kind] += count * products
         for kind, often in found.precise.items():
             total.precise[kind] += count * often
+        for kind, elements in found.taken.items():
+            total.taken[kind] += count * elements
         total.lines = found.lines | total.lines
         for collective in found.collectives:
             sent[collective] += count
+    for block in _other_sides(module, alike.device):
+        if block not in times:  # it runs for other data
+            found = _of_block(block, module.mesh, alike.device, special)
+            total.products += found.products
+            total.precise += found.precise
+            total.lines = found.lines | total.lines
     collectives = tuple(replace(c, count=n) for c, n in sent.items())
     written = sum(1 for op in walk(module.main) if op.kind != "constant")
     kinds = Counter(op.kind for block in times for op in block.ops if op.kind != "constant")
-    counted = dict(total.products), written, dict(total.precise), total.lines, dict(kinds)
+    counted = dict(total.products), written, dict(total.precise), total.lines, dict(kinds), dict(total.taken)
     return Costs(total.flops, total.elementwise, total.touched, collectives, *counted)
 
 
@@ -190,11 +203,29 @@ class _BlockCosts:
     touched: float = 0.0
     products: Counter[str] = field(default_factory=Counter)
     precise: Counter[str] = field(default_factory=Counter)
+    taken: Counter[str] = field(default_factory=Counter)
     lines: dict[str, str] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
 
 
-def _of_block(block: Block, mesh: dict[str, int], device: int, alike: set[Value]) -> _BlockCosts:
+@dataclass(frozen=True)
+class _Special:
+    """Values whose elements are all one number, values that are summed, and sums that are products by hand."""
+
+    equal: set[Value]
+    summed: set[Value]
+    by_hand: dict[Op, str]
+
+
+def _other_sides(module: Module, device: int) -> Iterator[Block]:
+    """The blocks of all sides of the branches that depend on data."""
+    branches = follow(module, device).on_data if module.data_branches else ()
+    for region in (region for op in branches for region in op.regions):
+        yield region
+        yield from (inner for op in walk(region) for inner in op.regions)
+
+
+def _of_block(block: Block, mesh: dict[str, int], device: int, special: _Special) -> _BlockCosts:
     found = _BlockCosts()
     for op in block.ops:
         if op.kind in COLLECTIVES:
@@ -210,23 +241,76 @@ def _of_block(block: Block, mesh: dict[str, int], device: int, alike: set[Value]
             found.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
             found.touched += _touched(op)
-        if kind := _precise(op, alike):
+        if dtypes := special.by_hand.get(op):
+            found.products[dtypes] += 1
+            _note_line(found.lines, dtypes, op)
+        if kind := _precise(op, special):
             found.precise[kind] += 1
+            found.taken[kind] += op.results[0].elements
             _note_line(found.lines, kind, op)
     return found
 
 
 def _equal_numbers(main: Block) -> set[Value]:
-    """The values whose elements are all one constant, through what only moves or converts them."""
-    found: set[Value] = set()
+    """The values whose elements are all one number, whatever the inputs are: ones, or ``1 + 0 * x``."""
+    equal: set[Value] = set()
+    zero: set[Value] = set()
     for op in walk(main):
-        known = op.attributes.get("value") if op.kind == "constant" else None
+        every = bool(op.operands) and all(operand in equal for operand in op.operands)
         if op.kind == "constant":
-            equal = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
+            known = op.attributes.get("value")
+            alike = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
+            none = bool(op.attributes.get("zero"))
+        elif op.kind in _MOVED:
+            alike, none = every, all(operand in zero for operand in op.operands)
         else:
-            equal = op.kind in ("broadcast_in_dim", "reshape", "convert", "transpose") and op.operands[0] in found
-        if equal:
-            found.update(op.results)
+            itself = len(op.operands) == 2 and op.operands[0] is op.operands[1]
+            none = op.kind == "multiply" and any(operand in zero for operand in op.operands)
+            none = none or (op.kind == "subtract" and itself)
+            alike = op.kind in ELEMENTWISE and (every or (op.kind == "divide" and itself))
+        zero.update(op.results if none else ())
+        equal.update(op.results if alike or none else ())
+    return equal
+
+
+_MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_barrier", "slice")
+
+
+def _summed(main: Block) -> set[Value]:
+    """The values that reach a sum, or leave their block, on a way that no matrix product is on."""
+    found = {value for op in walk(main) for region in op.regions for value in region.returns} | set(main.returns)
+    for op in reversed(list(walk(main))):
+        ends = op.kind in ("reduce", "reduce_window", "scatter", "while", "case")
+        if ends or (op.kind != "dot_general" and any(result in found for result in op.results)):
+            found.update(op.operands)
+    return found
+
+
+def _by_hand(main: Block) -> dict[Op, str]:
+    """Sums that are matrix products written by hand, ``(a[:, :, None] * b[None]).sum(1)``, and their operands' dtypes.
+
+    Both factors are repeated, each along a dim that the other has.
+    """
+    makers = {result: op for op in walk(main) for result in op.results}
+
+    def maker(value: Value, through: tuple[str, ...]) -> Op | None:
+        while (op := makers.get(value)) and op.kind in through:
+            value = op.operands[0]
+        return op
+
+    def repeated(value: Value) -> Op | None:
+        op = maker(value, ("convert", "reshape", "transpose"))
+        grown = op and op.kind == "broadcast_in_dim" and 1 < op.operands[0].elements < op.results[0].elements
+        return op if grown else None
+
+    found = {}
+    for op in walk(main):
+        if op.kind != "reduce" or len(op.results) != 1 or not any(o.kind == "add" for o in walk(op.regions[0])):
+            continue
+        product = maker(op.operands[0], ("convert", "reshape", "transpose"))
+        factors = [repeated(value) for value in product.operands] if product and product.kind == "multiply" else [None]
+        if all(factors):
+            found[op] = " x ".join(factor.operands[0].dtype for factor in factors if factor)
     return found
 
 
@@ -235,17 +319,16 @@ def _note_line(lines: dict[str, str], kind: str, op: Op) -> None:
         lines.setdefault(kind, op.line)
 
 
-def _precise(op: Op, alike: set[Value]) -> str:
-    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers.
-
-    ``alike`` holds the values whose elements are all one constant.
-    """
+def _precise(op: Op, special: _Special) -> str:
+    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers."""
     if not op.results or "f" not in (dtype := op.results[0].dtype):
+        return ""
+    if op.kind in ("exponential", "exponential_minus_one") and op.results[0] not in special.summed:
         return ""
     if op.kind in PRECISE:
         return f"{op.kind} of {dtype}"
     if op.kind == "dot_general":  # one with equal numbers adds up the rest
-        return f"sum of {dtype}" if any(operand in alike for operand in op.operands) else ""
+        return f"sum of {dtype}" if any(operand in special.equal for operand in op.operands) else ""
     sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
     return f"sum of {dtype}" if sums else ""
 

@@ -28,7 +28,7 @@ GROWING = {
     "gather": {"slice_sizes"},
     "pad": {"edge_padding_low", "edge_padding_high"},
     "reduce_window": {"window_dimensions", "padding"},
-    "constant": {"value", "zero"},
+    "constant": {"value", "zero", "signs"},
 }
 _SMALLER = "keeps a smaller part at the large size than at the small one"
 _ONE = "takes a dim of one element at one size for a dim of many at the other"
@@ -55,15 +55,7 @@ def shrinks(small: Value, large: Value) -> bool:
 
 def character(constant: Op) -> Any:
     """What of a constant is the same at all sizes: where it is zero, negative, infinite or a truth value."""
-    value = constant.attributes.get("value")
-    if value is None or not value.size:
-        return constant.attributes.get("zero")
-    return [_sign(number) for number in (value.flat[0], value.min(), value.max())]
-
-
-def _sign(number: Any) -> str:
-    plain = isinstance(number, np.bool_) or not np.isfinite(number)
-    return str(number if plain else np.sign(number).astype(int))
+    return constant.attributes.get("signs", constant.attributes.get("zero"))
 
 
 def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float) -> str:

@@ -230,8 +230,11 @@ def _attributes(op: Any) -> dict[str, Any]:
     for name, attribute in op.attributes.items():
         if name == "value":
             kind = ir.RankedTensorType(op.results[0].type)
-            if math.prod(kind.shape) <= 4096 and str(kind.element_type) in _NUMPY:
-                found[name] = np.broadcast_to(np.array(attribute), tuple(kind.shape))
+            if math.prod(kind.shape) and str(kind.element_type) in _NUMPY:
+                read = np.array(attribute)
+                found["signs"] = tuple(_sign(number) for number in (read.flat[0], read.min(), read.max()))
+                if math.prod(kind.shape) <= 4096:
+                    found[name] = np.broadcast_to(read, tuple(kind.shape))
             found["zero"] = bool(_ZERO.match(str(attribute)[:40]))
         elif name == "source_target_pairs":
             found[name] = np.array(attribute).reshape(-1, 2)
@@ -248,6 +251,11 @@ def _attributes(op: Any) -> dict[str, Any]:
         else:
             found[name] = str(attribute)
     return found
+
+
+def _sign(number: Any) -> str:
+    plain = isinstance(number, np.bool_) or not np.isfinite(number)
+    return str(number if plain else np.sign(number).astype(int))
 
 
 _NUMPY = {"i1", "i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64", "f32", "f64"}

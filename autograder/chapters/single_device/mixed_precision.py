@@ -82,12 +82,15 @@ _KEPT = "What does the backward pass keep in float32 that could be kept in bfloa
 
 
 def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
-    """How often the model takes an exponential (each softmax, and the loss's), a root (each norm) and a logarithm."""
-    layers = e.case.sizes["num_layers"]
+    """Of how many elements the model takes an exponential (of each softmax what a query sees, and the loss's), a root
+    (each norm's) and a logarithm.
+    """
+    s = e.case.sizes
+    tokens, layers = s["rows"] * s["seq"], s["num_layers"]
     return {
-        ("exponential", "exponential_minus_one"): layers + 1,
-        ("rsqrt", "sqrt", "power"): 2 * layers + 1,
-        ("log", "log_plus_one"): 1,
+        ("exponential", "exponential_minus_one"): tokens * (layers * s["num_heads"] * s["seq"] // 2 + s["vocab"]),
+        ("rsqrt", "sqrt", "power"): tokens * (2 * layers + 1),
+        ("log", "log_plus_one"): tokens,
     }
 
 
