@@ -45,9 +45,9 @@ def unseen_mesh(rng: np.random.Generator, *more: tuple[int, ...]) -> dict[str, i
 
     Args:
         rng: Draws it.
-        more: Sizes of the axes that may be drawn too, such as those that are no powers of two.
+        more: Sizes of the axes to draw from, such as ``ODD``, in place of the usual powers of two.
     """
-    every = [(4,), (2, 2), (2, 4), (4, 2), (8,), *more]
+    every = more or ((4,), (2, 2), (2, 4), (4, 2), (8,))
     sizes = every[rng.integers(len(every))]
     return dict(zip(axis_names(rng, len(sizes)), sizes, strict=True))
 

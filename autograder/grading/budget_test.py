@@ -1,5 +1,6 @@
 """A submission has a budget: what hangs ends soon, and what is honest is judged beside it."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -45,7 +46,7 @@ def test_a_submission_whose_every_function_hangs_ends_within_its_budget(monkeypa
             pass
 
         def ask(self, header, blobs=None):
-            spent.append(header["limits"]["cpu_s"])
+            spent.append(json.loads(blobs[0])["limits"]["cpu_s"])
             said = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": float(spent[-1]), "clean": True}
             return {**said, "output": ""}, [b""]
 

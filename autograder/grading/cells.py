@@ -8,6 +8,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
 
@@ -29,7 +30,10 @@ _NAMED = re.compile(r"^(?:async +)?(?:def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(?
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement at the top of a cell; one without ``node`` is a whole cell that is not Python, for ``error``."""
+    """One statement at the top of a cell; one without ``node`` is a whole cell that is not Python, for ``error``.
+
+    ``shown`` is the number of its cell where the cell ends with its value, as ``Out`` counts them.
+    """
 
     file: str
     line: int
@@ -39,6 +43,7 @@ class Statement:
     error: str = ""
     named: frozenset[str] = frozenset()
     timed: bool = False
+    shown: int = 0
 
     @property
     def where(self) -> str:
@@ -64,7 +69,7 @@ def read_statements(cells: Iterable[Cell]) -> list[Statement]:
         for number, cell in enumerate(cells, 1):
             file = file_of(number, cell)
             try:
-                source, timed = plain_python(cell.source)
+                source, timed = plain_python(cell.source.removeprefix("\ufeff"))
                 body = _Magics().visit(ast.parse(source)).body
             except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
                 found.append(_unreadable(file, cell.source, error))
@@ -74,7 +79,7 @@ def read_statements(cells: Iterable[Cell]) -> list[Statement]:
                     named = (getattr(__future__, alias.name, None) for alias in node.names)
                     flags |= sum(feature.compiler_flag for feature in named if feature)
                 shown = node is body[-1] and not source.rstrip().endswith(";")
-                found.append(_statement(file, node, source, flags, timed, shown))
+                found.append(_statement(file, node, source, flags, timed, number if shown else 0))
     return found
 
 
@@ -105,7 +110,7 @@ def _aligned(old: str, new: str) -> str:
     return "\n".join(lines)
 
 
-def _statement(file: str, node: ast.stmt, source: str, flags: int, timed: bool, shown: bool) -> Statement:
+def _statement(file: str, node: ast.stmt, source: str, flags: int, timed: bool, shown: int) -> Statement:
     text = "\n".join(source.split("\n")[node.lineno - 1 : node.end_lineno]).strip()
     code, error, run = None, "", node
     if shown and isinstance(node, ast.Expr):  # the next cell may use it as ``_``
@@ -114,7 +119,17 @@ def _statement(file: str, node: ast.stmt, source: str, flags: int, timed: bool, 
         code = compile(ast.fix_missing_locations(ast.Module([run], [])), file, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as caught:
         error = _said(caught)
-    return Statement(file, node.lineno, text, node, code, error, _named(text) if error else frozenset(), timed)
+    return Statement(
+        file,
+        node.lineno,
+        text,
+        node,
+        code,
+        error,
+        _named(text) if error else frozenset(),
+        timed,
+        shown if run is not node else 0,
+    )
 
 
 def _unreadable(file: str, source: str, error: BaseException) -> Statement:
@@ -166,5 +181,13 @@ def _magic(node: ast.expr) -> tuple[str, str] | None:
 def _behind(magic: tuple[str, str], line: int) -> Iterator[ast.stmt]:
     name, rest = magic
     if name in _RUN:
-        for node in ast.parse(rest.lstrip()).body:
-            yield ast.increment_lineno(node, line - 1)
+        # What its options are is the magic's own affair; what runs is the longest rest that is Python.
+        words = re.split(r"(?<=\s)(?=\S)", rest.lstrip())
+        for start in range(len(words)):
+            if start and not words[start - 1].startswith("-") and not (start > 1 and words[start - 2].startswith("-")):
+                return
+            with suppress(SyntaxError, ValueError):
+                body = ast.parse("".join(words[start:])).body
+                if not words[start].startswith("-"):
+                    yield from (ast.increment_lineno(node, line - 1) for node in body)
+                    return

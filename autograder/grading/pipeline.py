@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +21,21 @@ from autograder.grading.intake import Notebook, read_notebook, whole
 from autograder.grading.judge import Stopped, judge, plan, stopped
 from autograder.grading.launch import STALL_S, Limits
 from autograder.grading.release import lab_code
+from autograder.grading.running import ALL_SECONDS, PATIENT_SECONDS
 from autograder.grading.tracing import Problem, Traced
 from autograder.grading.workers import TRIES, Worker, sandboxed
 from autograder.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
     NEEDS_HUMAN,
+    PASS,
     REFUSED,
     STUDENT_ERROR,
     Report,
     Result,
     with_denied,
 )
+from autograder.wrapping import UNSEEN
 from course.program import Program, ProgramError
 
 # For tracing one function, and for each request to the executor. Processor time is what a submission may use up; the
@@ -132,18 +137,30 @@ class Grader:
         return Report(self.chapter, results, student, self.level)
 
     def grade_task(self, task: Task, notebook: Notebook, budget: Budget | None = None) -> Result:
-        """One function of a notebook; ``budget`` is what the functions before it have left."""
+        """One function of a notebook; ``budget`` is what the functions before it have left.
+
+        Where that is no success and experiments took so long that cells after them were left out, it is tried again
+        with more time for them.
+        """
         budget = budget or Budget(self.limits)
+        result, left_out = self._grade_task(task, notebook, budget, patient=False)
+        if left_out and result.verdict != PASS:
+            result, _ = self._grade_task(task, notebook, budget, patient=True)
+        return result
+
+    def _grade_task(self, task: Task, notebook: Notebook, budget: Budget, *, patient: bool) -> tuple[Result, bool]:
         planned = plan(self.chapter, task, secret=self.secret, submission=notebook.digest,
                        variant=self.variants.get(task.name, ""))  # fmt: skip
-        request = trace_request(self.chapter, task, notebook, planned.traced, self.limits)
+        request = trace_request(self.chapter, task, notebook, planned.traced, self.limits, patient=patient)
         denied: tuple[str, ...] = ()
+        left_out = False
         try:
             limits = budget.limits()
             told, blobs = self._trace(request, limits, budget)
             denied = tuple(str(call)[:200] for call in told.get("denied", []))[:50]
             if not told.get("clean", False):
                 self.tracer.close()
+            left_out = bool(_said(blobs[0]).get("left_out"))
             programs, line = _programs(told, blobs[0], limits)
             result = judge(planned, programs, line, partial(self._execute, budget))
         except _Told as told_problem:
@@ -152,7 +169,7 @@ class Grader:
             result = stopped(task, Problem(REFUSED, f"what the submission's process gave is not Programs: {error}"))
         except Stopped as error:
             result = stopped(task, Problem(error.verdict, str(error)))
-        return with_denied(result, denied)
+        return with_denied(result, denied), left_out
 
     def _trace(self, request: dict[str, Any], limits: Limits, budget: Budget) -> tuple[dict[str, Any], list[bytes]]:
         """What the tracer tells; asked again when its child was killed from outside, or by what nobody needs."""
@@ -183,16 +200,33 @@ class Grader:
 
 
 def trace_request(
-    chapter: str, task: Task, notebook: Notebook, cases: list[Case], limits: Limits, platform: str = "cpu"
+    chapter: str,
+    task: Task,
+    notebook: Notebook,
+    cases: list[Case],
+    limits: Limits,
+    platform: str = "cpu",
+    *,
+    patient: bool = False,
 ) -> dict[str, Any]:
-    """What a tracer is asked for a function of a notebook."""
+    """What a tracer is asked for a function of a notebook. Nothing says which variant a course asks for.
+
+    ``patient`` leaves a notebook's experiments more time.
+    """
+    asked = {name for variant in task.variants for name in variant.sizes}
+
+    def shown(case: Case) -> dict[str, Any]:
+        found = asdict(task.complete(case))
+        return {**found, "sizes": {name: size for name, size in case.sizes.items() if name not in asked}}
+
     return {
         "chapter": chapter,
         "task": task.name,
         "cells": [asdict(cell) for cell in notebook.cells],
         "lab": lab_code(chapter),
-        "cases": [asdict(task.complete(case)) for case in cases],
+        "cases": [shown(case) for case in cases],
         "platform": platform,
+        "patience": PATIENT_SECONDS if patient else ALL_SECONDS,
         "limits": asdict(limits),
     }
 
@@ -208,7 +242,7 @@ def ask_tracer(
     A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
     """
     begin = time.monotonic()
-    told, blobs = tracer.ask(request)
+    told, blobs = tracer.ask(*_message(request))
     spend(begin, told.get("cpu_s"))
     killed = told["exceeded"] in ("wall time", "waiting") or (
         told.get("signal") == signal.SIGKILL and not told["exceeded"]
@@ -217,9 +251,16 @@ def ask_tracer(
         if not told.get("clean", False):
             tracer.close()
         begin = time.monotonic()
-        told, blobs = tracer.ask({**request, "only_needed": True})
+        told, blobs = tracer.ask(*_message({**request, "only_needed": True}))
         spend(begin, told.get("cpu_s"))
     return told, blobs
+
+
+def _message(request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    """A request as it travels: what the tracer may keep, and the whole of it, for the one process that serves it."""
+    public = [case for case in request["cases"] if case["name"] != UNSEEN]
+    kept = {name: request[name] for name in ("chapter", "task", "lab")}
+    return {**kept, "cases": public}, [json.dumps(request).encode()]
 
 
 def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced | Problem:
@@ -241,10 +282,17 @@ def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced
 
 def _uses(result: bytes) -> dict[str, str]:
     """What a tracer says of the names that a function uses."""
-    stream, used = io.BytesIO(result), None
-    while stream.tell() < len(result):
-        used = wire.read(stream)[0].get("uses", used)
+    used = _said(result).get("uses")
     return {str(name): str(text) for name, text in used.items()} if isinstance(used, dict) else {}
+
+
+def _said(result: bytes) -> dict[str, Any]:
+    """Everything that a tracer says, of all of its messages together."""
+    stream, found = io.BytesIO(result), {}
+    with suppress(wire.WireError):
+        while stream.tell() < len(result):
+            found |= wire.read(stream)[0]
+    return found
 
 
 class _Told(Exception):

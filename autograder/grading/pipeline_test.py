@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autograder.contract import load
-from autograder.grading import wire
+from autograder.grading import pipeline, wire
 from autograder.grading.executor import Executor
 from autograder.grading.judge import judge, plan
 from autograder.grading.pipeline import LIMITS, Grader, _programs, _Told
@@ -187,9 +187,9 @@ def test_a_child_that_is_killed_from_outside_is_traced_again_and_never_a_zero(gr
     asked, ask = [], grader.tracer.ask
 
     def killed(times):
-        def answer(request):
+        def answer(*request):
             asked.append(request)
-            return ({**QUIET, "signal": 9}, [b""]) if len(asked) <= times else ask(request)
+            return ({**QUIET, "signal": 9}, [b""]) if len(asked) <= times else ask(*request)
 
         return answer
 
@@ -199,6 +199,59 @@ def test_a_child_that_is_killed_from_outside_is_traced_again_and_never_a_zero(gr
     monkeypatch.setattr(grader.tracer, "ask", killed(99))
     result = grader.grade(path, "ada").functions[0]
     assert result.verdict == NEEDS_HUMAN and "killed from outside 3 times" in result.message
+
+
+LOOKS = """
+import ctypes, re
+wanted, count = b"of-" + b"ada" * 7, 0
+for line in open("/proc/self/maps"):
+    if found := re.match("([0-9a-f]+)-([0-9a-f]+) r.*(?<!vvar]|call])$", line.strip()):
+        begin, end = (int(part, 16) for part in found.groups())
+        for at in range(begin, end, 1 << 20):
+            count += ctypes.string_at(at, min(1 << 20, end - at)).count(wanted)
+def shard_params(params, axis_name, min_size):
+    raise ValueError(f"found {count - KNOWN} times in {end}")
+"""
+
+
+def test_nothing_of_another_student_is_in_the_memory_that_a_submission_can_read(grader, tmp_path):
+    marked = f"KEPT = 'of-{'ada' * 7}'\n" + "# filler of a long notebook\n" * 10_000 + inspect.getsource(shard_params)
+    assert "found" not in grader.grade(submission(tmp_path, marked), "ada").functions[0].message
+    # What it finds of the text that it looks for is its own.
+    result = grader.grade(submission(tmp_path, LOOKS.replace("KNOWN", "0")), "eve").functions[0]
+    assert result.verdict == STUDENT_ERROR and "ValueError: found " in result.message
+    own = int(result.message.split("found ")[1].split()[0])
+    again = Grader("fsdp", secret=b"s" * 32, level=grader.level)
+    with again:
+        alone = again.grade(submission(tmp_path, LOOKS.replace("KNOWN", "0")), "eve").functions[0]
+    assert int(alone.message.split("found ")[1].split()[0]) == own <= 3
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["T = {}\nput = lambda k, v: T.__setitem__(k, v)", "put('one', 1)", "ONE = T['one']"],
+        ["class Base:\n    known = []\n    def __init_subclass__(cls):\n        Base.known.append(1)",
+         "class More(Base):\n    pass", "ONE = Base.known[0]"],
+        ["with open('one.txt', 'w') as file:\n    file.write('1')", "ONE = int(open('one.txt').read())"],
+    ],
+)  # fmt: skip
+def test_what_experiments_left_no_time_for_is_run_in_the_end(grader, tmp_path, monkeypatch, cells):
+    monkeypatch.setattr(pipeline, "ALL_SECONDS", 0.1)
+    slow = "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.3: pass"
+    head = (
+        "from typing import Any as PyTree\nimport jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P"
+    )
+    answer = inspect.getsource(shard_params).replace("< min_size", "< min_size * ONE")
+    result = grader.grade(submission(tmp_path, head, slow, *cells, answer), "ada").functions[0]
+    assert result.verdict == PASS, result.message
+
+
+def test_no_request_says_which_variant_is_asked():
+    task = load("collectives").task("ring_all_gather")
+    case = task.variants[0].of(task.cases[0])
+    (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS)["cases"]
+    assert case.sizes["order"] and shown["sizes"] == {n: s for n, s in case.sizes.items() if n != "order"}
 
 
 def submission(tmp_path, *cells):

@@ -25,6 +25,8 @@ from autograder.wrapping import Traceable
 
 # Processor time, in seconds, for a statement that the graded function does not need, and for all of these together.
 STATEMENT_SECONDS, ALL_SECONDS = 5.0, 15.0
+# The latter where a first look was no success, and on a learner's own machine.
+PATIENT_SECONDS = 40.0
 # For one that it does need.
 NEEDED_SECONDS = 40.0
 # Waiting costs no processor time, and a busy machine makes everything wait.
@@ -42,6 +44,7 @@ class Failure:
     text: str
     problem: Problem
     is_needed: bool
+    left_out: bool = False
 
     def __str__(self) -> str:
         text = " ".join(self.text.split())
@@ -55,6 +58,11 @@ class Ran:
 
     namespace: dict[str, Any]
     failures: tuple[Failure, ...] = ()
+
+    @property
+    def left_out(self) -> int:
+        """How many statements were not run, for the time that others had taken."""
+        return sum(failure.left_out for failure in self.failures)
 
     def function(self, task: Traceable) -> Callable[..., Any] | Problem:
         """The task's function, or why there is none."""
@@ -71,13 +79,20 @@ class Ran:
 
     def explained(self, problem: Problem) -> Problem:
         """The same problem, with the statement of the notebook that failed before and may be its cause."""
+        earlier = self.failures
+        if problem in (found := [failure.problem for failure in earlier]):
+            earlier = earlier[: found.index(problem)]
         missing = re.match(r"NameError: name '(\w+)'", problem.message)
-        causes = [f for f in self.failures if missing and missing[1] in f.names]
+        causes = [f for f in earlier if missing and missing[1] in f.names]
         if causes and causes[-1].problem.verdict == "limit_exceeded":
             problem = replace(problem, verdict="limit_exceeded")
-        causes = causes or [f for f in self.failures if f.is_needed and f.problem != problem]
+        causes = causes or [f for f in earlier if f.is_needed]
         if causes:
             why = f"before it, {causes[-1]}"
+        elif self.left_out:
+            first = next(failure for failure in earlier if failure.left_out)
+            why = f"before it, {self.left_out} statements were not run, from {first.problem.line} on: "
+            why += "experiments before them took too long; leave them out of what is handed in"
         elif missing and missing[1] not in self.namespace:
             why = f"no cell of the notebook defines {missing[1]}"
         else:
@@ -109,6 +124,7 @@ def run_cells(
     *,
     lab: tuple[str, ...] = (),
     only_needed: bool = False,
+    patience: float = ALL_SECONDS,
     module: types.ModuleType | None = None,
 ) -> Ran:
     """Run a notebook's cells in order, statement by statement.
@@ -121,6 +137,7 @@ def run_cells(
         lab: Statements of the course's own. Those that do more than import or define run only where ``wanted`` needs
             them, and none of them rebinds a name of the learner's.
         only_needed: Run nothing but what ``wanted`` needs.
+        patience: Processor time, in seconds, for all that ``wanted`` does not need.
         module: What the notebook's names are bound in, if not a new module.
     """
     cells = list(cells)
@@ -138,23 +155,28 @@ def run_cells(
     module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")
     theirs = bound_outside(statements, labs)
     failures, spent = [], 0.0
+    waits = any("asyncio" in cell.source for cell in cells)
     with _without_check():
         for number, statement in enumerate(statements):
             is_needed = number in needs
             if number in skipped or (statement.timed and names_of(statement).binds & module.__dict__.keys()):
                 continue
             problem = Problem("student_error", statement.error, statement.where) if statement.error else None
-            if problem is None and not is_needed and spent > ALL_SECONDS:
-                said = _LEFT_OUT.format(" and ".join(wanted), ALL_SECONDS)
+            late = problem is None and not is_needed and spent > patience
+            if late:
+                said = _LEFT_OUT.format(" and ".join(wanted), patience)
                 problem = Problem("student_error", said, statement.where)
             elif problem is None:
                 begin = time.process_time()
                 kept = {name: module.__dict__[name] for name in theirs & module.__dict__.keys() if number in labs}
-                problem = _run(statement, module.__dict__, NEEDED_SECONDS if is_needed else STATEMENT_SECONDS)
+                seconds = NEEDED_SECONDS if is_needed else STATEMENT_SECONDS
+                problem = _run(statement, module.__dict__, seconds, waits)
                 module.__dict__.update(kept)
+                if statement.shown and not problem and (value := module.__dict__.get("_")) is not None:
+                    module.__dict__["Out"] = {**module.__dict__["Out"], statement.shown: value}
                 spent += 0.0 if is_needed else time.process_time() - begin
             if problem:
-                failures.append(Failure(names_of(statement).binds, statement.text, problem, is_needed))
+                failures.append(Failure(names_of(statement).binds, statement.text, problem, is_needed, late))
     return Ran(module.__dict__, tuple(failures))
 
 
@@ -165,12 +187,22 @@ def lab_statements(lab: tuple[str, ...]) -> frozenset[str]:
     return frozenset(ast.dump(one.node) for one in read if one.node)
 
 
-def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Problem | None:
-    """Run one statement; what went wrong, if anything did."""
-    assert statement.code
+def _run(statement: Statement, namespace: dict[str, Any], seconds: float, waits: bool) -> Problem | None:
+    """Run one statement; what went wrong, if anything did. With ``waits`` a loop of events runs, as in a kernel."""
+    code = statement.code
+    assert code
+
+    async def inside() -> None:
+        result = eval(code, namespace)
+        if inspect.iscoroutine(result):
+            await result
+
     try:
         with time_limit(seconds, processor=True), time_limit(seconds * WALL_RATIO):
-            result = eval(statement.code, namespace)
+            if waits:
+                _loop().run_until_complete(inside())
+                return None
+            result = eval(code, namespace)
             if inspect.iscoroutine(result):
                 _loop().run_until_complete(result)
     except TooLong as error:

@@ -15,7 +15,7 @@ _ANY = "*"
 _DYNAMIC = frozenset({"exec", "globals", "locals", "vars", "setattr", "delattr", "__import__"})
 # Of what was imported, a call changes these alone: ``jax.config.update``, ``os.environ.setdefault``.
 _SETTINGS = frozenset({"config", "environ", "path"})
-_STORED, _CALLED, _GIVEN = "stored into", "called by a method", "given to a function that returns nothing"
+_STORED, _CALLED, _GIVEN = "stored into", "called by a method", "given to a function"
 _LOAD_GLOBAL, _IMPORT_STAR, _INTRINSIC = (
     dis.opmap.get(name, -1) for name in ("LOAD_GLOBAL", "IMPORT_STAR", "CALL_INTRINSIC_1")
 )
@@ -166,9 +166,14 @@ def _changed(parts: list[ast.AST]) -> Iterator[tuple[str, str]]:
         elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
             setting = any(isinstance(at, ast.Attribute) and at.attr in _SETTINGS for at in ast.walk(part.func))
             yield from ((root, _STORED if setting else _CALLED) for root in _root(part.func))
-        elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
-            for argument in (*part.value.args, *(keyword.value for keyword in part.value.keywords)):
-                yield from ((root, _GIVEN) for root in _root(argument))
+            yield from _given(part)
+        elif isinstance(part, ast.Call):
+            yield from _given(part)
+
+
+def _given(call: ast.Call) -> Iterator[tuple[str, str]]:
+    for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+        yield from ((root, _GIVEN) for root in _root(argument))
 
 
 def _root(node: ast.expr) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The sandboxed process that holds a student's Python: cells in, serialised Programs out, and nothing else.
 
-It starts no backend and runs none of the student's code itself: each request is served by a fork that has taken
-the strict filter first, so one request cannot change the next.
+It starts no backend, and neither reads nor runs anything of a student's: each request is read and served by a fork,
+whose own fork has taken the strict filter before it runs the student's code. So no request can change the next, nor
+find anything of another in its memory.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import gc
 import json
 import os
 import resource
+import signal
 import sys
 import time
+import traceback
 import types
 from functools import cache
 from io import FileIO
@@ -20,13 +23,13 @@ from typing import Any, BinaryIO
 import course  # noqa: F401  before anything that could start JAX
 from autograder.grading import wire
 from autograder.grading.cells import locate_cell
-from autograder.grading.confine import fork_confined
+from autograder.grading.confine import PR_SET_PDEATHSIG, fork_confined, prctl
 from autograder.grading.intake import Cell
 from autograder.grading.launch import Limits
-from autograder.grading.running import ALL_SECONDS, STATEMENT_SECONDS, Ran, lab_statements, run_cells
+from autograder.grading.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
 from autograder.grading.tracing import Problem, time_limit, trace_cases
 from autograder.grading.uses import uses
-from autograder.wrapping import UNSEEN, Case, wrappings
+from autograder.wrapping import Case, wrappings
 from course.curriculum import earlier
 
 MAX_RESULT = 64 * 2**20
@@ -47,11 +50,12 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
             cases = [Case(**case) for case in header["cases"]]
             found = trace_cases(task, function, cases, locate_cell, platform=header.get("platform", "cpu"))
     if isinstance(found, Problem):
-        wire.write(result, {"problem": ran.explained(found).to_json()})
+        wire.write(result, {"problem": ran.explained(found).to_json(), "left_out": ran.left_out})
         return
     programs = {name: program.serialise() for name, program in found.programs.items()}
     used = uses(function) if header.get("with_uses") else {}
-    wire.write(result, {"cases": list(programs), "line": found.line, "uses": used}, list(programs.values()))
+    told = {"cases": list(programs), "line": found.line, "uses": used, "left_out": ran.left_out}
+    wire.write(result, told, list(programs.values()))
 
 
 def _run(header: dict[str, Any], limits: Limits) -> Ran:
@@ -63,13 +67,14 @@ def _run(header: dict[str, Any], limits: Limits) -> Ran:
     only_needed = bool(header.get("only_needed"))
     before = resource.getrlimit(resource.RLIMIT_CPU)
     if not only_needed and limits.cpu_s is not None:
-        soft = int(time.process_time() + ALL_SECONDS + 2 * STATEMENT_SECONDS)
+        soft = int(time.process_time() + header["patience"] + 2 * STATEMENT_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
     os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # a learner's files may be written there, in every sandbox
     cells = [Cell(**cell) for cell in header["cells"]]
     main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
     lab = tuple(header.get("lab", ()))
-    ran = run_cells(cells, [header["task"]], lab=lab, only_needed=only_needed, module=main)
+    how = {"only_needed": only_needed, "patience": header["patience"]}
+    ran = run_cells(cells, [header["task"]], lab=lab, module=main, **how)
     resource.setrlimit(resource.RLIMIT_CPU, before)
     return ran
 
@@ -106,18 +111,33 @@ def main() -> None:
     requests, answers = FileIO(0), sys.stdout.buffer
     while True:
         try:
-            header, _ = wire.read(requests)  # type: ignore[arg-type]
+            header, sizes = wire.read_header(requests)  # type: ignore[arg-type]
         except wire.WireError:
             return
         for case in header["cases"]:
-            if case["name"] != UNSEEN:
-                prepare(header["chapter"], header["task"], json.dumps(case), tuple(header.get("lab", ())))
-        limits = Limits(**header["limits"])
-        report = fork_confined(
-            lambda result, h=header: trace_request(h, result), limits=limits, result_bytes=MAX_RESULT
-        )
-        said = {name: getattr(report, name) for name in REPORTED}
-        wire.write(answers, said, [report.result])
+            prepare(header["chapter"], header["task"], json.dumps(case), tuple(header["lab"]))
+        if pid := os.fork():
+            if os.waitpid(pid, 0)[1]:
+                sys.exit("the process that served a request was ended")
+            continue
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            serve(wire.read_blobs(requests, sizes), answers)  # type: ignore[arg-type]
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+
+
+def serve(blobs: list[bytes], answers: BinaryIO) -> None:
+    """Serve one request, in a process of its own."""
+    header = wire.from_json(blobs[0])
+    limits = Limits(**header["limits"])
+    report = fork_confined(lambda result: trace_request(header, result), limits=limits, result_bytes=MAX_RESULT)
+    said = {name: getattr(report, name) for name in REPORTED}
+    wire.write(answers, said, [report.result])
 
 
 if __name__ == "__main__":

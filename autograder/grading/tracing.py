@@ -81,9 +81,9 @@ def trace_cases(
     platform: str = "cpu",
 ) -> Traced | Problem:
     """The function's Program on every case, or the first thing that went wrong."""
-    line = definition_line(function, locate)
-    programs = {}
+    line, programs = "", {}
     try:
+        line = definition_line(function, locate)
         _check_signature(task, function)
         for case in cases:
             programs[case.name] = trace(task, function, case, locate, platform)
@@ -124,7 +124,10 @@ def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
 
 def definition_line(function: Any, locate: Locate) -> str:
     """``cell:line`` of the function's first line, empty where that is not the learner's."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    try:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+    except ValueError:  # it wraps itself
+        code = None
     label = locate(code.co_filename) if code else None
     return f"{label}:{code.co_firstlineno}" if code and label else ""
 

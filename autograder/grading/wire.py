@@ -44,21 +44,45 @@ def read(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
     Raises:
         WireError: The stream ended, or what came is malformed or larger than allowed.
     """
+    header, sizes = read_header(stream)
+    return header, read_blobs(stream, sizes)
+
+
+def read_header(stream: BinaryIO) -> tuple[dict[str, Any], list[int]]:
+    """The first part of a message, and the sizes of the blobs that are still to be read.
+
+    Raises:
+        WireError: As ``read``.
+    """
     length = int.from_bytes(_exactly(stream, 4), "big")
     if length > MAX_HEADER:
         raise WireError(f"a header of {length:,} bytes was announced and at most {MAX_HEADER:,} are allowed")
     try:
-        text = _exactly(stream, length)
-        outer = json.loads(text)
-        if b"\\ud" in text.lower():  # half a character, perhaps, which no file could be written with
-            outer = json.loads(json.dumps(outer, ensure_ascii=False).encode(errors="replace"))
+        outer = from_json(_exactly(stream, length))
         header, sizes = outer["header"], outer["blobs"]
         well_formed = isinstance(header, dict) and all(type(size) is int and size >= 0 for size in sizes)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise WireError("what came is not a message") from None
     if not well_formed or len(sizes) > MAX_BLOBS or sum(sizes) > MAX_TOTAL:
         raise WireError("what came is not a message, or is too large")
-    return header, [_exactly(stream, size) for size in sizes]
+    return header, sizes
+
+
+def read_blobs(stream: BinaryIO, sizes: list[int]) -> list[bytes]:
+    """The rest of a message.
+
+    Raises:
+        WireError: The stream ended.
+    """
+    return [_exactly(stream, size) for size in sizes]
+
+
+def from_json(text: bytes) -> Any:
+    """What a JSON text says, without halves of characters, which no file could be written with."""
+    found = json.loads(text)
+    if b"\\ud" in text.lower():
+        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    return found
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

@@ -5,6 +5,7 @@ It serves the same requests as the tracer; the shell of each is a fork, so that 
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import sys
@@ -23,8 +24,7 @@ def run(header: dict[str, Any]) -> bytes:
     """The answer to one request."""
     shell, task = InteractiveShell.instance(), load(header["chapter"]).task(header["task"])
     autograder.check.check = lambda *_, **__: None  # type: ignore[assignment]
-    for cell in header["cells"]:
-        shell.run_cell(cell["source"])
+    asyncio.run(_run_cells(shell, [cell["source"] for cell in header["cells"]]))
     function = shell.user_ns.get(task.name)
     cases = [Case(**case) for case in header["cases"]]
     missing = Problem("student_error", f"no function {task.name} in the kernel")
@@ -36,6 +36,17 @@ def run(header: dict[str, Any]) -> bytes:
         programs = {name: program.serialise() for name, program in found.programs.items()}
         wire.write(answer, {"cases": list(programs), "line": found.line}, list(programs.values()))
     return answer.getvalue()
+
+
+async def _run_cells(shell: InteractiveShell, sources: list[str]) -> None:
+    """Run cells in a loop of events, as a kernel does."""
+    for source in sources:
+        failed, code = None, source
+        try:
+            code = shell.transform_cell(source)
+        except Exception:
+            failed = sys.exc_info()
+        await shell.run_cell_async(source, transformed_cell=code, preprocessing_exc_tuple=failed)
 
 
 def forked(header: dict[str, Any]) -> bytes:
@@ -67,11 +78,11 @@ def main() -> None:
     requests, answers = io.FileIO(0), sys.stdout.buffer
     while True:
         try:
-            header, _ = wire.read(requests)  # type: ignore[arg-type]
+            _, blobs = wire.read(requests)  # type: ignore[arg-type]
         except wire.WireError:
             return
         told = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 0.0, "output": "", "clean": True}
-        wire.write(answers, told, [forked(header)])
+        wire.write(answers, told, [forked(wire.from_json(blobs[0]))])
 
 
 if __name__ == "__main__":

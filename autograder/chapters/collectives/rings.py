@@ -11,7 +11,7 @@ from autograder import facts, limits
 from autograder.cases import axis_size
 from autograder.chapters.collectives.wrapping import wrap_ring
 from autograder.contract import Case, Evidence, Task
-from autograder.draws import unseen_mesh
+from autograder.draws import ODD, unseen_mesh
 from autograder.orders import orders, places
 from autograder.verdict import Fact
 from autograder.wrapping import wrappings
@@ -130,7 +130,7 @@ CASES = (
 
 def _unseen(rng: np.random.Generator) -> Case:
     sizes = {"chunk": int(rng.choice([1, 4, 5])), "width": int(rng.choice([1, 7, 16])), "backward": 1}
-    return Case("unseen", unseen_mesh(rng), sizes)
+    return Case("unseen", unseen_mesh(rng, *ODD), sizes)
 
 
 # What a course may ask of each. The first two must agree, for then one after the other is still an all-reduce.
