@@ -71,7 +71,7 @@ def check(function: Callable[..., Any], *, full: bool = False, variant: str | No
     executor().start_early()
     read = notebook_here()
     asked = (stated(read.cells).get(name, "") if read else "") if variant is None else variant
-    planned = plan(chapter, task, full=full, variant=asked)
+    planned = plan(chapter, task, full=full, stretched=full, variant=asked)
     disk = _beside(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
     traced = trace_function(task, function, planned.traced, locate_live(function))
     result = judge_traced(planned, traced)
@@ -97,7 +97,7 @@ def check_function(
     variant: str = "",
 ) -> Result:
     """Judge a function: trace it, run its Programs in the executor process."""
-    planned = plan(chapter, task, full=full, variant=variant)
+    planned = plan(chapter, task, full=full, stretched=full, variant=variant)
     return judge_traced(planned, trace_function(task, function, planned.traced, locate), progress)
 
 

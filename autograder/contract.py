@@ -57,6 +57,18 @@ class Evidence:
     form: str = ""
 
 
+# Sizes that grow at once in a case that is stretched: how much there is of the data, and two kinds of widths.
+_TOGETHER = (
+    ("rows", "seq", "max_seq", "chunk"),
+    ("width", "num_heads", "head_dim", "features", "d_in"),
+    ("hidden", "vocab", "outputs", "d_out"),
+)
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return " and ".join(f"{name} {size:,}" for name, size in sizes.items())
+
+
 @dataclass(frozen=True)
 class Variant:
     """Something else that a course may ask of a function, so that another course's answer does not fit.
@@ -91,6 +103,7 @@ class Task:
         oracle: ``(inputs, case) ->`` what ``Wrapped.function`` must return, from a single device.
         facts: What is judged, given the evidence of every case and that of ``analysed``.
         analysed: A realistic size that only the lenses look at, and the name of the case that it enlarges.
+        stretches: Sizes for ``stretched``, where those of ``analysed`` would take too long or change the program.
         naive: The mutant that shows what the naive way costs in memory.
         slow: The mutant that shows what the naive way costs in time.
         machine: What the time of ``analysed`` is predicted for.
@@ -113,6 +126,7 @@ class Task:
     oracle: Callable[[dict[str, Any], Case], dict[str, Any]]
     facts: Callable[[list[Evidence], Evidence | None, dict[str, Any]], list[Fact]]
     analysed: tuple[Case, str] | None = None
+    stretches: tuple[Mapping[str, int], ...] = ()
     naive: str = ""
     slow: str = ""
     machine: str = "8xH100"
@@ -142,6 +156,24 @@ class Task:
             known = ", ".join(variant.name for variant in self.variants) or "none"
             raise LookupError(f"{self.name} has no variant {name!r}; it has: {known}. The notebook says which is asked")
         return found
+
+    def stretched(self) -> tuple[Case, ...]:
+        """Cases in which some sizes are those of ``analysed`` and all others small, so that they can be run.
+
+        What a program does otherwise from some size on shows in one of them: its values are wrong there, or no dim of
+        it is as large in ``analysed``.
+        """
+        if self.analysed is None:
+            return ()
+        large = self.analysed[0]
+        small = next(case for case in self.cases if case.name == self.analysed[1])
+        grown = {name: size for name, size in large.sizes.items() if size > small.sizes.get(name, 0)}
+        every = self.stretches or [{name: grown[name] for name in group if name in grown} for group in _TOGETHER]
+        return tuple(
+            Case(f"{small.name}, but {_listed(sizes)}", small.mesh, {**small.sizes, **sizes})
+            for sizes in every
+            if sizes
+        )
 
     def complete(self, case: Case) -> Case:
         """The case with all that its wrapper is given."""

@@ -55,8 +55,11 @@ class Executor:
         module = parse(program, data_branches=branches)
         looked: dict[str, Any] = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
-            smaller = parse(Program.load(blobs[1]), data_branches=branches)
-            about = {"difference": difference(smaller, module), "orders": _orders(module, program, header)}
+            small, *stretched = (parse(Program.load(blob), data_branches=branches) for blob in blobs[1:])
+            found = difference(small, module)
+            for other in stretched:
+                found = found or difference(other, module, scaled=False)
+            about = {"difference": found, "orders": _orders(module, program, header)}
             return {**looked, **about}, []
         if header.get("form"):
             looked["form"] = form(module)

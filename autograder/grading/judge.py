@@ -56,7 +56,14 @@ class Plan:
 
 
 def plan(
-    chapter: str, task: Task, *, full: bool = True, secret: bytes = b"", submission: str = "", variant: str = ""
+    chapter: str,
+    task: Task,
+    *,
+    full: bool = True,
+    stretched: bool = False,
+    secret: bytes = b"",
+    submission: str = "",
+    variant: str = "",
 ) -> Plan:
     """What to judge a function on.
 
@@ -64,6 +71,7 @@ def plan(
         chapter: The chapter's name.
         task: Its task.
         full: All meshes, or the quick ones alone.
+        stretched: With the cases that have some sizes of the realistic one, as official grading has them.
         secret: The course's; with it inputs follow from the submission and nobody can know them beforehand, and one
             more case is drawn. Without it they are the same each time.
         submission: Hash of what was handed in.
@@ -74,7 +82,7 @@ def plan(
     """
     code = hmac.new(secret, f"{submission}|{chapter}|{task.name}".encode(), hashlib.sha256).digest()
     seed = int.from_bytes(code[:16], "big")
-    cases = tuple(case for case in task.cases if full or case.quick)
+    cases = tuple(case for case in task.cases if full or case.quick) + (task.stretched() if stretched else ())
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
     analysed, asked = task.analysed[0] if task.analysed else None, task.variant(variant)
@@ -188,7 +196,8 @@ def _analyse(
         raise ProgramError("the Program of the realistic size does not give what the small one gives")
     request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches,
                "spent_on": list(plan.task.spent_on)}  # fmt: skip
-    answer, _ = execute(request, [programs[plan.analysed.name], smaller])
+    stretched = [programs[case.name] for case in plan.task.stretched() if case.name in programs]
+    answer, _ = execute(request, [programs[plan.analysed.name], smaller, *stretched])
     costs, _ = _looked(answer)
     leaves = (program.inputs, program.outputs)
     found = []

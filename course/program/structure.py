@@ -19,14 +19,15 @@ class _Differs(Exception):
     """The two programs part; the message says where and how."""
 
 
-def difference(small: Module, large: Module) -> str:
+def difference(small: Module, large: Module, *, scaled: bool = True) -> str:
     """Where two sizes of one program part; empty if nowhere.
 
     The ops must be the same in the same order, with the same attributes up to sizes, read each other's results in the
-    same way, run no less often, and do the same to arrays that scale: see ``scaling``.
+    same way, run no less often, and do the same to arrays that scale: see ``scaling``. Where only some sizes differ,
+    ``scaled`` is false: arrays do not scale then, and all that is asked of them is that no dim shrinks.
     """
     try:
-        _Twins(small, large).compare(small.main, large.main)
+        _Twins(small, large, scaled).compare(small.main, large.main)
     except _Differs as differs:
         return str(differs)
     return _runs_less(small, large)
@@ -35,7 +36,8 @@ def difference(small: Module, large: Module) -> str:
 class _Twins:
     """Walks two programs side by side."""
 
-    def __init__(self, small: Module, large: Module):
+    def __init__(self, small: Module, large: Module, scaled: bool):
+        self.scaled = scaled
         self.constants = {op.results[0]: character(op) for module in (small, large)
                           for op in walk(module.main) if op.kind == "constant"}  # fmt: skip
         self.twin: dict[Value, Value] = {}  # from values of the large program to those of the small one
@@ -62,7 +64,8 @@ class _Twins:
         self._compare_values(ours.results, theirs.results, name)
         if not same_attributes(ours, theirs) or len(ours.regions) != len(theirs.regions):
             raise _Differs(f"{name} goes along other dims, or in another way, at the large size than at the small one")
-        if what := out_of_scale(ours, theirs, self.from_inputs, self.integer_growth):
+        what = out_of_scale(ours, theirs, self.from_inputs, self.integer_growth) if self.scaled else ""
+        if what:
             raise _Differs(f"{name} {what}")
         for mine, other in zip(ours.regions, theirs.regions, strict=True):
             self.compare(mine, other, theirs)

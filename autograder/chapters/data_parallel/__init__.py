@@ -52,6 +52,7 @@ CONTRACT = Contract(
             oracle=step.oracle,
             facts=step.step_facts,
             analysed=step.ANALYSED,
+            stretches=({"rows": 8192}, {"width": 1024}, {"hidden": 4096}),
             naive="takes_all_rows_at_once",
         ),
         Task(
@@ -64,6 +65,7 @@ CONTRACT = Contract(
             oracle=overlap.oracle,
             facts=overlap.overlap_facts,
             analysed=overlap.ANALYSED,
+            stretches=({"rows": 8192}, {"width": 2048}, {"hidden": 8192}),
             naive="reduces_after_the_backward_pass",
             slow="reduces_after_the_backward_pass",
             machine="8xA5000",

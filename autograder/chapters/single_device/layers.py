@@ -125,5 +125,6 @@ REMAT = Task(
     oracle=oracle,
     facts=_remat_facts,
     analysed=(Case("12 layers, width 1024", MESH, _LARGE), "12 layers"),
+    stretches=({"seq": 1024}, {"width": 512, "num_heads": 8}, {"hidden": 4096}),
     naive="keeps_everything",
 )

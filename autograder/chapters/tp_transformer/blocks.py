@@ -145,6 +145,7 @@ PARALLEL_TRANSFORMER_BLOCK = Task(
     draw=draw,
     oracle=oracle,
     facts=parallel_facts,
+    stretches=({"seq": 1024, "max_seq": 1024}, {"rows": 8, "width": 2048}, {"hidden": 8192}),
     analysed=(Case("tensor=8, width 2048", {"tensor": 8}, _LARGE), "tensor=8, 16 heads"),
     slow="one_after_the_other",
 )

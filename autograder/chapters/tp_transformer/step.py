@@ -173,6 +173,7 @@ TP_TRANSFORMER_STEP = Task(
     draw=draw,
     oracle=oracle,
     facts=step_facts,
+    stretches=({"seq": 128, "max_seq": 128}, {"rows": 8, "width": 1024}, {"hidden": 16384, "vocab": 32000}),
     analysed=(
         Case("data=1 x tensor=8, two layers of width 4096", {"data": 1, "tensor": 8}, _LARGE),
         "data=1 x tensor=8",

@@ -117,6 +117,9 @@ FORWARD_3D = Task(
     draw=draw,
     oracle=oracle,
     facts=forward_facts,
+    stretches=(
+        {"seq": 64, "max_seq": 64, "width": 256, "num_heads": 16, "hidden": 1024, "vocab": 2048, "min_size": 2500},
+    ),
     analysed=(Case("data=2 x pipe=2 x tensor=2, width 2048", CASES[0].mesh, {**SIZES, **_LARGE}), CASES[0].name),
     naive="keeps_everything",
     slow="gathers_in_every_tick",
