@@ -24,6 +24,9 @@ from course.curriculum import earlier
 ROOT = Path(__file__).resolve().parents[2]
 TRIES = 3
 START_SECONDS = 180.0
+# Address space of a worker. A naive program at its largest size takes 3 GiB; what a submission's own process may take is
+# less, and comes with each request.
+MEMORY = 8 << 30
 # How a process ends by the signal of an arithmetic fault: by itself, or inside a sandbox.
 _ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)
 DIVISION = (
@@ -216,7 +219,7 @@ def sandboxed(
     from autograder.grading.sandbox import Mount, Sandbox
 
     mounts = [Mount(path, str(path.relative_to(ROOT))) for path in mounted(chapter)]
-    limits = Limits(wall_s=None, cpu_s=None)
+    limits = Limits(wall_s=None, cpu_s=None, address_space=MEMORY)
     return Worker(
         lambda: Sandbox(module, level=level, mounts=mounts, limits=limits, env={"MESHCRAFT_CONFINE": "1"}).__enter__(),
         greets=greets,

@@ -125,6 +125,6 @@ REMAT = Task(
     oracle=oracle,
     facts=_remat_facts,
     analysed=(Case("12 layers, width 1024", MESH, _LARGE), "12 layers"),
-    stretches=({"seq": 1024}, {"width": 512, "num_heads": 8}, {"hidden": 4096}),
+    stretches=({"seq": 640}, {"width": 256, "num_heads": 4}, {"hidden": 1024}),
     naive="keeps_everything",
 )
