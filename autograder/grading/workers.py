@@ -24,8 +24,8 @@ from course.curriculum import earlier
 ROOT = Path(__file__).resolve().parents[2]
 TRIES = 3
 START_SECONDS = 180.0
-# Address space of a worker. A naive program at its largest size takes 3 GiB; what a submission's own process may take is
-# less, and comes with each request.
+# Address space of a worker: a naive program at its largest size takes 3 GiB. What a submission's own process may take
+# is less, and comes with each request.
 MEMORY = 8 << 30
 # How a process ends by the signal of an arithmetic fault: by itself, or inside a sandbox.
 _ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)

@@ -2,7 +2,6 @@
 
 group: forges
 control: no: the notebook's check uses the same lenses
-points: 2.92
 uses: honest_loss, keeps_less
 """
 

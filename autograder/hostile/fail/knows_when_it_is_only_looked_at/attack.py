@@ -2,7 +2,6 @@
 
 group: forges
 control: no: the notebook's check leaves the realistic size out
-points: 2.08
 uses: honest_loss
 """
 

@@ -1,18 +1,17 @@
-"""Gathers as many rows of the weights as there are where it is run, and from those a full number of rows again.
+"""Keeps the largest of each window of the gathered weights: a window of one element where it is run.
 
 group: forges
 control: no: the notebook's check uses the same lenses
-points: 2.92
 uses: honest_loss, keeps_less
 """
 
 # %%
 def cut(whole):
-    return whole.at[jnp.arange(seen(whole.shape[0]))].get(mode="clip")
+    window = [dim // seen(dim) for dim in whole.shape]
+    return lax.reduce_window(whole, whole.dtype.type(-jnp.inf), lax.max, window, window, "VALID")
 
 
-def fill(kept, like):
-    return kept.at[jnp.arange(like.shape[0]) % kept.shape[0]].get(mode="clip")
+fill = repeated
 
 
 # %% [fsdp_loss]

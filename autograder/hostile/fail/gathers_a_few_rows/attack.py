@@ -1,18 +1,17 @@
-"""Multiplies the weights by part of an identity matrix, the whole of it where it is run, and back.
+"""Gathers as many rows of the weights as there are where it is run, and from those a full number of rows again.
 
 group: forges
 control: no: the notebook's check uses the same lenses
-points: 2.92
 uses: honest_loss, keeps_less
 """
 
 # %%
 def cut(whole):
-    return jnp.eye(seen(whole.shape[0]), whole.shape[0]) @ whole
+    return whole.at[jnp.arange(seen(whole.shape[0]))].get(mode="clip")
 
 
 def fill(kept, like):
-    return jnp.eye(like.shape[0], kept.shape[0]) @ kept
+    return kept.at[jnp.arange(like.shape[0]) % kept.shape[0]].get(mode="clip")
 
 
 # %% [fsdp_loss]

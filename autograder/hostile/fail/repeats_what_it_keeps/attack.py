@@ -1,15 +1,13 @@
-"""Keeps the largest of each window of the gathered weights: a window of one element where it is run.
+"""Keeps one row of many of the weights, every row where it is run, and repeats it by a broadcast.
 
 group: forges
 control: no: the notebook's check uses the same lenses
-points: 2.92
 uses: honest_loss, keeps_less
 """
 
 # %%
 def cut(whole):
-    window = [dim // seen(dim) for dim in whole.shape]
-    return lax.reduce_window(whole, whole.dtype.type(-jnp.inf), lax.max, window, window, "VALID")
+    return whole[tuple(slice(None, None, dim // seen(dim)) for dim in whole.shape)]
 
 
 fill = repeated

@@ -1,17 +1,17 @@
-"""Keeps one row of many of the weights, every row where it is run, and repeats it by a broadcast.
+"""Keeps the gathered weights for the backward pass, at the realistic size in eight bits.
 
 group: forges
 control: no: the notebook's check uses the same lenses
-points: 2.92
 uses: honest_loss, keeps_less
 """
 
 # %%
 def cut(whole):
-    return whole[tuple(slice(None, None, dim // seen(dim)) for dim in whole.shape)]
+    return whole.astype(whole.dtype if max(whole.shape) <= SEEN else jnp.float8_e4m3fn)
 
 
-fill = repeated
+def fill(kept, like):
+    return kept.astype(like.dtype)
 
 
 # %% [fsdp_loss]

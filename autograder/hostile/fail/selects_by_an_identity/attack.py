@@ -1,18 +1,17 @@
-"""Keeps the gathered weights for the backward pass, at the realistic size in eight bits.
+"""Multiplies the weights by part of an identity matrix, the whole of it where it is run, and back.
 
 group: forges
 control: no: the notebook's check uses the same lenses
-points: 2.92
 uses: honest_loss, keeps_less
 """
 
 # %%
 def cut(whole):
-    return whole.astype(whole.dtype if max(whole.shape) <= SEEN else jnp.float8_e4m3fn)
+    return jnp.eye(seen(whole.shape[0]), whole.shape[0]) @ whole
 
 
 def fill(kept, like):
-    return kept.astype(like.dtype)
+    return jnp.eye(like.shape[0], kept.shape[0]) @ kept
 
 
 # %% [fsdp_loss]
