@@ -205,7 +205,7 @@ LOOKS = """
 import ctypes, re
 wanted, count = b"of-" + b"ada" * 7, 0
 for line in open("/proc/self/maps"):
-    if found := re.match("([0-9a-f]+)-([0-9a-f]+) r.*(?<!vvar]|call])$", line.strip()):
+    if found := re.match("([0-9a-f]+)-([0-9a-f]+) rw", line):
         begin, end = (int(part, 16) for part in found.groups())
         for at in range(begin, end, 1 << 20):
             count += ctypes.string_at(at, min(1 << 20, end - at)).count(wanted)

@@ -79,6 +79,7 @@ def evaluated(program, arrays):
 
 
 def edges(element):
+    """Values of a dtype at which its arithmetic is most likely to go wrong."""
     if element == "i1":
         return np.array([False, True])
     limits = np.iinfo(NAMES[element])
