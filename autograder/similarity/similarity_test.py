@@ -135,6 +135,14 @@ def share(first, second):
     return compare("f", [replace(first, author=Author("a")), replace(second, author=Author("b"))], floor=-1).matches[0]
 
 
+COPIES["in a text that is run"] = (
+    f"TEXT = {ORIGINAL!r}\nspace = {{}}\nexec(TEXT, space)\ndef f(x, axis):\n    return space['f'](x, axis)\n"
+)
+COPIES["looked up by its name"] = (
+    ORIGINAL.replace("def f(", "def inner(") + "\ndef f(x, axis):\n    return globals()['inner'](x, axis)\n"
+)
+
+
 @pytest.mark.parametrize("how", COPIES)
 def test_a_copy_shares_most_and_another_way_little(how):
     copied, honest = share(of(ORIGINAL), of(COPIES[how])).share, share(of(ORIGINAL), of(OTHER)).share

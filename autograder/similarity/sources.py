@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,9 +55,13 @@ class Piece:
 
 @dataclass
 class Code:
-    """The definitions of a notebook or a module by name, in order, and what other names in it stand for."""
+    """The definitions of a notebook or a module by name, in order, and what other names in it stand for.
+
+    ``quoted`` are definitions inside of texts, which somebody may run by ``exec``: every function counts as using them.
+    """
 
     pieces: dict[str, Piece] = field(default_factory=dict)
+    quoted: list[Piece] = field(default_factory=list)
     known: dict[str, str] = field(default_factory=dict)
     trees: list[ast.Module] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
@@ -73,7 +78,7 @@ class Code:
         known = {**self.known, **others, name: name}
         grams: dict[int, set[int]] = {}
         shown: list[str] = []
-        for piece in self._used(name, set(others)):
+        for piece in [*self._used(name, set(others)), *self.quoted]:
             for gram, lines in fingerprints(tokens(piece.node, known), len(shown) + 1 - piece.first).items():
                 if gram not in given:
                     grams.setdefault(gram, set()).update(lines)
@@ -88,8 +93,10 @@ class Code:
             if each in needed or each not in self.pieces:
                 continue
             needed.add(each)
-            used = {node.id for node in ast.walk(self.pieces[each].node) if isinstance(node, ast.Name)}
-            waiting += used - others
+            parts = list(ast.walk(self.pieces[each].node))
+            used = {part.id for part in parts if isinstance(part, ast.Name)}
+            used |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+            waiting += used - others  # also what is looked up by its name: globals()["helper"]
         unique = {id(piece): piece for each, piece in self.pieces.items() if each in needed}
         return list(unique.values())
 
@@ -106,6 +113,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
             code.unread.append(f"{cell.id}: {getattr(error, 'msg', '') or type(error).__name__}")
             continue
         code.trees.append(tree)
+        code.quoted += _quoted(tree)
         code.known |= known
         for name, piece in found:
             code.pieces.pop(name, None)
@@ -170,6 +178,15 @@ def _definitions(body: list[ast.stmt], lines: list[str]) -> Iterator[tuple[str, 
         for name in _names(node):
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
             yield name, Piece(node, tuple(lines[first - 1 : node.end_lineno]), first)
+
+
+def _quoted(tree: ast.Module) -> Iterator[Piece]:
+    """The definitions in the texts of a cell that are Python themselves."""
+    for part in ast.walk(tree):
+        text = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else ""
+        if "def " in text:
+            with suppress(SyntaxError, ValueError, MemoryError, RecursionError):
+                yield from (piece for _, piece in _definitions(ast.parse(text).body, text.split("\n")))
 
 
 def _names(node: ast.stmt) -> list[str]:
