@@ -163,11 +163,19 @@ def bubble_is(
                 line=evidence.line, message=message, weight=weight)  # fmt: skip
 
 
-def exposed_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
+def exposed_within(
+    evidence: Evidence | None,
+    references: dict[str, Any],
+    ratio: float,
+    hint: str,
+    *,
+    gains: bool = False,
+    **how: Any,
+) -> Fact:
     """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``within``.
 
-    Against the naive version the step must be shorter too, by a quarter of what may be hidden: work that only fills
-    the wait is no gain.
+    With ``gains`` the step must be shorter than the naive version's too, by a quarter of what may be hidden: work that
+    only fills the wait is no gain.
     """
 
     def look(e: Evidence) -> _Look:
@@ -182,7 +190,7 @@ def exposed_within(evidence: Evidence | None, references: dict[str, Any], ratio:
 
     fact = within("exposed communication", "exposed", look, evidence, references, ratio, **how)
     plain = references.get("seconds", {}).get(NAIVE)
-    if not fact.passed or how.get("than") != NAIVE or plain is None:
+    if not fact.passed or not gains or plain is None:
         return fact
     assert evidence and evidence.timeline
     took, least = evidence.timeline.seconds, (1 - ratio) * references["exposed"][NAIVE] / 4

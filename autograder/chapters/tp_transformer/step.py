@@ -131,7 +131,7 @@ def step_facts(cases: list[Evidence], large: Evidence | None, references: dict[s
         facts.arrays_match("values", cases, "values"),
         facts.arrays_match("gradients", cases, "gradients", _GRADIENTS, weight=2),
         facts.global_norm_matches(cases, "gradients"),
-        limits.exposed_within(large, references, EXPOSED, _EXPOSED, than=limits.NAIVE, weight=4),
+        limits.exposed_within(large, references, EXPOSED, _EXPOSED, than=limits.NAIVE, weight=4, gains=True),
         limits.largest_within(large, references, half_of_logits, _LOGITS, weight=2),
         facts.bytes_at_most("activation bytes", counted, MOVES, lambda e: most_moved(e.case), _SENT),
         facts.bytes_sent("all-reduce bytes", counted, "all_reduce", _apart, least=_together),

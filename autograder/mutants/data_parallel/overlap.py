@@ -157,5 +157,5 @@ MUTANTS = (
     mutant(TASK, shifts_layers_by_one, GRADIENTS),
     mutant(TASK, forgets_to_reduce_the_ends, GRADIENTS, NORM, SENT, EXPOSED),
     mutant(TASK, averages_the_loss, VALUES, SENT),
-    mutant(TASK, fills_the_wait_with_work, TIME),
+    mutant(TASK, fills_the_wait_with_work, EXPOSED, TIME),
 )
