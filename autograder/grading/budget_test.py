@@ -45,7 +45,7 @@ def test_a_submission_whose_every_function_hangs_ends_within_its_budget(monkeypa
         def __init__(self, *_, **__):
             pass
 
-        def ask(self, header, blobs=None):
+        def ask(self, header, blobs):
             spent.append(json.loads(blobs[0])["limits"]["cpu_s"])
             said = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": float(spent[-1]), "clean": True}
             return {**said, "output": ""}, [b""]
