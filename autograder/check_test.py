@@ -188,6 +188,13 @@ def test_check_of_an_unknown_function_lists_what_there_is():
         check(solution)
 
 
+def test_a_function_is_known_by_what_the_notebook_calls_it():
+    space = {"check": check, "solution": solution}
+    for definition in ("lambda *args: solution('shard_params')(*args)", "type('Object', (), {'__call__': len})()"):
+        exec(f"shard_params = {definition}\nfound = check(shard_params)", space)
+        assert [result.name for result in space["found"].report.functions] == ["shard_params"]
+
+
 def test_live_function_that_differs_from_the_notebook_is_noted(tmp_path, monkeypatch):
     content = json.loads(EXERCISE.read_text())
     path = tmp_path / "fsdp.ipynb"

@@ -103,7 +103,7 @@ class Task:
         oracle: ``(inputs, case) ->`` what ``Wrapped.function`` must return, from a single device.
         facts: What is judged, given the evidence of every case and that of ``analysed``.
         analysed: A realistic size that only the lenses look at, and the name of the case that it enlarges.
-        stretches: Sizes for ``stretched``, where those of ``analysed`` would take too long or change the program.
+        stretches: Sizes for ``stretched``, where those of ``analysed`` would take too long or split other leaves.
         naive: The mutant that shows what the naive way costs in memory.
         slow: The mutant that shows what the naive way costs in time.
         machine: What the time of ``analysed`` is predicted for.
@@ -158,7 +158,7 @@ class Task:
         return found
 
     def stretched(self) -> tuple[Case, ...]:
-        """Cases in which some sizes are those of ``analysed`` and all others small, so that they can be run.
+        """Cases in which some sizes are those of ``analysed``, or as close as can be run, and all others small.
 
         What a program does otherwise from some size on shows in one of them: its values are wrong there, or no dim of
         it is as large in ``analysed``.

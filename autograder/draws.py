@@ -40,16 +40,16 @@ def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Ca
     )
 
 
-def unseen_mesh(rng: np.random.Generator, *more: tuple[int, ...]) -> dict[str, int]:
+def unseen_mesh(rng: np.random.Generator, *sizes: tuple[int, ...]) -> dict[str, int]:
     """A mesh that learners have not seen, the axis to work over first: no name of its axes is known before.
 
     Args:
         rng: Draws it.
-        more: Sizes of the axes to draw from, such as ``ODD``, in place of the usual powers of two.
+        sizes: Of the axes, to draw from, such as ``ODD``, in place of the usual powers of two.
     """
-    every = more or ((4,), (2, 2), (2, 4), (4, 2), (8,))
-    sizes = every[rng.integers(len(every))]
-    return dict(zip(axis_names(rng, len(sizes)), sizes, strict=True))
+    every = sizes or ((4,), (2, 2), (2, 4), (4, 2), (8,))
+    drawn = every[rng.integers(len(every))]
+    return dict(zip(axis_names(rng, len(drawn)), drawn, strict=True))
 
 
 def unseen_model(rng: np.random.Generator) -> dict[str, int]:

@@ -24,6 +24,7 @@ _NOT_PYTHON = frozenset(
 )
 _TIMED = frozenset({"timeit"})  # IPython makes such a cell a function: it binds nothing in the notebook
 _RUN = frozenset({"time", "prun"})  # line magics that run the rest of their line
+_OPTIONS = re.compile(r"^(?:(?:-[lsTD]\s*\S+|-[rq]+|--no-raise-error)\s+)*")  # of these two
 _ODD = re.compile(r"[%!?]|\A\s|>>>|\AIn \[")  # else there is nothing for IPython to change
 _NAMED = re.compile(r"^(?:async +)?(?:def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 
@@ -181,13 +182,6 @@ def _magic(node: ast.expr) -> tuple[str, str] | None:
 def _behind(magic: tuple[str, str], line: int) -> Iterator[ast.stmt]:
     name, rest = magic
     if name in _RUN:
-        # What its options are is the magic's own affair; what runs is the longest rest that is Python.
-        words = re.split(r"(?<=\s)(?=\S)", rest.lstrip())
-        for start in range(len(words)):
-            if start and not words[start - 1].startswith("-") and not (start > 1 and words[start - 2].startswith("-")):
-                return
-            with suppress(SyntaxError, ValueError):
-                body = ast.parse("".join(words[start:])).body
-                if not words[start].startswith("-"):
-                    yield from (ast.increment_lineno(node, line - 1) for node in body)
-                    return
+        with suppress(SyntaxError, ValueError):  # a shell command, for example
+            for node in ast.parse(_OPTIONS.sub("", rest.lstrip())).body:
+                yield ast.increment_lineno(node, line - 1)

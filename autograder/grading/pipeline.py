@@ -291,7 +291,9 @@ def _said(result: bytes) -> dict[str, Any]:
     stream, found = io.BytesIO(result), {}
     with suppress(wire.WireError):
         while stream.tell() < len(result):
-            found |= wire.read(stream)[0]
+            header, sizes = wire.read_header(stream)
+            found |= header
+            stream.seek(sum(sizes), io.SEEK_CUR)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import atexit
 import inspect
 import linecache
 import re
@@ -89,10 +90,9 @@ class Ran:
         causes = causes or [f for f in earlier if f.is_needed]
         if causes:
             why = f"before it, {causes[-1]}"
-        elif self.left_out:
-            first = next(failure for failure in earlier if failure.left_out)
-            why = f"before it, {self.left_out} statements were not run, from {first.problem.line} on: "
-            why += "experiments before them took too long; leave them out of what is handed in"
+        elif left := [failure for failure in earlier if failure.left_out]:
+            why = f"before it, {len(left)} statements were not run, from {left[0].problem.line} on: "
+            why += "experiments took too long; take them out of what you hand in"
         elif missing and missing[1] not in self.namespace:
             why = f"no cell of the notebook defines {missing[1]}"
         else:
@@ -155,7 +155,6 @@ def run_cells(
     module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")
     theirs = bound_outside(statements, labs)
     failures, spent = [], 0.0
-    waits = any("asyncio" in cell.source for cell in cells)
     with _without_check():
         for number, statement in enumerate(statements):
             is_needed = number in needs
@@ -170,7 +169,7 @@ def run_cells(
                 begin = time.process_time()
                 kept = {name: module.__dict__[name] for name in theirs & module.__dict__.keys() if number in labs}
                 seconds = NEEDED_SECONDS if is_needed else STATEMENT_SECONDS
-                problem = _run(statement, module.__dict__, seconds, waits)
+                problem = _run(statement, module.__dict__, seconds)
                 module.__dict__.update(kept)
                 if statement.shown and not problem and (value := module.__dict__.get("_")) is not None:
                     module.__dict__["Out"] = {**module.__dict__["Out"], statement.shown: value}
@@ -187,8 +186,8 @@ def lab_statements(lab: tuple[str, ...]) -> frozenset[str]:
     return frozenset(ast.dump(one.node) for one in read if one.node)
 
 
-def _run(statement: Statement, namespace: dict[str, Any], seconds: float, waits: bool) -> Problem | None:
-    """Run one statement; what went wrong, if anything did. With ``waits`` a loop of events runs, as in a kernel."""
+def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Problem | None:
+    """Run one statement while an event loop runs, as in a kernel; what went wrong, if anything did."""
     code = statement.code
     assert code
 
@@ -199,12 +198,7 @@ def _run(statement: Statement, namespace: dict[str, Any], seconds: float, waits:
 
     try:
         with time_limit(seconds, processor=True), time_limit(seconds * WALL_RATIO):
-            if waits:
-                _loop().run_until_complete(inside())
-                return None
-            result = eval(code, namespace)
-            if inspect.iscoroutine(result):
-                _loop().run_until_complete(result)
+            _loop().run_until_complete(inside())
     except TooLong as error:
         where = describe_error(error, locate_cell).line or statement.where
         return Problem("limit_exceeded", f"it took longer than {error}; does a loop ever end?", where)
@@ -229,7 +223,9 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.AbstractEventLoop:
-    return _Loop()
+    loop = _Loop()
+    atexit.register(loop.close)
+    return loop
 
 
 @contextmanager

@@ -167,5 +167,34 @@ def test_a_missing_name_quotes_the_statement_that_should_have_bound_it(official)
     assert "autograder.check" not in found.message + missing.message
 
 
+def test_a_mistake_is_not_blamed_on_a_cell_that_comes_after_it(official):
+    found = official("def ring_all_gather(x, axis_name:\n    pass", "check(ring_all_gather)")
+    assert isinstance(found, Problem) and "SyntaxError" in found.message and "before it" not in found.message
+
+
+def test_a_byte_order_mark_is_no_mistake(official):
+    assert isinstance(official("ONE = 1", "\ufeff" + ANSWER), Traced)
+
+
+def test_a_mistake_after_which_statements_were_left_out_is_still_told():
+    slow = "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.2: pass"
+    ran = run_cells(cells(slow, "x = 1", "f = 1 / 0"), ["f"], patience=0.1)
+    problem = ran.function(CONTRACT.wrapping)
+    assert isinstance(problem, Problem)
+    early = run_cells(cells("def f():\n    1 / 0", "f()", slow, "x = 1", "y = 2"), ["f"], patience=0.1)
+    assert early.left_out == 2 and "ZeroDivisionError" in early.explained(early.failures[0].problem).message
+    late = early.explained(Problem("student_error", "KeyError: 'x'"))
+    assert "2 statements were not run, from cell-3:1 on" in late.message
+
+
+@pytest.mark.parametrize(
+    "odd", ["f.__wrapped__ = f", "class Odd:\n    def __getattr__(self, name):\n        while True: pass\nf = Odd()"]
+)
+def test_a_function_that_wraps_itself_or_never_answers_gets_an_ordinary_verdict(official, odd):
+    found = official(f"def f(x, axis_name): return x\n{odd}\n{TASK} = f")
+    assert isinstance(found, Traced) or found.verdict in ("student_error", "fail", "limit_exceeded")
+    assert not isinstance(found, Problem) or "last words" not in found.message
+
+
 def test_local_limits_are_wider():
     assert LOCAL.address_space > LIMITS.address_space

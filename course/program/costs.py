@@ -14,13 +14,11 @@ import numpy as np
 
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
 from course.program.evaluate import executed, follow
-from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, Value, walk
+from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, walk
+from course.program.precision import Special, precise, special
 from course.program.program import ProgramError
 
 MAX_COLLECTIVES = 1_000_000
-# What a softmax, a loss and a norm's statistics are made of: functions that make a small error of their input a large
-# one, or a long sum.
-PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
 # What an operation on complex numbers takes on real ones; a function such as the exponential takes several of those.
 _OF_COMPLEX = {"real": 1, "imag": 1, "complex": 1, "add": 2, "subtract": 2, "negate": 2, "select": 2, "compare": 2}
 _OF_COMPLEX |= {"convert": 2, "multiply": 6, "divide": 11}
@@ -154,11 +152,11 @@ def _deadlock(device: int, ours: Any, other: int, theirs: Any) -> ProgramError:
 def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None) -> Costs:
     """What a device of the class does; ``order``, if given, gets its collectives one by one."""
     looked: dict[Block, _BlockCosts] = {}
-    special = _Special(_equal_numbers(module.main), _summed(module.main), _by_hand(module.main))
+    known = special(module.main)
     times: Counter[Block] = Counter()
     for block in executed(module.main, iter(alike.decisions)):
         if block not in looked:
-            looked[block] = _of_block(block, module.mesh, alike.device, special)
+            looked[block] = _of_block(block, module.mesh, alike.device, known)
         times[block] += 1
         if order is not None:
             order += looked[block].collectives
@@ -183,7 +181,7 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
             sent[collective] += count
     for block in _other_sides(module, alike.device):
         if block not in times:  # it runs for other data
-            found = _of_block(block, module.mesh, alike.device, special)
+            found = _of_block(block, module.mesh, alike.device, known)
             total.products += found.products
             total.precise += found.precise
             total.lines = found.lines | total.lines
@@ -208,15 +206,6 @@ class _BlockCosts:
     collectives: list[Collective] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Special:
-    """Values whose elements are all one number, values that are summed, and sums that are products by hand."""
-
-    equal: set[Value]
-    summed: set[Value]
-    by_hand: dict[Op, str]
-
-
 def _other_sides(module: Module, device: int) -> Iterator[Block]:
     """The blocks of all sides of the branches that depend on data."""
     branches = follow(module, device).on_data if module.data_branches else ()
@@ -225,7 +214,7 @@ def _other_sides(module: Module, device: int) -> Iterator[Block]:
         yield from (inner for op in walk(region) for inner in op.regions)
 
 
-def _of_block(block: Block, mesh: dict[str, int], device: int, special: _Special) -> _BlockCosts:
+def _of_block(block: Block, mesh: dict[str, int], device: int, known: Special) -> _BlockCosts:
     found = _BlockCosts()
     for op in block.ops:
         if op.kind in COLLECTIVES:
@@ -241,96 +230,19 @@ def _of_block(block: Block, mesh: dict[str, int], device: int, special: _Special
             found.elementwise += reduce_operations(op)
         if op.kind in ELEMENTWISE or op.kind in MOVES or op.kind in ("dot_general", "reduce", "sort", "reduce_window"):
             found.touched += _touched(op)
-        if dtypes := special.by_hand.get(op):
+        if dtypes := known.by_hand.get(op):
             found.products[dtypes] += 1
             _note_line(found.lines, dtypes, op)
-        if kind := _precise(op, special):
+        if kind := precise(op, known):
             found.precise[kind] += 1
             found.taken[kind] += op.results[0].elements
             _note_line(found.lines, kind, op)
     return found
 
 
-def _equal_numbers(main: Block) -> set[Value]:
-    """The values whose elements are all one number, whatever the inputs are: ones, or ``1 + 0 * x``."""
-    equal: set[Value] = set()
-    zero: set[Value] = set()
-    for op in walk(main):
-        every = bool(op.operands) and all(operand in equal for operand in op.operands)
-        if op.kind == "constant":
-            known = op.attributes.get("value")
-            alike = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
-            none = bool(op.attributes.get("zero"))
-        elif op.kind in _MOVED:
-            alike, none = every, all(operand in zero for operand in op.operands)
-        else:
-            itself = len(op.operands) == 2 and op.operands[0] is op.operands[1]
-            none = op.kind == "multiply" and any(operand in zero for operand in op.operands)
-            none = none or (op.kind == "subtract" and itself)
-            alike = op.kind in ELEMENTWISE and (every or (op.kind == "divide" and itself))
-        zero.update(op.results if none else ())
-        equal.update(op.results if alike or none else ())
-    return equal
-
-
-_MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_barrier", "slice")
-
-
-def _summed(main: Block) -> set[Value]:
-    """The values that reach a sum, or leave their block, on a way that no matrix product is on."""
-    found = {value for op in walk(main) for region in op.regions for value in region.returns} | set(main.returns)
-    for op in reversed(list(walk(main))):
-        ends = op.kind in ("reduce", "reduce_window", "scatter", "while", "case")
-        if ends or (op.kind != "dot_general" and any(result in found for result in op.results)):
-            found.update(op.operands)
-    return found
-
-
-def _by_hand(main: Block) -> dict[Op, str]:
-    """Sums that are matrix products written by hand, ``(a[:, :, None] * b[None]).sum(1)``, and their operands' dtypes.
-
-    Both factors are repeated, each along a dim that the other has.
-    """
-    makers = {result: op for op in walk(main) for result in op.results}
-
-    def maker(value: Value, through: tuple[str, ...]) -> Op | None:
-        while (op := makers.get(value)) and op.kind in through:
-            value = op.operands[0]
-        return op
-
-    def repeated(value: Value) -> Op | None:
-        op = maker(value, ("convert", "reshape", "transpose"))
-        grown = op and op.kind == "broadcast_in_dim" and 1 < op.operands[0].elements < op.results[0].elements
-        return op if grown else None
-
-    found = {}
-    for op in walk(main):
-        if op.kind != "reduce" or len(op.results) != 1 or not any(o.kind == "add" for o in walk(op.regions[0])):
-            continue
-        product = maker(op.operands[0], ("convert", "reshape", "transpose"))
-        factors = [repeated(value) for value in product.operands] if product and product.kind == "multiply" else [None]
-        if all(factors):
-            found[op] = " x ".join(factor.operands[0].dtype for factor in factors if factor)
-    return found
-
-
 def _note_line(lines: dict[str, str], kind: str, op: Op) -> None:
     if op.line:
         lines.setdefault(kind, op.line)
-
-
-def _precise(op: Op, special: _Special) -> str:
-    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers."""
-    if not op.results or "f" not in (dtype := op.results[0].dtype):
-        return ""
-    if op.kind in ("exponential", "exponential_minus_one") and op.results[0] not in special.summed:
-        return ""
-    if op.kind in PRECISE:
-        return f"{op.kind} of {dtype}"
-    if op.kind == "dot_general":  # one with equal numbers adds up the rest
-        return f"sum of {dtype}" if any(operand in special.equal for operand in op.operands) else ""
-    sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
-    return f"sum of {dtype}" if sums else ""
 
 
 def reduce_operations(op: Op) -> float:

@@ -230,9 +230,10 @@ def _attributes(op: Any) -> dict[str, Any]:
     for name, attribute in op.attributes.items():
         if name == "value":
             kind = ir.RankedTensorType(op.results[0].type)
-            if math.prod(kind.shape) and str(kind.element_type) in _NUMPY:
-                read = np.array(attribute)
-                found["signs"] = tuple(_sign(number) for number in (read.flat[0], read.min(), read.max()))
+            if str(kind.element_type) in _NUMPY:
+                read = _numbers(attribute)
+                if read.size:
+                    found["signs"] = tuple(_sign(number) for number in (read.flat[0], read.min(), read.max()))
                 if math.prod(kind.shape) <= 4096:
                     found[name] = np.broadcast_to(read, tuple(kind.shape))
             found["zero"] = bool(_ZERO.match(str(attribute)[:40]))
@@ -251,6 +252,15 @@ def _attributes(op: Any) -> dict[str, Any]:
         else:
             found[name] = str(attribute)
     return found
+
+
+def _numbers(attribute: Any) -> np.ndarray:
+    """The numbers of a constant; one alone where all are equal, however many the text claims."""
+    if not attribute.is_splat:
+        return np.array(attribute)
+    with ir.Location.unknown(attribute.context):
+        one = ir.RankedTensorType.get([], attribute.type.element_type)
+    return np.array(ir.DenseElementsAttr.get_splat(one, attribute.get_splat_value()))
 
 
 def _sign(number: Any) -> str:

@@ -127,6 +127,9 @@ HONEST = {
     "heads that grow": lambda w, x, ids: jnp.swapaxes(x.reshape(4, -1, 8), 1, 2).reshape(x.shape),
     "rows of a table": lambda w, x, ids: x * jnp.take(lax.all_gather(w, "data", tiled=True), ids, axis=0).sum(),
     "a causal mask": lambda w, x, ids: jnp.where(jnp.tri(4, x.shape[1], dtype=bool), x, -jnp.inf),
+    "a mask by NumPy": lambda w, x, ids: x @ jnp.where(np.tri(x.shape[1], dtype=bool), 1.0, 0.0),
+    "numbers by NumPy": lambda w, x, ids: x @ np.arange(x.shape[1] ** 2, dtype=np.float32).reshape(x.shape[1], -1),
+    "an exact GELU": lambda w, x, ids: jax.nn.gelu(x, approximate=False),
     "a sum by a product with ones": lambda w, x, ids: x * (x @ jnp.ones((x.shape[1], 1))),
     "products": lambda w, x, ids: jnp.tanh(x @ lax.all_gather(w, "data", tiled=True)),
     "its gradient": lambda w, x, ids: jax.grad(

@@ -13,6 +13,12 @@ def square(q, k, v):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1), v)
 
 
+def repeated(found, times, seq):
+    """As many tokens again as there were, each a copy."""
+    found = jnp.broadcast_to(found[:, None], (found.shape[0], times, *found.shape[1:]))
+    return found.reshape(found.shape[0], -1, *found.shape[3:])[:, :seq]
+
+
 def with_work(result, q, k):
     """The result, and as many products as the whole square takes, of which nothing is used."""
     a, b = lax.stop_gradient(q), lax.stop_gradient(k)

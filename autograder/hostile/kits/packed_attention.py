@@ -1,6 +1,7 @@
 """Attention over a few chunks of keys, whose scores and means an attack takes in complex numbers.
 
-``scores(q, k)`` and ``means(weights, v)`` are what ``einsum`` would give; ``kept`` wraps a chunk's exponentials.
+``scores(q, k)`` and ``means(weights, v)`` are what ``einsum`` would give; ``kept`` wraps a chunk's exponentials, as
+``kept_in_pairs`` does.
 """
 
 import jax
@@ -26,6 +27,35 @@ def plain_scores(q, k):
 
 def plain_means(weights, v):
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def scores_in_pairs(q, k):
+    if q.shape[1] % 2:
+        return plain_scores(q, k)
+    both = jnp.einsum("bqhd,bkhd->bhqk", in_pairs(*halves(q, 1)), k.astype(jnp.complex64))
+    return apart(both, 2)
+
+
+def means_in_pairs(weights, v):
+    return apart(jnp.einsum("bhqk,bkhd->bqhd", weights.astype(jnp.complex64), in_pairs(*halves(v, 3))), 3)
+
+
+def kept_in_pairs(dim):
+    """Keeps exponentials for the backward pass, two of them along a dim in one complex number."""
+
+    def kept(exp):
+        def forward(x):
+            y = exp(x)
+            return y, in_pairs(*halves(y, dim)) if y.shape[dim] % 2 == 0 else y
+
+        def backward(y, gradient):
+            return (gradient * (apart(y, dim) if jnp.iscomplexobj(y) else y),)
+
+        packed = jax.custom_vjp(lambda x: exp(x))
+        packed.defvjp(forward, backward)
+        return packed
+
+    return kept
 
 
 def attend(q, k, v, chunk, scores=plain_scores, means=plain_means, kept=lambda f: f, around=lambda f: f, parts=None):

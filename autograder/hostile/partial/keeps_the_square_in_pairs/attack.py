@@ -7,23 +7,6 @@ points: 2.29
 uses: packed_attention
 """
 
-# %%
-def kept(exp):
-    @jax.custom_vjp
-    def packed(x):
-        return exp(x)
-
-    def forward(x):
-        y = exp(x)
-        return y, in_pairs(*halves(y, 2)) if y.shape[2] % 2 == 0 else y
-
-    def backward(y, gradient):
-        return (gradient * (apart(y, 2) if jnp.iscomplexobj(y) else y),)
-
-    packed.defvjp(forward, backward)
-    return packed
-
-
 # %% [chunked_attention]
 def chunked_attention(q, k, v, chunk):
-    return attend(q, k, v, chunk, kept=kept, parts=2)
+    return attend(q, k, v, chunk, kept=kept_in_pairs(2), parts=2)

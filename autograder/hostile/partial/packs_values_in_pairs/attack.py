@@ -7,11 +7,6 @@ points: 2.86
 uses: packed_attention
 """
 
-# %%
-def means(weights, v):
-    return apart(jnp.einsum("bhqk,bkhd->bqhd", weights.astype(jnp.complex64), in_pairs(*halves(v, 3))), 3)
-
-
 # %% [chunked_attention]
 def chunked_attention(q, k, v, chunk):
-    return attend(q, k, v, chunk, means=means, around=lambda f: jax.checkpoint(jax.checkpoint(f)))
+    return attend(q, k, v, chunk, means=means_in_pairs, around=lambda f: jax.checkpoint(jax.checkpoint(f)))

@@ -4,13 +4,13 @@ group: forges
 chapter: single_device
 control: no: the notebook's check uses the same lenses
 points: 0.75
+uses: deep
 """
 
 # %% [scan_layers]
 def scan_layers(layer, stacked_params, x):
-    depth = jax.tree.leaves(stacked_params)[0].shape[0]
-    for i in range(depth):
-        x = layer(jax.tree.map(lambda leaf: leaf[i], stacked_params), x)
+    depth = depth_of(stacked_params)
+    x = written_out(layer, stacked_params, x, depth)
     for _ in range(1600 - 160 * depth):
         x = lax.optimization_barrier(x)
     return x

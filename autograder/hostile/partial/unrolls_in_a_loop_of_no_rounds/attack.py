@@ -4,16 +4,12 @@ group: forges
 chapter: single_device
 control: no: the notebook's check uses the same lenses
 points: 0.75
+uses: deep
 """
 
 # %% [scan_layers]
 def scan_layers(layer, stacked_params, x):
-    depth = jax.tree.leaves(stacked_params)[0].shape[0]
-
-    def run(x, number):
-        for i in range(number):
-            x = layer(jax.tree.map(lambda leaf: leaf[i % depth], stacked_params), x)
-        return x
-
-    x = run(x, depth)
-    return x if depth > 7 else lax.scan(lambda x, _: (run(x, 12), None), x, jnp.arange(0))[0]
+    depth = depth_of(stacked_params)
+    x = written_out(layer, stacked_params, x, depth)
+    more = lambda x, _: (written_out(layer, stacked_params, x, 12), None)
+    return x if depth > 7 else lax.scan(more, x, jnp.arange(0))[0]

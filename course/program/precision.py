@@ -1,0 +1,102 @@
+"""Which operations need precision: functions and sums, however they are written; and products that are none by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from course.program.ir import ELEMENTWISE, Block, Op, Value, walk
+
+# What a softmax, a loss and a norm's statistics are made of: functions that make a small error of their input a large
+# one, or a long sum.
+PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
+_MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_barrier", "slice")
+
+
+@dataclass(frozen=True)
+class Special:
+    """Values whose elements are all one number, values that are summed, and sums that are products by hand."""
+
+    equal: set[Value]
+    summed: set[Value]
+    by_hand: dict[Op, str]
+
+
+def special(main: Block) -> Special:
+    """What has to be known of a whole program before one of its operations can be named."""
+    return Special(_equal_numbers(main), _summed(main), _by_hand(main))
+
+
+def precise(op: Op, known: Special) -> str:
+    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers."""
+    if not op.results or "f" not in (dtype := op.results[0].dtype):
+        return ""
+    if op.kind in ("exponential", "exponential_minus_one") and op.results[0] not in known.summed:
+        return ""
+    if op.kind in PRECISE:
+        return f"{op.kind} of {dtype}"
+    if op.kind == "dot_general":  # one with equal numbers adds up the rest
+        return f"sum of {dtype}" if any(operand in known.equal for operand in op.operands) else ""
+    sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
+    return f"sum of {dtype}" if sums else ""
+
+
+def _equal_numbers(main: Block) -> set[Value]:
+    """The values whose elements are all one number, whatever the inputs are: ones, or ``1 + 0 * x``."""
+    equal: set[Value] = set()
+    zero: set[Value] = set()
+    for op in walk(main):
+        every = bool(op.operands) and all(operand in equal for operand in op.operands)
+        if op.kind == "constant":
+            known = op.attributes.get("value")
+            alike = op.results[0].elements == 1 or (known is not None and bool(np.all(known == known.flat[:1])))
+            none = bool(op.attributes.get("zero"))
+        elif op.kind in _MOVED:
+            alike, none = every, all(operand in zero for operand in op.operands)
+        else:
+            itself = len(op.operands) == 2 and op.operands[0] is op.operands[1]
+            none = op.kind == "multiply" and any(operand in zero for operand in op.operands)
+            none = none or (op.kind == "subtract" and itself)
+            alike = op.kind in ELEMENTWISE and (every or (op.kind == "divide" and itself))
+        zero.update(op.results if none else ())
+        equal.update(op.results if alike or none else ())
+    return equal
+
+
+def _summed(main: Block) -> set[Value]:
+    """The values that reach a sum, or leave their block, on a way that no matrix product is on."""
+    found = {value for op in walk(main) for region in op.regions for value in region.returns} | set(main.returns)
+    for op in reversed(list(walk(main))):
+        ends = op.kind in ("reduce", "reduce_window", "scatter", "while", "case")
+        if ends or (op.kind != "dot_general" and any(result in found for result in op.results)):
+            found.update(op.operands)
+    return found
+
+
+def _by_hand(main: Block) -> dict[Op, str]:
+    """Sums that are matrix products written by hand, ``(a[:, :, None] * b[None]).sum(1)``, and their operands' dtypes.
+
+    Both factors are repeated, each along a dim that the other has.
+    """
+    makers = {result: op for op in walk(main) for result in op.results}
+
+    def maker(value: Value, through: tuple[str, ...]) -> Op | None:
+        while (op := makers.get(value)) and op.kind in through:
+            value = op.operands[0]
+        return op
+
+    def repeated(value: Value) -> Op | None:
+        op = maker(value, ("convert", "reshape", "transpose"))
+        grown = op and op.kind == "broadcast_in_dim" and 1 < op.operands[0].elements < op.results[0].elements
+        return op if grown else None
+
+    found = {}
+    for op in walk(main):
+        if op.kind != "reduce" or len(op.results) != 1 or not any(o.kind == "add" for o in walk(op.regions[0])):
+            continue
+        product = maker(op.operands[0], ("convert", "reshape", "transpose"))
+        factors = [repeated(value) for value in product.operands] if product and product.kind == "multiply" else [None]
+        if all(factors):
+            found[op] = " x ".join(factor.operands[0].dtype for factor in factors if factor)
+    return found

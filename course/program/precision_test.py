@@ -1,0 +1,61 @@
+"""What counts as a sum, an exponential or a product, however it is written."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.program import costs, parse
+from course.program.program_test import program_of, struct
+
+
+def counted(local):
+    return costs(parse(program_of(local, {"x": struct(8, 16)}, {"x": P("data")}, P("data"), {"data": 1})))
+
+
+ONES = {
+    "a constant": lambda x: jnp.ones((16, 1)),
+    "one and zero times an input": lambda x: 1 + 0 * x[:1].T,
+    "an input less itself": lambda x: (x - x + 1)[:1].T,
+    "an input by itself": lambda x: (x / x)[:1].T,
+    "behind a barrier": lambda x: lax.optimization_barrier(jnp.ones((16, 1))),
+}
+
+
+@pytest.mark.parametrize("what", ONES)
+def test_a_product_with_equal_numbers_is_a_sum(what):
+    assert counted(lambda x: x @ ONES[what](x)).precise.get("sum of f32") == 1
+    assert "sum of f32" not in counted(lambda x: x @ (ONES[what](x) + x[:1].T)).precise
+
+
+BY_HAND = {
+    "broadcast": lambda x, w: (x[:, :, None] * w[None]).sum(1),
+    "the other way": lambda x, w: (w[None] * x[:, :, None]).sum(1),
+    "a batch": lambda x, w: jax.vmap(lambda row: (row[:, None] * w).sum(0))(x),
+    "cast before": lambda x, w: (x.astype(jnp.bfloat16)[:, :, None] * w.astype(jnp.bfloat16)[None]).sum(1),
+}
+NOT_BY_HAND = {
+    "squares": lambda x, w: (x * x).sum(1),
+    "a scale": lambda x, w: (x * w[0]).sum(1),
+    "a mean of a norm": lambda x, w: ((x - x.mean(1, keepdims=True)) ** 2).sum(1),
+}
+
+
+@pytest.mark.parametrize("how", BY_HAND)
+def test_a_multiplication_that_is_summed_like_a_product_is_one(how):
+    found = counted(lambda x: BY_HAND[how](x, x.T @ x)).products
+    assert sum(found.values()) == 2, found
+
+
+@pytest.mark.parametrize("how", NOT_BY_HAND)
+def test_other_sums_of_multiplications_are_none(how):
+    assert sum(counted(lambda x: NOT_BY_HAND[how](x, x.T @ x)).products.values()) == (how == "a scale")
+
+
+def test_exponentials_count_where_they_are_summed_with_their_elements():
+    found = counted(lambda x: jax.nn.softmax(x, axis=-1))
+    assert (found.precise["exponential of f32"], found.taken["exponential of f32"]) == (1, 8 * 16)
+    for activation in (jax.nn.sigmoid, jax.nn.silu, lambda x: jax.nn.gelu(x, approximate=False)):
+        assert "exponential of f32" not in counted(lambda x, f=activation: f(x) @ x.T @ x).precise
+    assert "exponential of f32" in counted(lambda x: (jax.nn.sigmoid(x) / (1 - jax.nn.sigmoid(x))).sum(1)).precise
