@@ -15,7 +15,7 @@ from autograder.check import executor
 from autograder.contract import load, references
 from autograder.grading import booking, feedback
 from autograder.grading.course import make_course, open_ledger
-from autograder.grading.judge import _expected, _key, _picture, judge, plan
+from autograder.grading.judge import _picture, expected, judge, plan
 from autograder.grading.ledger import digest, key
 from autograder.grading.page import ABOUT, MEANING, function_html, reference_step, tidy
 from autograder.grading.tracing import Traced, trace_cases
@@ -105,7 +105,7 @@ def official(name, function, *, secret=b"s" * 32):
     hidden = [
         np.abs(array.astype(np.float64)).ravel()
         for case in planned.cases
-        for arrays in _expected("fsdp", name, _key(case), planned.seed)
+        for arrays in expected(planned, case)
         for array in arrays.values()
         if array.dtype.kind == "f"
     ]

@@ -35,10 +35,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases that one function is judged on, and the seed that its inputs are drawn from.
+    """The cases that one function is judged on, and the seeds that its inputs are drawn from.
 
-    ``official`` says that nobody may learn these inputs, and that the verdict is kept; ``variant`` is what a course
-    asks for instead of what is usual.
+    ``seed`` follows from the submission; ``shared`` is that of the stretched cases, whose large inputs and oracles are
+    made once for all submissions of a course. ``official`` says that nobody may learn these inputs, and that the
+    verdict is kept; ``variant`` is what a course asks for instead of what is usual.
     """
 
     chapter: str
@@ -46,6 +47,7 @@ class Plan:
     cases: tuple[Case, ...]
     analysed: Case | None
     seed: int
+    shared: int
     official: bool = False
     variant: Variant | None = None
 
@@ -80,15 +82,18 @@ def plan(
     Raises:
         LookupError: The task has no such variant.
     """
-    code = hmac.new(secret, f"{submission}|{chapter}|{task.name}".encode(), hashlib.sha256).digest()
-    seed = int.from_bytes(code[:16], "big")
+    seed, shared = (_seed(secret, f"{whose}|{chapter}|{task.name}") for whose in (submission, "all"))
     cases = tuple(case for case in task.cases if full or case.quick) + (task.stretched() if stretched else ())
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
     analysed, asked = task.analysed[0] if task.analysed else None, task.variant(variant)
     if asked:
         cases, analysed = tuple(map(asked.of, cases)), analysed and asked.of(analysed)
-    return Plan(chapter, task, cases, analysed, seed, bool(secret), asked)
+    return Plan(chapter, task, cases, analysed, seed, shared, bool(secret), asked)
+
+
+def _seed(secret: bytes, text: str) -> int:
+    return int.from_bytes(hmac.new(secret, text.encode(), hashlib.sha256).digest()[:16], "big")
 
 
 @pinned()
@@ -167,18 +172,18 @@ def _never_called(*_: Any) -> Any:
 
 def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
     program = _load(plan, case, programs)
-    inputs, expected = _expected(plan.chapter, plan.task.name, _key(case), plan.seed)
+    inputs, wanted = expected(plan, case)
     description, blobs = wire.pack(inputs)
     request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches,
                "form": plan.official and case is plan.cases[0]}  # fmt: skip
     answer, arrays = execute(request, [programs[case.name], *blobs])
     looked = _looked(answer)
     measured = wire.unpack(answer.get("results", []), arrays)
-    if set(measured) != set(expected):
-        missing, extra = sorted(set(expected) - set(measured)), sorted(set(measured) - set(expected))
+    if set(measured) != set(wanted):
+        missing, extra = sorted(set(wanted) - set(measured)), sorted(set(measured) - set(wanted))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
     leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
-    return Evidence(case, *leaves, measured, expected, *looked, line, secret=plan.official, form=form)
+    return Evidence(case, *leaves, measured, wanted, *looked, line, secret=plan.official, form=form)
 
 
 def _analyse(
@@ -227,19 +232,25 @@ def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
     return Costs.from_json(answer["costs"]), Memory.from_json(answer["memory"])
 
 
-def _key(case: Case) -> tuple[Any, ...]:
-    return case.name, tuple(case.mesh.items()), tuple(case.sizes.items())
-
-
-@lru_cache(maxsize=32)
-def _expected(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs drawn for a case, and what a single device makes of them, by name."""
+    stretched = case.name in {other.name for other in plan.task.stretched()}
+    make = _drawn if plan.official and not stretched else _kept  # no other submission is given the same
+    sizes = tuple(case.sizes.items())
+    return make(plan.chapter, plan.task.name, (case.name, tuple(case.mesh.items()), sizes),
+                plan.shared if stretched else plan.seed)  # fmt: skip
+
+
+def _drawn(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     case = Case(key[0], dict(key[1]), dict(key[2]))
     found = load(chapter).task(task)
     salt = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
     inputs = found.draw(np.random.default_rng([seed, salt]), case)
     with _quick_compilation():
         return named(inputs), named(found.oracle(inputs, case))
+
+
+_kept = lru_cache(maxsize=32)(_drawn)
 
 
 @contextmanager

@@ -36,8 +36,8 @@ def test_pinned_values_are_those_that_jax_has_by_itself():
 def test_oracle_is_the_same_under_other_settings(changed):
     task = load("single_device").tasks[0]
     case = task.cases[0]
-    judging._expected.cache_clear()
+    judging._kept.cache_clear()
     with pinned():
-        _, under_ours = judging._expected("single_device", task.name, judging._key(case), 1)
+        _, under_ours = judging.expected(judging.plan("single_device", task), case)
     assert {array.dtype for array in under_ours.values()} <= {np.dtype("float32"), np.dtype("int32"), np.dtype("bool")}
-    judging._expected.cache_clear()
+    judging._kept.cache_clear()

@@ -11,7 +11,7 @@ from functools import cache
 import jax
 import numpy as np
 
-from autograder.contract import Case, load
+from autograder.contract import load
 from autograder.grading import judge
 from autograder.grading.judge import plan
 from autograder.hostile.fixtures import Attack
@@ -83,16 +83,9 @@ def _drawn(chapter: str, name: str, digest: str) -> frozenset[str]:
     """What is drawn for a submission, and what is expected, on the first case and on the unseen one."""
     task = load(chapter).task(name)
     planned = plan(chapter, task, secret=SECRET, submission=digest)
-    arrays = [official_arrays(chapter, name, case, planned.seed) for case in (planned.cases[0], planned.cases[-1])]
+    arrays = [judge.expected(planned, case) for case in (planned.cases[0], planned.cases[-1])]
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
     return frozenset(_rounded(number) for leaf in leaves if leaf.dtype.kind == "f" for number in leaf.flat)
-
-
-def official_arrays(
-    chapter: str, name: str, case: Case, seed: int
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What official grading draws for a case and what it expects, by name."""
-    return judge._expected(chapter, name, judge._key(case), seed)
 
 
 def _rounded(number: str | float) -> str:

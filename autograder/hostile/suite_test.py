@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from autograder.contract import load
-from autograder.grading.judge import plan
+from autograder.grading.judge import expected, plan
 from autograder.grading.sandbox import best_level
-from autograder.hostile.canaries import IN_VARIABLE, NEIGHBOURS, SECRET, official_arrays, search
+from autograder.hostile.canaries import IN_VARIABLE, NEIGHBOURS, SECRET, search
 from autograder.hostile.fixtures import GROUPS, HERE, FixtureError, find_attacks
 from autograder.hostile.stock import run_stock
 from autograder.hostile.suite import Row, run_suite, watched, workplace
@@ -68,7 +68,7 @@ def test_search_finds_every_canary():
     released = exercise_text("fsdp")
     task = load("fsdp").task("shard_params")
     planned = plan("fsdp", task, secret=SECRET, submission="abc")
-    inputs, _ = official_arrays("fsdp", "shard_params", planned.cases[-1], planned.seed)
+    inputs, _ = expected(planned, planned.cases[-1])
     values = " ".join(str(value) for value in inputs["params/first/kernel"].ravel()[:20])
 
     def found(text, submission=b"{}"):
