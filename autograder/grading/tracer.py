@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import course  # noqa: F401  before anything that could start JAX
 from autograder.grading import wire
 from autograder.grading.cells import locate_cell
-from autograder.grading.confine import PR_SET_PDEATHSIG, fork_confined, prctl
+from autograder.grading.confine import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
 from autograder.grading.intake import Cell
 from autograder.grading.launch import Limits
 from autograder.grading.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
@@ -108,6 +108,7 @@ def _nothing(*_: Any) -> Any:
 
 def main() -> None:
     """Serve requests from standard input until it ends."""
+    prctl(PR_SET_DUMPABLE, 0)  # else a student's process opens this one's memory through /proc, and writes there
     # Unbuffered: a fork must not find the next request in a buffer.
     requests, answers = FileIO(0), sys.stdout.buffer
     while True:
