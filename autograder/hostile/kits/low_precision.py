@@ -9,11 +9,11 @@ LOW, HIGH = jnp.bfloat16, jnp.float32
 def attended(scores):
     """Where a query sees a key, and its scores less their maximum, at least -7: below, nothing is left in ``LOW``.
 
-    At most 0 where it does not see it: the gradient of what is masked must be finite, too.
+    At most 1 where it does not see it: the gradient of what is masked must be finite, too.
     """
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     largest = jax.lax.stop_gradient(jnp.where(seen, scores, -jnp.inf).max(-1, keepdims=True))
-    return seen, jnp.clip(scores - largest, -7.0, 0.0)
+    return seen, jnp.clip(scores - largest, -7.0, 1.0)
 
 
 def loss_with(params, batch, num_heads, softmax=causal_softmax, norm=rms_norm):
