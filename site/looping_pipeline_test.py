@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autograder.contract import load
-from autograder.measure import look
-from autograder.variants.looping_pipeline import step_by_hand
+from autograder.chapters.looping_pipeline.alternatives import step_by_hand
+from autograder.contract.task import load
+from autograder.release.measure import look
 from course.machines import machine
 from course.schedules import num_ticks
 

@@ -6,10 +6,10 @@ The pictures go into the folder that is named.
 import sys
 from pathlib import Path
 
-from autograder.contract import load
-from autograder.mutants.async_tensor_parallel import mlp as ways
-from autograder.profile import look, machine_of
-from autograder.variants.async_tensor_parallel import mlp as styles
+from autograder.chapters.async_tensor_parallel.alternatives import mlp as styles
+from autograder.chapters.async_tensor_parallel.mutants import mlp as ways
+from autograder.contract.task import load
+from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
 from course.show import timeline_svg
 from solutions.async_tensor_parallel import async_tp_mlp

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from autograder.mutants.async_tensor_parallel import rings
-from autograder.variants.async_tensor_parallel import gather
+from autograder.chapters.async_tensor_parallel.alternatives import gather
+from autograder.chapters.async_tensor_parallel.mutants import rings
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.predict import predict

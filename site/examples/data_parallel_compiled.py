@@ -6,9 +6,9 @@ It needs the extra ``aot``. Where that is not installed it prints what it gave w
 import sys
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.data_parallel import overlap
-from autograder.variants.data_parallel import overlap as styles
+from autograder.chapters.data_parallel.alternatives import overlap as styles
+from autograder.chapters.data_parallel.mutants import overlap
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program.compiled import DEFAULT_FLAGS, AotMissing, compile_all
 from solutions.data_parallel import overlapped_gradients

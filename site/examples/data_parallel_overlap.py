@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.data_parallel import overlap
+from autograder.chapters.data_parallel.mutants import overlap
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.predict import predict
 from course.show import timeline_svg

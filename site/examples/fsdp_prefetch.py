@@ -6,9 +6,9 @@ The pictures go into the folder that is named.
 import sys
 from pathlib import Path
 
-from autograder.contract import load
-from autograder.mutants.fsdp import step as ways
-from autograder.profile import look, machine_of
+from autograder.chapters.fsdp.mutants import step as ways
+from autograder.contract.task import load
+from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
 from course.show import memory_svg, timeline_svg
 from solutions.fsdp import fsdp_train_step

@@ -7,9 +7,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.looping_pipeline import step as ways
-from autograder.variants.looping_pipeline.step import with_a_mean_on_the_way_back
+from autograder.chapters.looping_pipeline.alternatives.step import with_a_mean_on_the_way_back
+from autograder.chapters.looping_pipeline.mutants import step as ways
+from autograder.contract.task import load, trace
 from course.machine import Machine
 from course.machines import machine
 from course.program import memory, parse, timeline

@@ -7,9 +7,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.tensor_parallel import mlp as ways
-from autograder.variants.tensor_parallel.tp_mlp import gathered_again
+from autograder.chapters.tensor_parallel.alternatives.tp_mlp import gathered_again
+from autograder.chapters.tensor_parallel.mutants import mlp as ways
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
 from course.show import holdings_svg, timeline_svg

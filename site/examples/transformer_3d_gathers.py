@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.transformer_3d import forward as ways
+from autograder.chapters.transformer_3d.mutants import forward as ways
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
 from course.show import timeline_svg
