@@ -26,14 +26,14 @@ FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 NAMES = [entry.name for entry in CHAPTERS]
 TASKS = [(chapter, task.name) for chapter in NAMES for task in load(chapter).tasks]
 MUTANTS = [
-    (chapter, m) for chapter in NAMES for m in importlib.import_module(f"autograder.proof.mutants.{chapter}").MUTANTS
+    (chapter, m) for chapter in NAMES for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS
 ]
 LEAST_MUTANTS, LEAST_VARIANTS = 5, 2
 # With whether the realistic size is looked at too.
 ALTERNATIVES = [
     (chapter, task, function, FULL or place < LEAST_VARIANTS)
     for chapter in NAMES
-    for task, functions in importlib.import_module(f"autograder.proof.alternatives.{chapter}").ALTERNATIVES.items()
+    for task, functions in importlib.import_module(f"autograder.chapters.{chapter}.alternatives").ALTERNATIVES.items()
     for place, function in enumerate(functions)
 ]
 

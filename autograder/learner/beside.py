@@ -32,7 +32,7 @@ def versions(chapter: str, task: Task) -> dict[str, Found]:
 
 def _mutant(chapter: str, task: str, name: str) -> Found:
     found = _of_module(
-        f"autograder.proof.mutants.{chapter}", lambda module: {(m.task, m.name): m for m in module.MUTANTS}
+        f"autograder.chapters.{chapter}.mutants", lambda module: {(m.task, m.name): m for m in module.MUTANTS}
     )
     return found if isinstance(found, str) else found[task, name].function
 

@@ -23,7 +23,7 @@ def measure(chapter: str) -> dict[str, Any]:
         task's naive way may be another one for time than for memory.
     """
     solution = importlib.import_module(f"solutions.{chapter}")
-    mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.proof.mutants.{chapter}").MUTANTS}
+    mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS}
     found = {}
     for task in load(chapter).tasks:
         if task.analysed:

@@ -145,7 +145,7 @@ def public_code(chapter: str, names: Iterable[str]) -> Iterator[tuple[str, Autho
         code = _read_module(Path(solution.origin))
         yield from ((name, Author(SOLUTION, public=True), code) for name in names)
     try:
-        variants = importlib.import_module(f"autograder.proof.alternatives.{chapter}").ALTERNATIVES
+        variants = importlib.import_module(f"autograder.chapters.{chapter}.alternatives").ALTERNATIVES
     except ModuleNotFoundError:
         return
     for name in names:

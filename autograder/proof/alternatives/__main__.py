@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("chapter")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    every = importlib.import_module(f"autograder.proof.alternatives.{options.chapter}").ALTERNATIVES
+    every = importlib.import_module(f"autograder.chapters.{options.chapter}.alternatives").ALTERNATIVES
     found = {}
     for name, functions in every.items():
         task = load(options.chapter).task(name)
