@@ -6,7 +6,7 @@ The pictures go into the folder that is named.
 import sys
 from pathlib import Path
 
-from autograder.chapters.async_tensor_parallel.alternatives import mlp as styles
+from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again
 from autograder.chapters.async_tensor_parallel.mutants import mlp as ways
 from autograder.contract.task import load
 from autograder.learner.profile import look, machine_of
@@ -20,9 +20,9 @@ WAYS = {
     "no ring": ways.synchronous,
     "rings in the forward pass alone": ways.hides_the_forward_pass_alone,
     "rings, JAX's derivative": ways.leaves_the_derivative_to_jax,
-    "the same, unrolled": styles.unrolled,
+    "the same, unrolled": async_tp_mlp_unrolled,
     "rings, rows kept": async_tp_mlp,
-    "rings, rows sent again": styles.gathering_again,
+    "rings, rows sent again": gathering_again,
 }
 # What the compiler is asked about.
 SHOWN = {name: WAYS[name] for name in ("no ring", "rings, JAX's derivative", "rings, rows kept")}

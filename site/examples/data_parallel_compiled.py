@@ -6,7 +6,7 @@ It needs the extra ``aot``. Where that is not installed it prints what it gave w
 import sys
 from pathlib import Path
 
-from autograder.chapters.data_parallel.alternatives import overlap as styles
+from autograder.chapters.data_parallel.alternatives import by_summing_when_it_reduces
 from autograder.chapters.data_parallel.mutants import overlap
 from autograder.contract.task import load, trace
 from course.machines import machine
@@ -17,7 +17,7 @@ TASK = load("data_parallel").task("overlapped_gradients")
 WAYS = {
     "at the end": overlap.reduces_after_the_backward_pass,
     "in the layer's own iteration": overlap.reduces_in_the_layers_own_iteration,
-    "one later, summed then": styles.by_summing_when_it_reduces,
+    "one later, summed then": by_summing_when_it_reduces,
     "one later, summed before": overlapped_gradients,
 }
 

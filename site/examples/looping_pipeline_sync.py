@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.chapters.looping_pipeline.alternatives.step import with_a_mean_on_the_way_back
+from autograder.chapters.looping_pipeline.alternatives import with_a_mean_on_the_way_back
 from autograder.chapters.looping_pipeline.mutants import step as ways
 from autograder.contract.task import load, trace
 from course.machine import Machine

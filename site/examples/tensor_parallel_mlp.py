@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.chapters.tensor_parallel.alternatives.tp_mlp import gathered_again
+from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
 from autograder.chapters.tensor_parallel.mutants import mlp as ways
 from autograder.contract.task import load, trace
 from course.machines import machine
@@ -22,7 +22,7 @@ WAYS = {
     "hidden features made whole": ways.gathers_the_hidden_features,
     "all-reduce, then slice": ways.all_reduces_at_the_end,
     "rows there, rows back": tp_mlp,
-    "the same, rows gathered again": gathered_again,
+    "the same, rows gathered again": tp_mlp_gathered_again,
 }
 DRAWN = {"weights": "weights come to the rows", "hidden": "hidden features made whole", "rows": "rows there, rows back"}
 

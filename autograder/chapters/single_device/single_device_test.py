@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autograder.chapters.single_device import CONTRACT, scaling
-from autograder.chapters.single_device.alternatives import remat_layers as remat_variants
+from autograder.chapters.single_device.alternatives import with_products_without_batch_dims
 from autograder.chapters.single_device.attention import TOLERANCE
 from autograder.chapters.single_device.mutants import attention as attention_mutants
 from autograder.chapters.single_device.mutants import layers, mixed_precision
@@ -168,7 +168,7 @@ def test_limits_separate_good_from_naive_by_more_than_15_percent():
     assert measured("remat_layers", layers.keeps_every_product)["temporaries"] > (
         1.15 * 0.35 * known["remat_layers"]["temporaries"]["naive"]
     )
-    policy = measured("remat_layers", remat_variants.with_products_without_batch_dims)
+    policy = measured("remat_layers", with_products_without_batch_dims)
     assert policy["temporaries"] * 1.15 < 0.35 * known["remat_layers"]["temporaries"]["naive"]
     assert share("remat_layers", "flops") < 4 / 3
     twice = measured("remat_layers", layers.checkpoints_twice)["flops"]

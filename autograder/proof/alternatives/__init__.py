@@ -1,8 +1,4 @@
-"""Right answers in another style, which every contract must accept; and what makes two of them different.
-
-A construction is what a person would write differently. Constructions whose programs are the same differ in Python
-only. Mechanical rewrites are counted apart: see ``rewrites``.
-"""
+"""Alternative implementations: right answers that every contract must accept, and what makes two of them different."""
 
 from __future__ import annotations
 
@@ -28,21 +24,6 @@ from course.program.ir import walk
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Counted:
-    """How many variants a function has.
-
-    Attributes:
-        constructions: All of them.
-        programs: Programs that differ among them and from the reference's, by ``operations``.
-        alike: Names of variants whose program is another's or the reference's.
-    """
-
-    constructions: int
-    programs: int
-    alike: frozenset[str]
-
-
 @cache
 def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[Any, int]]:
     """What the program of a task's first case does: its operations with their shapes, and how often each occurs.
@@ -60,31 +41,20 @@ def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[A
     return frozenset(counted.items())
 
 
-def count(chapter: str, task: str, functions: Iterable[Function]) -> Counted:
-    """How many of a function's variants are programs of their own."""
-    every = list(functions)
-    reference = getattr(importlib.import_module(f"solutions.{chapter}"), task)
-    groups: dict[Any, list[str]] = {operations(chapter, task, reference): [""]}
-    for function in every:
-        groups.setdefault(operations(chapter, task, function), []).append(function.__name__)
-    alike = frozenset(name for names in groups.values() if len(names) > 1 for name in names if name)
-    return Counted(len(every), len(groups) - 1, alike)
-
-
 def judged(chapter: str, task: Task, function: Function, *, full: bool, realistic: bool = True) -> Result:
-    """The judgement of a variant that is handed in: its module in one cell, and the task's function in the next.
+    """The judgement of an alternative that is handed in: its module in one cell, and the task's function in the next.
 
     Args:
         chapter: The chapter's name.
         task: Its task.
-        function: The variant.
+        function: The alternative.
         full: All meshes; else the first.
         realistic: Look at the realistic size too, where there is one, and at the case beside it.
     """
     module = inspect.getmodule(function)
     assert module
     calls = f"def {task.name}{task.signature}:\n    return {function.__name__}{task.signature}\n"
-    ran = run_cells([Cell("variant", inspect.getsource(module)), Cell(task.name, calls)], [task.name])
+    ran = run_cells([Cell("alternative", inspect.getsource(module)), Cell(task.name, calls)], [task.name])
     planned = plan(chapter, task)
     if not full:
         analysed = task.analysed if realistic else None
