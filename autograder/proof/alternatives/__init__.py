@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
