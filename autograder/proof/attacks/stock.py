@@ -130,6 +130,8 @@ def _contained(course: Path, student: str) -> list[str]:
     """nbgrader's autograde step where it can write to the course folder and to nothing else."""
     inside = ["--unshare-pid", "--unshare-ipc", "--unshare-net", "--cap-drop", "ALL", "--die-with-parent"]
     files = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
+    for own in (sys.base_prefix, sys.prefix, str(ROOT)):  # which may lie below the temporary folder
+        files += ["--ro-bind", own, own]
     home = ["--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp", "--setenv", "XDG_RUNTIME_DIR", "/tmp"]
     command = [sys.executable, "-m", "autograder.proof.attacks.stock", str(course), student]
     return [tool("bwrap"), *inside, *files, "--bind", str(course), str(course), *home, *command]
