@@ -22,7 +22,7 @@ from autograder.proof.attacks.canaries import search
 from autograder.proof.attacks.fixtures import CHAPTER, NEIGHBOUR, Attack, prepare
 from autograder.proof.attacks.suite import handed_in
 from autograder.proof.demo.__main__ import HERE as DEMO
-from autograder.release.notebook import course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
 
 SECONDS, CELL_SECONDS = 300, 90
 
