@@ -15,7 +15,7 @@ from autograder.grading.inside import wire
 from autograder.grading.inside.executor import Executor
 from autograder.grading.inside.tracing import Traced, describe_error, limit_of, trace_cases
 from autograder.grading.outside import pipeline
-from autograder.grading.outside.judge import judge, plan
+from autograder.grading.outside.judge import expected, judge, plan
 from autograder.grading.outside.pipeline import LIMITS, Grader, _programs, _Told
 from autograder.grading.outside.sandbox import best_level
 from solutions.fsdp import shard_params
@@ -119,6 +119,21 @@ def judged(planned, programs):
     return judge(
         planned, {name: p if isinstance(p, bytes) else p.serialise() for name, p in programs.items()}, "", execute
     )
+
+
+def test_programs_that_differ_in_lines_alone_are_compiled_once(honest):
+    planned, programs = honest
+    moved = trace_cases(TASK, shard_params, planned.traced, lambda _: "moved")
+    assert isinstance(moved, Traced)
+    name, program = next(iter(programs.items()))
+    other = moved.programs[name]
+    assert program.artefact != other.artefact
+    executor = Executor()
+    description, blobs = wire.pack(expected(planned, planned.cases[0])[0])
+    answers = [
+        executor.serve({"do": "run", "inputs": description}, [one.serialise(), *blobs]) for one in (program, other)
+    ]
+    assert len(executor.compiled) == 1 and answers[0][1] == answers[1][1]
 
 
 def test_honest_programs_pass(honest):
