@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +38,35 @@ class Mutant:
 
 def mutant(task: str, function: Callable[..., Any], *fails: str, shown_by: tuple[str, ...] = ()) -> Mutant:
     return Mutant(task, function, frozenset(fails), shown_by)
+
+
+def patch(
+    function: Callable[..., Any], name: str, edits: dict[str, str], *fails: str, shown_by: tuple[str, ...] = ()
+) -> Mutant:
+    """A mistake in the course's own solution: each text becomes another.
+
+    Args:
+        function: The solution's.
+        name: What the mistake does.
+        edits: From what stands in the function, exactly once, to what stands there instead.
+        fails: The facts that it must fail.
+        shown_by: The cases that show it, where the task's first does not.
+
+    Raises:
+        ValueError: A text does not stand there exactly once.
+    """
+    source = inspect.getsource(function)
+    for old, new in edits.items():
+        if (times := source.count(old)) != 1:
+            raise ValueError(f"{name}: {old!r} stands {times} times in {function.__name__}, expected once")
+        source = source.replace(old, new)
+    file = f"<{function.__name__}, {name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    space = dict(function.__globals__)
+    exec(compile(source, file, "exec", dont_inherit=True), space)
+    found = space[function.__name__]
+    found.__name__ = found.__qualname__ = name
+    return mutant(function.__name__, found, *fails, shown_by=shown_by)
 
 
 def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
