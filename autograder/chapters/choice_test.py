@@ -9,7 +9,7 @@ import pytest
 
 from autograder.chapters.transformer_3d.alternatives import ALTERNATIVES
 from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, best, choice_facts
-from autograder.chapters.transformer_3d.mutants.choice import MUTANTS
+from autograder.chapters.transformer_3d.mutants import MUTANTS
 from autograder.chapters.transformer_3d.wrapping.choice import MOST, questions
 from autograder.contract import answer_facts, answers
 from autograder.contract.answers import Refusal

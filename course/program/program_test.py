@@ -169,11 +169,11 @@ def test_python_callback_is_refused():
 
 
 def test_work_of_a_program_has_no_source_lines_and_everything_else():
-    def made(local, out="data", line="here"):
-        return program_of(local, {"x": struct(8)}, {"x": P("data")}, P(out), locate=lambda _: line)
+    def made(local, out=("data",), line="here"):
+        return program_of(local, {"x": struct(8)}, {"x": P("data")}, P(*out), locate=lambda _: line)
 
     first = made(lambda x: x + 1.0)
     moved = made(lambda x: x + 1.0, line="elsewhere")
     assert first.artefact != moved.artefact and work_of(first) == work_of(moved)
-    others = [made(lambda x: x + 2.0), made(lambda x: x * 1.0), made(lambda x: lax.psum(x, "data"), None)]
+    others = [made(lambda x: x + 2.0), made(lambda x: x * 1.0), made(lambda x: lax.psum(x, "data"), ())]
     assert len({work_of(program) for program in (first, *others)}) == 4

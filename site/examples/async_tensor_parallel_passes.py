@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 
 from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again
-from autograder.chapters.async_tensor_parallel.mutants import mlp as ways
+from autograder.chapters.async_tensor_parallel.mutants import (
+    hides_the_forward_pass_alone,
+    leaves_the_derivative_to_jax,
+    synchronous,
+)
 from autograder.contract.task import load
 from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
@@ -17,9 +21,9 @@ from solutions.async_tensor_parallel import async_tp_mlp
 TASK = load("async_tensor_parallel").task("async_tp_mlp")
 MACHINE = machine_of(TASK, None)
 WAYS = {
-    "no ring": ways.synchronous,
-    "rings in the forward pass alone": ways.hides_the_forward_pass_alone,
-    "rings, JAX's derivative": ways.leaves_the_derivative_to_jax,
+    "no ring": synchronous,
+    "rings in the forward pass alone": hides_the_forward_pass_alone,
+    "rings, JAX's derivative": leaves_the_derivative_to_jax,
     "the same, unrolled": async_tp_mlp_unrolled,
     "rings, rows kept": async_tp_mlp,
     "rings, rows sent again": gathering_again,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autograder.chapters.fsdp.mutants.step import gathers_when_it_computes
+from autograder.chapters.fsdp.mutants import gathers_when_it_computes
 from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.predict import predict

@@ -8,7 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.chapters.looping_pipeline.alternatives import with_a_mean_on_the_way_back
-from autograder.chapters.looping_pipeline.mutants import step as ways
+from autograder.chapters.looping_pipeline.mutants import (
+    averages_after_the_backward_pass,
+    averages_every_repeat_twice,
+    averages_in_every_tick,
+)
 from autograder.contract.task import load, trace
 from course.machine import Machine
 from course.machines import machine
@@ -19,9 +23,9 @@ from solutions.looping_pipeline import looping_train_step
 TASK = load("looping_pipeline").task("looping_train_step")
 A5000 = machine(TASK.machine)
 WAYS = {
-    "after the backward pass": ways.averages_after_the_backward_pass,
-    "in every tick": ways.averages_in_every_tick,
-    "each repeat twice": ways.averages_every_repeat_twice,
+    "after the backward pass": averages_after_the_backward_pass,
+    "in every tick": averages_in_every_tick,
+    "each repeat twice": averages_every_repeat_twice,
     "each repeat, while others run": looping_train_step,
     "the same, layers in a scan": with_a_mean_on_the_way_back,
 }

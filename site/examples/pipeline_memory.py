@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.chapters.pipeline.mutants.step import keeps_activations
+from autograder.chapters.pipeline.mutants import keeps_activations
 from autograder.chapters.pipeline.step import most_bytes
 from autograder.contract.task import load, trace
 from course.machines import machine

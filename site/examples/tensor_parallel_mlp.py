@@ -8,7 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
-from autograder.chapters.tensor_parallel.mutants import mlp as ways
+from autograder.chapters.tensor_parallel.mutants import (
+    all_reduces_at_the_end,
+    gathers_the_hidden_features,
+    gathers_the_weights,
+)
 from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
@@ -18,9 +22,9 @@ from solutions.tensor_parallel import tp_mlp
 TASK = load("tensor_parallel").task("tp_mlp")
 H100 = machine(TASK.machine)
 WAYS = {
-    "weights come to the rows": ways.gathers_the_weights,
-    "hidden features made whole": ways.gathers_the_hidden_features,
-    "all-reduce, then slice": ways.all_reduces_at_the_end,
+    "weights come to the rows": gathers_the_weights,
+    "hidden features made whole": gathers_the_hidden_features,
+    "all-reduce, then slice": all_reduces_at_the_end,
     "rows there, rows back": tp_mlp,
     "the same, rows gathered again": tp_mlp_gathered_again,
 }
@@ -49,9 +53,7 @@ def main(folder: Path) -> None:
     print(f"\n{'rows there, rows back':23}{'rows':>8}{'step, ms':>11}{'exposed':>9}{'weights come, ms':>18}")
     for rows in (512, 1024, 4096, 16384, 65536):
         larger = replace(case, sizes={**case.sizes, "rows": rows})
-        own, weights = (
-            timeline(parse(trace(TASK, f, larger, located)), H100) for f in (tp_mlp, ways.gathers_the_weights)
-        )
+        own, weights = (timeline(parse(trace(TASK, f, larger, located)), H100) for f in (tp_mlp, gathers_the_weights))
         share = own.exposed_seconds / own.seconds
         print(f"{'':23}{rows:8,}{1e3 * own.seconds:11.2f}{share:9.0%}{1e3 * weights.seconds:18.2f}")
 

@@ -7,7 +7,7 @@ import math
 import sys
 from pathlib import Path
 
-from autograder.chapters.tp_transformer.mutants.loss import gathers_logits
+from autograder.chapters.tp_transformer.mutants import gathers_logits
 from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import memory, parse

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.async_tensor_parallel import CONTRACT, mlp, rings
-from autograder.chapters.async_tensor_parallel.mutants import mlp as wrong
+from autograder.chapters.async_tensor_parallel.mutants import hides_the_forward_pass_alone, leaves_the_derivative_to_jax
 from autograder.check import check_function
 from autograder.contract.task import Evidence, references
 from autograder.contract.verdict import FAIL
@@ -84,14 +84,14 @@ def test_limits_lie_between_reference_and_synchronous_version_which_differ_by_mo
 
 def test_a_ring_with_a_synchronous_backward_pass_exposes_half_and_jaxs_derivative_is_slower_than_no_ring():
     task, both = TASKS["async_tp_mlp"], KNOWN["async_tp_mlp"]
-    half = look(task, wrong.hides_the_forward_pass_alone)
+    half = look(task, hides_the_forward_pass_alone)
     assert half["exposed"] > 1.15 * mlp.EXPOSED * both["exposed"]["naive"]
-    left = look(task, wrong.leaves_the_derivative_to_jax)
+    left = look(task, leaves_the_derivative_to_jax)
     assert left["exposed"] < 0.1 * both["exposed"]["naive"] and left["seconds"] > 1.15 * both["seconds"]["naive"]
 
 
 def test_a_learner_whose_derivative_is_slow_is_told_so_and_not_what_to_write():
-    result = check_function("async_tensor_parallel", TASKS["async_tp_mlp"], wrong.leaves_the_derivative_to_jax,
+    result = check_function("async_tensor_parallel", TASKS["async_tp_mlp"], leaves_the_derivative_to_jax,
                             lambda _: None, full=False)  # fmt: skip
     (fact,) = [fact for fact in result.facts if fact.passed is False]
     assert fact.name == "predicted time" and "times the naive's" in fact.message

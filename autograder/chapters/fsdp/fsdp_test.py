@@ -9,8 +9,7 @@ import pytest
 
 from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.alternatives import ALTERNATIVES
-from autograder.chapters.fsdp.mutants.parts import sums_gradients
-from autograder.chapters.fsdp.mutants.step import prefetches_forward_only
+from autograder.chapters.fsdp.mutants import prefetches_forward_only, sums_gradients
 from autograder.chapters.fsdp.step import SLOWER
 from autograder.check import check_function
 from autograder.contract.task import references, trace

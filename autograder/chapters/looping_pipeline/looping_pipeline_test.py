@@ -10,8 +10,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.looping_pipeline import CONTRACT, schedule, step
-from autograder.chapters.looping_pipeline.mutants import schedule as misread
-from autograder.chapters.looping_pipeline.mutants.step import averages_after_the_backward_pass, averages_in_every_tick
+from autograder.chapters.looping_pipeline.mutants import (
+    MUTANTS,
+    averages_after_the_backward_pass,
+    averages_in_every_tick,
+)
 from autograder.chapters.looping_pipeline.shared import in_a_row
 from autograder.chapters.looping_pipeline.wrapping import pipelines_of
 from autograder.check import check_function
@@ -96,7 +99,7 @@ def test_no_message_about_a_wrong_answer_has_the_right_one(name):
             schedule.position_questions, schedule.positions_mean, lambda q: schedule.positions(*q[2:]).get(q[:2])
         ),
     }[name]  # fmt: skip
-    for mutant in misread.MUTANTS:
+    for mutant in MUTANTS:
         for case in task.cases if mutant.task == name else ():
             for question in ask(case):
                 given = answers._formed(name, answers.asked(mutant.function, *question), None)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.pipeline import CONTRACT
 from autograder.chapters.pipeline.loss import FASTER
-from autograder.chapters.pipeline.mutants.step import keeps_activations
+from autograder.chapters.pipeline.mutants import keeps_activations
 from autograder.chapters.pipeline.shared import stage_seconds, ticks_of
 from autograder.chapters.pipeline.step import most_bytes
 from autograder.contract.cases import stages_of

@@ -8,9 +8,14 @@ import pytest
 from autograder.chapters.single_device import CONTRACT, scaling
 from autograder.chapters.single_device.alternatives import with_products_without_batch_dims
 from autograder.chapters.single_device.attention import TOLERANCE
-from autograder.chapters.single_device.mutants import attention as attention_mutants
-from autograder.chapters.single_device.mutants import layers, mixed_precision
-from autograder.chapters.single_device.mutants import scaling as scaling_mutants
+from autograder.chapters.single_device.mutants import (
+    How_in_scaling,
+    _step,
+    checkpoints_twice,
+    computes_in_float32,
+    keeps_every_chunk,
+    keeps_every_product,
+)
 from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model_loss
 from autograder.contract.cases import model_of, params_of
 from autograder.contract.task import references
@@ -165,16 +170,16 @@ def test_limits_separate_good_from_naive_by_more_than_15_percent():
     assert share("mixed_precision_loss") * 1.15 < 0.7 < 1 / 1.15
     assert 1.15 * share("accumulate_gradients") < 1 / 1.15
     assert share("remat_layers") * 1.15 < 0.35
-    assert measured("remat_layers", layers.keeps_every_product)["temporaries"] > (
+    assert measured("remat_layers", keeps_every_product)["temporaries"] > (
         1.15 * 0.35 * known["remat_layers"]["temporaries"]["naive"]
     )
     policy = measured("remat_layers", with_products_without_batch_dims)
     assert policy["temporaries"] * 1.15 < 0.35 * known["remat_layers"]["temporaries"]["naive"]
     assert share("remat_layers", "flops") < 4 / 3
-    twice = measured("remat_layers", layers.checkpoints_twice)["flops"]
+    twice = measured("remat_layers", checkpoints_twice)["flops"]
     assert twice > 4 / 3 * known["remat_layers"]["flops"]["naive"]
     assert share("chunked_attention") * 1.15 < 0.4
-    kept = measured("chunked_attention", attention_mutants.keeps_every_chunk)
+    kept = measured("chunked_attention", keeps_every_chunk)
     assert kept["temporaries"] > 1.15 * 0.4 * known["chunked_attention"]["temporaries"]["naive"]
     assert share("chunked_attention", "flops") * 1.15 < 1.35
 
@@ -183,7 +188,7 @@ def test_float32_loss_of_the_notebook_is_the_oracles():
     task = TASKS["mixed_precision_loss"]
     for case in task.cases:
         inputs = task.draw(np.random.default_rng(1), case)
-        loss = mixed_precision.computes_in_float32(inputs["params"], inputs["batch"], case.sizes["num_heads"])
+        loss = computes_in_float32(inputs["params"], inputs["batch"], case.sizes["num_heads"])
         assert loss == pytest.approx(task.oracle(inputs, case)["values"], rel=1e-5)
 
 
@@ -212,8 +217,8 @@ def skips(is_bad):
     """A step that skips, and halves its scale, where ``is_bad(gradients, batch)`` says so."""
 
     def scaled_step(loss_fn, params, state, batch, learning_rate, growth_interval):
-        how = scaling_mutants.How(finite=lambda gradients, _: ~is_bad(gradients, batch))
-        return scaling_mutants._step(how, loss_fn, params, state, batch, learning_rate, growth_interval)
+        how = How_in_scaling(finite=lambda gradients, _: ~is_bad(gradients, batch))
+        return _step(how, loss_fn, params, state, batch, learning_rate, growth_interval)
 
     return scaled_step
 

@@ -10,7 +10,7 @@ import pytest
 from autograder.chapters.tp_transformer import CONTRACT
 from autograder.chapters.tp_transformer.blocks import FASTER
 from autograder.chapters.tp_transformer.loss import part_of_logits
-from autograder.chapters.tp_transformer.mutants.loss import gathers_logits
+from autograder.chapters.tp_transformer.mutants import gathers_logits
 from autograder.chapters.tp_transformer.shared import keys_of_parts
 from autograder.chapters.tp_transformer.step import EXPOSED
 from autograder.chapters.tp_transformer.wrapping import groups_of, is_split, params_of, parts_of

@@ -196,10 +196,12 @@ def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Pro
         if inspect.iscoroutine(result):
             await result
 
+    task = _loop().create_task(inside())
     try:
         with time_limit(seconds, processor=True), time_limit(seconds * WALL_RATIO):
-            _loop().run_until_complete(inside())
+            _loop().run_until_complete(task)
     except TooLong as error:
+        task.cancel()  # it may not have begun
         where = describe_error(error, locate_cell).line or statement.where
         return Problem("limit_exceeded", f"it took longer than {error}; does a loop ever end?", where)
     except KeyboardInterrupt:

@@ -42,8 +42,11 @@ class Traced:
     uses: dict[str, str] = field(default_factory=dict)
 
 
-class TooLong(BaseException):
-    """The learner's Python ran longer than it may; the message says how long that is."""
+class TooLong(KeyboardInterrupt):
+    """The learner's Python ran longer than it may; the message says how long that is.
+
+    An event loop lets an interrupt through wherever it comes, and would log any other exception between two steps.
+    """
 
 
 @contextmanager

@@ -21,8 +21,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from autograder.chapters.fsdp.mutants import loss as wrong_loss
-from autograder.chapters.fsdp.mutants import parts as wrong
+from autograder.chapters.fsdp.mutants import (
+    all_reduces_gradients,
+    everyone_takes_first_part,
+    forgets_the_first_layers_gradient,
+    keeps_everything,
+    keeps_gathered_weights,
+    keeps_own_gradient,
+    sums_gradients,
+)
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
 from autograder.grading.inside import wire
@@ -44,16 +51,16 @@ QUIET = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 1.0, "output
 ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
     ("shard_params", right.shard_params, "pipe=4 x tensor=2", 10),
     ("shard_params", right.shard_params, "data=8", 6),
-    ("shard_params", wrong.keeps_everything, "pipe=4 x tensor=2", 6),
-    ("shard_params", wrong.everyone_takes_first_part, "data=8", 4),
+    ("shard_params", keeps_everything, "pipe=4 x tensor=2", 6),
+    ("shard_params", everyone_takes_first_part, "data=8", 4),
     ("gather_params", right.gather_params, "data=8", 8),
     ("gather_params", right.gather_params, "unseen", 6),
-    ("gather_params", wrong.sums_gradients, "data=8", 4),
-    ("gather_params", wrong.all_reduces_gradients, "pipe=4 x tensor=2", 4),
-    ("gather_params", wrong.keeps_own_gradient, "data=2", 4),
+    ("gather_params", sums_gradients, "data=8", 4),
+    ("gather_params", all_reduces_gradients, "pipe=4 x tensor=2", 4),
+    ("gather_params", keeps_own_gradient, "data=2", 4),
     ("fsdp_loss", right.fsdp_loss, "data=8", 6),
-    ("fsdp_loss", wrong_loss.keeps_gathered_weights, "data=8", 3),
-    ("fsdp_loss", wrong_loss.forgets_the_first_layers_gradient, "data=8", 2),
+    ("fsdp_loss", keeps_gathered_weights, "data=8", 3),
+    ("fsdp_loss", forgets_the_first_layers_gradient, "data=8", 2),
 )
 
 

@@ -86,6 +86,16 @@ def test_what_is_needed_and_never_ends_is_told_with_its_line(monkeypatch):
     assert failure.problem.verdict == "limit_exceeded" and failure.problem.line.startswith("cell-0:")
 
 
+def test_an_end_that_comes_between_two_steps_of_the_event_loop_is_an_end(monkeypatch):
+    monkeypatch.setattr(running, "NEEDED_SECONDS", 0.05)
+    for _ in range(20):
+        ran = run_cells(
+            cells("import asyncio", "ONE = 1\nwhile ONE:\n    await asyncio.sleep(0)", "def f():\n    return ONE"),
+            ["f"],
+        )
+        assert [failure.problem.verdict for failure in ran.failures] == ["limit_exceeded"]
+
+
 @pytest.mark.parametrize(
     ("sources", "wanted"),
     [
