@@ -33,7 +33,7 @@ FIRST, LAST = "after the backward pass", "each repeat, while others run"
 
 
 def located(file: str) -> str | None:
-    return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/step.py")) else None
+    return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/mutants.py")) else None
 
 
 def slowed(times: float) -> Machine:

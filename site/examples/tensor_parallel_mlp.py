@@ -32,7 +32,11 @@ DRAWN = {"weights": "weights come to the rows", "hidden": "hidden features made 
 
 
 def located(file: str) -> str | None:
-    return "tensor_parallel" if file.endswith(("tensor_parallel.py", "tensor_parallel/mlp.py")) else None
+    return (
+        "tensor_parallel"
+        if file.endswith(("tensor_parallel.py", "tensor_parallel/mutants.py", "tensor_parallel/alternatives.py"))
+        else None
+    )
 
 
 def main(folder: Path) -> None:

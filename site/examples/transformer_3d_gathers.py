@@ -24,7 +24,7 @@ WAYS = {
 
 
 def located(file: str) -> str | None:
-    return "transformer_3d" if file.endswith(("solutions/transformer_3d.py", "transformer_3d/forward.py")) else None
+    return "transformer_3d" if file.endswith(("solutions/transformer_3d.py", "transformer_3d/mutants.py")) else None
 
 
 def more_microbatches(count: int) -> None:

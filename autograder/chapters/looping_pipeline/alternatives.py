@@ -140,6 +140,14 @@ def averaged(weights, axis_name):
     return weights
 
 
+def _average(axis_name, _, gradients):
+    mean = jax.tree.map(lambda g: lax.pmean(g, axis_name), gradients)
+    return (jax.tree.map(lambda g: lax.pcast(g, axis_name, to="varying"), mean),)
+
+
+averaged.defvjp(lambda weights, axis_name: (weights, None), _average)
+
+
 def stage_of(model, key, axis_name):
     def stage(weights, x, microbatch, repeat):
         each = len(jax.tree.leaves(weights)[0])

@@ -269,12 +269,12 @@ DRIVER = """
 
     tasks = [SimpleNamespace(name=n, points=p) for n, p in POINTS.items()]
     contract = SimpleNamespace(load=lambda chapter: SimpleNamespace(tasks=tasks, question_points=2.0))
-    contract.JUDGED_BY, contract.contract_files = (), lambda chapter: []
+    contract.contract_files = lambda chapter: []
     sys.modules["autograder.grading.outside.pipeline"] = SimpleNamespace(Grader=Grader, LIMITS=None)
     sys.modules["autograder.contract.task"] = contract
-    import autograder
+    import autograder.contract
     autograder.contract.task = contract
-    import autograder.grading
+    import autograder.grading.outside
     autograder.grading.outside.pipeline = sys.modules["autograder.grading.outside.pipeline"]
     from autograder.grading.nbgrader import batch, pools
     def pool(alone):

@@ -40,7 +40,9 @@ def course(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teaching") / "course"
     init_course(folder, chapters=["fsdp"], due={}, settings={}, students=[{"id": "ada", "lms_user_id": "101"}])
     notebook = nbformat.read(folder / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
-    right = nbformat.read(ROOT / "autograder" / "demo" / "submitted" / "right" / "fsdp" / "fsdp.ipynb", as_version=4)
+    right = nbformat.read(
+        ROOT / "autograder" / "proof" / "demo" / "submitted" / "right" / "fsdp" / "fsdp.ipynb", as_version=4
+    )
     cell(notebook, "shard_params").source = cell(right, "shard_params").source
     cell(notebook, "question").source = FORGERY
     path = folder / "submitted" / "ada" / "fsdp" / "fsdp.ipynb"

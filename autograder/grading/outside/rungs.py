@@ -142,7 +142,7 @@ def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: 
     if confined:
         ruleset = _ruleset(sources, scratch)
         program = _memfd(_base_program(METADATA))
-    argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
+    argv = [sys.executable, "-I", "-S", str(Path(__file__).parents[1] / "inside" / "launch.py")]
     argv.append(launcher_spec(limits, processes, ruleset, program))
     if drop:
         argv += _become(user, reads_all=python_is_private() or any(map(_is_private, sources)))

@@ -22,7 +22,7 @@ from autograder.proof.demo.__main__ import prepare, surprises
 from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
 
 CANARY = "canary-3f9a1c"
-CLASS = sorted(path.name for path in (ROOT / "autograder" / "demo" / "submitted").iterdir())
+CLASS = sorted(path.name for path in (ROOT / "autograder" / "proof" / "demo" / "submitted").iterdir())
 
 
 def meshcraft(*arguments, course):
@@ -136,7 +136,7 @@ def test_gradebook_feedback_and_export_agree_with_the_verdicts(graded):
 def test_hostile_earns_full_points_from_stock_nbgrader(tmp_path):
     """The control: why official grading does not execute notebooks the way nbgrader does."""
     course = make_course(tmp_path / "stock", ["fsdp"])
-    submitted = ROOT / "autograder" / "demo" / "submitted" / "hostile" / "fsdp" / "fsdp.ipynb"
+    submitted = ROOT / "autograder" / "proof" / "demo" / "submitted" / "hostile" / "fsdp" / "fsdp.ipynb"
     target = course / "submitted" / "hostile" / "fsdp" / "fsdp.ipynb"
     target.parent.mkdir(parents=True)
     target.write_bytes(submitted.read_bytes())

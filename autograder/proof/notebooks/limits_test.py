@@ -87,7 +87,7 @@ def test_what_is_needed_and_never_ends_is_told_with_its_line(monkeypatch):
 
 
 def test_an_end_that_comes_between_two_steps_of_the_event_loop_is_an_end(monkeypatch):
-    monkeypatch.setattr(running, "NEEDED_SECONDS", 0.05)
+    monkeypatch.setattr(running, "STATEMENT_SECONDS", 0.05)
     for _ in range(20):
         ran = run_cells(
             cells("import asyncio", "ONE = 1\nwhile ONE:\n    await asyncio.sleep(0)", "def f():\n    return ONE"),

