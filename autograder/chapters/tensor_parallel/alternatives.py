@@ -102,8 +102,8 @@ def written_out(params, x, axis_name):
     rows = jnp.moveaxis(lax.all_gather(x, axis_name), 0, -3)
     h = jnp.einsum("...nrw,wh->...nrh", rows, params["up"]["kernel"]) + params["up"]["bias"]
     h = 0.5 * h * (1 + jnp.tanh((2 / jnp.pi) ** 0.5 * (h + 0.044715 * h**3)))
-    partial = jnp.einsum("...nrh,hw->...nrw", h, params["down"]["kernel"])
-    own = lax.psum_scatter(partial, axis_name, scatter_dimension=partial.ndim - 3)
+    products = jnp.einsum("...nrh,hw->...nrw", h, params["down"]["kernel"])
+    own = lax.psum_scatter(products, axis_name, scatter_dimension=products.ndim - 3)
     return own + params["down"]["bias"]
 
 

@@ -31,8 +31,8 @@ if sys.platform != "linux":
     pytest.skip("sandboxes exist on Linux only", allow_module_level=True)
 
 HERE = Path(__file__).resolve().parent
-GRADING, INIT = HERE.parent, HERE.parents[1] / "__init__.py"
-CODE = [Mount(GRADING, "autograder/grading"), Mount(INIT, "autograder/__init__.py")]
+ROOT = HERE.parents[2]
+CODE = [Mount(HERE.parent, "autograder/grading"), Mount(HERE.parents[1] / "__init__.py", "autograder/__init__.py")]
 MARK = f"meshcraft-canary-{uuid.uuid4().hex}"
 
 
@@ -71,11 +71,10 @@ def tried(level, tmp_path_factory):
     (folder / "secret").write_text(MARK)
     home = Path.home() / f".{MARK}"
     home.write_text(MARK)
-    repository = HERE.parent.parent
     question = {
-        "files": [str(folder / "secret"), str(home), "/etc/shadow", "/etc/passwd", str(repository / "pyproject.toml")],
-        "folders": [str(repository / "solutions"), str(HERE.parent / "chapters"), str(folder), "/home", "/var"],
-        "places": ["/", "/usr", "/var/tmp", "/dev/shm", "/meshcraft", str(folder), str(repository), sys.prefix],
+        "files": [str(folder / "secret"), str(home), "/etc/shadow", "/etc/passwd", str(ROOT / "pyproject.toml")],
+        "folders": [str(ROOT / "solutions"), str(ROOT / "autograder" / "chapters"), str(folder), "/home", "/var"],
+        "places": ["/", "/usr", "/var/tmp", "/dev/shm", "/meshcraft", str(folder), str(ROOT), sys.prefix],
         "pid": os.getpid(),
     }
     os.environ["MESHCRAFT_CANARY"] = MARK
@@ -250,7 +249,7 @@ def test_no_process_outlives_a_killed_grader(level, tmp_path):
         time.sleep(60)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent.parent), "TMPDIR": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as grader:
         assert grader.stdout and grader.stdout.read(2)
         assert alive()
