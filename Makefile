@@ -11,7 +11,7 @@ READY = $(VENV)/.ready
 setup: $(READY)
 
 demo: $(READY) system
-	@$(BIN)/python -m autograder.demo $(ARGS)
+	@$(BIN)/python -m autograder.proof.demo $(ARGS)
 
 # Three workers on two cores, since many tests wait for other processes.
 test: $(READY) system browser aot
@@ -28,20 +28,20 @@ test-latest:
 	done; echo "no Python newer than 3.11 was found"; exit 1
 
 bench: $(READY) system
-	@$(BIN)/python -m autograder.bench $(ARGS)
+	@$(BIN)/python -m autograder.proof.bench $(ARGS)
 
 # The long forms of what `make test` does briefly; ARGS="--help" says what each takes.
 # Every attack on the grader, and what stock nbgrader makes of it.
 attacks: $(READY) system
-	@$(BIN)/python -m autograder.hostile $(ARGS)
+	@$(BIN)/python -m autograder.proof.attacks $(ARGS)
 
 # Ten thousand mutations of real Programs; stopped, it goes on where it was.
 fuzz: $(READY) system
-	@$(BIN)/python -m autograder.hostile.campaign $(ARGS)
+	@$(BIN)/python -m autograder.proof.attacks.campaign $(ARGS)
 
 # A class of 200, graded while 300 processes are killed.
 soak: $(READY) system
-	@$(BIN)/python -m autograder.soak $(ARGS)
+	@$(BIN)/python -m autograder.proof.soak $(ARGS)
 
 # Rates, times and memory on a real GPU, kept in course/measurements/; ARGS="--limit 540" stops after 540 seconds.
 validate-gpu: $(READY)
@@ -53,7 +53,7 @@ measure-single-device: $(READY)
 
 # `meshcraft train` against itself: several meshes, killed and resumed, two processes; ARGS=--short takes a tiny model.
 trials: $(READY)
-	@$(BIN)/python -m autograder.trials $(ARGS)
+	@$(BIN)/python -m autograder.proof.trials $(ARGS)
 
 # Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
 validate: $(READY) aot

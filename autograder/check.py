@@ -12,18 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autograder.contract import Case, Task, load
-from autograder.grading.cells import locate_cell
-from autograder.grading.intake import Notebook, read_notebook
-from autograder.grading.judge import Plan, Stopped, judge, plan, stopped
-from autograder.grading.launch import Limits
-from autograder.grading.pipeline import trace_request, traced_by
-from autograder.grading.tracing import Problem, Traced, time_limit, trace_cases
-from autograder.grading.uses import uses
-from autograder.grading.varied import stated
-from autograder.grading.workers import Worker, local_executor, local_tracer
-from autograder.saved import notebook_here, notes
-from autograder.verdict import Fact, Report, Result, conclude
+from autograder.contract.task import Case, Task, load
+from autograder.contract.verdict import Fact, Report, Result, conclude
+from autograder.grading.inside.cells import locate_cell
+from autograder.grading.inside.intake import Notebook, read_notebook
+from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
+from autograder.grading.inside.uses import uses
+from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
+from autograder.grading.outside.pipeline import trace_request, traced_by
+from autograder.grading.outside.released import stated
+from autograder.grading.outside.saved import notebook_here, notes
+from autograder.grading.outside.workers import Worker, local_executor, local_tracer
 from course.curriculum import CHAPTERS
 from course.program import Locate, Program, ProgramError
 

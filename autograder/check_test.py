@@ -8,10 +8,10 @@ import pytest
 
 from autograder import check as checking
 from autograder.check import check, check_function, check_notebook
-from autograder.contract import load
-from autograder.grading.intake import IntakeError
-from autograder.notebook import ROOT
-from autograder.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
+from autograder.contract.task import load
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
+from autograder.grading.inside.intake import IntakeError
+from autograder.release.notebook import ROOT
 
 EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
 HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\n"

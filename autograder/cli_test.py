@@ -13,10 +13,10 @@ from rich.console import Console
 from autograder import cli
 from autograder.commands.grade import grade_table
 from autograder.commands.hints import read_hints
-from autograder.contract import load
-from autograder.grading.batch import Regrade
-from autograder.grading.intake import IntakeError
-from autograder.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, Report, Result
+from autograder.contract.task import load
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, Report, Result
+from autograder.grading.inside.intake import IntakeError
+from autograder.grading.nbgrader.batch import Regrade
 from course.curriculum import CHAPTERS
 
 
@@ -83,7 +83,7 @@ def test_a_chapter_that_does_not_exist_is_one_clear_sentence(meshcraft, command)
     ],
 )
 def test_wrong_use_says_what_to_do(meshcraft, monkeypatch, arguments, sentence):
-    monkeypatch.setattr("autograder.grading.sandbox.best_level", lambda allow_unsafe: "bubblewrap")
+    monkeypatch.setattr("autograder.grading.outside.sandbox.best_level", lambda allow_unsafe: "bubblewrap")
     ended = meshcraft(*arguments)
     assert ended.status == 2 and sentence in ended.err and "Traceback" not in ended.err
 
@@ -104,7 +104,7 @@ def test_list_imports_nothing_slow():
     program = (
         "import sys; from autograder import cli; sys.argv[1:] = ['list']\ntry: cli.main()\nexcept SystemExit: pass\n"
     )
-    program += "assert not {'flax', 'nbgrader', 'nbformat', 'sqlalchemy', 'autograder.contract'} & {*sys.modules}"
+    program += "assert not {'flax', 'nbgrader', 'nbformat', 'sqlalchemy', 'autograder.contract.task'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -204,8 +204,8 @@ def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdic
             on_again(Regrade("ada", told.before, told.after))
         return [Report(name, (Result("f", 0.0, 1.0, told.verdict, message="why"),), "ada", level)]
 
-    monkeypatch.setattr("autograder.grading.batch.grade_course", grade_course)
-    monkeypatch.setattr("autograder.grading.sandbox.best_level", lambda allow_unsafe: "bubblewrap")
+    monkeypatch.setattr("autograder.grading.nbgrader.batch.grade_course", grade_course)
+    monkeypatch.setattr("autograder.grading.outside.sandbox.best_level", lambda allow_unsafe: "bubblewrap")
     ended = meshcraft("grade", "--json")
     assert ended.status == 0
     (row,) = json.loads(ended.out)["submissions"]
@@ -237,7 +237,7 @@ def test_grade_table_fits_80_columns_and_says_the_isolation_once():
 
 def test_doctor_names_what_is_missing(meshcraft, monkeypatch):
     rung = SimpleNamespace(name="bubblewrap", available=False, reason="bwrap is not installed", remedy="Install it")
-    monkeypatch.setattr("autograder.grading.sandbox.survey", lambda: [rung])
+    monkeypatch.setattr("autograder.grading.outside.sandbox.survey", lambda: [rung])
     ended = meshcraft("doctor")
     assert ended.status == 1 and "bwrap is not installed. Install it" in ended.out
     assert json.loads(meshcraft("doctor", "--json").out)["sandbox"] is None

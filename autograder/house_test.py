@@ -3,10 +3,10 @@
 import ast
 import re
 
+import grimp
 import pytest
 
-from autograder.contract import JUDGED_BY
-from autograder.notebook import ROOT
+from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER, earlier
 
 OURS = ("course", "solutions", "autograder")
@@ -27,35 +27,54 @@ def imports(path):
             yield from (alias.name for alias in node.names)
 
 
-# What the sandbox has of the autograder beside its own end of the pipe: it wraps a task and knows no answer.
-WRAPS = {f"autograder.{name}" for name in ("wrapping", "forms", "cases", "answers")}
-WRAPPINGS = {f"autograder.chapters.{entry.name}.wrapping" for entry in CHAPTERS}
+# The folders are the layers: each imports what is below it, and what stands beside another does not know it.
+LAYERS = (
+    {"autograder.proof"},
+    {"autograder.cli"},
+    {"autograder.commands"},
+    {"autograder.similarity"},
+    {"autograder.grading.nbgrader"},
+    {"autograder.learner"},
+    {"autograder.check"},
+    {"autograder.release"},
+    {"autograder.grading.outside"},
+    {"autograder.chapters", "autograder.show"},
+    {"autograder.grading.inside"},
+    {"autograder.contract"},
+    {"solutions"},
+    {"course"},
+)
+# Tests know everything; mutants and alternatives are judged by those who import them.
+BESIDE = re.compile(r"_test$|\.(mutants|alternatives)(\.|$)|\.submitted\.|\.conftest$")
 
 
-def allowed(path):
-    """What of ours a file may import, packages with all that is in them."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    if parts[0] == "course":
-        return {"course"}
-    if parts[0] == "solutions":
-        before = earlier(parts[1]) if parts[1] not in ("__init__", PRIMER.name) else ()
-        return {"course", *(f"solutions.{entry.name}" for entry in before)}
-    if ".".join(parts) in WRAPS:
-        return {"course", *WRAPS}
-    if parts[:2] == ("autograder", "chapters") and parts[3:4] == ("wrapping",):
-        return {"course", *WRAPS, *WRAPPINGS}
-    if parts[:2] == ("autograder", "chapters") or parts[1] in JUDGED_BY:
-        own = {".".join(parts[:3])} if parts[1] == "chapters" else set()
-        return {"course", *own, *(f"autograder.{name}" for name in JUDGED_BY)}
-    return set(OURS)
+def test_imports_point_down():
+    graph = grimp.build_graph(*OURS, cache_dir=None)
+    for name in [name for name in graph.modules if BESIDE.search(name) and not name.startswith("autograder.proof")]:
+        graph.remove_module(name)
+    up = graph.find_illegal_dependencies_for_layers([grimp.Layer(*layer) for layer in LAYERS])
+    assert not up, [(found.importer, found.imported, *(route.middle for route in found.routes)) for found in up]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path):
-    ours = {name for name in imports(path) if name.split(".")[0] in OURS}
-    fine = allowed(path)
-    up = {name for name in ours if not any(f"{name}.".startswith(f"{good}.") for good in fine)}
-    assert not up, f"{path.name} may import {sorted(fine)} and imports {sorted(up)}"
+def test_chapters_and_what_the_sandbox_shows_of_them_stand_alone():
+    graph = grimp.build_graph("autograder", cache_dir=None)
+    for entry in CHAPTERS:
+        own = f"autograder.chapters.{entry.name}"
+        for name in {own, *graph.find_descendants(own)}:
+            if BESIDE.search(name):
+                continue
+            found = {other for other in graph.find_modules_directly_imported_by(name) if "chapters." in other}
+            wraps = f"{name}.".startswith(f"{own}.wrapping.")
+            fine = r"autograder\.chapters\.\w+\.wrapping" if wraps else rf"{own}|autograder\.chapters\.closed_forms"
+            assert all(re.match(rf"({fine})(\.|$)", other) for other in found), (name, found)
+
+
+def test_a_solution_imports_earlier_ones_alone():
+    for entry in CHAPTERS:
+        fine = {"course", *(f"solutions.{before.name}" for before in earlier(entry.name))}
+        found = {name for name in imports(ROOT / "solutions" / f"{entry.name}.py") if name.split(".")[0] in OURS}
+        up = {name for name in found if not any(f"{name}.".startswith(f"{good}.") for good in fine)}
+        assert not up, f"{entry.name} may import {sorted(fine)} and imports {sorted(up)}"
 
 
 @pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
@@ -64,10 +83,11 @@ def test_one_word_finds_everything(chapter):
         f"solutions/{chapter}.py",
         f"exercises/{chapter}/{chapter}.ipynb",
         f"autograder/chapters/{chapter}/__init__.py",
-        f"autograder/mutants/{chapter}/__init__.py",
-        f"autograder/variants/{chapter}/__init__.py",
-        f"autograder/hints/{chapter}.md",
-        f"autograder/references/{chapter}.json",
+        f"autograder/chapters/{chapter}/hints.md",
+        f"autograder/chapters/{chapter}/references.json",
+        f"autograder/chapters/{chapter}/mutants/__init__.py",
+        f"autograder/chapters/{chapter}/alternatives.py",
+        f"autograder/chapters/{chapter}/{chapter}_test.py",
         f"site/pages/{chapter}.md",
         f"site/pages/profiling/{chapter}.md",
     ):

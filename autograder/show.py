@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autograder.verdict import (
+from autograder.contract.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
     NEEDS_HUMAN,

@@ -7,7 +7,7 @@ import pytest
 
 from autograder.chapters.async_tensor_parallel import mlp, rings
 from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
-from autograder.contract import references
+from autograder.contract.task import references
 from course.machines import machine
 
 SITE = Path(__file__).parent

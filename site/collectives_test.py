@@ -56,7 +56,7 @@ def test_the_answer_about_many_devices_is_the_formula():
 
 @pytest.mark.skipif(jax.__version__ != "0.10.2", reason="the figures are of jax 0.10.2")
 def test_joining_at_the_end_costs_more_than_three_times_the_peak():
-    known = json.loads((SITE.parent / "autograder/references/collectives.json").read_text())[jax.__version__]
+    known = json.loads((SITE.parent / "autograder/chapters/collectives/references.json").read_text())[jax.__version__]
     held, whole = known["ring_all_gather"]["temporaries"], 8 * 16 * 2**20
     assert "more than three times what it must be" in PAGE
     assert 3 < (whole + held["naive"]) / (whole + held["reference"]) < 3.5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder import answer_facts, answers, draws, facts, forms, limits
+from autograder.contract import answer_facts, answers, draws, facts, forms, limits
 from course.curriculum import CHAPTERS
 
 ROOT = Path(__file__).parent.parent
@@ -24,10 +24,12 @@ def test_every_file_of_a_chapter_is_where_the_guide_says(chapter):
 
 def test_every_function_that_the_guide_names_exists():
     listed = {
-        facts: set(re.findall(r"^\| (`.*?`) \|", PAGE.split("| in `autograder.facts`")[1].split("\n\n")[0], re.M))
+        facts: set(
+            re.findall(r"^\| (`.*?`) \|", PAGE.split("| in `autograder.contract.facts`")[1].split("\n\n")[0], re.M)
+        )
     }
     listed[limits] = set(
-        re.findall(r"^\| (`.*?`) \|", PAGE.split("| in `autograder.limits`")[1].split("\n\n")[0], re.M)
+        re.findall(r"^\| (`.*?`) \|", PAGE.split("| in `autograder.contract.limits`")[1].split("\n\n")[0], re.M)
     )
     for module, rows in listed.items():
         names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autograder.chapters.data_parallel import overlap
-from autograder.contract import load
+from autograder.contract.task import load
 from course.machines import machine
 
 SITE = Path(__file__).parent

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from autograder.contract import load, references, trace
-from autograder.variants.fsdp.fsdp_train_step import with_delay
+from autograder.chapters.fsdp.alternatives import with_delay
+from autograder.contract.task import load, references, trace
 from course.machines import machine
 from course.program import parse, timeline
 

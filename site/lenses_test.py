@@ -30,7 +30,7 @@ from course.validation.rings import gather_matmul
 SITE = Path(__file__).parent
 PAGE = SITE / "pages" / "lenses.md"
 PICTURE = SITE / "figures" / "ring_timeline.svg"
-KEPT = SITE.parent / "autograder" / "demo" / "submitted" / "kept" / "fsdp" / "fsdp.ipynb"
+KEPT = SITE.parent / "autograder" / "proof" / "demo" / "submitted" / "kept" / "fsdp" / "fsdp.ipynb"
 IDEAL, CALIBRATED = "8xH100", "8xH100-calibrated"
 # Multiplications and additions of the whole product.
 MODEL_FLOPS = 2 * 4096 * 4096 * 16384

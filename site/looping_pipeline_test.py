@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autograder.contract import load
-from autograder.measure import look
-from autograder.variants.looping_pipeline import step_by_hand
+from autograder.chapters.looping_pipeline.alternatives import by_hand as written_by_hand
+from autograder.contract.task import load
+from autograder.release.measure import look
 from course.machines import machine
 from course.schedules import num_ticks
 
@@ -31,7 +31,7 @@ def test_numbers_of_the_walkthrough_are_printed_or_follow():
     prose = re.sub(r"```.*?```|<figure.*?</figure>", "", STORY, flags=re.DOTALL)
     slow, fast = row("the same, layers in a scan")["step"], row("each repeat, while others run")["step"]
     task = load("looping_pipeline").task("looping_train_step")
-    by_hand = 1e3 * look(task, step_by_hand.by_hand)["seconds"]
+    by_hand = 1e3 * look(task, written_by_hand)["seconds"]
     hidden = row("after the backward pass")["spent"] - row("each repeat, while others run")["spent"]
     copies = hidden - row("after the backward pass")["step"] + fast
     follow = {f"{slow / fast:.2f}", f"{by_hand:.1f}", f"{hidden:.1f}", f"{copies:.1f}", "0.25"}

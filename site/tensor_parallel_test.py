@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.contract import load
+from autograder.contract.task import load
 from course.machines import machine
 
 SITE = Path(__file__).parent

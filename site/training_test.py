@@ -6,8 +6,8 @@ from pathlib import Path
 import yaml
 
 from autograder.commands.train import train
-from autograder.strategies import CHAPTERS, NAMES, default
-from autograder.trials import LIMIT, STEPS, THREE
+from autograder.learner.strategies import CHAPTERS, NAMES, default
+from autograder.proof.trials import LIMIT, STEPS, THREE
 from course.training.checkpoints import KEPT
 from course.training.loop import Run, baseline
 from course.training.processes import HEARTBEAT_SECONDS

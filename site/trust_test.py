@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from autograder.hostile.fixtures import GROUPS, find_attacks
-from autograder.hostile.stock import Control
+from autograder.proof.attacks.fixtures import GROUPS, find_attacks
+from autograder.proof.attacks.stock import Control
 from course.show.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "trust.md"
-RESULTS = Path(__file__).parents[1] / "autograder" / "hostile" / "results.json"
-SOAK = Path(__file__).parents[1] / "autograder" / "soak.json"
-FUZZ = Path(__file__).parents[1] / "autograder" / "hostile" / "fuzz.json"
+RESULTS = Path(__file__).parents[1] / "autograder" / "proof" / "attacks" / "results.json"
+SOAK = Path(__file__).parents[1] / "autograder" / "proof" / "soak.json"
+FUZZ = Path(__file__).parents[1] / "autograder" / "proof" / "attacks" / "fuzz.json"
 # Where a mutation's way ended, in the fuzzer's words.
 ENDS = {
     "wire": "read as no message",
@@ -40,7 +40,7 @@ KINDS = {
 }
 RUNGS, USERS = ("bubblewrap", "landlock"), ("root", "a plain user")
 PACKAGES = ("python", "jax", "numpy")
-AGAIN = "run: python -m autograder.hostile --write (each rung, as root and as a user, once with --stock)"
+AGAIN = "run: python -m autograder.proof.attacks --write (each rung, as root and as a user, once with --stock)"
 
 
 def kept():

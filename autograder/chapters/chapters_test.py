@@ -13,25 +13,27 @@ import jax
 import numpy as np
 import pytest
 
-from autograder import variants
 from autograder.check import check_solution
-from autograder.contract import load, references
-from autograder.grading.tracing import Problem, trace_cases
-from autograder.measure import measure
-from autograder.mutants import judged
-from autograder.verdict import FAIL, PASS, STUDENT_ERROR
+from autograder.contract.task import load, references
+from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR
+from autograder.grading.inside.tracing import Problem, trace_cases
+from autograder.proof import alternatives as variants
+from autograder.proof.mutants import judged
+from autograder.release.measure import measure
 from course.curriculum import CHAPTERS
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 NAMES = [entry.name for entry in CHAPTERS]
 TASKS = [(chapter, task.name) for chapter in NAMES for task in load(chapter).tasks]
-MUTANTS = [(chapter, m) for chapter in NAMES for m in importlib.import_module(f"autograder.mutants.{chapter}").MUTANTS]
+MUTANTS = [
+    (chapter, m) for chapter in NAMES for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS
+]
 LEAST_MUTANTS, LEAST_VARIANTS = 5, 2
 # With whether the realistic size is looked at too.
-VARIANTS = [
+ALTERNATIVES = [
     (chapter, task, function, FULL or place < LEAST_VARIANTS)
     for chapter in NAMES
-    for task, functions in importlib.import_module(f"autograder.variants.{chapter}").VARIANTS.items()
+    for task, functions in importlib.import_module(f"autograder.chapters.{chapter}.alternatives").ALTERNATIVES.items()
     for place, function in enumerate(functions)
 ]
 
@@ -51,7 +53,7 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     assert not unexplained, "Contract.read has no page for them"
 
 
-@pytest.mark.parametrize(("chapter", "task", "function", "realistic"), VARIANTS)
+@pytest.mark.parametrize(("chapter", "task", "function", "realistic"), ALTERNATIVES)
 def test_other_style_passes_every_fact_as_it_is_handed_in(chapter, task, function, realistic):
     result = variants.judged(chapter, load(chapter).task(task), function, full=FULL, realistic=realistic)
     assert (result.verdict, failed(result), result.message) == (PASS, set(), "")
@@ -69,7 +71,7 @@ def test_mutant_fails_exactly_what_it_names(chapter, mutant):
 @pytest.mark.parametrize("chapter", NAMES)
 def test_every_function_has_mutants_and_other_styles(chapter):
     wrong = Counter(mutant.task for name, mutant in MUTANTS if name == chapter)
-    right = Counter(task for name, task, *_ in VARIANTS if name == chapter)
+    right = Counter(task for name, task, *_ in ALTERNATIVES if name == chapter)
     for task in load(chapter).tasks:
         assert wrong[task.name] >= LEAST_MUTANTS, task.name
         assert right[task.name] >= LEAST_VARIANTS, task.name

@@ -7,15 +7,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from autograder import answer_facts, answers
-from autograder.answers import Refusal
+from autograder.chapters.transformer_3d.alternatives import ALTERNATIVES
 from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, best, choice_facts
+from autograder.chapters.transformer_3d.mutants import MUTANTS
 from autograder.chapters.transformer_3d.wrapping.choice import MOST, questions
-from autograder.contract import Mismatch
-from autograder.mutants import judged_unseen
-from autograder.mutants.transformer_3d.choice import MUTANTS
-from autograder.variants.transformer_3d.choice import VARIANTS
-from autograder.verdict import FAIL
+from autograder.contract import answer_facts, answers
+from autograder.contract.answers import Refusal
+from autograder.contract.task import Mismatch
+from autograder.contract.verdict import FAIL
+from autograder.proof.mutants import judged_unseen
 from course.mesh import make_mesh
 
 TASK = CHOOSE_MESH
@@ -39,7 +39,7 @@ def failed(found):
     return {fact.name for fact in found if fact.passed is False}
 
 
-@pytest.mark.parametrize("function", VARIANTS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", ALTERNATIVES["choose_mesh"], ids=lambda function: function.__name__)
 def test_other_styles_pass_on_what_is_unseen(function):
     unseen = [TASK.unseen(np.random.default_rng(seed)) for seed in range(3)]
     assert failed(facts(function, unseen)) == set()
@@ -90,7 +90,11 @@ def raises_always(sizes, num_devices, batch, estimate):
 
 
 def gives_up_on_all_but_the_smallest(sizes, num_devices, batch, estimate):
-    return VARIANTS[0](sizes, num_devices, batch, estimate) if sizes.width < 2000 else raises_always(*[None] * 4)
+    return (
+        ALTERNATIVES["choose_mesh"][0](sizes, num_devices, batch, estimate)
+        if sizes.width < 2000
+        else raises_always(*[None] * 4)
+    )
 
 
 def answers_with(number):

@@ -57,7 +57,7 @@ def init(
     settings |= {"vary": variants}
     settings["exchange"] = str(exchange.resolve()) if exchange else None
     with spinner("making the course"):
-        from autograder.grading.new_course import init_course, read_students
+        from autograder.grading.nbgrader.new_course import init_course, read_students
 
         made = init_course(
             folder,
@@ -84,7 +84,7 @@ def _percent(text: str | None) -> float | None:
 
 def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
     """The due dates by chapter: one without a name is for every chapter chosen, or for all of the course."""
-    from autograder.grading.new_course import parse_due
+    from autograder.grading.nbgrader.new_course import parse_due
 
     there = sorted(path.name for path in (folder / "source").glob("*") if path.is_dir())
     dates: dict[str, Any] = {}
@@ -108,7 +108,7 @@ def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
 
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
     """What is graded, what is not, and what needs a person."""
-    from autograder.grading.export import counts, overview
+    from autograder.grading.nbgrader.export import counts, overview
 
     rows = [row for name in assignments(course, assignment) for row in overview(course.resolve(), name)]
     if as_json:
@@ -130,8 +130,8 @@ def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as
     """Write a feedback page for everyone who is graded. Exit status 1: someone got none."""
     names = assignments(course, assignment)
     with spinner("writing feedback"):
-        from autograder.grading.feedback import write_feedback
-        from autograder.grading.late import renew_penalties
+        from autograder.grading.nbgrader.feedback import write_feedback
+        from autograder.grading.nbgrader.late import renew_penalties
 
         made = []
         for name in names:
@@ -162,8 +162,8 @@ def export(
     """The gradebook as CSV, with manual grades and late penalties. Who has no grade yet has no number."""
     columns = _columns(column or [], canvas)
     names = assignments(course, assignment)
-    from autograder.grading.export import canvas_csv, grades_csv
-    from autograder.grading.late import renew_penalties
+    from autograder.grading.nbgrader.export import canvas_csv, grades_csv
+    from autograder.grading.nbgrader.late import renew_penalties
 
     folder = course.resolve()
     for name in names:

@@ -11,9 +11,9 @@ import pytest
 import typer
 
 from autograder import cli
-from autograder.grading.new_course import due_dates
-from autograder.grading.settings import read_settings
-from autograder.notebook import ROOT
+from autograder.grading.nbgrader.new_course import due_dates
+from autograder.grading.nbgrader.settings import read_settings
+from autograder.release.notebook import ROOT
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
 from autograder.commands.terminal import FAULT, UsageError, bar, complain, out, print_json, spinner
+from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
 from autograder.show import RICH, WORDS, number, one_line, plain
-from autograder.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
 
 BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
 
@@ -39,7 +39,7 @@ def grade(
 
     Exit status 0: every submission has a verdict; 3: some need a person, or a verdict came out differently --again.
     """
-    from autograder.grading.batch import Regrade, grade_course
+    from autograder.grading.nbgrader.batch import Regrade, grade_course
 
     names = assignments(course, assignment)
     level = _level(scheduler, unsafe_local)
@@ -68,7 +68,7 @@ def grade(
 
 def _level(scheduler: str, unsafe_local: bool) -> str:
     """The sandbox's level; empty where each machine of a cluster finds its own."""
-    from autograder.grading.sandbox import best_level
+    from autograder.grading.outside.sandbox import best_level
 
     if scheduler:
         if unsafe_local:

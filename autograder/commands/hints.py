@@ -8,16 +8,16 @@ from pathlib import Path
 
 from autograder.commands.terminal import UsageError
 
-HINTS = Path(__file__).resolve().parent.parent / "hints"
+CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
 
 
-def read_hints(chapter: str, folder: Path = HINTS) -> dict[str, list[str]]:
+def read_hints(chapter: str) -> dict[str, list[str]]:
     """Each function's hints, from "where to look" to "almost the answer".
 
     Raises:
         UsageError: the chapter has none.
     """
-    path = folder / f"{chapter}.md"
+    path = CHAPTERS / chapter / "hints.md"
     if not path.exists():
         raise UsageError(f"the chapter {chapter} has no hints yet; its page has the theory")
     hints = {}

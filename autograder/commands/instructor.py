@@ -34,7 +34,7 @@ def build(
 ) -> None:
     """Make the exercises from the solutions, which nbgrader strips, and measure what limits are set against."""
     names = [require_chapter(name, or_primer=True) for name in chapters or [entry.name for entry in NOTEBOOKS]]
-    from autograder import notebook
+    from autograder.release import notebook
 
     if check:
         stale = {name: notebook.stale(name) for name in names}
@@ -42,7 +42,7 @@ def build(
             complain(f"exercises/{name} is stale; run `meshcraft build`")
             out().print(stale[name], markup=False)
         raise typer.Exit(SHORT if any(stale.values()) else 0)
-    from autograder import measure
+    from autograder.release import measure
 
     with spinner("building"):
         written = [*notebook.build(names), *(measure.write(name) for name in names if name != PRIMER.name)]
@@ -55,7 +55,7 @@ def doctor(as_json: AsJson = False) -> None:
     from importlib import metadata
 
     with spinner("trying the sandboxes"):
-        from autograder.grading.sandbox import survey
+        from autograder.grading.outside.sandbox import survey
 
         rungs = survey()
     packages = ("meshcraft", "jax", "flax", "optax", "nbgrader", "jupyterlab")

@@ -92,11 +92,11 @@ def check(
         else:
             report = judge.check_notebook(path, chapter, names, full=full, progress=say)
         if aot:
-            from autograder.compiled import add_compiled
+            from autograder.learner.compiled import add_compiled
 
             report = add_compiled(report, chapter, path, progress=say)
         if mesh is Mesh.real:
-            from autograder.real import add_measured
+            from autograder.learner.real import add_measured
 
             report = add_measured(report, chapter, path, progress=say)
     if path is not None:
@@ -185,8 +185,8 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
 
 def exercise_text(chapter: str) -> str:
     """The exercise as it is handed out: the committed one, else built from the solution."""
-    from autograder.notebook import ROOT
-    from autograder.notebook import exercise_text as built
+    from autograder.release.notebook import ROOT
+    from autograder.release.notebook import exercise_text as built
 
     committed = ROOT / "exercises" / chapter / f"{chapter}.ipynb"
     return committed.read_text(encoding="utf-8") if committed.exists() else built(chapter)
@@ -225,7 +225,7 @@ def _hidden(notebook: Path) -> Path:
 def _functions(chapter: str, function: str | None) -> list[str] | None:
     if function is None:
         return None
-    from autograder import contract
+    from autograder.contract import task as contract
 
     try:
         return [contract.load(chapter).task(function).name]
@@ -236,7 +236,7 @@ def _functions(chapter: str, function: str | None) -> list[str] | None:
 def _with_stub(path: Path, chapter: str, function: str) -> str:
     import nbformat
 
-    from autograder.notebook import notebook_text
+    from autograder.release.notebook import notebook_text
 
     def cell_of(notebook: Any) -> Any:
         return next((c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == function), None)

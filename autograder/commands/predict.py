@@ -67,7 +67,7 @@ def predict(
             found, programs = _of_file(what, machine, aot, model_flops)
         else:
             require_chapter(what)
-            from autograder.profile import predict_solution
+            from autograder.learner.profile import predict_solution
 
             found, programs = predict_solution(what, function, machine, aot=aot, model_flops=model_flops)
     from course.show.panels import prediction_html
@@ -109,7 +109,7 @@ def profile(
     _check_flops(model_flops)
     _check_machine(machine)
     with spinner(f"profiling {function}") as say, _explained():
-        from autograder.profile import REFERENCE, YOURS, profile_notebook
+        from autograder.learner.profile import REFERENCE, YOURS, profile_notebook
 
         found = profile_notebook(
             path, chapter, function, machine=machine, aot=aot, model_flops=model_flops, progress=say
@@ -148,7 +148,7 @@ def _of_file(
     path = Path(what)
     if not path.is_file():
         if _is_chapter(what):
-            from autograder.contract import load
+            from autograder.contract.task import load
 
             names = ", ".join(task.name for task in load(what).tasks)
             raise UsageError(f"which function of {what}? It has: {names}")

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from autograder import cli
-from autograder.demo.__main__ import HERE as DEMO
+from autograder.proof.demo.__main__ import HERE as DEMO
 
 RIGHT = str(DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb")
 
@@ -33,7 +33,7 @@ def meshcraft(monkeypatch, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A Program file, and what predicting the solution said about it."""
-    from autograder.profile import predict_solution
+    from autograder.learner.profile import predict_solution
 
     found, programs = predict_solution("fsdp", "fsdp_loss")
     path = tmp_path_factory.mktemp("saved") / "step.program"

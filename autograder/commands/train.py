@@ -29,7 +29,7 @@ from autograder.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from autograder.training import Asked, Outcome
+    from autograder.learner.training import Asked, Outcome
 
 RUN, MODEL, OPTIMIZER, STRATEGY = "The run", "The model", "The optimizer", "How it is computed"
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +176,7 @@ def _devices(axes: dict[str, int], processes: int) -> int:
 
 
 def _asked(values: dict[str, Any], options: dict[str, Any]) -> Asked:
-    from autograder.training import Asked
+    from autograder.learner.training import Asked
     from course.training.strategy import Options
 
     try:
@@ -188,9 +188,9 @@ def _asked(values: dict[str, Any], options: dict[str, Any]) -> Asked:
 def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
     import jax
 
-    from autograder.grading.intake import IntakeError
-    from autograder.strategies import StrategyError
-    from autograder.training import session
+    from autograder.grading.inside.intake import IntakeError
+    from autograder.learner.strategies import StrategyError
+    from autograder.learner.training import session
     from course.mesh import emulate_devices
     from course.quiet import real_devices
     from course.training import processes
@@ -243,8 +243,8 @@ def _end(message: str, status: int, several: bool) -> NoReturn:
 
 def _reason(error: Exception, asked: Asked) -> str:
     """The error; with the line of the notebook that it comes from, where one does."""
-    from autograder.grading.cells import locate_cell
-    from autograder.grading.tracing import describe_error
+    from autograder.grading.inside.cells import locate_cell
+    from autograder.grading.inside.tracing import describe_error
 
     line = describe_error(error, locate_cell).line
     return f"{asked.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)

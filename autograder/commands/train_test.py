@@ -13,10 +13,11 @@ import nbformat
 import psutil
 import pytest
 
-from autograder import cli, training
+from autograder import cli
 from autograder.commands import train as command
-from autograder.notebook import ROOT
-from autograder.trials import apart
+from autograder.learner import training
+from autograder.proof.trials import apart
+from autograder.release.notebook import ROOT
 from course.training.loop import prepare
 from course.training.processes import PLACE
 

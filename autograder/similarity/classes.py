@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autograder.contract import Task, load, trace
-from autograder.grading.course import CourseError, open_ledger, require_folder
-from autograder.grading.intake import read_notebook
-from autograder.grading.ledger import LedgerError
-from autograder.grading.settings import read_settings
-from autograder.grading.submissions import Submission, find_submissions
-from autograder.notebook import ROOT
+from autograder.contract.task import Task, load, trace
+from autograder.grading.inside.intake import read_notebook
+from autograder.grading.nbgrader.course import CourseError, open_ledger, require_folder
+from autograder.grading.nbgrader.ledger import LedgerError
+from autograder.grading.nbgrader.settings import read_settings
+from autograder.grading.nbgrader.submissions import Submission, find_submissions
+from autograder.release.notebook import ROOT
 from autograder.similarity.compare import Compared, compare
 from autograder.similarity.sources import SOLUTION, Author, Written, given_grams, public_code, read_code
 from course.program import ProgramError, form, parse

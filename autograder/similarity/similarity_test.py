@@ -12,18 +12,18 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from autograder import cli
-from autograder.contract import load, trace
-from autograder.grading.course import open_ledger
-from autograder.grading.intake import Cell
-from autograder.grading.submissions import find_submissions
-from autograder.notebook import ROOT
+from autograder.contract.task import load, trace
+from autograder.contract.verdict import PASS, Report, Result
+from autograder.grading.inside.intake import Cell
+from autograder.grading.nbgrader.course import open_ledger
+from autograder.grading.nbgrader.submissions import find_submissions
+from autograder.proof.alternatives.rewrites import decorated, renamed, with_a_helper, with_named_results
+from autograder.release.notebook import ROOT
 from autograder.similarity.classes import find_similar
 from autograder.similarity.compare import LEAST, compare
 from autograder.similarity.page import EVIDENCE, page
 from autograder.similarity.sources import Author, given_grams, public_code, read_code
 from autograder.similarity.tokens import MOST, tokens
-from autograder.variants.rewrites import decorated, renamed, with_a_helper, with_named_results
-from autograder.verdict import PASS, Report, Result
 from course.program import form, parse
 
 DISGUISES = ((renamed,), (renamed, with_named_results), (renamed, with_a_helper, decorated))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autograder.grading.intake import Cell, IntakeError, read_notebook
+from autograder.grading.inside.intake import Cell, IntakeError, read_notebook
 from autograder.similarity.tokens import aliases, fingerprints, tokens
 
 MAGIC = re.compile(r"\s*[%!?]|.*\?\s*$")
@@ -145,7 +145,7 @@ def public_code(chapter: str, names: Iterable[str]) -> Iterator[tuple[str, Autho
         code = _read_module(Path(solution.origin))
         yield from ((name, Author(SOLUTION, public=True), code) for name in names)
     try:
-        variants = importlib.import_module(f"autograder.variants.{chapter}").VARIANTS
+        variants = importlib.import_module(f"autograder.chapters.{chapter}.alternatives").ALTERNATIVES
     except ModuleNotFoundError:
         return
     for name in names:

@@ -11,7 +11,7 @@ from course.program.form import form
 from course.program.ir import Module
 from course.program.memory import Memory, memory
 from course.program.program import Leaf, Program, ProgramError
-from course.program.run import Executable, compile_program
+from course.program.run import Executable, compile_program, work_of
 from course.program.simulator import Timeline, bubble, timeline, timelines
 from course.program.stablehlo import parse
 from course.program.structure import difference
@@ -38,4 +38,5 @@ __all__ = [
     "signature_of",
     "timeline",
     "timelines",
+    "work_of",
 ]

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh, make_mesh
-from course.program import Program, ProgramError, compile_program, export, parse
+from course.program import Program, ProgramError, compile_program, export, parse, work_of
 from course.program.ir import walk
 
 F32 = jnp.float32
@@ -166,3 +166,14 @@ def test_python_callback_is_refused():
 
     with pytest.raises(ProgramError, match="calls back into Python"):
         program_of(calls_home, {"x": struct(8, 4)}, {"x": P("data")}, P("data"))
+
+
+def test_work_of_a_program_has_no_source_lines_and_everything_else():
+    def made(local, out=("data",), line="here"):
+        return program_of(local, {"x": struct(8)}, {"x": P("data")}, P(*out), locate=lambda _: line)
+
+    first = made(lambda x: x + 1.0)
+    moved = made(lambda x: x + 1.0, line="elsewhere")
+    assert first.artefact != moved.artefact and work_of(first) == work_of(moved)
+    others = [made(lambda x: x + 2.0), made(lambda x: x * 1.0), made(lambda x: lax.psum(x, "data"), ())]
+    assert len({work_of(program) for program in (first, *others)}) == 4

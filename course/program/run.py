@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from course.program.audit import audit
+from course.program.audit import audit, audited
 from course.program.ir import Module
 from course.program.program import Leaf, Program, ProgramError
 from course.program.witness import Witness, instrument
@@ -60,6 +61,16 @@ class Executable:
             if first.setdefault(str(shard.index), data) != data:
                 raise ProgramError(f"result {leaf.name} should be the same on devices that share it, and differs")
         return np.asarray(result)
+
+
+def work_of(program: Program) -> str:
+    """A hash of all that a Program does, which its source lines are no part of.
+
+    Raises:
+        ProgramError: The audit's.
+    """
+    text = audited(program).module.operation.get_asm(enable_debug_info=False)
+    return hashlib.sha256(replace(program, artefact=text.encode()).serialise()).hexdigest()
 
 
 def compile_program(program: Program, mesh: Mesh, module: Module | None = None) -> Executable:

@@ -11,7 +11,7 @@ from async_tensor_parallel_passes import SHOWN as PASSES
 from async_tensor_parallel_passes import TASK
 from async_tensor_parallel_witnesses import MACHINE, MIB, US, WAYS, exported
 
-from autograder.contract import trace
+from autograder.contract.task import trace
 from course.program.compiled import DEFAULT_FLAGS, AotMissing, GpuReport, compile_all
 
 MERGED = ("ring, a Python loop", "ring, a scan")

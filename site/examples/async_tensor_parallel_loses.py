@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from async_tensor_parallel_witnesses import MIB, ROWS, US, WIDTH, exported
 
-from autograder.mutants.async_tensor_parallel.rings import gathers_then_multiplies
+from autograder.chapters.async_tensor_parallel.mutants import gathers_then_multiplies
 from course.machine import Machine
 from course.machines import machine
 from course.program import Program, parse, timeline

@@ -6,10 +6,14 @@ The pictures go into the folder that is named.
 import sys
 from pathlib import Path
 
-from autograder.contract import load
-from autograder.mutants.async_tensor_parallel import mlp as ways
-from autograder.profile import look, machine_of
-from autograder.variants.async_tensor_parallel import mlp as styles
+from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again
+from autograder.chapters.async_tensor_parallel.mutants import (
+    hides_the_forward_pass_alone,
+    leaves_the_derivative_to_jax,
+    synchronous,
+)
+from autograder.contract.task import load
+from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
 from course.show import timeline_svg
 from solutions.async_tensor_parallel import async_tp_mlp
@@ -17,12 +21,12 @@ from solutions.async_tensor_parallel import async_tp_mlp
 TASK = load("async_tensor_parallel").task("async_tp_mlp")
 MACHINE = machine_of(TASK, None)
 WAYS = {
-    "no ring": ways.synchronous,
-    "rings in the forward pass alone": ways.hides_the_forward_pass_alone,
-    "rings, JAX's derivative": ways.leaves_the_derivative_to_jax,
-    "the same, unrolled": styles.unrolled,
+    "no ring": synchronous,
+    "rings in the forward pass alone": hides_the_forward_pass_alone,
+    "rings, JAX's derivative": leaves_the_derivative_to_jax,
+    "the same, unrolled": async_tp_mlp_unrolled,
     "rings, rows kept": async_tp_mlp,
-    "rings, rows sent again": styles.gathering_again,
+    "rings, rows sent again": gathering_again,
 }
 # What the compiler is asked about.
 SHOWN = {name: WAYS[name] for name in ("no ring", "rings, JAX's derivative", "rings, rows kept")}

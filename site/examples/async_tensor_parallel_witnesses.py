@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from autograder.mutants.async_tensor_parallel import rings
-from autograder.variants.async_tensor_parallel import gather
+from autograder.chapters.async_tensor_parallel.alternatives import unrolled
+from autograder.chapters.async_tensor_parallel.mutants import gathers_then_multiplies
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.predict import predict
@@ -24,8 +24,8 @@ ROWS, WIDTH, HIDDEN = 4096, 4608, 18432
 MIB, US = 2**20, 1e-6
 MACHINE = machine("8xH100")
 WAYS = {
-    "all-gather, then product": rings.gathers_then_multiplies,
-    "ring, a Python loop": gather.unrolled,
+    "all-gather, then product": gathers_then_multiplies,
+    "ring, a Python loop": unrolled,
     "ring, a scan": ring_gather_matmul,
     "both ways round": bidirectional_gather_matmul,
 }

@@ -6,18 +6,21 @@ It needs the extra ``aot``. Where that is not installed it prints what it gave w
 import sys
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.data_parallel import overlap
-from autograder.variants.data_parallel import overlap as styles
+from autograder.chapters.data_parallel.alternatives import by_summing_when_it_reduces
+from autograder.chapters.data_parallel.mutants import (
+    reduces_after_the_backward_pass,
+    reduces_in_the_layers_own_iteration,
+)
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program.compiled import DEFAULT_FLAGS, AotMissing, compile_all
 from solutions.data_parallel import overlapped_gradients
 
 TASK = load("data_parallel").task("overlapped_gradients")
 WAYS = {
-    "at the end": overlap.reduces_after_the_backward_pass,
-    "in the layer's own iteration": overlap.reduces_in_the_layers_own_iteration,
-    "one later, summed then": styles.by_summing_when_it_reduces,
+    "at the end": reduces_after_the_backward_pass,
+    "in the layer's own iteration": reduces_in_the_layers_own_iteration,
+    "one later, summed then": by_summing_when_it_reduces,
     "one later, summed before": overlapped_gradients,
 }
 

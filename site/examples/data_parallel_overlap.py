@@ -3,8 +3,11 @@
 import sys
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.data_parallel import overlap
+from autograder.chapters.data_parallel.mutants import (
+    reduces_after_the_backward_pass,
+    reduces_in_the_layers_own_iteration,
+)
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.predict import predict
 from course.show import timeline_svg
@@ -12,16 +15,14 @@ from solutions.data_parallel import overlapped_gradients
 
 TASK = load("data_parallel").task("overlapped_gradients")
 WAYS = {
-    "naive": ("at the end", overlap.reduces_after_the_backward_pass),
-    "same": ("in the layer's own iteration", overlap.reduces_in_the_layers_own_iteration),
+    "naive": ("at the end", reduces_after_the_backward_pass),
+    "same": ("in the layer's own iteration", reduces_in_the_layers_own_iteration),
     "next": ("one iteration later", overlapped_gradients),
 }
 
 
 def located(name):
-    return lambda file: (
-        name if file.endswith(("mutants/data_parallel/overlap.py", "solutions/data_parallel.py")) else None
-    )
+    return lambda file: name if file.endswith(("data_parallel/mutants.py", "solutions/data_parallel.py")) else None
 
 
 def main(folder: Path) -> None:

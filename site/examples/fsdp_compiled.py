@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fsdp_prefetch import MACHINE, TASK, WAYS
 
-from autograder.contract import trace
+from autograder.contract.task import trace
 from course.program.compiled import DEFAULT_FLAGS, AotMissing, compile_all
 
 SHOWN = ("gathers when it computes", "ahead forward only", "ahead in both passes")

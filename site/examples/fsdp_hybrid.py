@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from autograder.contract import Case, load, trace
-from autograder.mutants.fsdp.step import gathers_when_it_computes
+from autograder.chapters.fsdp.mutants import gathers_when_it_computes
+from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.predict import predict
 from course.program import costs, parse

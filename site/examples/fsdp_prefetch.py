@@ -6,9 +6,14 @@ The pictures go into the folder that is named.
 import sys
 from pathlib import Path
 
-from autograder.contract import load
-from autograder.mutants.fsdp import step as ways
-from autograder.profile import look, machine_of
+from autograder.chapters.fsdp.mutants import (
+    gathers_when_it_computes,
+    keeps_gathered_weights_in_step,
+    keeps_the_carry_of_a_checkpoint,
+    prefetches_forward_only,
+)
+from autograder.contract.task import load
+from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
 from course.show import memory_svg, timeline_svg
 from solutions.fsdp import fsdp_train_step
@@ -16,10 +21,10 @@ from solutions.fsdp import fsdp_train_step
 TASK = load("fsdp").task("fsdp_train_step")
 MACHINE = machine_of(TASK, None)
 WAYS = {
-    "gathers when it computes": ways.gathers_when_it_computes,
-    "ahead, backward by JAX": ways.keeps_gathered_weights,
-    "ahead, JAX with checkpoint": ways.keeps_the_carry_of_a_checkpoint,
-    "ahead forward only": ways.prefetches_forward_only,
+    "gathers when it computes": gathers_when_it_computes,
+    "ahead, backward by JAX": keeps_gathered_weights_in_step,
+    "ahead, JAX with checkpoint": keeps_the_carry_of_a_checkpoint,
+    "ahead forward only": prefetches_forward_only,
     "ahead in both passes": fsdp_train_step,
 }
 PICTURES = {"gathers when it computes": "before", "ahead forward only": "half", "ahead in both passes": "after"}

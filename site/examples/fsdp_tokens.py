@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fsdp_prefetch import MACHINE, TASK, WAYS
 
-from autograder.contract import trace
+from autograder.contract.task import trace
 from course.predict import predict
 
 TOKENS = (512, 1024, 2048, 4096, 8192)

@@ -7,9 +7,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.looping_pipeline import step as ways
-from autograder.variants.looping_pipeline.step import with_a_mean_on_the_way_back
+from autograder.chapters.looping_pipeline.alternatives import with_a_mean_on_the_way_back
+from autograder.chapters.looping_pipeline.mutants import (
+    averages_after_the_backward_pass,
+    averages_every_repeat_twice,
+    averages_in_every_tick,
+)
+from autograder.contract.task import load, trace
 from course.machine import Machine
 from course.machines import machine
 from course.program import memory, parse, timeline
@@ -19,9 +23,9 @@ from solutions.looping_pipeline import looping_train_step
 TASK = load("looping_pipeline").task("looping_train_step")
 A5000 = machine(TASK.machine)
 WAYS = {
-    "after the backward pass": ways.averages_after_the_backward_pass,
-    "in every tick": ways.averages_in_every_tick,
-    "each repeat twice": ways.averages_every_repeat_twice,
+    "after the backward pass": averages_after_the_backward_pass,
+    "in every tick": averages_in_every_tick,
+    "each repeat twice": averages_every_repeat_twice,
     "each repeat, while others run": looping_train_step,
     "the same, layers in a scan": with_a_mean_on_the_way_back,
 }
@@ -29,7 +33,7 @@ FIRST, LAST = "after the backward pass", "each repeat, while others run"
 
 
 def located(file: str) -> str | None:
-    return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/step.py")) else None
+    return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/mutants.py")) else None
 
 
 def slowed(times: float) -> Machine:

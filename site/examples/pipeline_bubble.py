@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline_idle import idle
 
 from autograder.chapters.pipeline.shared import stage_seconds
-from autograder.contract import Case, load, trace
+from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.program import bubble, parse, timeline
 from course.schedules import forwards, gpipe

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 from jax import lax
 
-from autograder.contract import Case, load, trace
+from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.program import costs, parse, timeline
 from course.schedules import forwards, gpipe

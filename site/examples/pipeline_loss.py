@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.contract import load, trace
-from autograder.mutants.pipeline.loss import of_last, outputs
+from autograder.chapters.pipeline.mutants import of_last, outputs
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import memory, parse, timeline
 from solutions.pipeline import pipeline_loss

@@ -7,9 +7,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from autograder.chapters.pipeline.mutants import keeps_activations
 from autograder.chapters.pipeline.step import most_bytes
-from autograder.contract import load, trace
-from autograder.mutants.pipeline.step import keeps_activations
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import memory, parse, timeline
 from course.show import memory_svg

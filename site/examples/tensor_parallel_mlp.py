@@ -7,9 +7,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.tensor_parallel import mlp as ways
-from autograder.variants.tensor_parallel.tp_mlp import gathered_again
+from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
+from autograder.chapters.tensor_parallel.mutants import (
+    all_reduces_at_the_end,
+    gathers_the_hidden_features,
+    gathers_the_weights,
+)
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
 from course.show import holdings_svg, timeline_svg
@@ -18,17 +22,21 @@ from solutions.tensor_parallel import tp_mlp
 TASK = load("tensor_parallel").task("tp_mlp")
 H100 = machine(TASK.machine)
 WAYS = {
-    "weights come to the rows": ways.gathers_the_weights,
-    "hidden features made whole": ways.gathers_the_hidden_features,
-    "all-reduce, then slice": ways.all_reduces_at_the_end,
+    "weights come to the rows": gathers_the_weights,
+    "hidden features made whole": gathers_the_hidden_features,
+    "all-reduce, then slice": all_reduces_at_the_end,
     "rows there, rows back": tp_mlp,
-    "the same, rows gathered again": gathered_again,
+    "the same, rows gathered again": tp_mlp_gathered_again,
 }
 DRAWN = {"weights": "weights come to the rows", "hidden": "hidden features made whole", "rows": "rows there, rows back"}
 
 
 def located(file: str) -> str | None:
-    return "tensor_parallel" if file.endswith(("tensor_parallel.py", "tensor_parallel/mlp.py")) else None
+    return (
+        "tensor_parallel"
+        if file.endswith(("tensor_parallel.py", "tensor_parallel/mutants.py", "tensor_parallel/alternatives.py"))
+        else None
+    )
 
 
 def main(folder: Path) -> None:
@@ -49,9 +57,7 @@ def main(folder: Path) -> None:
     print(f"\n{'rows there, rows back':23}{'rows':>8}{'step, ms':>11}{'exposed':>9}{'weights come, ms':>18}")
     for rows in (512, 1024, 4096, 16384, 65536):
         larger = replace(case, sizes={**case.sizes, "rows": rows})
-        own, weights = (
-            timeline(parse(trace(TASK, f, larger, located)), H100) for f in (tp_mlp, ways.gathers_the_weights)
-        )
+        own, weights = (timeline(parse(trace(TASK, f, larger, located)), H100) for f in (tp_mlp, gathers_the_weights))
         share = own.exposed_seconds / own.seconds
         print(f"{'':23}{rows:8,}{1e3 * own.seconds:11.2f}{share:9.0%}{1e3 * weights.seconds:18.2f}")
 

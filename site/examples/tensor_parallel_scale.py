@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from autograder.mutants.tensor_parallel.step import leaves_split_leaves_summed
+from autograder.chapters.tensor_parallel.mutants import leaves_split_leaves_summed
 from course.data import regression_batch
 from course.mesh import as_varying, make_mesh
 from course.model import full_loss, mlp

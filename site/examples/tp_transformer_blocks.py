@@ -6,7 +6,7 @@ The pictures go into the folder that is named.
 import sys
 from pathlib import Path
 
-from autograder.contract import Case, load, trace
+from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.program import costs, parse, timeline
 from course.show import timeline_svg

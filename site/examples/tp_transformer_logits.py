@@ -7,8 +7,8 @@ import math
 import sys
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.tp_transformer.loss import gathers_logits
+from autograder.chapters.tp_transformer.mutants import gathers_logits
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import memory, parse
 from course.program.compiled import AotMissing, compile_all

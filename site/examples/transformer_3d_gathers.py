@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from autograder.contract import load, trace
-from autograder.mutants.transformer_3d import forward as ways
+from autograder.chapters.transformer_3d.mutants import gathers_in_every_tick, keeps_everything
+from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
 from course.show import timeline_svg
@@ -17,14 +17,14 @@ from solutions.transformer_3d import forward_3d
 TASK = load("transformer_3d").task("forward_3d")
 WHERE = machine(TASK.machine)
 WAYS = {
-    "gathered in every tick": ways.gathers_in_every_tick,
-    "gathered once, and everything kept": ways.keeps_everything,
+    "gathered in every tick": gathers_in_every_tick,
+    "gathered once, and everything kept": keeps_everything,
     "gathered once for a repeat": forward_3d,
 }
 
 
 def located(file: str) -> str | None:
-    return "transformer_3d" if file.endswith(("solutions/transformer_3d.py", "transformer_3d/forward.py")) else None
+    return "transformer_3d" if file.endswith(("solutions/transformer_3d.py", "transformer_3d/mutants.py")) else None
 
 
 def more_microbatches(count: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, permuted, ticks_of
 from autograder.chapters.transformer_3d.shared import SIZES, part_bytes
 from autograder.chapters.transformer_3d.wrapping.model import sizes_of
-from autograder.contract import Case
+from autograder.contract.task import Case
 from course.show import holdings_svg
 
 BILLION = {**SIZES, "width": 2048, "hidden": 8192, "num_heads": 16, "num_layers": 16, "vocab": 32_000, "seq": 1024,

@@ -1,8 +1,8 @@
 """The contract of ``async_tensor_parallel``: communicate while computing."""
 
 from autograder.chapters.async_tensor_parallel import mlp, rings
-from autograder.contract import Contract, Task
-from autograder.wrapping import wrappings
+from autograder.contract.task import Contract, Task
+from autograder.contract.wrapping import wrappings
 
 READ = {
     "values": ("async_tensor_parallel", "A product in a ring"),

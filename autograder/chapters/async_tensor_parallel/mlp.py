@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.async_tensor_parallel import shared
 from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from autograder.chapters.async_tensor_parallel.wrapping import groups_of, mlp_shapes, rows_shape, size_of
-from autograder.contract import Case, Evidence
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 
 # Of tp_mlp's, forward and backward: what may be exposed, and how long it may take.
 EXPOSED, TIME = 0.4, 1.0

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.async_tensor_parallel import shared
 from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from autograder.chapters.async_tensor_parallel.wrapping import GATHER, KINDS, SCATTER, size_of
-from autograder.contract import Case, Evidence, Task
-from autograder.orders import orders, places
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.orders import orders, places
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 SMALL = "tensor=8, forward alone"
 # Of the synchronous version's: what a ring takes and holds, and what one does that goes both ways.

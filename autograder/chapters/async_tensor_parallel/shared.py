@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.async_tensor_parallel.wrapping import groups_of, size_of, wrap_product
-from autograder.contract import Case, Evidence
-from autograder.draws import axis_names
-from autograder.verdict import Fact
+from autograder.contract import facts
+from autograder.contract.draws import axis_names
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 
 # At these sizes, on eight idealised H100, a chunk of rows travels about as long as it is multiplied.
 WIDTH, HIDDEN, TOKENS = 4608, 18432, 4096

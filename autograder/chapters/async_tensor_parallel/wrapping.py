@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.cases import varying
-from autograder.forms import describe
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract.cases import varying
+from autograder.contract.forms import describe
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.mesh import abstract_mesh
 
 GATHER, SCATTER = "gather", "scatter"

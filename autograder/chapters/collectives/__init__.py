@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autograder.chapters.collectives.puzzles import PUZZLES
 from autograder.chapters.collectives.rings import RINGS
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("collectives", "Who holds what"),

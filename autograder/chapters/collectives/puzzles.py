@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import answer_facts, answers
-from autograder.answers import show
 from autograder.chapters.collectives.wrapping import axes_of, questions
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import axis_names
-from autograder.forms import show_spec
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import answer_facts, answers
+from autograder.contract.answers import show
+from autograder.contract.draws import axis_names
+from autograder.contract.forms import show_spec
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.puzzles import PANELS, mesh_of
 from course.show.holdings import Layout, layout
 

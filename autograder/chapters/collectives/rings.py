@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import axis_size
 from autograder.chapters.collectives.wrapping import wrap_ring
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import ODD, unseen_mesh
-from autograder.orders import orders, places
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import axis_size
+from autograder.contract.draws import ODD, unseen_mesh
+from autograder.contract.orders import orders, places
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 # Chunks that may live beside the result, on the 8 devices of the realistic size: a ring needs two, one that goes both
 # ways three; whoever keeps what arrived until the end has seven or more.

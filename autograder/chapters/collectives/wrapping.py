@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import answers, forms
-from autograder.cases import axis_of, axis_size
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract import answers, forms
+from autograder.contract.cases import axis_of, axis_size
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.mesh import abstract_mesh, as_varying
 
 RINGS = ("ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "ring_all_to_all")

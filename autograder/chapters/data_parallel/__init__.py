@@ -1,8 +1,8 @@
 """The contract of ``data_parallel``: one model, many batches."""
 
 from autograder.chapters.data_parallel import keys, overlap, step, sync
-from autograder.contract import Contract, Task
-from autograder.wrapping import wrappings
+from autograder.contract.task import Contract, Task
+from autograder.contract.wrapping import wrappings
 
 READ = {
     "values": ("data_parallel", "Mistakes that cost people days"),

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.data_parallel.named import case_over, unseen_over
 from autograder.chapters.data_parallel.wrapping import names_of
-from autograder.contract import Case, Evidence
-from autograder.verdict import Fact, Kind
+from autograder.contract import facts
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact, Kind
 
 TWO_AXES = {"data": 4, "tensor": 2}
 CASES = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograder.contract import Case
-from autograder.draws import axis_names
+from autograder.contract.draws import axis_names
+from autograder.contract.task import Case
 
 
 def case_over(mesh: dict[str, int], names: tuple[str, ...], sizes: dict[str, int], *, quick: bool = False) -> Case:

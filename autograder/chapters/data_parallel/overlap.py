@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import axis_size, model_of, model_sizes, params_of
-from autograder.contract import Case, Evidence
-from autograder.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
-from autograder.verdict import Fact
+from autograder.contract import facts, limits
+from autograder.contract.cases import axis_size, model_of, model_sizes, params_of
+from autograder.contract.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 from course.model import full_loss
 
 _DEEP = {"width": 8, "hidden": 16, "num_layers": 12, "features": 8, "rows": 4, "num_microbatches": 2}

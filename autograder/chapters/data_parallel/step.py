@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import axis_size, model_of, model_sizes, params_of
 from autograder.chapters.data_parallel.wrapping import STEPS, learning_rate
-from autograder.contract import Case, Evidence
-from autograder.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
-from autograder.verdict import Fact
+from autograder.contract import facts, limits
+from autograder.contract.cases import axis_size, model_of, model_sizes, params_of
+from autograder.contract.draws import ODD, batch_of, draw_leaves, unseen_mesh, unseen_model
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 from course.model import full_loss
 
 _MLP = {"width": 16, "hidden": 32, "num_layers": 2, "features": 8, "rows": 8, "num_microbatches": 4, "percent": 10}

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import facts
 from autograder.chapters.data_parallel.named import case_over, unseen_over
 from autograder.chapters.data_parallel.wrapping import leaves_of, names_of, of_leaves, wrap_sync
-from autograder.contract import Case, Evidence
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
+from autograder.contract import facts
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 from course.program.program import spec_of
 
 _SIZES = {"unit": 16, "turn": 0}

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import axis_of, batch_shapes, model_of, params_of, varying
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract import forms
+from autograder.contract.cases import axis_of, batch_shapes, model_of, params_of, varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.mesh import abstract_mesh, varying_axes
 from course.program.program import path_name
 

@@ -4,7 +4,7 @@ from autograder.chapters.fsdp.hybrid import HYBRID_SHARD_STEP
 from autograder.chapters.fsdp.loss import FSDP_LOSS
 from autograder.chapters.fsdp.parts import GATHER_PARAMS, SHARD_PARAMS
 from autograder.chapters.fsdp.step import FSDP_TRAIN_STEP
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("fsdp", "Mistakes that cost people days"),

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.fsdp.shared import bytes_of, given_specs, ring_bytes, whole_and_split
 from autograder.chapters.fsdp.steps import draw_step, step_oracle, unseen_step
 from autograder.chapters.fsdp.wrapping import hybrid_axes
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import axis_names
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.draws import axis_names
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 
 def _inside(e: Evidence) -> float:

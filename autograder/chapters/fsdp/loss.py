@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import axis_size, model_of, model_sizes
 from autograder.chapters.fsdp.shared import given_specs, mean_or_own, ring_bytes, specs_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import ODD, batch_of, draw_leaves, flows_back, meshes, unseen_mesh, unseen_model
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import axis_size, model_of, model_sizes
+from autograder.contract.draws import ODD, batch_of, draw_leaves, flows_back, meshes, unseen_mesh, unseen_model
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 
 

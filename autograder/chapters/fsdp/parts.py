@@ -8,15 +8,16 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
-from autograder.cases import axis_of, axis_size
+from autograder.chapters.closed_forms import split_spec
 from autograder.chapters.fsdp.shared import as_given, mean_or_own, ring_bytes
 from autograder.chapters.fsdp.wrapping import leaf_shapes
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import ODD, draw_leaves, meshes, unseen_mesh
-from autograder.facts import held_bytes, split_spec
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, forms
+from autograder.contract.cases import axis_of, axis_size
+from autograder.contract.draws import ODD, draw_leaves, meshes, unseen_mesh
+from autograder.contract.facts import held_bytes
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.program import Leaf
 from course.program.program import spec_of
 

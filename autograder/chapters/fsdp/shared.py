@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.cases import axis_of, axis_size, params_of
-from autograder.contract import Case, Evidence
-from autograder.facts import split_spec
+from autograder.chapters.closed_forms import split_spec
+from autograder.contract.cases import axis_of, axis_size, params_of
+from autograder.contract.task import Case, Evidence
 from course.program import Leaf
 from course.program.program import path_name
 

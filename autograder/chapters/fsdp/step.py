@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import axis_size
 from autograder.chapters.fsdp.loss import TOO_MUCH
 from autograder.chapters.fsdp.shared import bytes_of, given_specs, ring_bytes, whole_and_split
 from autograder.chapters.fsdp.steps import draw_step, step_oracle, unseen_step
 from autograder.chapters.fsdp.wrapping import step_axes
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import ODD, meshes, unseen_mesh
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import axis_size
+from autograder.contract.draws import ODD, meshes, unseen_mesh
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.09 times as
 # long; one that gathers ahead in the forward pass only, 1.21.

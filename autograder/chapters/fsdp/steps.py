@@ -14,11 +14,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.cases import model_of, model_sizes
 from autograder.chapters.fsdp.shared import specs_of
 from autograder.chapters.fsdp.wrapping import Axes, holders_of, larger
-from autograder.contract import Case
-from autograder.draws import batch_of, draw_leaves, unseen_model
+from autograder.contract.cases import model_of, model_sizes
+from autograder.contract.draws import batch_of, draw_leaves, unseen_model
+from autograder.contract.task import Case
 from course.model import full_loss
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import axis_of, axis_size, batch_shapes, model_of, params_of, pull_back, varying
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract import forms
+from autograder.contract.cases import axis_of, axis_size, batch_shapes, model_of, params_of, pull_back, varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.mesh import abstract_mesh, as_varying, shard_map_with_specs, varying_axes
 from course.program.program import path_name, spec_of
 

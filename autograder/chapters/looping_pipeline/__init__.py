@@ -3,7 +3,7 @@
 from autograder.chapters.looping_pipeline.execute import EXECUTE_LOOPING_PIPELINE
 from autograder.chapters.looping_pipeline.schedule import LAYERS_OF_STAGE, LOOP_POSITION
 from autograder.chapters.looping_pipeline.step import LOOPING_TRAIN_STEP
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("looping_pipeline", "Mistakes that cost people days"),

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from autograder import facts, limits
-from autograder.cases import microbatch_bytes, stages_of
 from autograder.chapters.looping_pipeline.shared import as_stages, in_a_row, ticks_of, unseen_mesh
 from autograder.chapters.looping_pipeline.wrapping import model_of, pipelines_of, wrap_execute
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import microbatch_bytes, stages_of
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.machines import machine
 from course.model import layer_key
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from autograder import answer_facts, answers
-from autograder.answers import Refusal, show
 from autograder.chapters.looping_pipeline.wrapping import MOST
-from autograder.contract import Case, Evidence, Task
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import answer_facts, answers
+from autograder.contract.answers import Refusal, show
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.schedules import num_ticks
 
 Question = tuple[Any, ...]

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.cases import stages_of
-from autograder.contract import Case
-from autograder.draws import axis_names
+from autograder.contract.cases import stages_of
+from autograder.contract.draws import axis_names
+from autograder.contract.task import Case
 from course.schedules import num_ticks
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder import answers, forms
-from autograder.cases import pipe_of, stages_of, varying
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract import answers, forms
+from autograder.contract.cases import pipe_of, stages_of, varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.mesh import abstract_mesh
 from course.model import Model, layer_key, mlp, transformer
 

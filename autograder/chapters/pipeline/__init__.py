@@ -5,7 +5,7 @@ from autograder.chapters.pipeline.loss import PIPELINE_LOSS
 from autograder.chapters.pipeline.split import SPLIT_MICROBATCHES
 from autograder.chapters.pipeline.step import PIPELINE_TRAIN_STEP
 from autograder.chapters.pipeline.tick import PIPELINE_TICK
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("pipeline", "Mistakes that cost people days"),

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.cases import model_of, model_sizes, params_of
 from autograder.chapters.pipeline.shared import unseen_stages
 from autograder.chapters.pipeline.wrapping.model import rows_of
-from autograder.contract import Case
-from autograder.draws import draw_leaves
+from autograder.contract.cases import model_of, model_sizes, params_of
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case
 from course.data import regression_batch, token_batch
 from course.model import full_loss
 

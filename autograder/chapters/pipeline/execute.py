@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import stages_of
 from autograder.chapters.pipeline.shared import (
     OTHER,
     PERMUTES,
@@ -21,10 +19,12 @@ from autograder.chapters.pipeline.shared import (
     unseen_stages,
 )
 from autograder.chapters.pipeline.wrapping.schedule import EXECUTED, execute_shapes, groups_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact, Kind
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import stages_of
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
 
 _VALUES = "Which tick does a stage finish a microbatch in, and how many ticks does the last one need?"
 _BUBBLE = "How many ticks are there, and does a stage compute once in each?"

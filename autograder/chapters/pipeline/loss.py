@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import microbatch_bytes, model_sizes, stages_of
 from autograder.chapters.pipeline.batches import (
     draw_batch,
     draw_key,
@@ -21,10 +19,12 @@ from autograder.chapters.pipeline.batches import (
 from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, refused
 from autograder.chapters.pipeline.wrapping.model import ENDS
 from autograder.chapters.pipeline.wrapping.schedule import groups_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import flows_back
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import microbatch_bytes, model_sizes, stages_of
+from autograder.contract.draws import flows_back
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 SHARING = ("reduce_scatter", "all_gather", "all_to_all")
 _GRADIENTS = "Which stages have a part in the loss, and is each part counted once?"

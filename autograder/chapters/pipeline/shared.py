@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograder.cases import microbatch_bytes, stages_of
-from autograder.contract import Case, Evidence
-from autograder.draws import axis_names
-from autograder.facts import worst
-from autograder.verdict import Fact
+from autograder.contract.cases import microbatch_bytes, stages_of
+from autograder.contract.draws import axis_names
+from autograder.contract.facts import worst
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 
 OTHER = "other collectives"
 PERMUTES = "permute bytes"

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.pipeline.shared import refused, unseen_stages
 from autograder.chapters.pipeline.wrapping.schedule import split_shapes, split_sizes
-from autograder.contract import Case, Evidence, Task
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 _HINT = "Whoever drops a row or fills one up trains on another batch than they think."
 

@@ -14,8 +14,6 @@ import jax
 import numpy as np
 from jax import lax
 
-from autograder import facts, limits
-from autograder.cases import microbatch_bytes, model_sizes, stages_of
 from autograder.chapters.pipeline.batches import (
     draw_batch,
     draw_key,
@@ -26,9 +24,11 @@ from autograder.chapters.pipeline.batches import (
 from autograder.chapters.pipeline.loss import SHARING
 from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, ticks_of
 from autograder.chapters.pipeline.wrapping.schedule import groups_of
-from autograder.contract import Case, Evidence, Task
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import microbatch_bytes, model_sizes, stages_of
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 _TOO_MUCH = "What does the backward pass of a tick need, and which of it could be computed again?"
 _LOSS = "Only the last stage has activations that count; what do the others need of them?"

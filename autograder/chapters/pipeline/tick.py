@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder import facts
-from autograder.cases import stages_of
 from autograder.chapters.pipeline.shared import OTHER, PERMUTES, needed, passed_on, ticks_of, unseen_stages
 from autograder.chapters.pipeline.wrapping.schedule import tick_shapes
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.cases import stages_of
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 _VALUES = "Which microbatch is this stage at, where does its input come from, and who needs what it computed?"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autograder.chapters.single_device import accumulation, attention, layers, mixed_precision, scaling
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("single_device", "Mistakes that cost people days"),

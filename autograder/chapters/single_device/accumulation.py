@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import model_of, model_sizes, params_of
 from autograder.chapters.single_device.common import does_not_grow
 from autograder.chapters.single_device.wrapping import MESH
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import batch_of, draw_leaves, unseen_model
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import model_of, model_sizes, params_of
+from autograder.contract.draws import batch_of, draw_leaves, unseen_model
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 
 FEW, MANY = "2 microbatches", "8 microbatches"

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.single_device.wrapping import MESH, wrap_attention
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 # Scores go up to about 110, where float32 is exact to 2^-18 (4e-6). A score adds up ten such roundings, what
 # is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.2e-5 here.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autograder import facts
-from autograder.contract import Evidence
-from autograder.verdict import Fact
+from autograder.contract import facts
+from autograder.contract.task import Evidence
+from autograder.contract.verdict import Fact
 
 
 def does_not_grow(cases: list[Evidence], small: str, large: str, what: str, hint: str) -> Fact:

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
-from autograder.cases import model_of, model_sizes, params_of
 from autograder.chapters.single_device.common import does_not_grow
 from autograder.chapters.single_device.wrapping import MESH, activations
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.cases import model_of, model_sizes, params_of
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 SHALLOW, DEEP = "2 layers", "8 layers"
 

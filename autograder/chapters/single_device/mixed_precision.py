@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.single_device.wrapping import MESH, transformer_params
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves, flows_back
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_leaves, flows_back
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.data import token_batch
 
 # An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on the average. On its way through two layers

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.single_device.wrapping import (
     HALVES,
     MESH,
@@ -18,10 +17,11 @@ from autograder.chapters.single_device.wrapping import (
     halves_rate,
     wrap_scaled_step,
 )
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact, Kind
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
 
 # float16 rounds by 2^-11 at most, and by about 2^-12 on the average. A gradient meets a dozen roundings on its way; the
 # update is about as large as the parameter, and the steps add up.

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import batch_shapes, model_of, params_of, pull_back
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract import forms
+from autograder.contract.cases import batch_shapes, model_of, params_of, pull_back
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.mesh import abstract_mesh
 
 MESH = {"data": 1}

@@ -4,7 +4,7 @@ from autograder.chapters.tensor_parallel.blocks import TP_ATTENTION, TP_MLP
 from autograder.chapters.tensor_parallel.dense import COLUMN_PARALLEL_DENSE, ROW_PARALLEL_DENSE
 from autograder.chapters.tensor_parallel.init import INIT_DENSE
 from autograder.chapters.tensor_parallel.step import TP_TRAIN_STEP
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("tensor_parallel", "Mistakes that cost people days"),

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.tensor_parallel.dense import ALLOWED, dense
 from autograder.chapters.tensor_parallel.shared import (
     GATHERED,
@@ -22,9 +21,10 @@ from autograder.chapters.tensor_parallel.shared import (
     unseen_mesh,
 )
 from autograder.chapters.tensor_parallel.wrapping import split_of
-from autograder.contract import Case, Evidence, Task
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 FORWARD = "collectives forward"
 # Right answers that gather or multiply once more in the backward pass take up to 1.12 times as long; a step that sends

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.tensor_parallel.shared import (
     GATHERED,
     OTHER,
@@ -19,9 +18,10 @@ from autograder.chapters.tensor_parallel.shared import (
     sent,
     unseen_mesh,
 )
-from autograder.contract import Case, Evidence, Task
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 ALLOWED = ("all_gather", "reduce_scatter")
 

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.tensor_parallel.shared import unseen_mesh
 from autograder.chapters.tensor_parallel.wrapping import SPLITS, init_shapes, others_of, split_of, tensor_of
-from autograder.contract import Case, Evidence, Task
-from autograder.verdict import Fact, Kind
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
 
 # 6,144 normal numbers have a mean within 0.013 standard deviations of 0, and a spread within 0.9 % of the right one, in
 # two of three draws; 768 numbers on one device that have nothing to do with 768 others correlate by 0.036.

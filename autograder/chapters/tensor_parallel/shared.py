@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.tensor_parallel.wrapping import LAYERS, leaf, places_of, split_of
-from autograder.contract import Case, Evidence
-from autograder.draws import axis_names, draw_leaves
-from autograder.verdict import Fact
+from autograder.contract import facts
+from autograder.contract.draws import axis_names, draw_leaves
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 
 GATHERED, SCATTERED, OTHER = "all-gather bytes", "reduce-scatter bytes", "other collectives"
 SHARE = "Which rows has each device seen, and how often is each counted? "

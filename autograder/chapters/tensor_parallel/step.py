@@ -13,14 +13,14 @@ import jax
 import numpy as np
 from jax import lax
 
-from autograder import facts
-from autograder.cases import model_of, params_of
 from autograder.chapters.tensor_parallel.shared import GATHERED, OTHER, SCATTERED, unseen_mesh
 from autograder.chapters.tensor_parallel.wrapping import places_of, rows_of, specs_of, split_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.cases import model_of, params_of
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.data import regression_batch
 from course.model import full_loss
 

@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import model_of, params_of, varying
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract import forms
+from autograder.contract.cases import model_of, params_of, varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.mesh import abstract_mesh
 from course.program.program import spec_of
 

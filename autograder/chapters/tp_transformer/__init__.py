@@ -4,7 +4,7 @@ from autograder.chapters.tp_transformer.blocks import PARALLEL_TRANSFORMER_BLOCK
 from autograder.chapters.tp_transformer.embed import VOCAB_PARALLEL_EMBED
 from autograder.chapters.tp_transformer.loss import VOCAB_PARALLEL_LOSS
 from autograder.chapters.tp_transformer.step import TP_TRANSFORMER_STEP
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("tp_transformer", "Mistakes that cost people days"),

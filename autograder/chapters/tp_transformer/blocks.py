@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
     SIZES,
@@ -23,10 +22,11 @@ from autograder.chapters.tp_transformer.shared import (
     unseen,
 )
 from autograder.chapters.tp_transformer.wrapping import PARALLEL, SEQUENTIAL, groups_of, layer_of, model_of, wrap_block
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 _VALUES = "Which rows does this device hold, which heads, and which keys does it drop with?"
 _GRADIENTS = "A leaf that all devices hold has a share of its gradient on each; is every part counted once?"

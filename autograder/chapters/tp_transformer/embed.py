@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
     SIZES,
@@ -20,10 +19,11 @@ from autograder.chapters.tp_transformer.shared import (
     unseen,
 )
 from autograder.chapters.tp_transformer.wrapping import groups_of, model_of, params_of, wrap_embed
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 _VALUES = (
     "Which tokens does this device know, what does it give for the others, and at which position do its rows begin?"

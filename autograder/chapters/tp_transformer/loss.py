@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.tp_transformer.shared import (
     EVERY,
     SIZES,
@@ -20,10 +19,11 @@ from autograder.chapters.tp_transformer.shared import (
     unseen,
 )
 from autograder.chapters.tp_transformer.wrapping import groups_of, model_of, params_of, parts_of, wrap_loss
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 _VALUES = "Which numbers must all devices agree on before the logarithm, and what happens to exp of a large one?"
 _GRADIENTS = "How many devices return this loss, how is it typed, and which rows of logits has this device a part in?"

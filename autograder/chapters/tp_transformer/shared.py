@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from autograder.chapters.tp_transformer.wrapping import is_split, model_of, parts_of
-from autograder.contract import Case, Evidence
-from autograder.draws import axis_names
+from autograder.contract.draws import axis_names
+from autograder.contract.task import Case, Evidence
 from course.model import full_loss
 
 OTHER = "other collectives"

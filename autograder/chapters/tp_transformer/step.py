@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.tp_transformer.loss import sums_bytes
 from autograder.chapters.tp_transformer.shared import (
     OTHER,
@@ -23,10 +22,11 @@ from autograder.chapters.tp_transformer.shared import (
     unseen,
 )
 from autograder.chapters.tp_transformer.wrapping import groups_of, is_split, params_of, parts_of, rows_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.data import token_batch
 
 _GRADIENTS = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."

@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import varying
-from autograder.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract import forms
+from autograder.contract.cases import varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
 from course.layout import tensor_specs
 from course.mesh import abstract_mesh
 from course.model import Model, split_heads, transformer

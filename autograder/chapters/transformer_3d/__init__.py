@@ -4,7 +4,7 @@ from autograder.chapters.transformer_3d.choice import CHOOSE_MESH
 from autograder.chapters.transformer_3d.forward import FORWARD_3D
 from autograder.chapters.transformer_3d.init import INIT_3D
 from autograder.chapters.transformer_3d.step import TRAIN_STEP_3D
-from autograder.contract import Contract
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("transformer_3d", "Mistakes that cost people days"),

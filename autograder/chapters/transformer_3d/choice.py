@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from autograder import answer_facts, answers
-from autograder.answers import Refusal
 from autograder.chapters.transformer_3d.wrapping.choice import MOST, Question, machine_of, questions
-from autograder.contract import Case, Evidence, Task
-from autograder.facts import worst
-from autograder.verdict import Fact, Kind
-from autograder.wrapping import wrappings
+from autograder.contract import answer_facts, answers
+from autograder.contract.answers import Refusal
+from autograder.contract.facts import worst
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
 from course.budget import Sizes
 from course.machines import MACHINES
 from course.planning import Choice, estimator, refusal

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder import facts, limits
 from autograder.chapters.transformer_3d.sent import no_pieces, sent_facts
 from autograder.chapters.transformer_3d.shared import SIZES, draw_batch, given_specs, run_on_one_device, unseen
 from autograder.chapters.transformer_3d.wrapping.model import axes_of, stacked_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact, Kind
-from autograder.wrapping import wrappings
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
 
 _GRADIENTS = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
 _TOO_MUCH = "What is kept from the forward pass until the backward pass comes to it? Of a tick, its input would do."

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder import facts, forms
 from autograder.chapters.transformer_3d.shared import SIZES, specs_of, unseen
 from autograder.chapters.transformer_3d.wrapping.model import in_stages, stacked_of, whole_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts, forms
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 from course.program.program import spec_of
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autograder import facts
 from autograder.chapters.transformer_3d.shared import part_bytes
 from autograder.chapters.transformer_3d.wrapping.model import axes_of, sizes_of
-from autograder.contract import Case, Evidence
-from autograder.facts import plain, worst
-from autograder.verdict import Fact
+from autograder.contract import facts
+from autograder.contract.facts import plain, worst
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact
 from course.schedules import num_ticks
 
 MOVES = ("all_gather", "reduce_scatter", "collective_permute", "all_to_all")

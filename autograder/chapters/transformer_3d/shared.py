@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from autograder.chapters.closed_forms import split_spec
 from autograder.chapters.transformer_3d.wrapping.model import (
     axes_named,
     axes_of,
@@ -27,9 +28,9 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     stacked_of,
     whole_of,
 )
-from autograder.contract import Case
-from autograder.draws import axis_names
-from autograder.facts import held_bytes, split_spec
+from autograder.contract.draws import axis_names
+from autograder.contract.facts import held_bytes
+from autograder.contract.task import Case
 from course.data import token_batch
 from course.layout import tensor_specs
 from course.model import full_loss

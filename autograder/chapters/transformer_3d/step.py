@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from autograder import facts
 from autograder.chapters.transformer_3d.forward import on_each_device
 from autograder.chapters.transformer_3d.sent import sent_facts
 from autograder.chapters.transformer_3d.shared import SIZES, draw_batch, given_specs, run_on_one_device, unseen
 from autograder.chapters.transformer_3d.wrapping.model import sizes_of, stacked_of
-from autograder.contract import Case, Evidence, Task
-from autograder.draws import draw_leaves
-from autograder.verdict import Fact
-from autograder.wrapping import wrappings
+from autograder.contract import facts
+from autograder.contract.draws import draw_leaves
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
 
 _GRADIENTS = "Is the gradient complete, and is it scaled by one number, the same on every device? "
 

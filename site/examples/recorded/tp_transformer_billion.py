@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.mutants.tp_transformer.step import gathers_and_scatters_whole
+from autograder.chapters.tp_transformer.mutants import gathers_and_scatters_whole
 from course.budget import Sizes, flops_per_token
 from course.layout import tensor_specs
 from course.machines import machine

@@ -2,7 +2,7 @@
 
 from autograder.chapters.pipeline.wrapping.model import wrap_loss, wrap_step
 from autograder.chapters.pipeline.wrapping.schedule import wrap_execute, wrap_split, wrap_tick
-from autograder.wrapping import Wrapping
+from autograder.contract.wrapping import Wrapping
 
 WRAPPINGS = (
     Wrapping("split_microbatches", "(batch, num_microbatches)", wrap_split),

@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import model_of, params_of, pipe_of, pull_back, stages_of, varying
 from autograder.chapters.pipeline.wrapping.schedule import groups_of, others_of, refuses, row_axes
-from autograder.wrapping import Case, Mismatch, Wrapped
+from autograder.contract import forms
+from autograder.contract.cases import model_of, params_of, pipe_of, pull_back, stages_of, varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped
 from course.mesh import abstract_mesh
 
 ENDS = ("embed", "head")

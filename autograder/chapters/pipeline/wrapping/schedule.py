@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import pipe_of, stages_of, varying
-from autograder.wrapping import Case, Mismatch, Wrapped
+from autograder.contract import forms
+from autograder.contract.cases import pipe_of, stages_of, varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped
 from course.mesh import abstract_mesh
 
 EXECUTED = ("weights", "microbatches")

@@ -2,7 +2,7 @@
 
 from autograder.chapters.transformer_3d.wrapping.choice import wrap_choice
 from autograder.chapters.transformer_3d.wrapping.functions import wrap_forward, wrap_init, wrap_step
-from autograder.wrapping import Wrapping
+from autograder.contract.wrapping import Wrapping
 
 _OPTIONS, _AXES = "(params, specs, batch, key, options", "data_axis, pipe_axis, tensor_axis"
 WRAPPINGS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from autograder import answers, forms
-from autograder.answers import Refusal
-from autograder.wrapping import Case, Mismatch, Wrapped
+from autograder.contract import answers, forms
+from autograder.contract.answers import Refusal
+from autograder.contract.wrapping import Case, Mismatch, Wrapped
 from course.budget import Sizes
 from course.machine import Machine
 from course.machines import MACHINES

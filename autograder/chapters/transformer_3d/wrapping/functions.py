@@ -10,8 +10,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder import forms
-from autograder.cases import varying
 from autograder.chapters.transformer_3d.wrapping.model import (
     axes_of,
     batch_shapes,
@@ -21,7 +19,9 @@ from autograder.chapters.transformer_3d.wrapping.model import (
     stacked_of,
     whole_of,
 )
-from autograder.wrapping import Case, Mismatch, Wrapped
+from autograder.contract import forms
+from autograder.contract.cases import varying
+from autograder.contract.wrapping import Case, Mismatch, Wrapped
 from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
 from course.program.program import path_name
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.wrapping import Case
+from autograder.contract.wrapping import Case
 from course.layout import Options
 from course.model import Model, split_heads, transformer
 from course.program.program import path_name

@@ -1,0 +1,409 @@
+"""Right answers for ``async_tensor_parallel`` in other styles: each must pass every fact."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from course.mesh import vary_alike
+
+
+def downwards(x, kernel, axis_name):
+    """Rows travel to lower places, a ``fori_loop`` turns the ring, and the derivative is JAX's."""
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    to_previous = [(i, (i - 1) % size) for i in range(size)]
+    x, kernel = vary_alike(x, kernel)
+
+    def put(whole, chunk, owner):
+        return lax.dynamic_update_slice_in_dim(whole, chunk @ kernel, owner % size * length, -2)
+
+    def turn(step, carry):
+        whole, chunk = carry
+        return put(whole, chunk, index + step), lax.ppermute(chunk, axis_name, to_previous)
+
+    whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1])), x)[0]
+    whole, last = lax.fori_loop(0, size - 1, turn, (whole, x))
+    return put(whole, last, index - 1)
+
+
+def unrolled(x, kernel, axis_name):
+    """A Python loop, that sends before it multiplies."""
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+    whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype), x, kernel)[0]
+    for step in range(size):
+        coming = lax.ppermute(x, axis_name, to_next) if step < size - 1 else x
+        whole = lax.dynamic_update_slice_in_dim(whole, x @ kernel, (index - step) % size * length, -2)
+        x = coming
+    return whole
+
+
+def in_places_of_their_own(x, kernel, axis_name):
+    """The result has a dim for devices until the end; one's own rows are multiplied before the loop."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+    x, kernel = vary_alike(x, kernel)
+    if size == 1:
+        return x @ kernel
+
+    def put(whole, chunk, step):
+        product = jnp.einsum("...ri,io->...ro", chunk, kernel)[..., None, :, :]
+        return lax.dynamic_update_slice_in_dim(whole, product, (index - step) % size, -3)
+
+    def turn(carry, step):
+        whole, chunk = carry
+        return (put(whole, chunk, step), lax.ppermute(chunk, axis_name, to_next)), None
+
+    empty = jnp.zeros((*x.shape[:-2], size, x.shape[-2], kernel.shape[-1]))
+    begun = put(vary_alike(empty, x)[0], x, 0), lax.ppermute(x, axis_name, to_next)
+    (whole, last), _ = lax.scan(turn, begun, jnp.arange(1, size - 1))
+    return put(whole, last, size - 1).reshape(*x.shape[:-2], -1, kernel.shape[-1])
+
+
+def matmul_ring_scatter_downwards(x, kernel, axis_name):
+    """Sums travel to lower places, a ``fori_loop`` turns the ring, and the derivative is JAX's."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    length = x.shape[-2] // size
+    to_previous = [(i, (i - 1) % size) for i in range(size)]
+
+    def of(owner):
+        return lax.dynamic_slice_in_dim(x, owner % size * length, length, -2) @ kernel
+
+    def turn(step, total):
+        return of(index + 1 + step) + lax.ppermute(total, axis_name, to_previous)
+
+    return lax.fori_loop(1, size, turn, of(index + 1))
+
+
+def matmul_ring_scatter_unrolled(x, kernel, axis_name):
+    """A Python loop over chunks that were cut apart beforehand."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+    chunks = x.reshape(*x.shape[:-2], size, -1, x.shape[-1])
+
+    def of(owner):
+        return lax.dynamic_index_in_dim(chunks, owner % size, -3, keepdims=False) @ kernel
+
+    total = of(index - 1)
+    for step in range(2, size + 1):
+        coming = lax.ppermute(total, axis_name, to_next)
+        total = of(index - step) + coming
+    return total
+
+
+def summed_in_every_step(x, kernel, axis_name):
+    """A derivative of its own, that adds to the kernel's gradient while gradients of the rows go round."""
+    size = lax.axis_size(axis_name)
+    to_next = [(i, (i + 1) % size) for i in range(size)]
+
+    @jax.custom_vjp
+    def product(x, kernel):
+        return matmul_ring_scatter_downwards(x, kernel, axis_name)
+
+    def backward(saved, gradient):
+        x, kernel = saved
+        index, length = lax.axis_index(axis_name), gradient.shape[-2]
+
+        def use(of_x, of_kernel, chunk, step):
+            at = (index - step) % size * length
+            rows = lax.dynamic_slice_in_dim(x, at, length, -2)
+            of_x = lax.dynamic_update_slice_in_dim(of_x, chunk @ kernel.T, at, -2)
+            return of_x, of_kernel + jnp.einsum("...ri,...ro->io", rows, chunk)
+
+        def turn(carry, step):
+            coming = lax.ppermute(carry[2], axis_name, to_next)
+            return (*use(carry[0], carry[1], carry[2], step), coming), None
+
+        begun = jnp.zeros_like(x), jnp.zeros_like(kernel), gradient
+        (of_x, of_kernel, last), _ = lax.scan(turn, begun, jnp.arange(size - 1))
+        return use(of_x, of_kernel, last, size - 1)
+
+    product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), backward)
+    return product(*vary_alike(x, kernel))
+
+
+def turned(axis_name, by):
+    size = lax.axis_size(axis_name)
+    return [(i, (i + by) % size) for i in range(size)]
+
+
+def rows_in_one_product(x, kernel, axis_name):
+    """Half of the rows each way, joined for one product with the whole kernel."""
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    half = length // 2
+    x, kernel = vary_alike(x, kernel)
+
+    def put(whole, upper, lower, step):
+        product = jnp.concatenate([upper, lower], -2) @ kernel
+        first, second = (index - step) % size * length, (index + step) % size * length + half
+        whole = lax.dynamic_update_slice_in_dim(whole, product[..., :half, :], first, -2)
+        return lax.dynamic_update_slice_in_dim(whole, product[..., half:, :], second, -2)
+
+    def turn(carry, step):
+        whole, upper, lower = carry
+        coming = (
+            lax.ppermute(upper, axis_name, turned(axis_name, 1)),
+            lax.ppermute(lower, axis_name, turned(axis_name, -1)),
+        )
+        return (put(whole, upper, lower, step), *coming), None
+
+    empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x)[0]
+    (whole, upper, lower), _ = lax.scan(turn, (empty, x[..., :half, :], x[..., half:, :]), jnp.arange(size - 1))
+    return put(whole, upper, lower, size - 1)
+
+
+def rows_in_two_products(x, kernel, axis_name):
+    """Half of the rows each way, each multiplied by itself."""
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    x, kernel = vary_alike(x, kernel)
+
+    def put(whole, halves, step):
+        for number, (half, way) in enumerate(zip(halves, (-1, 1), strict=True)):
+            at = (index + way * step) % size * length + number * (length // 2)
+            whole = lax.dynamic_update_slice_in_dim(whole, half @ kernel, at, -2)
+        return whole
+
+    def turn(step, carry):
+        whole, (upper, lower) = carry
+        coming = (
+            lax.ppermute(upper, axis_name, turned(axis_name, 1)),
+            lax.ppermute(lower, axis_name, turned(axis_name, -1)),
+        )
+        return put(whole, (upper, lower), step), coming
+
+    empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x)[0]
+    whole, halves = lax.fori_loop(0, size - 1, turn, (empty, tuple(jnp.split(x, 2, -2))))
+    return put(whole, halves, size - 1)
+
+
+def features_unrolled(x, kernel, axis_name):
+    """Half of the features each way in a Python loop, added to zeros by ``at``."""
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+    halves, parts = jnp.split(x, 2, -1), jnp.split(kernel, 2)
+    whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x, kernel)[0]
+    for step in range(size):
+        coming = halves
+        if step < size - 1:
+            coming = [lax.ppermute(h, axis_name, turned(axis_name, by)) for h, by in zip(halves, (1, -1), strict=True)]
+        for half, part, owner in zip(halves, parts, (index - step, index + step), strict=True):
+            at = owner % size * length
+            before = lax.dynamic_slice_in_dim(whole, at, length, -2)
+            whole = lax.dynamic_update_slice_in_dim(whole, before + half @ part, at, -2)
+        halves = coming
+    return whole
+
+
+def sums_of_rows(x, kernel, axis_name):
+    """Half of the rows each way, computed in one product with the whole kernel."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    length = x.shape[-2] // size
+    half = length // 2
+
+    def own(step):
+        starts = (index - step) % size * length, (index + step) % size * length + half
+        product = jnp.concatenate([lax.dynamic_slice_in_dim(x, at, half, -2) for at in starts], -2) @ kernel
+        return product[..., :half, :], product[..., half:, :]
+
+    def turn(sums, step):
+        upper, lower = own(step)
+        above = lax.ppermute(sums[0], axis_name, turned(axis_name, 1))
+        below = lax.ppermute(sums[1], axis_name, turned(axis_name, -1))
+        return (above + upper, below + lower), None
+
+    sums, _ = lax.scan(turn, own(1), jnp.arange(2, size + 1))
+    return jnp.concatenate(sums, -2)
+
+
+def sums_of_features_unrolled(x, kernel, axis_name):
+    """Half of the features each way in a Python loop; the kernel's halves are cut once."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    length, (left, right) = x.shape[-2] // size, jnp.split(kernel, 2, -1)
+
+    def of(owner, part):
+        return lax.dynamic_slice_in_dim(x, owner % size * length, length, -2) @ part
+
+    up, down = of(index - 1, left), of(index + 1, right)
+    for step in range(2, size + 1):
+        up, down = (
+            lax.ppermute(up, axis_name, turned(axis_name, 1)),
+            lax.ppermute(down, axis_name, turned(axis_name, -1)),
+        )
+        up, down = up + of(index - step, left), down + of(index + step, right)
+    return jnp.concatenate([up, down], -1)
+
+
+def two_rings_one_after_the_other(x, kernel, axis_name):
+    """A whole ring for the left half of the features, and then one the other way for the right half."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    length = x.shape[-2] // size
+
+    def ring(part, way):
+        def of(step):
+            return lax.dynamic_slice_in_dim(x, (index - way * step) % size * length, length, -2) @ part
+
+        def turn(total, step):
+            return lax.ppermute(total, axis_name, turned(axis_name, way)) + of(step), None
+
+        return lax.scan(turn, of(1), jnp.arange(2, size + 1))[0]
+
+    left, right = jnp.split(kernel, 2, -1)
+    return jnp.concatenate([ring(left, 1), ring(right, -1)], -1)
+
+
+def to_next(axis_name):
+    size = lax.axis_size(axis_name)
+    return [(i, (i + 1) % size) for i in range(size)]
+
+
+def gathered(x, use, axis_name, *, unroll=False):
+    """What ``use`` makes of each device's rows, in their order: a list of arrays of all rows."""
+    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
+
+    def put(wholes, chunk, step):
+        at = (index - step) % size * length
+        return [lax.dynamic_update_slice_in_dim(w, part, at, -2) for w, part in zip(wholes, use(chunk), strict=True)]
+
+    def turn(carry, step):
+        wholes, chunk = carry
+        coming = lax.ppermute(chunk, axis_name, to_next(axis_name))
+        return (put(wholes, chunk, step), coming), None
+
+    shapes = [(*x.shape[:-2], size * length, part.shape[-1]) for part in jax.eval_shape(use, x)]
+    carry = [vary_alike(jnp.zeros(shape), x)[0] for shape in shapes], x
+    if unroll:
+        for step in range(size - 1):
+            carry, _ = turn(carry, step)
+    else:
+        carry, _ = lax.scan(turn, carry, jnp.arange(size - 1))
+    return put(*carry, size - 1)
+
+
+def scattered(x, kernel, axis_name, *, unroll=False):
+    """This device's rows of the product, summed over devices."""
+    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    length = x.shape[-2] // size
+
+    def own(step):
+        return lax.dynamic_slice_in_dim(x, (index - step) % size * length, length, -2) @ kernel
+
+    def turn(total, step):
+        return lax.ppermute(total, axis_name, to_next(axis_name)) + own(step), None
+
+    total = own(1)
+    if unroll:
+        for step in range(2, size + 1):
+            total, _ = turn(total, step)
+        return total
+    return lax.scan(turn, total, jnp.arange(2, size + 1))[0]
+
+
+def async_tp_mlp_unrolled(params, x, axis_name):
+    """Python loops, and JAX's own derivative, which adds up a kernel's gradient where it is used."""
+    up, down = params["up"], params["down"]
+    (hidden,) = gathered(x, lambda chunk: [chunk @ up["kernel"]], axis_name, unroll=True)
+    return scattered(jax.nn.gelu(hidden + up["bias"]), down["kernel"], axis_name, unroll=True) + down["bias"]
+
+
+def with_one_derivative(params, x, axis_name):
+    """Both layers in one custom derivative, which keeps all rows from the forward pass."""
+
+    def activation(hidden, bias):
+        return jax.nn.gelu(hidden + bias)
+
+    def forward(params, x):
+        up, down = params["up"], params["down"]
+        hidden, rows = gathered(x, lambda chunk: [chunk @ up["kernel"], chunk], axis_name)
+        y = scattered(activation(hidden, up["bias"]), down["kernel"], axis_name) + down["bias"]
+        return y, (params, rows, hidden)
+
+    def backward(saved, gradient):
+        params, rows, hidden = saved
+        up, down = params["up"], params["down"]
+        active, transpose = jax.vjp(activation, hidden, up["bias"])
+        of_active, gradients = gathered(gradient, lambda chunk: [chunk @ down["kernel"].T, chunk], axis_name)
+        of_hidden, of_bias = transpose(of_active)
+        of_x = scattered(of_hidden, up["kernel"].T, axis_name)
+        of_params = {
+            "up": {"kernel": jnp.einsum("...ri,...ro->io", rows, of_hidden), "bias": of_bias},
+            "down": {
+                "kernel": jnp.einsum("...ri,...ro->io", active, gradients),
+                "bias": gradient.reshape(-1, gradient.shape[-1]).sum(0),
+            },
+        }
+        return of_params, of_x
+
+    layers = jax.custom_vjp(lambda params, x: forward(params, x)[0])
+    layers.defvjp(forward, backward)
+    return layers(params, x)
+
+
+def gathering_again(params, x, axis_name):
+    """Keeps this device's rows alone: the backward pass sends them round again, beside the gradients."""
+    size, to = lax.axis_size(axis_name), to_next(axis_name)
+
+    @jax.custom_vjp
+    def first(x, kernel):
+        return gathered(x, lambda chunk: [chunk @ kernel], axis_name)[0]
+
+    def first_backward(saved, gradient):
+        x, kernel = saved
+        index, length = lax.axis_index(axis_name), x.shape[-2]
+
+        def put(rows, chunk, step):
+            return lax.dynamic_update_slice_in_dim(rows, chunk, (index - step) % size * length, -2)
+
+        def own(step):
+            return lax.dynamic_slice_in_dim(gradient, (index - step) % size * length, length, -2) @ kernel.T
+
+        def turn(carry, step):
+            total, chunk, rows = carry
+            coming, chunk = lax.ppermute(total, axis_name, to), lax.ppermute(chunk, axis_name, to)
+            return (coming + own(step), chunk, put(rows, chunk, step - 1)), None
+
+        empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, x.shape[-1])), x)[0]
+        (of_x, _, rows), _ = lax.scan(turn, (own(1), x, put(empty, x, 0)), jnp.arange(2, size + 1))
+        return of_x, jnp.einsum("...ri,...ro->io", rows, gradient)
+
+    @jax.custom_vjp
+    def second(x, kernel):
+        return scattered(x, kernel, axis_name)
+
+    def second_backward(saved, gradient):
+        x, kernel = saved
+        of_x, gradients = gathered(gradient, lambda chunk: [chunk @ kernel.T, chunk], axis_name)
+        return of_x, jnp.einsum("...ri,...ro->io", x, gradients)
+
+    first.defvjp(lambda x, kernel: (first(x, kernel), (x, kernel)), first_backward)
+    second.defvjp(lambda x, kernel: (second(x, kernel), (x, kernel)), second_backward)
+    hidden = first(x, params["up"]["kernel"]) + params["up"]["bias"]
+    return second(jax.nn.gelu(hidden), params["down"]["kernel"]) + params["down"]["bias"]
+
+
+ALTERNATIVES = {
+    "ring_gather_matmul": (
+        downwards,
+        unrolled,
+        in_places_of_their_own,
+    ),
+    "matmul_ring_scatter": (
+        matmul_ring_scatter_downwards,
+        matmul_ring_scatter_unrolled,
+        summed_in_every_step,
+    ),
+    "bidirectional_gather_matmul": (
+        rows_in_one_product,
+        rows_in_two_products,
+        features_unrolled,
+    ),
+    "bidirectional_matmul_scatter": (
+        sums_of_rows,
+        sums_of_features_unrolled,
+        two_rings_one_after_the_other,
+    ),
+    "async_tp_mlp": (
+        async_tp_mlp_unrolled,
+        with_one_derivative,
+        gathering_again,
+    ),
+}

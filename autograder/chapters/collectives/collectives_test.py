@@ -1,0 +1,148 @@
+"""The contract of ``collectives``: oracles, closed forms and limits, and what wrong answers are told."""
+
+import math
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from autograder.chapters.collectives import CONTRACT
+from autograder.chapters.collectives.mutants.rings import keeps_every_chunk_until_the_end, stops_one_step_short
+from autograder.chapters.collectives.puzzles import block_means, collective_means, copies_mean, questions, spec_means
+from autograder.chapters.collectives.rings import CASES, CHUNKS_ALIVE, MEANING, bytes_form, chunk_bytes
+from autograder.check import check_function
+from autograder.contract import answer_facts, answers
+from autograder.contract.task import Case, Evidence, references
+from course.machines import machine
+from course.program import Costs, Memory
+from course.show.holdings import layout
+
+RINGS = list(MEANING)
+PUZZLES = [task.name for task in CONTRACT.tasks if task.kind == "value"]
+TASKS = {task.name: task for task in CONTRACT.tasks}
+MESH = {"data": 4, "tensor": 2}
+
+
+def analysed_of(name):
+    analysed = TASKS[name].analysed
+    assert analysed
+    return analysed[0]
+
+
+@pytest.mark.parametrize("name", RINGS)
+@pytest.mark.parametrize("case", [case for case in CASES if case.sizes["backward"]], ids=lambda case: case.name)
+def test_oracle_of_a_gradient_equals_central_differences(name, case):
+    task = TASKS[name]
+    inputs = task.draw(np.random.default_rng(0), case)
+    expected = task.oracle(inputs, case)["gradients"].reshape(inputs["x"].shape)
+    upstream = inputs["upstream"].astype(np.float64)
+
+    def what_flows_back(x):
+        return np.sum(upstream.ravel() * task.oracle({"x": x}, case)["values"].astype(np.float64).ravel())
+
+    x = inputs["x"].astype(np.float64)
+    for at in [(0,) * x.ndim, tuple(size - 1 for size in x.shape), tuple(size // 2 for size in x.shape)]:
+        step = np.zeros_like(x)
+        step[at] = 1e-3
+        difference = (what_flows_back(x + step) - what_flows_back(x - step)) / 2e-3
+        assert expected[at] == pytest.approx(difference, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "times"), [(name, 2 if name == "ring_all_reduce" else 1) for name in RINGS])
+def test_bytes_are_those_of_the_theory(name, times):
+    case = Case("", {"data": 8}, {"chunk": 3, "width": 5, "backward": 0})
+    whole = 8 * 4 * 3 * 5
+    assert bytes_form(case, name) == times * 7 / 8 * whole
+    both = Case("", {"data": 8}, {**case.sizes, "backward": 1})
+    assert bytes_form(both, name) == 2 * bytes_form(case, name)
+    assert bytes_form(Case("", {"data": 1}, case.sizes), name) == 0
+
+
+@pytest.mark.parametrize("name", RINGS)
+def test_limit_on_temporaries_separates_reference_and_naive_by_more_than_15_percent(name):
+    known = references("collectives")[name]["temporaries"]
+    analysed = analysed_of(name)
+    limit = CHUNKS_ALIVE * chunk_bytes(analysed)
+    assert 1.15 * known["reference"] < limit < known["naive"] / 1.15
+
+
+def test_no_ring_of_the_reference_is_slower_than_twice_its_bytes():
+    for name in RINGS:
+        seconds = references("collectives")[name]["seconds"]["reference"]
+        assert seconds < 2 * bytes_form(analysed_of(name), name) / machine("8xH100").links[0].bandwidth
+
+
+def test_a_wrong_ring_is_told_where_and_what_is_held():
+    own = stops_one_step_short.__code__.co_filename
+    result = check_function("collectives", TASKS["ring_all_gather"], stops_one_step_short,
+                            lambda file: "mine" if file == own else None, full=False)  # fmt: skip
+    said = {fact.name: fact for fact in result.facts if fact.passed is False}
+    assert "is missing" not in said["values"].message
+    assert "on mesh data=8" in said["values"].message
+    assert "should send at least" in said["permute bytes"].message
+    result = check_function("collectives", TASKS["ring_all_gather"], keeps_every_chunk_until_the_end,
+                            lambda file: "mine" if file == own else None, full=False)  # fmt: skip
+    (fact,) = [fact for fact in result.facts if fact.passed is False]
+    assert (fact.name, fact.line.partition(":")[0]) == ("live temporaries", "mine")
+
+
+def test_a_wrong_spec_is_told_what_it_would_mean():
+    wanted = layout((16, 8), P("tensor", "data"), MESH)
+    assert spec_means(wanted, P("data", "tensor"), MESH) == (
+        "With this spec each device holds a block [4, 4]; in the picture it holds [8, 2]."
+    )
+    slices = layout((8, 16), P(None, ("tensor", "data")), MESH)
+    said = spec_means(slices, P(None, ("data", "tensor")), MESH)
+    assert "right shape. With this spec device 2 holds [:, 4:6]" in said
+    assert "in the picture it holds [:, 2:4]" in said
+    assert "names the axis 'model'" in spec_means(wanted, P("model"), MESH)
+    assert "twice" in spec_means(wanted, P("data", "data"), MESH)
+
+
+def test_a_wrong_number_is_told_what_it_would_mean():
+    case = Case("", MESH, {"seed": 0})
+    assert "cut into 4 equal parts" in block_means(case, (32, 16), P(("data", "tensor")), (8, 16))
+    assert "as many dims as the array, here 2" in block_means(case, (32, 16), P("data"), (8,))
+    assert "do not make up its 32" in block_means(case, (32, 16), P("data"), (128, 16))
+    assert "There would be 8 different blocks" in copies_mean(case, (32,), P("data"), 1)
+    assert "cannot be divided into groups of 3" in copies_mean(case, (32,), P("data"), 3)
+
+
+def test_a_wrong_collective_is_told_what_it_would_leave():
+    case, blocks = Case("", MESH, {}), [(4, 4), (4, 8)]
+    said = collective_means(case, ("psum", "tensor"), blocks, ("all_gather", "tensor"))
+    assert "the whole sum of what those 2 devices hold" in said
+    assert "[4, 4] before and [4, 8] after" in said
+    assert "differ in it alone" in collective_means(case, ("all_gather", "data"), blocks, ("all_gather", "tensor"))
+    assert "is not what JAX calls" in collective_means(case, ("reduce_scatter", "data"), blocks, ("psum", "data"))
+
+
+ODD = [None, 3, "text", -1.5, True, (), (None,) * 7, ((),) * 7, ((0, 0),) * 7, (("a", "b"),) * 7, (-8,) * 7, ("psum",),
+       ("psum", 3), (("psum",), ("data",)), (P("data"), P()), P(3), P(("data", 3)), P(*["data"] * 9)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_forged_answers_of_any_form_are_wrong_and_nothing_breaks(name):
+    task, case = TASKS[name], TASKS[name].cases[0]
+    expected = task.oracle({}, case)
+    for odd in ODD:
+        measured = {"values": answers.encode(odd)}
+        evidence = Evidence(case, (), (), measured, expected, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))
+        (fact,) = task.facts([evidence], None, {})
+        assert fact.passed is False and fact.message
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_no_answer_is_right_on_every_mesh_by_naming_axes_outright(name):
+    right = [answer_facts.decode(TASKS[name].oracle({}, case)["values"]) for case in TASKS[name].cases]
+    assert len({repr(answer) for answer in right}) == len(right)
+
+
+def test_every_block_and_its_copies_make_up_the_mesh():
+    case = TASKS["puzzle_block"].cases[0]
+    blocks = answer_facts.decode(TASKS["puzzle_block"].oracle({}, case)["values"])
+    copies = answer_facts.decode(TASKS["puzzle_copies"].oracle({}, case)["values"])
+    for (shape, spec), block, count in zip(questions(case), blocks, copies, strict=True):
+        found = layout(shape, spec, case.mesh)
+        assert (found.block, found.copies) == (block, count)
+        assert math.prod(block) * math.prod(case.mesh.values()) == count * math.prod(shape)

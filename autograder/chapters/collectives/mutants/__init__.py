@@ -1,0 +1,5 @@
+"""Wrong answers for ``collectives``."""
+
+from autograder.chapters.collectives.mutants import puzzles, rings
+
+MUTANTS = (*rings.MUTANTS, *puzzles.MUTANTS)

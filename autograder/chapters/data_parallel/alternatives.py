@@ -1,0 +1,248 @@
+"""Right answers for ``data_parallel`` in other styles: each must pass every fact."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from course.model import full_loss
+
+
+def by_splitting(key, axis_names):
+    """As many keys as there are places, and one's own of them."""
+    keys = jax.random.split(key, math.prod(map(lax.axis_size, axis_names)))
+    return keys[lax.axis_index(axis_names) if axis_names else 0]
+
+
+def by_strides(key, axis_names):
+    """The place written out with strides; a constant is folded in as well, named axes or not."""
+    place, stride = jnp.int32(0), 1
+    for name in axis_names:
+        place, stride = place + stride * lax.axis_index(name), stride * lax.axis_size(name)
+    return jax.random.fold_in(jax.random.fold_in(key, 7), place)
+
+
+def by_drawing_key_data(key, axis_names):
+    """New key data drawn for every place, and one's own row of them."""
+    count = math.prod(lax.axis_size(name) for name in axis_names)
+    data = jax.random.bits(key, (count, 2), jnp.uint32)
+    place = lax.axis_index(axis_names) if axis_names else 0
+    return jax.random.wrap_key_data(lax.dynamic_index_in_dim(data, place, keepdims=False))
+
+
+def open_axes(spec, axis_names):
+    """The named axes that a spec does not split over."""
+    taken = set()
+    for entry in spec:
+        taken.update((entry,) if isinstance(entry, str) else entry or ())
+    return tuple(name for name in axis_names if name not in taken)
+
+
+def by_sums_divided(gradients, specs, axis_names):
+    """A sum, divided by the number of devices that took part."""
+
+    def sync(gradient, spec):
+        axes = open_axes(spec, axis_names)
+        return lax.psum(gradient, axes) / lax.axis_size(axes) if axes else gradient
+
+    return jax.tree.map(sync, gradients, specs)
+
+
+def by_dividing_first(gradients, specs, axis_names):
+    """Each device's share of the mean, then their sum."""
+
+    def sync(gradient, spec):
+        axes = open_axes(spec, axis_names)
+        if not axes:
+            return gradient
+        share = gradient * (1.0 / lax.axis_size(axes))
+        return lax.psum(share, axes)
+
+    return jax.tree.map(sync, gradients, specs)
+
+
+def by_recursion(gradients, specs, axis_names):
+    """Dict by dict."""
+    if isinstance(gradients, dict):
+        return {name: by_recursion(leaf, specs[name], axis_names) for name, leaf in gradients.items()}
+    axes = open_axes(specs, axis_names)
+    return lax.pmean(gradients, axes) if axes else gradients
+
+
+def to_varying(tree, axis_name):
+    """Every leaf, typed as each device's own."""
+    return jax.tree.map(lambda leaf: lax.pcast(leaf, axis_name, to="varying"), tree)
+
+
+def unrolled(params, batch, model, axis_name, num_microbatches, learning_rate):
+    """A Python loop over microbatches that are cut out one by one."""
+    own = to_varying(params, axis_name)
+    loss, total = jnp.zeros(()), None
+    for i in range(num_microbatches):
+        part = jax.tree.map(lambda rows: jnp.split(rows, num_microbatches)[i], batch)  # noqa: B023
+        more, gradients = jax.value_and_grad(partial(full_loss, model))(own, part)
+        loss, total = loss + more, gradients if total is None else jax.tree.map(jnp.add, total, gradients)
+    mean = jax.tree.map(lambda g: lax.pmean(g, axis_name) / num_microbatches, total)
+    new = jax.tree.map(lambda p, g: p - learning_rate * g, params, mean)
+    return new, lax.pmean(loss / num_microbatches, axis_name), mean
+
+
+def with_optax(params, batch, model, axis_name, num_microbatches, learning_rate):
+    """The update from optax, and losses stacked instead of carried."""
+    own = to_varying(params, axis_name)
+
+    def add(total, part):
+        loss, gradients = jax.value_and_grad(full_loss, argnums=1)(model, own, part)
+        return jax.tree.map(jnp.add, total, gradients), loss
+
+    parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
+    total, losses = lax.scan(add, jax.tree.map(jnp.zeros_like, own), parts)
+    count = num_microbatches * lax.axis_size(axis_name)
+    gradients = jax.tree.map(lambda g: lax.psum(g, axis_name) / count, total)
+    optimizer = optax.sgd(learning_rate)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    return optax.apply_updates(params, updates), lax.pmean(jnp.mean(losses), axis_name), gradients
+
+
+def first_apart(params, batch, model, axis_name, num_microbatches, learning_rate):
+    """The first microbatch makes the sum to which the others are added: no zeros to type."""
+    own = to_varying(params, axis_name)
+    parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
+    value_and_grad = jax.value_and_grad(lambda p, part: full_loss(model, p, part))
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, value_and_grad(own, part)), None
+
+    first = value_and_grad(own, jax.tree.map(lambda rows: rows[0], parts))
+    total, _ = lax.scan(add, first, jax.tree.map(lambda rows: rows[1:], parts))
+    loss, gradients = jax.tree.map(lambda t: lax.pmean(t, axis_name) / num_microbatches, total)
+    return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients), loss, gradients
+
+
+def begun(params, batch, model, axis_name, count):
+    """Sums over all microbatches but the last, and the last one's rows."""
+    parts = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
+
+    def add(total, part):
+        found = jax.value_and_grad(lambda p: full_loss(model, p, part))(params)
+        return jax.tree.map(jnp.add, total, found), None
+
+    nothing = (lax.pcast(jnp.zeros(()), axis_name, to="varying"), jax.tree.map(jnp.zeros_like, params))
+    total, _ = lax.scan(add, nothing, jax.tree.map(lambda rows: rows[:-1], parts))
+    return total, jax.tree.map(lambda rows: rows[-1], parts)
+
+
+def with_kept_backward_passes(params, batch, model, axis_name, num_microbatches):
+    """The forward scan stacks each layer's backward pass, residuals and all, so nothing is computed twice."""
+    (loss, total), last = begun(params, batch, model, axis_name, num_microbatches)
+    x, embed = jax.vjp(lambda p: model.embed(p, last["inputs"]), params["embed"])
+    x, layers = lax.scan(lambda x, p: jax.vjp(model.layer, p, x), x, params["layers"])
+    last_loss, head = jax.vjp(lambda p, x: model.loss(p, x, last["targets"]), params["head"], x)
+
+    def whole(gradient, before):
+        return jax.tree.map(lambda g, b: (g + b) / num_microbatches, gradient, before)
+
+    def back(dx, backward, before):
+        gradient, dx = backward(dx)
+        return dx, whole(gradient, before)
+
+    def step(carry, one):
+        dx, waiting = carry
+        return back(dx, *one), lax.pmean(waiting, axis_name)
+
+    d_head, dx = head(jnp.ones_like(last_loss))
+    stack = (layers, total["layers"])
+    carry = back(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
+    (dx, waiting), others = lax.scan(step, carry, jax.tree.map(lambda leaf: leaf[:-1], stack), reverse=True)
+    found = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), lax.pmean(waiting, axis_name), others)
+    ends = {"head": whole(d_head, total["head"]), "embed": whole(embed(dx)[0], total["embed"])}
+    return (loss + last_loss) / num_microbatches, {**lax.pmean(ends, axis_name), "layers": found}
+
+
+def overlapped_gradients_unrolled(params, batch, model, axis_name, num_microbatches):
+    """A Python loop over layers in the last microbatch: each gradient is reduced where it is complete.
+
+    The division comes before the sum: one after it would hold up the next layer until the sum is there.
+    """
+    (loss, total), last = begun(params, batch, model, axis_name, num_microbatches)
+    count = num_microbatches * lax.axis_size(axis_name)
+
+    def synced(gradient, before):
+        return jax.tree.map(lambda g, b: lax.psum((g + b) / count, axis_name), gradient, before)
+
+    def at(tree, i):
+        return jax.tree.map(lambda leaf: leaf[i], tree)
+
+    x, embed = jax.vjp(lambda p: model.embed(p, last["inputs"]), params["embed"])
+    backwards = []
+    for i in range(model.num_layers):
+        x, backward = jax.vjp(model.layer, at(params["layers"], i), x)
+        backwards.append(backward)
+    last_loss, head = jax.vjp(lambda p, x: model.loss(p, x, last["targets"]), params["head"], x)
+    d_head, dx = head(jnp.ones_like(last_loss))
+    gradients, layers = {"head": synced(d_head, total["head"])}, []
+    for i, backward in reversed(list(enumerate(backwards))):
+        gradient, dx = backward(dx)
+        layers.append(synced(gradient, at(total["layers"], i)))
+    gradients["layers"] = jax.tree.map(lambda *leaves: jnp.stack(leaves[::-1]), *layers)
+    gradients["embed"] = synced(embed(dx)[0], total["embed"])
+    return (loss + last_loss) / num_microbatches, gradients
+
+
+def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches):
+    """The sum with the earlier microbatches waits as well: the timeline minds little, XLA's schedule a lot."""
+    (loss, total), last = begun(params, batch, model, axis_name, num_microbatches)
+
+    def mean(gradient, before):
+        return jax.tree.map(lambda g, b: lax.pmean((g + b) / num_microbatches, axis_name), gradient, before)
+
+    def back(dx, layer, x, before):
+        gradient, dx = jax.vjp(model.layer, layer, x)[1](dx)
+        return dx, (gradient, before)
+
+    x, embed = jax.vjp(lambda p: model.embed(p, last["inputs"]), params["embed"])
+    x, inputs = lax.scan(lambda x, p: (model.layer(p, x), x), x, params["layers"])
+    last_loss, head = jax.vjp(lambda p, x: model.loss(p, x, last["targets"]), params["head"], x)
+    d_head, dx = head(jnp.ones_like(last_loss))
+    d_head = mean(d_head, total["head"])
+    stack = (params["layers"], inputs, total["layers"])
+    carry = back(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
+
+    def step(carry, one):
+        done = mean(*carry[1])
+        return back(carry[0], *one), done
+
+    rest = jax.tree.map(lambda leaf: leaf[:-1], stack)
+    (dx, waiting), others = lax.scan(step, carry, rest, reverse=True)
+    layers = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), mean(*waiting), others)
+    d_embed = mean(embed(dx)[0], total["embed"])
+    return (loss + last_loss) / num_microbatches, {"head": d_head, "layers": layers, "embed": d_embed}
+
+
+ALTERNATIVES = {
+    "fold_key_over_axes": (
+        by_splitting,
+        by_strides,
+        by_drawing_key_data,
+    ),
+    "sync_gradients": (
+        by_sums_divided,
+        by_dividing_first,
+        by_recursion,
+    ),
+    "train_step_dp": (
+        unrolled,
+        with_optax,
+        first_apart,
+    ),
+    "overlapped_gradients": (
+        with_kept_backward_passes,
+        overlapped_gradients_unrolled,
+        by_summing_when_it_reduces,
+    ),
+}

@@ -1,0 +1,266 @@
+"""Right answers for ``pipeline`` in other styles: each must pass every fact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from course.model import layer_key
+from solutions.pipeline import execute_pipeline, pipeline_loss, pipeline_tick, split_microbatches
+
+
+def by_split(batch, num_microbatches):
+    """A list of equal parts, stacked again."""
+
+    def parts(leaf):
+        if leaf.shape[0] % num_microbatches != 0:
+            raise ValueError(f"batch of {leaf.shape[0]} is no multiple of {num_microbatches}")
+        return jnp.stack(jnp.split(leaf, num_microbatches))
+
+    return jax.tree.map(parts, batch)
+
+
+def by_slices(batch, num_microbatches):
+    """``lax.map`` over the number of the microbatch."""
+    leaves, tree = jax.tree.flatten(batch)
+    sizes = {leaf.shape[0] for leaf in leaves}
+    for size in sizes:
+        if size % num_microbatches:
+            raise ValueError(f"{num_microbatches} microbatches of {size} rows would not be equally large")
+    (size,) = {size // num_microbatches for size in sizes}
+
+    def part(number):
+        return [lax.dynamic_slice_in_dim(leaf, number * size, size) for leaf in leaves]
+
+    return tree.unflatten(lax.map(part, jnp.arange(num_microbatches)))
+
+
+def by_indices(batch, num_microbatches):
+    """Rows picked by a table of their numbers."""
+    size, rest = divmod(jax.tree.leaves(batch)[0].shape[0], num_microbatches)
+    if rest:
+        raise ValueError(
+            f"{size * num_microbatches + rest} rows, {num_microbatches} microbatches: {rest} are left over"
+        )
+    rows = jnp.arange(size * num_microbatches).reshape(num_microbatches, size)
+    return jax.tree.map(lambda leaf: leaf[rows], batch)
+
+
+def with_cond(stage, microbatches, arrived, tick, axis_name):
+    """Idle stages do nothing, and the first stage picks its input in a branch."""
+    number, size = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    count = microbatches.shape[0]
+    microbatch = tick - number
+    x = lax.cond(
+        number == 0,
+        lambda: lax.dynamic_index_in_dim(microbatches, jnp.minimum(tick, count - 1), keepdims=False),
+        lambda: arrived,
+    )
+    busy = (microbatch >= 0) & (microbatch < count)
+    y = lax.cond(busy, lambda x: stage(x, microbatch), lambda x: x, x)
+    return y, lax.ppermute(y, axis_name, [(i, (i + 1) % size) for i in range(size)])
+
+
+def with_zeros_when_idle(stage, microbatches, arrived, tick, axis_name):
+    """Garbage is thrown away at once."""
+    number, last = lax.axis_index(axis_name), lax.axis_size(axis_name) - 1
+    count = microbatches.shape[0]
+    entering = jnp.take(microbatches, tick, axis=0, mode="clip")
+    y = stage(lax.select(jnp.broadcast_to(number == 0, arrived.shape), entering, arrived), tick - number)
+    busy = jnp.logical_and(tick >= number, tick < number + count)
+    y = jnp.where(busy, y, jnp.zeros_like(y))
+    return y, lax.ppermute(y, axis_name, perm=list(zip(range(last), range(1, last + 1), strict=True)))
+
+
+def with_a_switch(stage, microbatches, arrived, tick, axis_name):
+    """``lax.switch`` over what a stage is: the first one or not."""
+    number, size = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    own = jax.tree.map(lambda leaf: leaf[jnp.clip(tick, max=leaf.shape[0] - 1)], microbatches)
+    x = lax.switch(jnp.minimum(number, 1), [lambda own, arrived: own, lambda own, arrived: arrived], own, arrived)
+    y = stage(x, tick - number)
+    return y, lax.ppermute(y, axis_name, [(i, i + 1) for i in range(size - 1)])
+
+
+def unrolled(stage, microbatches, axis_name):
+    """A Python loop over ticks, and a list of what the last ones gave."""
+    stages, outputs = lax.axis_size(axis_name), []
+    arrived = jnp.zeros_like(microbatches[0])
+    for tick in range(microbatches.shape[0] + stages - 1):
+        y, arrived = pipeline_tick(stage, microbatches, arrived, jnp.int32(tick), axis_name)
+        if tick >= stages - 1:
+            outputs.append(y)
+    return jnp.stack(outputs)
+
+
+def with_outputs_in_the_carry(stage, microbatches, axis_name):
+    """Each stage writes what it gives for a microbatch into its own row of a buffer."""
+    stages, count = lax.axis_size(axis_name), microbatches.shape[0]
+    number = lax.axis_index(axis_name)
+
+    def step(carry, tick):
+        arrived, outputs = carry
+        y, sent = pipeline_tick(stage, microbatches, arrived, tick, axis_name)
+        at = jnp.clip(tick - number, 0, count - 1)
+        busy = (tick - number >= 0) & (tick - number < count)
+        kept = jnp.where(busy, y, outputs[at])
+        return (sent, lax.dynamic_update_index_in_dim(outputs, kept, at, 0)), None
+
+    start = (jnp.zeros_like(microbatches[0]), jnp.zeros_like(microbatches))
+    (_, outputs), _ = lax.scan(step, start, jnp.arange(count + stages - 1))
+    return outputs
+
+
+def with_the_last_tick_apart(stage, microbatches, axis_name):
+    """Microbatches are fed by the scan, and after the last tick nothing is sent any more."""
+    stages, number = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    chain = [(i, i + 1) for i in range(stages - 1)]
+    feed = jnp.concatenate([microbatches, jnp.zeros_like(microbatches, shape=(stages - 1, *microbatches.shape[1:]))])
+
+    def compute(arrived, tick, entering):
+        return stage(jnp.where(number == 0, entering, arrived), tick - number)
+
+    def step(arrived, inputs):
+        y = compute(arrived, *inputs)
+        return lax.ppermute(y, axis_name, chain), y
+
+    ticks = jnp.arange(feed.shape[0])
+    arrived, outputs = lax.scan(step, jnp.zeros_like(microbatches[0]), (ticks[:-1], feed[:-1]))
+    y = compute(arrived, ticks[-1], feed[-1])
+    return jnp.concatenate([outputs, y[None]])[stages - 1 :]
+
+
+def share_of(model, axis_name):
+    """How many layers a stage has: a helper from another cell."""
+    stages = lax.axis_size(axis_name)
+    if model.num_layers % stages != 0:
+        raise ValueError(f"num_layers={model.num_layers} is not divisible by the {stages} stages of {axis_name!r}")
+    return model.num_layers // stages
+
+
+def through_all_stages(params, x, key, model, num_microbatches, axis_name):
+    """A Python loop over the layers of a stage; every layer computed again in the backward pass."""
+    share, number = share_of(model, axis_name), lax.axis_index(axis_name)
+    run = jax.checkpoint(lambda weights, x, key: model.layer(weights, x, key))
+
+    def stage(x, microbatch):
+        for j in range(share):
+            weights = jax.tree.map(lambda leaf: leaf[j], params["layers"])  # noqa: B023
+            x = run(weights, x, layer_key(key, microbatch, number * share + j))
+        return x
+
+    return execute_pipeline(stage, split_microbatches(x, num_microbatches), axis_name)
+
+
+def on_the_last_stage(params, batch, key, model, num_microbatches, axis_name):
+    """The plain way: the loss of what comes out, wherever it comes out."""
+    x = model.embed(params["embed"], batch["inputs"])
+    y = through_all_stages(params, x, key, model, num_microbatches, axis_name)
+    loss = model.loss(params["head"], y.reshape(-1, *y.shape[2:]), batch["targets"])
+    is_last = lax.axis_index(axis_name) == lax.axis_size(axis_name) - 1
+    return lax.psum(loss * is_last.astype(loss.dtype), axis_name)
+
+
+def by_microbatches(params, batch, key, model, num_microbatches, axis_name):
+    """Embedding and loss of one microbatch at a time, and a mean over them."""
+    parts = split_microbatches(batch, num_microbatches)
+    x = lax.map(lambda rows: model.embed(params["embed"], rows), parts["inputs"])
+    flat = x.reshape(-1, *x.shape[2:])
+    y = through_all_stages(params, flat, key, model, num_microbatches, axis_name)
+    losses = jax.vmap(partial(model.loss, params["head"]))(y, parts["targets"])
+    last = lax.axis_size(axis_name) - 1
+    return lax.psum(jnp.where(lax.axis_index(axis_name) == last, losses.mean(), 0), axis_name)
+
+
+def in_parts_by_all_to_all(params, batch, key, model, num_microbatches, axis_name):
+    """Every stage sends every other a part of what it gave, and keeps what the last stage sent."""
+    stages, number = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    x = model.embed(params["embed"], batch["inputs"])
+    y = through_all_stages(params, x, key, model, num_microbatches, axis_name).reshape(x.shape)
+    size, rest = divmod(len(y), stages)
+    if rest:
+        loss = model.loss(params["head"], y, batch["targets"])
+        return lax.psum(jnp.where(number == stages - 1, loss, 0), axis_name)
+    sent = lax.all_to_all(y.reshape(stages, size, *y.shape[1:]), axis_name, 0, 0)
+    targets = batch["targets"].reshape(stages, size, *batch["targets"].shape[1:])[number]
+    return lax.psum(model.loss(params["head"], sent[-1], targets) / stages, axis_name)
+
+
+def over_all_devices_at_once(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
+    """Embedding and head over both axes in one sum, divided by the groups."""
+    own = jax.random.fold_in(key, lax.axis_index(data_axis))
+    groups = lax.axis_size(data_axis)
+    run = jax.value_and_grad(lambda p: pipeline_loss(p, batch, own, model, num_microbatches, pipe_axis))
+    loss, gradients = run(params)
+
+    def update(path, leaf, gradient):
+        axes = data_axis if path[0].key == "layers" else (pipe_axis, data_axis)
+        return leaf - learning_rate * lax.psum(gradient, axes) / groups
+
+    return jax.tree.map_with_path(update, params, gradients), lax.pmean(loss, data_axis)
+
+
+def with_optax_and_layers_that_recompute(
+    params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate
+):
+    """Layers computed again one by one; the gradient of the mean loss of all groups, and optax for the update."""
+    layers = replace(model, layer=jax.checkpoint(model.layer))
+    own = jax.random.fold_in(key, lax.axis_index(data_axis))
+
+    def loss_of(params):
+        return pipeline_loss(params, batch, own, layers, num_microbatches, pipe_axis)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    for name in ("embed", "head"):
+        gradients[name] = lax.psum(gradients[name], pipe_axis)
+    gradients = jax.tree.map(lambda g: lax.pmean(g, data_axis), gradients)
+    optimizer = optax.sgd(learning_rate)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    return optax.apply_updates(params, updates), lax.pmean(loss, data_axis)
+
+
+def with_vjp(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
+    """``jax.vjp`` of the mean over groups, whose transpose divides by their number."""
+    own = jax.random.fold_in(key, lax.axis_index(data_axis))
+
+    def mean_loss(params):
+        return lax.pmean(pipeline_loss(params, batch, own, model, num_microbatches, pipe_axis), data_axis)
+
+    loss, back = jax.vjp(mean_loss, params)
+    (gradients,) = back(jax.numpy.ones_like(loss))
+    whole = {name: lax.psum(part, data_axis) for name, part in gradients.items()}
+    whole = {name: part if name == "layers" else lax.psum(part, pipe_axis) for name, part in whole.items()}
+    return jax.tree.map(lambda leaf, g: leaf - learning_rate * g, params, whole), loss
+
+
+ALTERNATIVES = {
+    "split_microbatches": (
+        by_split,
+        by_slices,
+        by_indices,
+    ),
+    "pipeline_tick": (
+        with_cond,
+        with_zeros_when_idle,
+        with_a_switch,
+    ),
+    "execute_pipeline": (
+        unrolled,
+        with_outputs_in_the_carry,
+        with_the_last_tick_apart,
+    ),
+    "pipeline_loss": (
+        on_the_last_stage,
+        by_microbatches,
+        in_parts_by_all_to_all,
+    ),
+    "pipeline_train_step": (
+        over_all_devices_at_once,
+        with_optax_and_layers_that_recompute,
+        with_vjp,
+    ),
+}

@@ -1,0 +1,516 @@
+"""Right answers for ``transformer_3d`` in other styles: each must pass every fact."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from course.layout import along, tensor_specs
+from course.mesh import as_varying, vary_alike
+from course.model import layer_key
+from course.planning import Choice
+from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
+from solutions.fsdp import gather_params
+from solutions.tp_transformer import (
+    gather_matmul,
+    matmul_scatter,
+    parallel_transformer_block,
+    tp_transformer_block,
+    vocab_parallel_embed,
+    vocab_parallel_loss,
+)
+from solutions.transformer_3d import forward_3d
+
+
+def by_number_of_the_part(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
+    """Every split dim in so many pieces, and one of them by its number."""
+    specs = tensor_specs(params, tensor_axis)
+    n, stages = lax.axis_size(data_axis), lax.axis_size(pipe_axis)
+
+    def piece(leaf, dim, count, number):
+        pieces = leaf.reshape(*leaf.shape[:dim], count, leaf.shape[dim] // count, *leaf.shape[dim + 1 :])
+        return lax.dynamic_index_in_dim(pieces, number, dim, keepdims=False)
+
+    def place(path, leaf, spec):
+        names, first = list(spec) + [None] * (leaf.ndim - len(spec)), 0
+        if path[0].key == "layers":
+            per_visit = leaf.shape[0] // (num_repeats * stages)
+            leaf = leaf.reshape(num_repeats, stages, per_visit, *leaf.shape[1:])
+            leaf = lax.dynamic_index_in_dim(leaf, lax.axis_index(pipe_axis), 1)
+            names, first = [None, pipe_axis, None, *names[1:]], 3
+        for dim in range(first, leaf.ndim):
+            if names[dim] == tensor_axis:
+                leaf = piece(leaf, dim, lax.axis_size(tensor_axis), lax.axis_index(tensor_axis))
+        local = leaf.shape[first:]
+        size = 1
+        for length in local:
+            size *= length
+        whole = [length if length % n == 0 else 0 for length in local]
+        if size >= min_size and any(whole):
+            dim = first + whole.index(max(whole))
+            leaf = piece(leaf, dim, n, lax.axis_index(data_axis))
+            names[dim] = data_axis if names[dim] is None else (names[dim], data_axis)
+        while names and names[-1] is None:
+            names = names[:-1]
+        return leaf, P(*names)
+
+    both = jax.tree.map_with_path(place, params, specs)
+    return jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
+
+
+def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
+    """Which indices a device holds of each dim, taken one dim after the other."""
+    sizes = {axis: lax.axis_size(axis) for axis in (data_axis, pipe_axis, tensor_axis)}
+
+    def mine(leaf, dim, axis):
+        length = leaf.shape[dim] // sizes[axis]
+        return jnp.take(leaf, lax.axis_index(axis) * length + jnp.arange(length), axis=dim)
+
+    def placed(leaf, names, first):
+        for dim, axis in enumerate(names):
+            if axis is not None:
+                leaf = mine(leaf, dim, axis)
+        one = leaf[(0,) * first]
+        fits = [dim for dim in range(one.ndim) if one.shape[dim] % sizes[data_axis] == 0]
+        if one.size >= min_size and fits:
+            dim = first + sorted(fits, key=lambda d: -one.shape[d])[0]
+            names = [*names, *[None] * (leaf.ndim - len(names))]
+            names[dim] = (tensor_axis, data_axis) if names[dim] == tensor_axis else data_axis
+            leaf = mine(leaf, dim, data_axis)
+        used = [dim for dim, axis in enumerate(names) if axis is not None]
+        return leaf, P(*names[: used[-1] + 1] if used else ())
+
+    found = {}
+    for part, tree in params.items():
+        leaves, form = jax.tree.flatten(tree)
+        split = form.flatten_up_to(tensor_specs({part: tree}, tensor_axis)[part])
+        if part == "layers":
+            leaves = [leaf.reshape(num_repeats, sizes[pipe_axis], -1, *leaf.shape[1:]) for leaf in leaves]
+            pairs = [placed(a, [None, pipe_axis, None, *spec[1:]], 3) for a, spec in zip(leaves, split, strict=True)]
+        else:
+            pairs = [placed(a, list(spec), 0) for a, spec in zip(leaves, split, strict=True)]
+        found[part] = [form.unflatten(each) for each in zip(*pairs, strict=True)]
+    return {part: tree for part, (tree, _) in found.items()}, {part: specs for part, (_, specs) in found.items()}
+
+
+def dim_over(spec, axis):
+    """Which dim a spec splits over an axis, or None."""
+    for dim, entry in enumerate(spec):
+        if entry == axis or (isinstance(entry, tuple) and axis in entry):
+            return dim
+    return None
+
+
+def entering(spec, dtype, data_axis, others):
+    """A leaf made whole; its gradient averaged over data, and summed over other axes on which it is whole."""
+    dim = dim_over(spec, data_axis)
+    shared = [axis for axis in others if dim_over(spec, axis) is None]
+
+    @jax.custom_vjp
+    def enter(part):
+        if dim is None:
+            return part
+        return lax.all_gather(part.astype(dtype), data_axis, axis=dim, tiled=True).astype(part.dtype)
+
+    def back(_, g):
+        g = g / lax.axis_size(data_axis)
+        if dim is not None:
+            g = lax.psum_scatter(g, data_axis, scatter_dimension=dim, tiled=True)
+        over_all = dim is None
+        g = lax.psum(g, data_axis) if over_all else g
+        for axis in shared:
+            g = lax.psum(g, axis)
+        for axis in (data_axis, *others):
+            g = as_varying(g, axis)
+        return (g,)
+
+    enter.defvjp(lambda part: (enter(part), None), back)
+    return enter
+
+
+def with_ticks_that_recompute(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+    """Each tick is checkpointed; layers written out; the loss on the last stage, one microbatch after the other."""
+    stages, me = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
+    repeats, _, depth = params["layers"]["attention"]["out"]["kernel"].shape[:3]
+    m = options.num_microbatches
+    turn = max(m, stages)
+    mine = jax.random.fold_in(key, lax.axis_index(data_axis))
+    kind = parallel_transformer_block if options.parallel else tp_transformer_block
+    send, bring = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
+    low = jnp.dtype(options.dtype)
+
+    def into(x, kernel, axis):
+        return send(x.astype(low), kernel.astype(low), axis).astype(jnp.float32)
+
+    def out_of(x, kernel, axis):
+        return bring(x.astype(low), kernel.astype(low), axis).astype(jnp.float32)
+
+    def whole(tree, tree_specs):
+        return jax.tree.map(
+            lambda leaf, spec: entering(spec, low, data_axis, (pipe_axis, tensor_axis))(leaf), tree, tree_specs
+        )
+
+    def group(i):
+        taken = jax.tree.map(lambda leaf: leaf[i], params["layers"])
+        return whole(taken, jax.tree.map(lambda spec: type(spec)(*spec[1:]), specs["layers"]))
+
+    def compute(before, now, x, late, microbatch, repeat):
+        weights = jax.tree.map(lambda a, b: jnp.where(late, a, b), before, now)
+        for j in range(depth):
+            one = jax.tree.map(lambda leaf, j=j: leaf[0, j], weights)
+            own = layer_key(mine, microbatch, (repeat * stages + me) * depth + j)
+            x = kind(one, x, own, options.rate, into, out_of, tensor_axis)
+        return x
+
+    if options.remat:
+        compute = jax.checkpoint(compute)
+
+    tokens = batch["inputs"]
+    x = vocab_parallel_embed(whole(params["embed"], specs["embed"]), tokens, tensor_axis)
+    store = x.reshape(m, -1, *x.shape[1:])
+    moving = jnp.zeros_like(store[0])
+    now = group(0)
+    before = now
+    for repeat in range(repeats):
+        following = group(repeat + 1) if repeat < repeats - 1 else now
+
+        def tick(state, n, before=before, now=now, repeat=repeat):
+            store, moving = state
+            done = (n - stages) % turn
+            came = (repeat * turn + n >= stages) & (done < m)
+            at = jnp.where(done < m, done, m - 1)
+            store = store.at[at].set(jnp.where(came, moving, store[at]))
+            which = jnp.minimum((n - me) % turn, m - 1)
+            late = n < me
+            x = jnp.where(me == 0, store[which], moving)
+            y = compute(before, now, x, late, which, jnp.maximum(repeat - late.astype(jnp.int32), 0))
+            return (store, lax.ppermute(y, pipe_axis, [(i, (i + 1) % stages) for i in range(stages)])), y
+
+        length = turn if repeat < repeats - 1 else m + stages - 1
+        (store, moving), outputs = lax.scan(tick, (store, moving), jnp.arange(length))
+        before, now = now, following
+
+    head = whole(params["head"], specs["head"])
+
+    @jax.checkpoint
+    def loss_of(y, targets):
+        return vocab_parallel_loss(head, y, targets, into, tensor_axis)
+
+    def add(total, both):
+        return total + loss_of(*both), None
+
+    targets = batch["targets"].reshape(m, -1, tokens.shape[-1])
+    start = jnp.float32(0)
+    for axis in (data_axis, pipe_axis):
+        start = as_varying(start, axis)
+    total, _ = lax.scan(add, start, (outputs[-m:], targets))
+    return lax.psum(jnp.where(me == stages - 1, total / m, 0), pipe_axis)
+
+
+def finished(gradient, spec, data_axis, pipe_axis, tensor_axis):
+    """A part's gradient: one sum over everything that the leaf is whole on."""
+    over_data = along(spec, data_axis)
+    size = lax.axis_size(data_axis)
+    if data_axis in over_data:
+        at = over_data.index(data_axis)
+        gradient = lax.psum_scatter(gradient, data_axis, scatter_dimension=at, tiled=True)
+    rest = tuple(a for a in (data_axis, pipe_axis, tensor_axis) if a not in along(spec, a))
+    found = lax.psum(gradient / size, rest) if rest else gradient / size
+    for axis in rest:
+        found = as_varying(found, axis)
+    return found
+
+
+def with_the_way_back_written_out(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+    """One derivative for the whole pipeline, which keeps the inputs of all ticks in one array."""
+    axes = data_axis, pipe_axis, tensor_axis
+    size, place = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
+    repeats, _, depth = jax.tree.leaves(params["layers"])[0].shape[:3]
+    m = options.num_microbatches
+    period = max(m, size)
+    every = (repeats - 1) * period + m + size - 1
+    mine = jax.random.fold_in(key, lax.axis_index(data_axis))
+    kind = parallel_transformer_block if options.parallel else tp_transformer_block
+    gather, scatter = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
+    short = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}[options.dtype]
+
+    def lowered(way):
+        def multiply(x, kernel, axis):
+            return way(x.astype(short), kernel.astype(short), axis).astype(x.dtype)
+
+        return multiply
+
+    def wholes(parts, tree):
+        names = jax.tree.map(lambda spec: along(spec, data_axis), tree)
+        light = jax.tree.map(lambda p, s: p.astype(short) if data_axis in s else p, parts, names)
+        heavy = gather_params(light, names, data_axis)
+        return jax.tree.map(lambda w, p: w.astype(p.dtype), heavy, parts)
+
+    def completed(gradients, tree):
+        return jax.tree.map(lambda g, s: finished(g, s, *axes), gradients, tree)
+
+    def stage(weights, x, microbatch, repeat):
+        for j in range(depth):
+            layer = jax.tree.map(lambda w, j=j: w[0, j], weights)
+            own = layer_key(mine, microbatch, (repeat * size + place) * depth + j)
+            x = kind(layer, x, own, options.rate, lowered(gather), lowered(scatter), tensor_axis)
+        return x
+
+    of_repeat = jax.tree.map(lambda spec: P(*spec[1:]), specs["layers"])
+
+    def take(stack, i):
+        return jax.tree.map(lambda leaf: leaf[i], stack)
+
+    def plan(t):
+        """What a tick works on, and where what arrives belongs."""
+        own = jnp.maximum(t - place, 0)
+        repeat = jnp.minimum(own // period, repeats - 1)
+        microbatch = jnp.minimum((t - place) % period, m - 1)
+        slot = (t - size) % period
+        return microbatch, repeat, jnp.minimum(slot, m - 1), (t >= size) & (slot < m)
+
+    def blocks():
+        for b in range(repeats):
+            start = b * period
+            yield b, start, every - start if b == repeats - 1 else period
+
+    def forward(stack, x):
+        state, seen, outs = (x, jnp.zeros_like(x[0])), [], x
+        held = {0: wholes(take(stack, 0), of_repeat)}
+        for b, start, length in blocks():
+            if b + 1 < repeats:
+                held[b + 1] = wholes(take(stack, b + 1), of_repeat)
+            pair = held.get(b - 1, held[b]), held[b]
+
+            def tick(state, t, b=b, pair=pair):
+                store, arrived = state
+                microbatch, repeat, slot, comes = plan(t)
+                store = store.at[slot].set(jnp.where(comes, arrived, store[slot]))
+                y = jnp.where(place == 0, store[microbatch], arrived)
+                weights = jax.tree.map(lambda old, new: jnp.where(repeat < b, old, new), *pair)
+                z = stage(weights, y, microbatch, repeat)
+                return (store, lax.ppermute(z, pipe_axis, [(i, (i + 1) % size) for i in range(size)])), (y, z)
+
+            state, (inputs, outs) = lax.scan(tick, state, start + jnp.arange(length))
+            seen.append(inputs)
+            held.pop(b - 1, None)
+        return outs[-m:], (stack, jnp.concatenate(seen))
+
+    def backward(saved, of_outs):
+        stack, seen = saved
+        of_store, of_arrived = jnp.zeros_like(of_outs), jnp.zeros_like(of_outs[0])
+        found, older, held = {}, None, {}
+        for b, start, length in reversed(list(blocks())):
+            for i in (b, b - 1):
+                if i >= 0 and i not in held:
+                    held[i] = wholes(take(stack, i), of_repeat)
+            pair = held.get(b - 1, held[b]), held[b]
+            zero = jax.tree.map(jnp.zeros_like, held[b])
+            leaving = jnp.zeros((length, *of_outs.shape[1:]), of_outs.dtype)
+            leaving = vary_alike(leaving, of_outs)[0]
+            if b == repeats - 1:
+                leaving = leaving.at[length - m :].set(of_outs)
+
+            def tick(state, given, b=b, pair=pair):
+                of_store, of_arrived, of_old, of_new = state
+                t, y, of_z = given
+                microbatch, repeat, slot, comes = plan(t)
+                of_z = of_z + lax.ppermute(of_arrived, pipe_axis, [((i + 1) % size, i) for i in range(size)])
+                weights = jax.tree.map(lambda old, new: jnp.where(repeat < b, old, new), *pair)
+                _, pull = jax.vjp(lambda w, y: stage(w, y, microbatch, repeat), weights, y)
+                of_w, of_y = pull(of_z)
+                of_old = jax.tree.map(lambda a, g: a + jnp.where(repeat < b, g, 0), of_old, of_w)
+                of_new = jax.tree.map(lambda a, g: a + jnp.where(repeat < b, 0, g), of_new, of_w)
+                of_store = of_store.at[microbatch].add(jnp.where(place == 0, of_y, 0))
+                taken = jnp.where(comes, of_store[slot], 0)
+                of_store = of_store.at[slot].add(-taken)
+                return (of_store, jnp.where(place == 0, 0, of_y) + taken, of_old, of_new), None
+
+            state = of_store, of_arrived, zero, older or zero
+            given = start + jnp.arange(length), seen[start : start + length], leaving
+            (of_store, of_arrived, older, newer), _ = lax.scan(tick, state, given, reverse=True)
+            if b == 0:
+                newer = jax.tree.map(jnp.add, newer, older)
+            found[b] = completed(newer, of_repeat)
+            held.pop(b)
+        return jax.tree.map(lambda *all_: jnp.stack(all_), *(found[b] for b in range(repeats))), of_store
+
+    pipeline = jax.custom_vjp(lambda stack, x: forward(stack, x)[0])
+    pipeline.defvjp(forward, backward)
+
+    def ends(tree):
+        enter = jax.custom_vjp(lambda part: wholes(part, specs[tree]))
+        enter.defvjp(lambda part: (wholes(part, specs[tree]), ()), lambda _, g: (completed(g, specs[tree]),))
+        return enter(params[tree])
+
+    x = vocab_parallel_embed(ends("embed"), batch["inputs"], tensor_axis)
+    outs = pipeline(params["layers"], x.reshape(m, -1, *x.shape[1:]))
+    head, targets = ends("head"), batch["targets"].reshape(m, -1, batch["targets"].shape[-1])
+    losses = [
+        jax.checkpoint(lambda y, t: vocab_parallel_loss(head, y, t, lowered(gather), tensor_axis))(outs[i], targets[i])
+        for i in range(m)
+    ]
+    mean = sum(losses) / m
+    return lax.psum(mean * (place == size - 1).astype(mean.dtype), pipe_axis)
+
+
+def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
+    """Each leaf's square is summed over the axes that its spec names, and over no other."""
+    axes = data_axis, pipe_axis, tensor_axis
+    loss, gradients = jax.value_and_grad(forward_3d)(params, specs, batch, key, options, *axes)
+
+    def named(spec):
+        entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec if entry is not None]
+        return {axis for entry in entries for axis in entry}
+
+    total = jnp.float32(0)
+    leaves, tree = jax.tree.flatten(gradients)
+    for leaf, spec in zip(leaves, tree.flatten_up_to(specs), strict=True):
+        square = jnp.vdot(leaf, leaf)
+        for axis in axes:
+            # Where all have the same, the mean gives it back, typed as the same.
+            square = lax.psum(square, axis) if axis in named(spec) else lax.pmean(square, axis)
+        total = total + square
+    factor = jnp.where(total > largest_norm**2, largest_norm * lax.rsqrt(total), 1)
+    updates = jax.tree.map(lambda leaf: -learning_rate * factor * leaf, gradients)
+    return optax.apply_updates(params, updates), lax.psum(loss, data_axis) / lax.axis_size(data_axis)
+
+
+def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
+    """Of copies, the device at place 0 counts its own."""
+    axes = (data_axis, pipe_axis, tensor_axis)
+
+    def mean_loss(params):
+        return forward_3d(params, specs, batch, key, options, *axes)
+
+    loss, back = jax.vjp(mean_loss, params)
+    (gradients,) = back(jnp.ones_like(loss))
+
+    def counts(spec):
+        own = jnp.float32(1)
+        for axis in axes:
+            if not any(axis == entry or (isinstance(entry, tuple) and axis in entry) for entry in spec):
+                own = own * (lax.axis_index(axis) == 0).astype(jnp.float32)
+        return own
+
+    squares = [counts(spec) * jnp.sum(jnp.square(leaf)) for leaf, spec in zip(
+        jax.tree.leaves(gradients), jax.tree.structure(gradients).flatten_up_to(specs), strict=True)]  # fmt: skip
+    norm = jnp.sqrt(lax.psum(sum(squares), axes))
+    shrunk = jax.tree.map(lambda leaf: leaf / jnp.maximum(1, norm / largest_norm), gradients)
+    return jax.tree.map(lambda p, g: p - learning_rate * g, params, shrunk), lax.pmean(loss, data_axis)
+
+
+def choose_by_product(sizes, num_devices, batch, estimate):
+    """Everything times everything; what cannot be placed says so itself."""
+
+    def predicted(values):
+        try:
+            return estimate(Choice(*values))
+        except ValueError:
+            return None
+
+    counts = range(1, num_devices + 1)
+    sides = [(d, p, t) for d, p, t in itertools.product(counts, repeat=3) if d * p * t == num_devices]
+    parts = [n for n in range(1, batch + 1) if batch % n == 0]
+    groups = [n for n in range(1, sizes.layers + 1) if sizes.layers % n == 0]
+    every = (
+        predicted((*mesh, microbatches, repeats, remat, fsdp))
+        for mesh in sides
+        for microbatches in parts
+        for repeats in groups
+        for remat in ("none", "block")
+        for fsdp in (False, True)
+    )
+    fitting = [one for one in every if one is not None and one.fits]
+    if not fitting:
+        raise ValueError(f"nothing fits on {num_devices} devices")
+    return max(fitting, key=lambda one: one.mfu).choice
+
+
+def choose_mesh_by_mesh(sizes, num_devices, batch, estimate):
+    """For each mesh the best it can do, and of these the best; a dict keeps them."""
+    winners = {}
+    for tensor in (n for n in range(1, num_devices + 1) if num_devices % n == 0 and sizes.heads % n == 0):
+        rest = num_devices // tensor
+        for pipe in (n for n in range(1, rest + 1) if rest % n == 0 and sizes.layers % n == 0):
+            data = rest // pipe
+            if batch % data:
+                continue
+            share, depth = batch // data, sizes.layers // pipe
+            for microbatches in (n for n in range(1, share + 1) if share % n == 0):
+                for repeats in (n for n in range(1, depth + 1) if depth % n == 0):
+                    for remat, fsdp in itertools.product(("none", "block"), (False, True)):
+                        found = estimate(Choice(data, pipe, tensor, microbatches, repeats, remat, fsdp))
+                        time = found.seconds if found.fits else float("inf")
+                        if time < winners.get((data, pipe, tensor), (float("inf"),))[0]:
+                            winners[data, pipe, tensor] = (time, found.choice)
+    if not winners:
+        raise ValueError("too large for this machine, however it is placed")
+    return min(winners.values(), key=lambda pair: pair[0])[1]
+
+
+def choose_by_climbing(sizes, num_devices, batch, estimate):
+    """From a few starts on each mesh, one step at a time to the best neighbour: looks at a part of all choices."""
+    seen = {}
+
+    def cost(choice):
+        """Those that do not fit come after all that do, the smaller ones first."""
+        if choice not in seen:
+            try:
+                found = estimate(choice)
+                seen[choice] = (not found.fits, found.seconds if found.fits else found.bytes)
+            except ValueError:
+                seen[choice] = (True, float("inf"))
+        return seen[choice]
+
+    def neighbours(choice):
+        for repeats in range(1, sizes.layers + 1):
+            yield choice._replace(repeats=repeats)
+        for factor in (2, 3, 4):
+            yield choice._replace(microbatches=choice.microbatches * factor)
+            yield choice._replace(microbatches=max(choice.microbatches // factor, 1))
+        yield choice._replace(remat="none" if choice.remat == "block" else "block")
+        yield choice._replace(fsdp=not choice.fsdp)
+
+    ends, sides = [], [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+    for data, pipe, remat, looped in itertools.product(sides, sides, ("none", "block"), (False, True)):
+        if num_devices % (data * pipe) or batch % data or sizes.layers % pipe:
+            continue
+        repeats = sizes.layers // pipe if looped else 1
+        best = Choice(data, pipe, num_devices // data // pipe, 1, repeats, remat, data > 1)
+        while True:
+            following = min(neighbours(best), key=cost)
+            if cost(following) >= cost(best):
+                break
+            best = following
+        ends.append(best)
+    best = min(ends, key=cost)
+    if cost(best)[0]:
+        raise ValueError("nothing that fits was found")
+    return best
+
+
+ALTERNATIVES = {
+    "init_3d": (
+        by_number_of_the_part,
+        by_rows_of_indices,
+    ),
+    "forward_3d": (
+        with_ticks_that_recompute,
+        with_the_way_back_written_out,
+    ),
+    "train_step_3d": (
+        leaf_by_leaf,
+        by_one_of_each,
+    ),
+    "choose_mesh": (
+        choose_by_product,
+        choose_mesh_by_mesh,
+        choose_by_climbing,
+    ),
+}

@@ -1,0 +1,109 @@
+"""What is judged of functions that return plain data: the answers as they arrive, and facts about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder.contract.answers import DEEPEST, Refusal, depth_of, show
+from autograder.contract.facts import worst
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Fact, Kind
+
+# No size, count or index that a right answer holds comes near it.
+LARGEST = 2**53
+
+
+def decode(values: np.ndarray) -> Any:
+    """The answer from ``encode``; None where it is none: not finite, beyond ``LARGEST``, or forged."""
+    try:
+        text = values.tobytes().rstrip(b"\0")
+        plain = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
+        return _from_plain(plain) if depth_of(plain) <= DEEPEST else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def is_answer(values: np.ndarray) -> bool:
+    """Whether ``decode`` gives what was answered: None may also be an answer."""
+    return decode(values) is not None or values.tobytes().rstrip(b"\0") == b"null"
+
+
+def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
+    """The answer is the right one in every case; ``explain`` says what a wrong one would mean, not what is right."""
+    found = []
+    for e in evidence:
+        measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
+        passed = measured == expected and is_answer(e.measured["values"])
+        said = "" if passed else _or_none(explain, e.case, measured) or ""
+        message = "" if passed else f"your answer is {show(measured)}. {said}".strip()
+        found.append(
+            Fact(
+                "values",
+                passed,
+                show(measured),
+                "the one answer",
+                case=e.case.name,
+                line=e.line,
+                message=message,
+                kind=Kind.VALUES,
+            )
+        )
+    return worst(found, "values")
+
+
+def every_answer_matches(
+    evidence: list[Evidence],
+    questions: Callable[[Case], Sequence[Any]],
+    right: Callable[[Case, Any, Any], bool],
+    explain: Callable[[Case, Any, Any], str],
+) -> Fact:
+    """Every question of every case is answered rightly.
+
+    Args:
+        evidence: The cases.
+        questions: What a case asks, in order.
+        right: Whether an answer to a question is right: ``(case, question, answer)``.
+        explain: What the first wrong answer of a case would mean; takes the same.
+    """
+    found = []
+    for e in evidence:
+        given, asked = decode(e.measured["values"]), questions(e.case)
+        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
+        wrong = [
+            (question, a) for question, a in zip(asked, given, strict=True) if not _or_none(right, e.case, question, a)
+        ]
+        passed = bool(asked) and not wrong and is_answer(e.measured["values"])
+        message = "" if passed else "this is no answer to any question"
+        message = _or_none(explain, e.case, *wrong[0]) or "" if wrong else message
+        counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
+        found.append(Fact("values", passed, *counts, "questions", case=e.case.name, line=e.line, message=message,
+                          kind=Kind.VALUES))  # fmt: skip
+    return worst(found, "values")
+
+
+def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a contract's function makes of an answer; None where it is so odd that the function raises."""
+    try:
+        return function(*arguments)
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    if not abs(number) <= LARGEST:
+        raise ValueError("no right answer holds such a number")
+    return number if any(c in text for c in ".eE") else int(text)
+
+
+def _from_plain(data: Any) -> Any:
+    if isinstance(data, dict) and "refused" in data:
+        return Refusal(data["refused"])
+    if isinstance(data, dict):
+        return P(*(tuple(e) if isinstance(e, list) else e for e in data["spec"]))
+    return tuple(map(_from_plain, data)) if isinstance(data, list) else data

@@ -1,0 +1,55 @@
+"""What is no answer at all is wrong, whatever the right answer is, and is judged like any other."""
+
+import json
+
+import numpy as np
+import pytest
+
+from autograder.contract import answers
+from autograder.contract.answer_facts import LARGEST, answer_matches, decode, every_answer_matches, is_answer
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Kind
+from course.program import Costs, Memory
+
+CASE = Case("data=8", {"data": 8}, {})
+NO_ANSWERS = ["NaN", "-Infinity", "1e400", "9" * 300, str(-2 * LARGEST), "[1,NaN]", "{}", '{"spec":3}', "[" * 500,
+              "", "nul", "\xff"]  # fmt: skip
+
+
+def raw(text):
+    return np.frombuffer(text.encode("latin-1")[: answers.MOST].ljust(answers.MOST, b"\0"), np.uint8)
+
+
+def evidence(measured, right):
+    values = ({"values": measured}, {"values": answers.encode(right)})
+    return [Evidence(CASE, (), (), *values, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))]
+
+
+@pytest.mark.parametrize("text", NO_ANSWERS)
+@pytest.mark.parametrize("right", [None, 3, (), (None, None), ("psum", "data")])
+def test_what_is_no_answer_is_wrong_even_where_none_is_right(text, right):
+    assert decode(raw(text)) is None and not is_answer(raw(text))
+    one = answer_matches(evidence(raw(text), right), lambda *_: "")
+    asked = right if isinstance(right, tuple) else (right,)
+    many = every_answer_matches(
+        evidence(raw(text), right), lambda _: asked, lambda _, question, given: given == question, lambda *_: ""
+    )
+    assert [(fact.passed, fact.kind) for fact in (one, many)] == [(False, Kind.VALUES)] * 2
+
+
+@pytest.mark.parametrize("right", [None, 3, -(2**40), 0.5, "data", (), (1, (2, None))])
+def test_a_right_answer_comes_back_as_it_was_given(right):
+    assert is_answer(answers.encode(right)) and decode(answers.encode(right)) == right
+    assert answer_matches(evidence(answers.encode(right), right), lambda *_: "").passed
+
+
+def test_no_question_is_not_all_questions_answered():
+    found = every_answer_matches(evidence(answers.encode(()), ()), lambda _: (), lambda *_: True, lambda *_: "")
+    assert found.passed is False and found.message
+    assert every_answer_matches([], lambda _: (1,), lambda *_: True, lambda *_: "").passed is False
+
+
+def test_answers_are_json_of_bounded_length():
+    assert json.loads(answers.encode((1, "a")).tobytes().rstrip(b"\0")) == [1, "a"]
+    with pytest.raises(answers.Mismatch, match="are expected"):
+        answers.encode("x" * answers.MOST)

@@ -1,0 +1,72 @@
+"""Whether what a learner's function returned has the form that its contract says; messages for where it has not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from autograder.contract.wrapping import Case, Mismatch
+from course.program.program import path_name
+
+
+def show_spec(spec: P) -> str:
+    """``P('data')``, without the comma of a tuple."""
+    return str(spec).replace(",)", ")")
+
+
+def describe(x: Any) -> str:
+    """What something is, as a learner would say it."""
+    if x is None:
+        return "None (is a return missing?)"
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
+
+
+def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
+    """``tree``, if it has the form of ``like``.
+
+    Raises:
+        Mismatch: It has not; the message names the leaves that are missing or unknown.
+    """
+    if jax.tree.structure(tree, is_leaf=is_leaf) == jax.tree.structure(like):
+        return tree
+    if not isinstance(tree, dict):
+        raise Mismatch(f"{what}: measured {describe(tree)}, expected a tree of dicts like the input's")
+    found, wanted = (
+        [path_name("", path) for path, _ in jax.tree.leaves_with_path(t, is_leaf=is_leaf)] for t in (tree, like)
+    )
+    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    raise Mismatch(
+        f"{what}: measured a tree of {len(found)} leaves, expected one like the input's, of {len(wanted)}; "
+        f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"[:600]
+    )
+
+
+def same_shapes(name: str, tree: Any, like: Any, case: Case) -> None:
+    """Every leaf has the shape and dtype of ``like``.
+
+    Raises:
+        Mismatch: One has not; the message names it, the mesh, and both.
+    """
+    for (path, leaf), struct in zip(jax.tree.leaves_with_path(tree), jax.tree.leaves(like), strict=True):
+        if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (struct.shape, struct.dtype):
+            raise Mismatch(
+                f"leaf {path_name('', path)} on mesh {case.mesh_text}: {name} gives {describe(leaf)}, "
+                f"expected {describe(struct)}"
+            )
+
+
+def state_and_loss(name: str, what: str, found: Any, like: Any, case: Case) -> tuple[Any, Any]:
+    """What a step returned: a tree like ``like``, which messages call ``what``, and a scalar.
+
+    Raises:
+        Mismatch: It is something else.
+    """
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise Mismatch(f"{name} returned {describe(found)}, expected a tuple ({what}, loss)")
+    state, loss = found
+    same_shapes(name, same_tree(what, state, like), like, case)
+    if not hasattr(loss, "shape") or loss.shape != ():
+        raise Mismatch(f"{name} returned {describe(loss)} as its loss, expected a scalar, the mean over all rows")
+    return state, loss

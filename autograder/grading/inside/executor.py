@@ -1,0 +1,181 @@
+"""The process that compiles and runs Programs and looks at them through the lenses. It holds no student Python.
+
+The same code serves the notebook's ``check``, in a process of the learner's own, and official grading, sandboxed.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import jax
+
+import course  # noqa: F401  8 emulated devices, before JAX starts
+from autograder.grading.inside import wire
+from autograder.grading.inside.launch import LOOK_S, STALL_S
+from course.machines import machine
+from course.mesh import make_mesh
+from course.program import (
+    Executable,
+    Module,
+    Program,
+    ProgramError,
+    compile_program,
+    costs,
+    difference,
+    form,
+    memory,
+    parse,
+    timeline,
+    timelines,
+    work_of,
+)
+from course.show.brief import to_brief
+
+_MAX_KEPT = 64
+
+
+class Executor:
+    """Serves requests; keeps what it compiled, for all Programs that differ in their source lines alone."""
+
+    def __init__(self) -> None:
+        self.compiled: dict[str, Executable] = {}
+
+    def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+        """One request: ``run`` a Program on inputs, or ``analyse`` one beside a smaller one."""
+        program = Program.load(blobs[0])
+        branches = bool(header.get("data_branches"))
+        module = parse(program, data_branches=branches)
+        looked: dict[str, Any] = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
+        if header["do"] == "analyse":
+            small, *stretched = (parse(Program.load(blob), data_branches=branches) for blob in blobs[1:])
+            found = difference(small, module)
+            for other in stretched:
+                found = found or difference(other, module, scaled=False)
+            about = {"difference": found, "orders": _orders(module, program, header)}
+            return {**looked, **about}, []
+        if header.get("form"):
+            looked["form"] = form(module)
+        results = self._run(program, module, wire.unpack(header["inputs"], blobs[1:]))
+        description, arrays = wire.pack(results)
+        return {**looked, "results": description}, arrays
+
+    def _run(self, program: Program, module: Module, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The results. What runs is the Program's twin, if it decides anything: it says what it really did."""
+        key = f"{work_of(program)} {module.data_branches}"
+        if (kept := self.compiled.get(key)) and kept.program != program:
+            with suppress(ProgramError):  # said of it alone, in its own lines
+                return kept(inputs)
+            kept = None
+        if kept is None:
+            if len(self.compiled) >= _MAX_KEPT:
+                self.compiled.clear()
+            kept = self.compiled[key] = compile_program(program, make_mesh(program.mesh), module)
+        return kept(inputs)
+
+
+def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time and memory with collectives issued early and in program order, each pair from one and the same order."""
+    where = machine(header["machine"])
+    free = timeline(module, where, free=header["spent_on"]).seconds if header.get("spent_on") else None
+    return [
+        {
+            "memory": memory(module, program, early=step.early).to_json(),
+            "timeline": step.to_json(),
+            "picture": to_brief(step),
+            "spent": None if free is None else step.seconds - free,
+        }
+        for step in timelines(module, where)
+    ]
+
+
+class Watch:
+    """Ends this process when a request has used up its processor time, or computes nothing for long.
+
+    A thread and no resource limit: those cannot be raised again for the next request, and the first process of a
+    namespace ignores their signal.
+    """
+
+    def __init__(self) -> None:
+        self.limit, self.serving, self.idle, self.last = math.inf, False, 0, 0.0
+
+    @contextmanager
+    def request(self, cpu_s: float | None) -> Iterator[None]:
+        """Watch while a request is served."""
+        self.limit, self.idle = time.process_time() + (cpu_s or math.inf), 0
+        self.serving = True
+        try:
+            yield
+        finally:
+            self.serving = False
+
+    def look(self, used: float) -> int:
+        """The exit status that the process must end with now, 0 for none; call it every ``LOOK_S``."""
+        busy, self.last = used - self.last > LOOK_S / 100, used
+        self.idle = 0 if busy or not self.serving else self.idle + 1
+        if self.idle * LOOK_S >= STALL_S:
+            return wire.STALLED
+        return wire.CPU_USED_UP if self.serving and used > self.limit else 0
+
+    def run(self) -> None:
+        """Look until there is a reason to end the process."""
+        while not (status := self.look(time.process_time())):
+            time.sleep(LOOK_S)
+        os._exit(status)
+
+
+def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    """The answer to a request; a Program that is refused is an answer, too."""
+    try:
+        return executor.serve(header, blobs)
+    except ProgramError as error:
+        return {"refused": str(error)}, []
+    except jax.errors.JaxRuntimeError as error:
+        said = f"the program cannot be run: {str(error)[:500]}"
+        return {"exceeded": f"{said} (limit on memory)"} if "RESOURCE_EXHAUSTED" in said else {"refused": said}, []
+    except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
+        return {"fault": f"{type(error).__name__}: {error}"[:500]}, []
+
+
+def main() -> None:
+    """Serve requests from standard input until it ends; a Program that is refused is an answer, not a crash."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not get between the messages
+    # Programs are small and run once: optimising them takes longer than it saves.
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.devices()
+    if os.environ.get("MESHCRAFT_CONFINE"):
+        from autograder.grading.inside.confine import deny_syscalls
+
+        deny_syscalls(allow_fork=False)
+    executor, watch = Executor(), Watch()
+    threading.Thread(target=watch.run, daemon=True).start()
+    gc.collect()
+    gc.freeze()  # what is here now stays: no need to look through it for garbage
+    gc.set_threshold(50_000, 20, 20)  # reading a program makes many objects and few cycles
+    wire.write(answers, {"ready": True})
+    while True:
+        try:
+            header, blobs = wire.read(requests)
+        except wire.WireError:
+            return
+        begin = time.process_time()
+        with watch.request(header.get("cpu_s")):
+            answer, arrays = answered(executor, header, blobs)
+        answer["cpu_s"] = time.process_time() - begin
+        try:
+            wire.write(answers, answer, arrays)
+        except wire.WireError as error:  # nothing is sent yet
+            said = f"what the program gives, or what there is to say of it, is too much: {error}; are names in it long?"
+            wire.write(answers, {"refused": said, "cpu_s": answer["cpu_s"]})
+
+
+if __name__ == "__main__":
+    main()

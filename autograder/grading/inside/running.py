@@ -1,0 +1,253 @@
+"""Runs a notebook's statements as the learner ran them, within limits, and remembers what went wrong on the way."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import atexit
+import inspect
+import linecache
+import re
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from autograder.contract.wrapping import Traceable
+from autograder.grading.inside.cells import Statement, file_of, locate_cell, read_statements
+from autograder.grading.inside.intake import Cell
+from autograder.grading.inside.slicing import bound_outside, names_of, needed
+from autograder.grading.inside.tracing import Problem, TooLong, describe_error, time_limit
+
+# Processor time, in seconds, for a statement that the graded function does not need, and for all of these together.
+STATEMENT_SECONDS, ALL_SECONDS = 5.0, 15.0
+# The latter where a first look was no success, and on a learner's own machine.
+PATIENT_SECONDS = 40.0
+# For one that it does need.
+NEEDED_SECONDS = 40.0
+# Waiting costs no processor time, and a busy machine makes everything wait.
+WALL_RATIO = 3
+# Statements that take no time worth sparing, and that other ways than by their name may need.
+_CHEAP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LEFT_OUT = "it was not run: {} does not need it, and the notebook's cells had run for {:g} s"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A statement that did not run to its end: what it would have bound, where and what it is, and why."""
+
+    names: frozenset[str]
+    text: str
+    problem: Problem
+    is_needed: bool
+    left_out: bool = False
+
+    def __str__(self) -> str:
+        text = " ".join(self.text.split())
+        text = text if len(text) <= 100 else text[:97] + "..."
+        return f"`{text}` ({self.problem.line}) failed with {self.problem.message}"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a notebook's cells left behind: their names, and the statements that failed."""
+
+    namespace: dict[str, Any]
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def left_out(self) -> int:
+        """How many statements were not run, for the time that others had taken."""
+        return sum(failure.left_out for failure in self.failures)
+
+    def function(self, task: Traceable) -> Callable[..., Any] | Problem:
+        """The task's function, or why there is none."""
+        found = self.namespace.get(task.name)
+        if callable(found):
+            return found
+        failed = next((failure for failure in reversed(self.failures) if task.name in failure.names), None)
+        if failed:
+            return failed.problem
+        if found is not None:
+            return Problem("student_error", f"{task.name} is a {type(found).__name__}, expected a function")
+        said = f"the notebook has no function {task.name}{task.signature}; was it renamed, or its cell deleted?"
+        return self.explained(Problem("student_error", said))
+
+    def explained(self, problem: Problem) -> Problem:
+        """The same problem, with the statement of the notebook that failed before and may be its cause."""
+        earlier = self.failures
+        if problem in (found := [failure.problem for failure in earlier]):
+            earlier = earlier[: found.index(problem)]
+        missing = re.match(r"NameError: name '(\w+)'", problem.message)
+        causes = [f for f in earlier if missing and missing[1] in f.names]
+        if causes and causes[-1].problem.verdict == "limit_exceeded":
+            problem = replace(problem, verdict="limit_exceeded")
+        causes = causes or [f for f in earlier if f.is_needed]
+        if causes:
+            why = f"before it, {causes[-1]}"
+        elif left := [failure for failure in earlier if failure.left_out]:
+            why = f"before it, {len(left)} statements were not run, from {left[0].problem.line} on: "
+            why += "experiments took too long; take them out of what you hand in"
+        elif missing and missing[1] not in self.namespace:
+            why = f"no cell of the notebook defines {missing[1]}"
+        else:
+            return problem
+        return replace(problem, message=f"{problem.message} ({why})")
+
+
+class Silent:
+    """Stands for what a notebook has and a judge has not: the shell, ``display``, ``check``. It does nothing."""
+
+    def __getattr__(self, name: str) -> Silent:
+        if name.startswith("__") or name.startswith("_repr_"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Silent:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __repr__(self) -> str:
+        return ""
+
+
+def run_cells(
+    cells: Iterable[Cell],
+    wanted: Sequence[str],
+    *,
+    lab: tuple[str, ...] = (),
+    only_needed: bool = False,
+    patience: float = ALL_SECONDS,
+    module: types.ModuleType | None = None,
+) -> Ran:
+    """Run a notebook's cells in order, statement by statement.
+
+    One that fails does not stop those after it, and one that takes long is ended, unless ``wanted`` needs it.
+
+    Args:
+        cells: The notebook's.
+        wanted: The functions that will be looked at.
+        lab: Statements of the course's own. Those that do more than import or define run only where ``wanted`` needs
+            them, and none of them rebinds a name of the learner's.
+        only_needed: Run nothing but what ``wanted`` needs.
+        patience: Processor time, in seconds, for all that ``wanted`` does not need.
+        module: What the notebook's names are bound in, if not a new module.
+    """
+    cells = list(cells)
+    for number, cell in enumerate(cells, 1):  # for inspect.getsource, and for tracebacks
+        file = file_of(number, cell)
+        linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(True), file)
+    statements = read_statements(cells)
+    own = lab_statements(lab)
+    labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in own)
+    needs = needed(statements, wanted, labs)
+    idle = frozenset(n for n in labs if not isinstance(statements[n].node, _CHEAP))
+    skipped = (frozenset(range(len(statements))) if only_needed else idle) - needs
+    module = module or types.ModuleType("__main__")
+    shell: Any = Silent()
+    module.__dict__.update(get_ipython=shell, display=shell, In=[""], Out={}, _="", __="", ___="")
+    theirs = bound_outside(statements, labs)
+    failures, spent = [], 0.0
+    with _without_check():
+        for number, statement in enumerate(statements):
+            is_needed = number in needs
+            if number in skipped or (statement.timed and names_of(statement).binds & module.__dict__.keys()):
+                continue
+            problem = Problem("student_error", statement.error, statement.where) if statement.error else None
+            late = problem is None and not is_needed and spent > patience
+            if late:
+                said = _LEFT_OUT.format(" and ".join(wanted), patience)
+                problem = Problem("student_error", said, statement.where)
+            elif problem is None:
+                begin = time.process_time()
+                kept = {name: module.__dict__[name] for name in theirs & module.__dict__.keys() if number in labs}
+                seconds = NEEDED_SECONDS if is_needed else STATEMENT_SECONDS
+                problem = _run(statement, module.__dict__, seconds)
+                module.__dict__.update(kept)
+                if statement.shown and not problem and (value := module.__dict__.get("_")) is not None:
+                    module.__dict__["Out"] = {**module.__dict__["Out"], statement.shown: value}
+                spent += 0.0 if is_needed else time.process_time() - begin
+            if problem:
+                failures.append(Failure(names_of(statement).binds, statement.text, problem, is_needed, late))
+    return Ran(module.__dict__, tuple(failures))
+
+
+@lru_cache(maxsize=8)
+def lab_statements(lab: tuple[str, ...]) -> frozenset[str]:
+    """The statements of a release's lab, in a form that can be compared."""
+    read = read_statements([Cell("lab", source) for source in lab])
+    return frozenset(ast.dump(one.node) for one in read if one.node)
+
+
+def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Problem | None:
+    """Run one statement while an event loop runs, as in a kernel; what went wrong, if anything did."""
+    code = statement.code
+    assert code
+
+    async def inside() -> None:
+        result = eval(code, namespace)
+        if inspect.iscoroutine(result):
+            await result
+
+    task = _loop().create_task(inside())
+    try:
+        with time_limit(seconds, processor=True), time_limit(seconds * WALL_RATIO):
+            _loop().run_until_complete(task)
+    except TooLong as error:
+        task.cancel()  # it may not have begun
+        where = describe_error(error, locate_cell).line or statement.where
+        return Problem("limit_exceeded", f"it took longer than {error}; does a loop ever end?", where)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        problem = describe_error(error, locate_cell)
+        return problem if problem.line else replace(problem, line=statement.where)
+    return None
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop without the pair of sockets by which other threads wake it: a sandbox has none."""
+
+    def _make_self_pipe(self) -> None:
+        self._csock = self._ssock = None
+        self._internal_fds = 0
+
+    def _close_self_pipe(self) -> None:
+        pass
+
+
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = _Loop()
+    atexit.register(loop.close)
+    return loop
+
+
+@contextmanager
+def _without_check() -> Iterator[None]:
+    """``from autograder.check import check`` gives a function that does nothing, and warnings are only shown."""
+    import autograder
+
+    stub: Any = types.ModuleType("autograder.check")
+    stub.check = Silent()
+    names, before = sys.modules, sys.modules.get("autograder.check")
+    attribute = autograder.__dict__.get("check")
+    names["autograder.check"] = autograder.check = stub  # type: ignore[attr-defined]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            yield
+    finally:
+        del autograder.check  # type: ignore[attr-defined]
+        del names["autograder.check"]
+        if before is not None:
+            names["autograder.check"] = before
+        if attribute is not None:
+            autograder.check = attribute  # type: ignore[attr-defined]

@@ -1,0 +1,146 @@
+"""The sandboxed process that holds a student's Python: cells in, serialised Programs out, and nothing else.
+
+It starts no backend, and neither reads nor runs anything of a student's: each request is read and served by a fork,
+whose own fork has taken the strict filter before it runs the student's code. So no request can change the next, nor
+find anything of another in its memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+import types
+from functools import cache
+from io import FileIO
+from typing import Any, BinaryIO
+
+import course  # noqa: F401  before anything that could start JAX
+from autograder.contract.wrapping import Case, wrappings
+from autograder.grading.inside import wire
+from autograder.grading.inside.cells import locate_cell
+from autograder.grading.inside.confine import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
+from autograder.grading.inside.intake import Cell
+from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
+from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
+from autograder.grading.inside.uses import uses
+from course import predict, show  # noqa: F401  what labs import, once for all forks
+from course.curriculum import earlier
+
+MAX_RESULT = 64 * 2**20
+REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "clean")
+
+
+def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
+    """Serve one request, in the confined child: write the Programs, or why there are none."""
+    task, limits = wrappings(header["chapter"])[header["task"]], Limits(**header["limits"])
+    sys.meta_path.insert(0, _NotHere(header["chapter"]))  # type: ignore[arg-type]
+    ran = _run(header, limits)
+    wire.write(result, {"ran": True})  # who ends from here on, ends by the graded function
+    function = ran.function(task)
+    found: Any = function
+    if not isinstance(function, Problem):
+        left = (limits.cpu_s or 60) - time.process_time()
+        with time_limit(max(0.8 * left, 0.1), processor=True):
+            cases = [Case(**case) for case in header["cases"]]
+            found = trace_cases(task, function, cases, locate_cell, platform=header.get("platform", "cpu"))
+    if isinstance(found, Problem):
+        wire.write(result, {"problem": ran.explained(found).to_json(), "left_out": ran.left_out})
+        return
+    programs = {name: program.serialise() for name, program in found.programs.items()}
+    used = uses(function) if header.get("with_uses") else {}
+    told = {"cases": list(programs), "line": found.line, "uses": used, "left_out": ran.left_out}
+    wire.write(result, told, list(programs.values()))
+
+
+def _run(header: dict[str, Any], limits: Limits) -> Ran:
+    """Run the notebook's cells; what nobody needs may not use up the processor time that tracing needs.
+
+    Where no exception can end a statement, because it never comes back to Python, the kernel ends this process, and
+    the grader asks once more for what is needed.
+    """
+    only_needed = bool(header.get("only_needed"))
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    if not only_needed and limits.cpu_s is not None:
+        soft = int(time.process_time() + header["patience"] + 2 * STATEMENT_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
+    os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # a learner's files may be written there, in every sandbox
+    cells = [Cell(**cell) for cell in header["cells"]]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
+    lab = tuple(header.get("lab", ()))
+    how = {"only_needed": only_needed, "patience": header["patience"]}
+    ran = run_cells(cells, [header["task"]], lab=lab, module=main, **how)
+    resource.setrlimit(resource.RLIMIT_CPU, before)
+    return ran
+
+
+class _NotHere:
+    """Refuses imports of answers, which no sandbox shows, in a process that is in none."""
+
+    answers = ("autograder.learner.beside", "autograder.proof.mutants", "autograder.proof.alternatives")
+
+    def __init__(self, chapter: str):
+        self.earlier = {f"solutions.{entry.name}" for entry in earlier(chapter)}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name in self.answers or (name.startswith("solutions.") and name not in self.earlier):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@cache
+def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
+    """Do once what every submission needs: what a task's cases are made of. None of it is a student's."""
+    wrappings(chapter)[task].wrap(_nothing, Case(**json.loads(case)))
+    lab_statements(lab)
+    gc.collect()
+    gc.freeze()  # a fork need not look for garbage among what is here already
+
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("nothing is traced here")
+
+
+def main() -> None:
+    """Serve requests from standard input until it ends."""
+    prctl(PR_SET_DUMPABLE, 0)  # else a student's process opens this one's memory through /proc, and writes there
+    # Unbuffered: a fork must not find the next request in a buffer.
+    requests, answers = FileIO(0), sys.stdout.buffer
+    while True:
+        try:
+            header, sizes = wire.read_header(requests)  # type: ignore[arg-type]
+        except wire.WireError:
+            return
+        for case in header["cases"]:
+            prepare(header["chapter"], header["task"], json.dumps(case), tuple(header["lab"]))
+        if pid := os.fork():
+            if os.waitpid(pid, 0)[1]:
+                sys.exit("the process that served a request was ended")
+            continue
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            serve(wire.read_blobs(requests, sizes), answers)  # type: ignore[arg-type]
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+
+
+def serve(blobs: list[bytes], answers: BinaryIO) -> None:
+    """Serve one request, in a process of its own."""
+    header = wire.from_json(blobs[0])
+    limits = Limits(**header["limits"])
+    report = fork_confined(lambda result: trace_request(header, result), limits=limits, result_bytes=MAX_RESULT)
+    said = {name: getattr(report, name) for name in REPORTED}
+    wire.write(answers, said, [report.result])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Grade a whole class: resumable, in parallel, each verdict on disk before the next begins."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autograder.contract.verdict import NEEDS_HUMAN, Report
+from autograder.grading.inside.launch import Limits
+from autograder.grading.nbgrader.course import (
+    CourseError,
+    locked,
+    open_ledger,
+    require_assignment,
+    require_folder,
+    secret,
+)
+from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, needs_human
+from autograder.grading.nbgrader.names import name_problem, same_name, student_name
+from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
+from autograder.grading.nbgrader.submissions import Submission, find_submissions, fingerprint, read_submitted
+from autograder.grading.nbgrader.varied import asked_by
+from autograder.show import one_line
+
+Progress = Callable[[str, int, int], None]
+LEASE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Regrade:
+    """What grading once more gave, and what the ledger had: the same, to the bit, or the grader has a fault."""
+
+    student: str
+    before: Report
+    after: Report
+
+
+def grade_course(
+    course: Path,
+    assignment: str,
+    *,
+    workers: int = 1,
+    level: str,
+    scheduler: str = "",
+    only: Collection[str] = (),
+    again: bool = False,
+    limits: Limits | None = None,
+    on_progress: Progress = lambda stage, done, total: None,
+    on_again: Callable[[Regrade], None] = lambda regrade: None,
+    new_pool: NewPool | None = None,
+) -> list[Report]:
+    """Grade every submission that has no verdict yet, and bring the gradebook up to date.
+
+    Args:
+        course: A folder with nbgrader's layout.
+        assignment: The chapter.
+        workers: How many gradings run at once on this machine.
+        level: The sandbox's level; empty: the best of each machine that grades.
+        scheduler: The address of a Dask scheduler; its workers grade instead of this machine.
+        only: These students; everyone, if empty.
+        again: Grade also what has a verdict.
+        limits: Other limits than usual, for tracing a function and for each of its Programs.
+        on_progress: Called with the stage, and how many of how many are done.
+        on_again: Called with each verdict that was found once more.
+        new_pool: Makes the executor, in place of ``workers`` and ``scheduler``.
+
+    Returns:
+        A report for each submission, in order of student.
+
+    Raises:
+        CourseError: the folder cannot be used, or is being graded already.
+        LedgerError: the ledger cannot be read or written; what is recorded stays.
+    """
+    from autograder.grading.nbgrader.booking import book, clean_half_made
+
+    course = course.resolve()
+    require_folder(course, assignment)
+    with locked(course), _pool(workers, scheduler, new_pool) as pool:
+        require_assignment(course, assignment)
+        with open_ledger(course) as ledger:
+            ledger.drop_leases()
+            everyone = find_submissions(course, assignment)
+            for submission in everyone:
+                ledger.submit(assignment, submission.student, submission.key, submission.digest)
+            ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
+            clean_half_made(course, ledger.status(assignment))
+            chosen = _chosen(everyone, only)
+            asked = tuple(sorted(asked_by(course, assignment).items()))
+            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, asked)
+            _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
+            paths = {submission.student: submission.notebook for submission in chosen}
+            entries = [entry for entry in ledger.status(assignment) if entry.student in paths]
+            waiting = [entry for entry in entries if entry.report and not entry.booked]
+            booked = iter(range(1, len(waiting) + 1))
+            on_book: Callable[[str], None] = lambda _: on_progress("gradebook", next(booked), len(waiting))  # noqa: E731
+            problems = book(course, assignment, ledger, paths, on_book)
+    reports = [entry.report for entry in entries if entry.report]
+    return [_with_problem(report, problems.get(report.student, "")) for report in reports]
+
+
+def _pool(workers: int, scheduler: str, new_pool: NewPool | None) -> AbstractContextManager[NewPool]:
+    if new_pool or not scheduler:
+        return nullcontext(new_pool or local_pool(workers))
+    return dask_pool(scheduler)
+
+
+def _chosen(everyone: list[Submission], only: Collection[str]) -> list[Submission]:
+    names = {submission.student for submission in everyone}
+    forms = {same_name(name): name for name in names}
+    wanted = {name if name in names else forms.get(same_name(student_name(name)), name) for name in only}
+    missing = sorted(wanted - names)
+    if missing:
+        raise CourseError(f"nothing was handed in by {', '.join(missing)}; names are those of the folders `submitted/`")
+    return [submission for submission in everyone if not only or submission.student in wanted]
+
+
+def _renamed(everyone: list[Submission], entries: list[Entry]) -> list[str]:
+    """Names of folders that could not be students' and are gone."""
+    names = {submission.student for submission in everyone}
+    return [entry.student for entry in entries if entry.student not in names and name_problem(entry.student)]
+
+
+def _with_problem(report: Report, problem: str) -> Report:
+    return replace(report, notes=(*report.notes, f"not in the gradebook: {problem}")) if problem else report
+
+
+class _Batch:
+    """One run over a class: what is still to be graded, and what becomes of it.
+
+    Args:
+        ledger: Where verdicts go.
+        model: What all jobs have in common.
+        again: Grade also what has a verdict.
+        on_progress: Called with the stage, and how many of how many are done.
+        on_again: Called with each verdict that was found once more.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        model: Job,
+        again: bool,
+        on_progress: Progress,
+        on_again: Callable[[Regrade], None],
+    ):
+        self.ledger, self.model, self.again = ledger, model, again
+        self.on_progress, self.on_again = on_progress, on_again
+        self.open: dict[str, Submission] = {}
+        self.before: dict[str, Report] = {}
+        self.total = 0
+
+    def judge(self, submissions: list[Submission], pool: NewPool) -> None:
+        """Record a verdict for every submission that has none, or whose verdict waits for a person."""
+        for submission in submissions:
+            known = self.ledger.get(submission.key, submission.student)
+            if known is not None and not needs_human(known):
+                if not self.again:
+                    continue
+                self.before[submission.key] = known
+            if submission.notebook is None:
+                said = verdict_for_all(self.model.chapter, submission.verdict, submission.problem)
+                self.ledger.record(submission.key, said)
+            else:
+                self.open[submission.key] = submission
+        self.total = len(self.open)
+        self.on_progress("grading", 0, self.total)
+        self._run([*self.open], False, pool)
+        # What is left shared a worker's death or met a fault: each alone, so that one cannot take another with it.
+        for filed in [*self.open]:
+            while filed in self.open:
+                for lost in self._run([filed], True, pool):
+                    self._settle(lost, Outcome(None, "it ended the grader's worker"))
+
+    def _run(self, keys: list[str], alone: bool, pool: NewPool) -> list[str]:
+        """Grade these, as many at once as the pool takes; the keys of those that were lost with a worker."""
+        waiting, lost = deque(keys), []
+        owner = f"{os.uname().nodename}:{os.getpid()}"
+        while waiting:
+            executor, width = pool(alone)
+            running: dict[Any, str] = {}
+            with executor:
+                try:
+                    while waiting or running:
+                        while waiting and len(running) < width:
+                            filed = waiting.popleft()
+                            job = self._job(filed)
+                            if job is None:
+                                self._settle(filed, Outcome(None, "the file changed meanwhile; run this again"))
+                            elif self.ledger.lease(filed, owner, LEASE_SECONDS):
+                                running[executor.submit(grade_one, job)] = filed
+                        for future in wait(running, return_when=FIRST_COMPLETED).done:
+                            self._settle(running[future], _outcome(future))
+                            del running[future]
+                except BrokenExecutor:
+                    lost += running.values()
+        return lost
+
+    def _job(self, filed: str) -> Job | None:
+        """The job for a submission; None when its file is no longer the one that was found."""
+        submission = self.open[filed]
+        assert submission.notebook
+        problem, data = read_submitted(submission.notebook)
+        if problem or digest(data) != submission.digest:
+            return None
+        return replace(self.model, name=one_line(submission.notebook.name), notebook=data, student=submission.student)
+
+    def _settle(self, filed: str, outcome: Outcome) -> None:
+        """Record what came of a grading; a fault is tried again until it has happened too often."""
+        report, submission = outcome.report, self.open[filed]
+        if report is None and self.ledger.fault(filed, outcome.fault) >= TRIES:
+            said = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
+            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, said, self.model.level)
+        if report is None:
+            return
+        report = replace(report, notes=(*filter(None, [submission.note]), *report.notes), student=submission.student)
+        before = self.before.get(filed)
+        if before is not None:
+            self.on_again(Regrade(submission.student, before, report))
+        if before is None or not needs_human(report):  # a fault of the grader takes no verdict away
+            self.ledger.record(filed, report)
+        del self.open[filed]
+        self.on_progress("grading", self.total - len(self.open), self.total)
+
+
+def _outcome(future: Any) -> Outcome:
+    """What a grading gave. That a worker or the cluster is gone is for the caller; else it is this grading's fault."""
+    try:
+        return future.result()
+    except (BrokenExecutor, CancelledError):
+        raise
+    except Exception as error:
+        return Outcome(None, f"{type(error).__name__}: {error}"[:2000])

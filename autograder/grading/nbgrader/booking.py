@@ -1,0 +1,204 @@
+"""From the ledger into nbgrader: what its autograde step does, for a whole class with one gradebook and one release.
+
+A submission is one transaction of the gradebook, then its folder under ``autograded/``, then a mark in the ledger.
+Whoever is killed in between books that submission again, with the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader import utils
+from nbgrader.api import Gradebook
+from nbgrader.converters import Autograde
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import CheckCellMetadata, OverwriteCells, OverwriteKernelspec
+
+from autograder.grading.inside.intake import IntakeError, parse_notebook
+from autograder.grading.nbgrader.bridge import BridgeError, configuration, release_path, save_grades, write_verdicts
+from autograder.grading.nbgrader.course import HIDDEN, open_gradebook
+from autograder.grading.nbgrader.late import late_plugin, set_penalties
+from autograder.grading.nbgrader.ledger import Entry, Ledger, digest, remedy
+from autograder.grading.nbgrader.names import name_problem
+from autograder.grading.nbgrader.restore import exchange_files, restore, unreadable
+from autograder.grading.nbgrader.submissions import read_submitted
+from autograder.release.notebook import notebook_text
+
+STAGING = f"{HIDDEN}/staging"
+
+
+def book(
+    course: Path,
+    assignment: str,
+    ledger: Ledger,
+    submissions: dict[str, Path | None],
+    on_progress: Callable[[str], None] = lambda student: None,
+) -> dict[str, str]:
+    """Bring the gradebook up to date: every student whose verdict, or whose time of handing in, it does not have yet.
+
+    Args:
+        course: The course folder.
+        assignment: The chapter.
+        ledger: The course's ledger.
+        submissions: Each student's notebook; None where no notebook could be found.
+        on_progress: Called with each student when their part is done.
+
+    Returns:
+        For each student whose verdict could not be booked, why.
+    """
+    due = [entry for entry in ledger.status(assignment) if _is_due(course, entry, submissions)]
+    problems: dict[str, str] = {}
+    if not due:
+        return problems
+    try:
+        with open_gradebook(course) as gradebook:
+            booker = _Booker(course, assignment, gradebook)
+            for entry in due:
+                try:
+                    booker.book(entry, submissions[entry.student])
+                    ledger.booked(assignment, entry.student, entry.report)
+                except Exception as error:
+                    problems[entry.student] = _said(course, error)
+                if not entry.booked:
+                    on_progress(entry.student)
+    except Exception as error:
+        problems |= {entry.student: _said(course, error) for entry in due}
+    return problems
+
+
+def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
+    """Remove autograded folders that an interrupted run has left; what was removed."""
+    removed = []
+    for entry in entries:
+        folder = course / "autograded" / entry.student / entry.assignment
+        if not entry.booked and folder.is_dir() and _autograded(course, entry) is None:
+            shutil.rmtree(folder)
+            removed.append(folder)
+    shutil.rmtree(course / STAGING, ignore_errors=True)
+    return removed
+
+
+class _Booker:
+    """Books one submission after the other; what they have in common is read once."""
+
+    def __init__(self, course: Path, assignment: str, gradebook: Gradebook):
+        self.course, self.assignment, self.gradebook = course, assignment, gradebook
+        config = configuration(course, assignment)
+        self.plugin = late_plugin(config)
+        coursedir = CourseDirectory(config=config)
+        self.coursedir: Any = coursedir
+        self.converter = Autograde(coursedir=coursedir, config=config)
+        self.release = _release(course, assignment, coursedir.db_url)
+        self.source = Path(coursedir.format_path(coursedir.source_directory, ".", assignment))
+        self.extras = utils.find_all_files(str(self.source), [*coursedir.ignore, "*.ipynb"])
+
+    def book(self, entry: Entry, submission: Path | None) -> None:
+        """Book one submission."""
+        assert entry.report
+        notebook = self._reviewed(entry, submission)
+        write_verdicts(notebook, entry.report)
+        brought = exchange_files(submission.parent) if submission else {}
+        when = {"timestamp": utils.parse_utc(brought["timestamp.txt"])} if "timestamp.txt" in brought else {}
+        before = _autograded(self.course, entry) or {}
+        with _transaction(self.gradebook):
+            self.gradebook.update_or_create_student(entry.student)
+            self.gradebook.update_or_create_submission(self.assignment, entry.student, **when)  # type: ignore[arg-type]
+            save_grades(self.gradebook, notebook, (self.assignment, self.assignment, entry.student), before)
+            set_penalties(self.plugin, self.gradebook.find_submission(self.assignment, entry.student))
+            self.gradebook.db.commit()
+        self._write(entry, {f"{self.assignment}.ipynb": notebook_text(notebook), **brought})
+
+    def _reviewed(self, entry: Entry, submission: Path | None) -> NotebookNode:
+        """The notebook that a person reviews: made of the cells that were graded, or of none."""
+        if submission is None:
+            return restore(self.release, unreadable())
+        problem, data = read_submitted(submission)
+        if problem or digest(data) != entry.submission:
+            raise BridgeError(f"{submission.name} has changed since it was graded; run `meshcraft grade` again")
+        try:
+            return restore(self.release, parse_notebook(submission.name, data))
+        except IntakeError:
+            return restore(self.release, unreadable())
+
+    def _write(self, entry: Entry, texts: dict[str, str]) -> None:
+        """Put the autograded folder in place, whole."""
+        staged = self.course / STAGING / entry.student
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        for name in self.extras:
+            copy = staged / Path(name).relative_to(self.source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(name, copy)
+        for name, text in texts.items():
+            (staged / name).write_text(text, encoding="utf-8")
+        target = self.course / "autograded" / entry.student / self.assignment
+        self.coursedir.student_id = entry.student
+        self.converter.notebooks = [str(target / f"{self.assignment}.ipynb")]
+        self.converter.run_pre_convert_hook()
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(staged, target)
+        self.converter.set_permissions(self.assignment, entry.student)
+        self.converter.run_post_convert_hook()
+
+
+def _is_due(course: Path, entry: Entry, submissions: dict[str, Path | None]) -> bool:
+    if entry.report is None or entry.student not in submissions or name_problem(entry.student):
+        return False
+    return not entry.booked or _restamped(course, entry, submissions[entry.student])
+
+
+def _restamped(course: Path, entry: Entry, submission: Path | None) -> bool:
+    """Whether the time of handing in, or the exchange's secret, is another one than when it was booked."""
+    copy = course / "autograded" / entry.student / entry.assignment
+    return submission is not None and exchange_files(submission.parent) != exchange_files(copy)
+
+
+def _said(course: Path, error: Exception) -> str:
+    todo = remedy(str(error))
+    return f"{course / 'gradebook.db'}: {error}; {todo}" if todo else f"{type(error).__name__}: {error}"
+
+
+def _autograded(course: Path, entry: Entry) -> dict[str, str] | None:
+    """The sources of an earlier run's autograded copy by grade id; None if there is none that was finished."""
+    path = course / "autograded" / entry.student / entry.assignment / f"{entry.assignment}.ipynb"
+    try:
+        notebook = json.loads(path.read_bytes())
+        if "meshcraft" not in notebook["metadata"]:
+            return None
+        return {
+            cell["metadata"]["nbgrader"]["grade_id"]: "".join(cell["source"])
+            for cell in notebook["cells"]
+            if "nbgrader" in cell["metadata"]
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _release(course: Path, assignment: str, db_url: str) -> NotebookNode:
+    """The released notebook, with points and locked cells as the gradebook has them."""
+    notebook = nbformat.read(release_path(course, assignment, assignment), as_version=4)
+    names: Any = {"nbgrader": {"notebook": assignment, "assignment": assignment, "db_url": db_url}}
+    for step in (OverwriteKernelspec, OverwriteCells, CheckCellMetadata):
+        notebook, _ = step().preprocess(notebook, names)
+    return notebook
+
+
+@contextmanager
+def _transaction(gradebook: Gradebook) -> Iterator[None]:
+    """One transaction, however often nbgrader's own methods commit on the way."""
+    gradebook.db.remove()
+    with gradebook.engine.begin() as connection:
+        gradebook.db(bind=connection, join_transaction_mode="rollback_only")
+        try:
+            yield
+        finally:
+            gradebook.db.remove()

@@ -1,0 +1,221 @@
+"""nbgrader's configuration, and its autograde step with verdicts instead of running anything.
+
+What nbgrader gets to see of a submission is rebuilt from the released notebook: locked cells as they were released, and
+of the student's the sources of the cells, nothing else.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import nbgrader
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+from nbgrader import utils
+from nbgrader.api import Gradebook
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets.config import Config, PyFileConfigLoader
+
+from autograder.contract.verdict import NEEDS_HUMAN, Report, Result
+from autograder.grading.inside.intake import read_notebook
+from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_ledger
+from autograder.grading.nbgrader.ledger import digest
+from autograder.grading.nbgrader.restore import restore
+from autograder.grading.nbgrader.settings import read_settings
+from autograder.release.notebook import course_config, gradebook_url
+from autograder.show import facts_html
+
+CHECK = "check-"
+FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
+
+
+class BridgeError(Exception):
+    """A verdict cannot be brought into the gradebook; the message says why and what to do."""
+
+
+def configure(config: Config, course: Path) -> None:
+    """Set nbgrader up for the course: verdicts come from the ledger, so no command of it runs a student's code."""
+    here = "autograder.grading.nbgrader.bridge"
+    settings = read_settings(course)
+    config.CourseDirectory.root = str(course)
+    config.CourseDirectory.db_url = gradebook_url(course)
+    config.CourseDirectory.course_id = settings.name
+    if settings.exchange:
+        config.Exchange.root = settings.exchange
+    config.AssignLatePenalties.plugin_class = "autograder.grading.nbgrader.late.LatePenalty"
+    config.LatePenalty.per_day = settings.late_per_day
+    config.LatePenalty.at_most = settings.late_at_most
+    config.Autograde.sanitize_preprocessors = [
+        f"{here}.Restore",
+        "nbgrader.preprocessors.OverwriteKernelspec",
+        "nbgrader.preprocessors.OverwriteCells",
+        "nbgrader.preprocessors.CheckCellMetadata",
+    ]
+    config.Autograde.autograde_preprocessors = [
+        f"{here}.Verdicts",
+        f"{here}.SaveVerdicts",
+        "nbgrader.preprocessors.AssignLatePenalties",
+        "nbgrader.preprocessors.CheckCellMetadata",
+    ]
+    config.GenerateFeedback.exporter_class = "autograder.grading.nbgrader.feedback.FeedbackExporter"
+    config.GenerateFeedback.preprocessors = [
+        "nbgrader.preprocessors.GetGrades",
+        "autograder.grading.nbgrader.feedback.Waiting",
+    ]
+    # Formgrader shows what students wrote to somebody who may change grades: no markup of theirs runs there.
+    config.HTMLExporter.filters = {"markdown2html": "autograder.grading.nbgrader.feedback.prose"}
+    config.HTMLExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates"), str(FORMGRADER)]
+
+
+def configuration(course: Path, assignment: str, student: str = "") -> Config:
+    """What ``configure`` sets, and the course's own nbgrader_config.py; but nothing there lets a notebook be run.
+
+    Raises:
+        CourseError: nbgrader_config.py raises.
+    """
+    course = course.resolve()
+    config, ours = course_config(course, assignment, student), Config()
+    configure(ours, course)
+    config.merge(deepcopy(ours))
+    if (course / CONFIG_FILE).exists():
+        try:
+            own = PyFileConfigLoader(str(course / CONFIG_FILE)).load_config()
+        except Exception as error:
+            raise CourseError(f"{course / CONFIG_FILE} raises {type(error).__name__}: {error}; correct it") from error
+        config.merge(own)
+    config.Autograde.merge(ours.Autograde)
+    config.CourseDirectory.root, config.CourseDirectory.db_url = str(course), gradebook_url(course)
+    return config
+
+
+class Restore(NbGraderPreprocessor):
+    """Rebuilds the submission from the released notebook, in place of nbgrader's repairs."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        names = resources["nbgrader"]
+        release = release_path(Path.cwd(), names["assignment"], names["notebook"])
+        return restore(nbformat.read(release, as_version=4), read_notebook(_submitted(names))), resources
+
+
+def release_path(course: Path, assignment: str, notebook: str) -> Path:
+    """Where the released notebook lies.
+
+    Raises:
+        BridgeError: there is none.
+    """
+    path = course / "release" / assignment / f"{notebook}.ipynb"
+    if not path.exists():
+        raise BridgeError(f"{path} is missing from the course folder; make it with nbgrader generate_assignment")
+    return path
+
+
+def _submitted(names: dict[str, str]) -> Path:
+    return Path("submitted") / names["student"] / names["assignment"] / f"{names['notebook']}.ipynb"
+
+
+class Verdicts(NbGraderPreprocessor):
+    """In place of running the notebook: each check cell gets one output, the points that the ledger has for it."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        names = resources["nbgrader"]
+        with open_ledger(Path.cwd()) as ledger:
+            entry = ledger.entry(names["assignment"], names["student"])
+        if entry is None or entry.report is None:
+            raise BridgeError(f"no verdict for {names['student']}; run `meshcraft grade {names['assignment']}` first")
+        submission = _submitted(names)
+        if digest(submission.read_bytes()) != entry.submission:
+            raise BridgeError(f"{submission} has changed since it was graded; run `meshcraft grade` again")
+        write_verdicts(nb, entry.report)
+        return nb, resources
+
+
+def write_verdicts(notebook: NotebookNode, report: Report) -> None:
+    """Put the report's verdicts into the check cells, and take every other output away.
+
+    Raises:
+        BridgeError: a check cell has no verdict, or is worth other points than the verdict says.
+    """
+    results = {result.name: result for result in report.functions}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        cell.outputs, cell.execution_count = [], None
+        if utils.is_grade(cell):
+            cell.outputs = [_output(cell, results)]
+    notebook.metadata["meshcraft"] = {
+        "isolation": report.isolation,
+        "notes": list(report.notes),
+        "functions": [_summary(result) for result in report.functions],
+    }
+
+
+def _summary(result: Result) -> dict[str, Any]:
+    lines = {result.line, *(fact.line for fact in result.facts if fact.passed is False and fact.weight)}
+    return {**result.to_json(), "lines": sorted(filter(None, lines))}
+
+
+def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
+    name = cell.metadata.nbgrader.grade_id
+    result = results.get(name.removeprefix(CHECK))
+    if result is None:
+        raise BridgeError(f"no verdict for the cell {name}; grade this submission again")
+    points = float(cell.metadata.nbgrader.points)
+    if result.max_points != points or not 0.0 <= result.points <= points:
+        raise BridgeError(
+            f"{name} is worth {points} points in the released notebook, its verdict says {result.points} of "
+            f"{result.max_points}; release the assignment again, or grade with the version that released it"
+        )
+    data = {"text/plain": repr(float(result.points)), "text/html": facts_html(result)}
+    return new_output("execute_result", data=data, execution_count=None)
+
+
+class SaveVerdicts(NbGraderPreprocessor):
+    """Writes the grades of a submission into the gradebook, in one transaction."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        names = resources["nbgrader"]
+        with Gradebook(names["db_url"]) as gradebook:
+            save_grades(gradebook, nb, (names["notebook"], names["assignment"], names["student"]), {})
+            gradebook.db.commit()
+        return nb, resources
+
+
+def save_grades(gradebook: Gradebook, nb: NotebookNode, where: tuple[str, str, str], before: dict[str, str]) -> None:
+    """Set the grades and comments of a submission from its check cells; the caller commits.
+
+    Args:
+        gradebook: nbgrader's.
+        nb: What ``write_verdicts`` made.
+        where: The names of notebook, assignment and student.
+        before: The sources of the cells when this submission was graded before, by grade id.
+    """
+    waiting = {f["name"] for f in nb.metadata["meshcraft"]["functions"] if f["verdict"] == NEEDS_HUMAN}
+    submission: Any = gradebook.find_submission_notebook(*where)
+    grades = {grade.name: grade for grade in submission.grades}
+    comments = {comment.name: comment for comment in submission.comments}
+    for cell in nb.cells:
+        name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+        if utils.is_grade(cell):
+            grade = grades.get(name) or gradebook.find_grade(name, *where)
+            _save_grade(grade, cell, name.removeprefix(CHECK) in waiting, before.get(name) == cell.source)
+        if utils.is_solution(cell):
+            _save_comment(comments.get(name) or gradebook.find_comment(name, *where), cell)
+
+
+def _save_grade(grade: Any, cell: NotebookNode, waits: bool, same: bool) -> None:
+    """As nbgrader does; but a fault of the grader is no grade at all, and waits for a person.
+
+    A score that a person gave stays. It waits for another look, unless cell and automatic score are what they were.
+    """
+    score = None if waits else utils.determine_grade(cell)[0]
+    looked_at = grade.manual_score is not None and same and grade.auto_score == score and not grade.needs_manual_grade
+    grade.auto_score = score
+    grade.needs_manual_grade = not looked_at and (score is None or grade.manual_score is not None)
+
+
+def _save_comment(comment: Any, cell: NotebookNode) -> None:
+    untouched = cell.metadata.nbgrader.get("checksum") == utils.compute_checksum(cell)
+    comment.auto_comment = "No response." if untouched else None

@@ -1,0 +1,112 @@
+"""A class graded on a Dask cluster of separate processes, one of which is killed in the middle."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+
+from autograder.contract.verdict import PASS
+from autograder.grading.nbgrader.course import make_course, open_ledger
+from autograder.proof.demo.__main__ import HERE as DEMO
+
+CLUSTER = """
+import json, sys
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with LocalCluster(n_workers=int(sys.argv[1]), **options) as cluster:
+        print(json.dumps([cluster.scheduler_address, [nanny.pid for nanny in cluster.workers.values()]]), flush=True)
+        sys.stdin.read()
+"""
+
+
+@contextmanager
+def cluster(tmp_path, workers):
+    """The scheduler's address, the numbers of its worker processes, and its own process."""
+    script = tmp_path / "cluster.py"
+    script.write_text(CLUSTER)
+    command = [sys.executable, "-W", "ignore", str(script), str(workers)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin and process.stdout
+        yield *json.loads(process.stdout.readline()), process
+        process.stdin.close()
+        process.wait(60)
+
+
+def hand_in(course, students):
+    for student, model in students.items():
+        path = course / "submitted" / student / "fsdp" / "fsdp.ipynb"
+        path.parent.mkdir(parents=True)
+        notebook = nbformat.read(DEMO / "submitted" / model / "fsdp" / "fsdp.ipynb", as_version=4)
+        notebook.cells[0].source = student
+        nbformat.write(notebook, path)
+
+
+def grade(course, *options):
+    """With one worker on this machine: for so few, another would start for longer than it grades."""
+    command = [sys.executable, "-m", "autograder.cli", "grade", "fsdp", "--course", str(course), "--json"]
+    return subprocess.Popen(
+        [*command, "--workers", "1", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def judged(course):
+    if not (course / ".meshcraft" / "ledger.sqlite").exists():
+        return 0
+    with open_ledger(course) as ledger:
+        return sum(entry.report is not None for entry in ledger.status("fsdp"))
+
+
+def submitted(course):
+    if not (course / ".meshcraft" / "ledger.sqlite").exists():
+        return False
+    with sqlite3.connect(course / ".meshcraft" / "ledger.sqlite") as ledger:
+        tables = ledger.execute("SELECT name FROM sqlite_master WHERE name = 'lease'").fetchall()
+        return bool(tables and ledger.execute("SELECT * FROM lease").fetchall())
+
+
+def test_a_cluster_gives_the_verdicts_of_this_machine_though_a_worker_is_killed(tmp_path):
+    here = make_course(tmp_path / "here", ["fsdp"])
+    hand_in(here, {"ada": "partial", "bob": "raises", "cleo": "partial", "dora": "raises", "eve": "partial"})
+    there = Path(shutil.copytree(here, tmp_path / "there"))  # with its secret
+    with cluster(tmp_path, 2) as (address, workers, _):
+        on_cluster = grade(there, "--scheduler", address)
+        while not judged(there) and on_cluster.poll() is None:
+            time.sleep(0.05)
+        before = judged(there)
+        os.kill(workers[0], signal.SIGKILL)
+        told, err = on_cluster.communicate()
+    assert on_cluster.returncode == 0, err
+    assert 0 < before < 5, "the kill came too late or too early to show anything"
+    local = grade(here)
+    expected, err = local.communicate()
+    assert local.returncode == 0, err
+    assert json.loads(told) == json.loads(expected)
+    verdicts = {row["student"]: row["functions"][0]["verdict"] for row in json.loads(told)["submissions"]}
+    assert [student for student, verdict in verdicts.items() if verdict == PASS] == ["ada", "cleo", "eve"]
+
+
+def test_a_scheduler_that_goes_away_is_a_sentence(tmp_path):
+    course = make_course(tmp_path / "course", ["fsdp"])
+    hand_in(course, {"ada": "partial"})
+    with cluster(tmp_path, 0) as (address, _, process):
+        waiting = grade(course, "--scheduler", address)
+        while not submitted(course):
+            assert waiting.poll() is None
+            time.sleep(0.1)
+        process.kill()
+        _, err = waiting.communicate()
+    assert waiting.returncode == 2 and "Traceback" not in err, err
+    assert f"the Dask scheduler at {address} has gone; every verdict so far is kept" in err.replace("\n", " ")

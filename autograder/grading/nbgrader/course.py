@@ -1,0 +1,206 @@
+"""A course folder: nbgrader's folders and gradebook, and beside them `.meshcraft/` with ledger, secret and lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autograder.grading.nbgrader.ledger import Ledger
+from autograder.grading.nbgrader.names import student_name
+from autograder.grading.nbgrader.settings import CourseError, read_settings
+from autograder.release.notebook import (
+    course_config,
+    gradebook_url,
+    nbgrader_quiet,
+    run_nbgrader,
+    source_notebook,
+    write_notebook,
+)
+from course.curriculum import chapter as find_chapter
+
+if TYPE_CHECKING:
+    from nbgrader.api import Gradebook
+
+HIDDEN = ".meshcraft"
+SECRET_BYTES = 32
+CONFIG_FILE = "nbgrader_config.py"
+CONFIG = '''"""nbgrader's configuration of this course; start nbgrader and its formgrader in this folder."""
+
+from pathlib import Path
+
+from autograder.grading.nbgrader.bridge import configure
+
+c = get_config()  # noqa: F821
+configure(c, Path(__file__).resolve().parent)
+'''
+
+
+def make_course(folder: Path, chapters: list[str]) -> Path:
+    """Make a course folder, or add chapters to one: source, release, gradebook, nbgrader's configuration.
+
+    Raises:
+        CourseError: the folder cannot be written.
+    """
+    folder = folder.resolve()
+    try:
+        (folder / "submitted").mkdir(parents=True, exist_ok=True)
+        secret(folder)
+        config = folder / CONFIG_FILE
+        if not config.exists():
+            config.write_text(CONFIG, encoding="utf-8")
+        for name in chapters:
+            find_chapter(name)
+            add_assignment(folder, name)
+    except OSError as error:
+        raise CourseError(f"the course folder {folder} cannot be written: {error}; choose another folder") from error
+    return folder
+
+
+def add_assignment(folder: Path, chapter: str) -> None:
+    """Write the chapter's source notebook and let nbgrader make its release version and its gradebook entry."""
+    write_notebook(source_notebook(chapter), folder / "source" / chapter / f"{chapter}.ipynb")
+    release(folder, chapter)
+
+
+def release(folder: Path, chapter: str) -> None:
+    """Let nbgrader make the release version and the gradebook entry from the source notebook that is there."""
+    from nbgrader.converters import GenerateAssignment
+
+    config = course_config(folder, chapter)
+    config.CourseDirectory.course_id = read_settings(folder).name
+    config.GenerateAssignment.force = True
+    run_nbgrader(GenerateAssignment, config)
+
+
+def require_folder(folder: Path, assignment: str) -> None:
+    """Make sure that this is a folder with submissions, and that there is such a chapter.
+
+    Raises:
+        CourseError: it is not, or there is none.
+    """
+    if not folder.is_dir():
+        raise CourseError(f"there is no course folder {folder}; name the folder that holds `submitted/`")
+    try:
+        find_chapter(assignment)
+    except LookupError as error:
+        raise CourseError(str(error)) from None
+    if not (folder / "submitted").is_dir():
+        raise CourseError(f"{folder} has no folder `submitted/`; submissions lie in submitted/STUDENT/{assignment}/")
+
+
+def require_assignment(folder: Path, assignment: str) -> None:
+    """Make sure that the course has this assignment, adding it to a folder that has only submissions."""
+    release = folder / "release" / assignment / f"{assignment}.ipynb"
+    if not (release.exists() and (folder / "gradebook.db").exists() and (folder / CONFIG_FILE).exists()):
+        make_course(folder, [assignment])
+
+
+def open_ledger(folder: Path) -> Ledger:
+    """The course's ledger."""
+    if folder.is_dir():
+        (folder / HIDDEN).mkdir(mode=0o700, exist_ok=True)
+    return Ledger(folder / HIDDEN / "ledger.sqlite")
+
+
+@contextmanager
+def open_gradebook(folder: Path) -> Iterator[Gradebook]:
+    """nbgrader's gradebook of the course.
+
+    Raises:
+        CourseError: it cannot be read or written.
+    """
+    from nbgrader.api import Gradebook
+    from sqlalchemy.exc import DatabaseError
+
+    path = folder.resolve() / "gradebook.db"
+    with nbgrader_quiet():
+        try:
+            with Gradebook(gradebook_url(folder.resolve()), read_settings(folder).name) as gradebook:
+                yield gradebook
+        except DatabaseError as error:
+            said = f"the gradebook {path} cannot be used: {error.orig}"
+            raise CourseError(f"{said}; wait until no other program writes to it, and run this again") from error
+
+
+def secret(folder: Path) -> bytes:
+    """The secret from which the inputs of official grading are drawn; made at first use, for the owner alone.
+
+    Raises:
+        CourseError: the file is damaged, or others can read it.
+    """
+    path = folder / HIDDEN / "secret"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        draft = path.with_name(f"secret.{os.getpid()}")
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)  # unlike a rename, this never replaces the secret of another process
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    _require_private(path)
+    found = path.read_bytes()
+    if len(found) != SECRET_BYTES:
+        raise CourseError(f"{path} is damaged: {len(found)} bytes instead of {SECRET_BYTES}; put it back from a backup")
+    return found
+
+
+def _require_private(path: Path) -> None:
+    for which in (path.parent, path):
+        mode = stat.S_IMODE(which.stat().st_mode)
+        if mode & 0o077:
+            close = f"chmod 700 {shlex.quote(str(path.parent))} && chmod 600 {shlex.quote(str(path))}"
+            raise CourseError(
+                f"{which} is open to other users of this machine (mode {mode:o}), and with the secret in it they can "
+                f"compute the inputs of the official grade; close it: {close}"
+            )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the course's lock. The system drops it when its holder dies, so a dead one never blocks.
+
+    Raises:
+        CourseError: another process holds it.
+    """
+    path = folder / HIDDEN / "lock"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CourseError(f"no lock at {path}: {error.strerror}; make the course folder writable for you") from error
+    with os.fdopen(handle, "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = file.read().strip() or "unknown"
+            raise CourseError(
+                f"this course is being graded already (process {holder}); wait for it, or end it, then run this again"
+            ) from None
+        with suppress(OSError):  # a full disk; the number is only for the message above
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+
+
+def students(folder: Path, assignment: str) -> list[str]:
+    """Everyone the course knows: who has a folder under `submitted/`, and who is in the gradebook."""
+    submitted = folder / "submitted"
+    folders = [path.name for path in submitted.iterdir() if path.is_dir()] if submitted.is_dir() else []
+    names = {student_name(name) for name in folders if not name.startswith(".")}
+    if (folder / "gradebook.db").exists():
+        with open_gradebook(folder) as book:
+            names |= {str(student.id) for student in book.students}
+    return sorted(names)

@@ -1,0 +1,198 @@
+"""Who stands where: for the status table, and as CSV for a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autograder.contract.verdict import NEEDS_HUMAN
+from autograder.grading.nbgrader.course import CourseError, open_gradebook, open_ledger, students
+from autograder.grading.nbgrader.ledger import Entry, needs_human
+from autograder.grading.nbgrader.names import same_name
+from autograder.grading.nbgrader.submissions import Submission, find_submissions
+from autograder.show import plain
+from course.curriculum import CHAPTERS
+
+NOTHING, WAITING, CHANGED, HUMAN = "nothing handed in", "not graded yet", "changed since graded", "needs a person"
+BY_HAND = "waits for grading by hand"
+UNBOOKED, GRADED = "not in the gradebook yet", "graded"
+STATES = (HUMAN, BY_HAND, WAITING, CHANGED, UNBOOKED, NOTHING, GRADED)
+DAY = 24 * 60 * 60
+DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+
+
+def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
+    """One row for each student the course knows: state, points and, where a person is needed, why."""
+    if not (course / "submitted").is_dir():
+        raise CourseError(f"{course} has no folder `submitted/`; name a course folder with --course")
+    handed_in = {submission.student: submission for submission in find_submissions(course, assignment)}
+    with open_ledger(course) as ledger:
+        entries = {entry.student: entry for entry in ledger.status(assignment)}
+    booked = _booked(course, assignment)
+    rows = []
+    names = sorted({*students(course, assignment), *entries, *handed_in})
+    alike = Counter(map(same_name, names))
+    for student in names:
+        submission, entry = handed_in.get(student), entries.get(student)
+        known = booked.get(student, {})
+        changed = submission is not None and entry is not None and submission.digest != entry.submission
+        state = NOTHING if submission is None and entry is None else CHANGED if changed else _state(entry)
+        if state == GRADED and known.get("waits"):
+            state = BY_HAND
+        report = entry.report if entry else None
+        rows.append(
+            {
+                "chapter": assignment,
+                "student": student,
+                "state": state,
+                "points": report.points if report and state in (GRADED, BY_HAND, UNBOOKED) else None,
+                "max_points": report.max_points if report else None,
+                "days_late": known.get("days_late", 0),
+                "why": _why(entry)
+                if state == HUMAN
+                else _remedy(state, assignment) or _note(submission, known, alike[same_name(student)] > 1),
+            }
+        )
+    return rows
+
+
+def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many rows of ``overview`` have each state, in the order in which there is something to do."""
+    return {state: n for state in STATES if (n := sum(row["state"] == state for row in rows))}
+
+
+def grades_csv(course: Path, assignments: list[str]) -> str:
+    """The gradebook as CSV. A score stands only where there is one; ``state`` says why there is none."""
+    rows = [row for assignment in assignments for row in _grades(course, assignment)]
+    parts = list(dict.fromkeys(name for row in rows for name in row if name.startswith("points ")))
+    return _csv(["assignment", "student", "state", "score", "max_score", "late_penalty", *parts], rows)
+
+
+def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str]) -> str:
+    """The grades as the file that Canvas takes under "Import grades": a row a student, a column an assignment.
+
+    Canvas knows a student by ``ID`` (nbgrader's lms_user_id), else by ``SIS Login ID`` (the student's id here), else
+    by name; and a column by the number in brackets at its end, else by its whole name. There is a number only where
+    a grade is final.
+
+    Args:
+        course: The course folder.
+        assignments: The chapters.
+        columns: What an assignment's column is called; the chapter's title if not given.
+    """
+    titles = {entry.name: entry.title for entry in CHAPTERS}
+    heads = {name: columns.get(name) or titles.get(name, name) for name in assignments}
+    found = {name: {row["student"]: row for row in _grades(course, name)} for name in assignments}
+    with open_gradebook(course) as gradebook:
+        known: dict[str, Any] = {str(student.id): student for student in gradebook.students}
+        worth: dict[str, Any] = {str(each.name): each.max_score for each in gradebook.assignments}
+        people = {
+            student: {"Student": _name(known.get(student)) or student, "ID": _lms_id(known.get(student))}
+            for student in sorted({*known, *(student for rows in found.values() for student in rows)})
+        }
+    possible = {heads[name]: worth.get(name, "") for name in assignments}
+    rows: list[dict[str, Any]] = [{"Student": "    Points Possible", **possible}]
+    for student, person in people.items():
+        final = {name: row for name, rows in found.items() if (row := rows.get(student)) and row["state"] == GRADED}
+        scores = {heads[name]: row["score"] for name, row in final.items()}
+        rows.append({**person, "SIS Login ID": student, **scores})
+    return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
+
+
+def _csv(head: list[str], rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, head, restval="", lineterminator="\n")
+    writer.writerow({name: neutral(name) for name in head})
+    writer.writerows({name: neutral(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _name(student: Any) -> str:
+    return ", ".join(filter(None, [student.last_name, student.first_name])) if student else ""
+
+
+def _lms_id(student: Any) -> str:
+    return (student.lms_user_id or "") if student else ""
+
+
+def neutral(value: object) -> object:
+    """The value for a cell, on one line; text that a spreadsheet would take for a formula gets a quote before it."""
+    if not isinstance(value, str):
+        return value
+    text = plain(re.sub(r"[^\S ]+", " ", value).strip())
+    return f"'{text}" if text.startswith(DANGEROUS) else text
+
+
+def _state(entry: Entry | None) -> str:
+    if entry is None or entry.report is None:
+        return WAITING
+    return HUMAN if needs_human(entry.report) else GRADED if entry.booked else UNBOOKED
+
+
+def _why(entry: Entry | None) -> str:
+    results = entry.report.functions if entry and entry.report else ()
+    return next((result.message for result in results if result.verdict == NEEDS_HUMAN and result.message), "")
+
+
+def _remedy(state: str, assignment: str) -> str:
+    if state in (WAITING, CHANGED, UNBOOKED):
+        return f"`meshcraft grade {assignment}`"
+    return "formgrader" if state == BY_HAND else ""
+
+
+def _note(submission: Submission | None, known: dict[str, Any], has_twin: bool) -> str:
+    twin = "another name differs only in case, or in how letters are composed" if has_twin else ""
+    undated = "nobody knows when it was handed in; it counts as in time" if known.get("undated") else ""
+    return "; ".join(filter(None, [submission.note if submission else "", undated, twin]))
+
+
+def _grades(course: Path, assignment: str) -> list[dict[str, Any]]:
+    rows = {row["student"]: row for row in overview(course, assignment)}
+    booked = _booked(course, assignment)
+    return [
+        {"assignment": assignment, "student": student, "state": row["state"], **_scores(row, booked.get(student))}
+        for student, row in rows.items()
+    ]
+
+
+def _scores(row: dict[str, Any], booked: dict[str, Any] | None) -> dict[str, Any]:
+    if booked is None or row["state"] not in (GRADED, BY_HAND, CHANGED, HUMAN):
+        return {}
+    so_far = {} if row["state"] == GRADED else {"state": f"{row['state']} (score so far)"}
+    return {**booked["scores"], **so_far}
+
+
+def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
+    """Each student's scores as nbgrader has them, manual ones included."""
+    from nbgrader.api import MissingEntry
+
+    if not (course / "gradebook.db").exists():
+        return {}
+    with open_gradebook(course) as gradebook:
+        try:
+            found = gradebook.assignment_submissions(assignment)
+        except MissingEntry:
+            return {}
+        return {str(each.student.id): _submission_scores(each) for each in found}
+
+
+def _submission_scores(submission: Any) -> dict[str, Any]:
+    grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
+    penalty = submission.late_submission_penalty or 0.0
+    scores = {"score": round(submission.score - penalty, 4), "max_score": submission.max_score, "late_penalty": penalty}
+    for grade in grades:
+        waits = grade.needs_manual_grade and grade.manual_score is None
+        scores[f"points {grade.name.removeprefix('check-')}"] = "" if waits else grade.score
+    late = math.ceil(submission.total_seconds_late / DAY)
+    return {
+        "scores": scores,
+        "waits": any(grade.needs_manual_grade for grade in grades),
+        "days_late": late,
+        "undated": submission.duedate is not None and submission.timestamp is None,
+    }

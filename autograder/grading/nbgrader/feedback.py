@@ -1,0 +1,140 @@
+"""Feedback pages: nbgrader's generate_feedback with a page of our own that opens anywhere and asks for nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import bleach
+from markupsafe import Markup
+from nbconvert.exporters import HTMLExporter
+from nbconvert.filters import markdown2html
+from nbformat import NotebookNode
+from nbgrader import utils
+from nbgrader.api import Gradebook
+from nbgrader.converters import GenerateFeedback
+from nbgrader.preprocessors import GetGrades, NbGraderPreprocessor
+from traitlets.config import Config
+
+from autograder.contract.verdict import Result
+from autograder.grading.nbgrader.bridge import CHECK, configuration
+from autograder.grading.nbgrader.course import open_ledger
+from autograder.grading.nbgrader.names import name_problem
+from autograder.grading.nbgrader.page import anchor, function_html
+from autograder.release.notebook import run_nbgrader
+from autograder.show import one_line, plain
+
+TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 table thead tbody tr th td sub sup".split())
+
+
+def write_feedback(
+    course: Path, assignment: str, on_progress: Callable[[str], None] = lambda student: None
+) -> tuple[list[Path], dict[str, str]]:
+    """Write ``feedback/<student>/<assignment>/<assignment>.html`` for everyone whose verdict is in the gradebook.
+
+    Returns:
+        The pages, and for each student who got none, why.
+    """
+    course = course.resolve()
+    with open_ledger(course) as ledger:
+        entries = ledger.status(assignment)
+    pages, problems = [], {}
+    for entry in entries:
+        if entry.booked:
+            try:
+                pages.append(_write_page(course, assignment, entry.student))
+            except Exception as error:
+                problems[entry.student] = f"{type(error).__name__}: {error}"
+        elif name_problem(entry.student):
+            problems[entry.student] = "the folder cannot be a student's; `meshcraft status` says why"
+        else:
+            problems[entry.student] = f"no verdict in the gradebook yet; run `meshcraft grade {assignment}`"
+        on_progress(entry.student)
+    return pages, problems
+
+
+def _write_page(course: Path, assignment: str, student: str) -> Path:
+    config = configuration(course, assignment, student)
+    config.GenerateFeedback.force = True
+    config.GenerateFeedback.exporter_class = FeedbackExporter
+    config.GenerateFeedback.preprocessors = [GetGrades, Waiting]
+    run_nbgrader(GenerateFeedback, config)
+    return course / "feedback" / student / assignment / f"{assignment}.html"
+
+
+class FeedbackExporter(HTMLExporter):
+    """Writes our page. A class of its own, because formgrader shows submissions with what HTMLExporter is told."""
+
+    @property
+    def default_config(self) -> Config:
+        config = Config(super().default_config)
+        config.FeedbackExporter.template_name = "meshcraft"
+        config.FeedbackExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates")]
+        config.FeedbackExporter.filters = {"judged": judged, "listing": listing, "plain": one_line, "prose": prose}
+        return config
+
+
+class Waiting(NbGraderPreprocessor):
+    """Marks the cells that have no grade yet, nbgrader's own score of those reads 0, and those that a person graded."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        names = resources["nbgrader"]
+        where = (names["notebook"], names["assignment"], names["student"])
+        with Gradebook(names["db_url"]) as gradebook:
+            for cell in filter(utils.is_grade, nb.cells):
+                grade = gradebook.find_grade(cell.metadata.nbgrader.grade_id, *where)
+                roles = cell.metadata.nbgrader
+                roles["waits"] = grade.auto_score is None and grade.manual_score is None
+                roles["by_person"] = grade.manual_score is not None
+                roles["auto"], roles["extra"] = grade.auto_score, grade.extra_credit or 0.0
+        return nb, resources
+
+
+def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
+    """What a check cell's verdict says; a filter of the template. A verdict of old is shown as it was booked."""
+    name = cell.metadata.nbgrader.grade_id.removeprefix(CHECK)
+    every = notebook.metadata.get("meshcraft", {}).get("functions", [])
+    found = next((function for function in every if function["name"] == name), {})
+    if "facts" not in found:
+        return Markup("".join(output.data["text/html"] for output in cell.outputs))
+    result = Result.from_json({field.name: found[field.name] for field in fields(Result) if field.name in found})
+    sources = {
+        f"{_cell_name(c)}:{number}": line
+        for c in notebook.cells
+        if c.cell_type == "code"
+        for number, line in enumerate(c.source.split("\n"), 1)
+    }
+    return Markup(function_html(chapter, result, sources))
+
+
+def listing(cell: NotebookNode, verdicts: Mapping[str, Any]) -> Markup:
+    """The cell's source with numbered lines, marking those that a verdict points at; a filter of the template."""
+    pointed = {line for function in verdicts.get("functions", []) for line in function["lines"]}
+    lines = []
+    for number, line in enumerate(cell.source.split("\n"), 1):
+        name = f"{_cell_name(cell)}:{number}"
+        mark = f'<a id="{escape(anchor(name))}"></a>' if name in pointed else ""
+        lines.append(f"<span{_marked(name in pointed)}>{mark}{escape(plain(line))}</span>")
+    return Markup(f'<pre class="listing">{"".join(lines)}</pre>')
+
+
+def _cell_name(cell: NotebookNode) -> str:
+    return cell.metadata.get("meshcraft", {}).get("name", "")
+
+
+def prose(text: str) -> Markup:
+    """Markdown that a person wrote, as HTML without links, images or attributes; a filter of the template.
+
+    Control characters and those that turn the direction of what follows are taken out.
+    """
+    html = re.sub(r'<a class="anchor-link".*?</a>', "", markdown2html(TURNING.sub("", text)))
+    return Markup(bleach.clean(html, tags=PROSE, attributes={}, strip=True))
+
+
+def _marked(yes: bool) -> str:
+    return ' class="marked"' if yes else ""

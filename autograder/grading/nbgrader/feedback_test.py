@@ -1,0 +1,343 @@
+"""Feedback pages: figures in words, the step beside the course's own, nothing hidden and nothing that runs."""
+
+import json
+import re
+from functools import cache
+from html.parser import HTMLParser
+
+import nbformat
+import numpy as np
+import pytest
+from nbgrader.api import Gradebook
+
+from autograder.chapters.fsdp import CONTRACT
+from autograder.chapters.fsdp.mutants import MUTANTS
+from autograder.check import executor
+from autograder.contract.task import load, references
+from autograder.contract.verdict import (
+    FAIL,
+    LIMIT_EXCEEDED,
+    NEEDS_HUMAN,
+    PARTIAL,
+    PASS,
+    REFUSED,
+    STUDENT_ERROR,
+    Fact,
+    Report,
+    Result,
+)
+from autograder.grading.inside.tracing import Traced, trace_cases
+from autograder.grading.nbgrader import booking, feedback
+from autograder.grading.nbgrader.course import make_course, open_ledger
+from autograder.grading.nbgrader.ledger import digest, key
+from autograder.grading.nbgrader.page import ABOUT, MEANING, function_html, reference_step, tidy
+from autograder.grading.outside.judge import _picture, expected, judge, plan
+from autograder.release.notebook import ROOT, nbgrader_quiet
+from course.curriculum import CHAPTERS
+from course.show.brief import to_brief
+
+TASKS = {task.name: task for task in CONTRACT.tasks}
+HOSTILE = '</pre></style><script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e&'
+VOID = {"meta", "br", "hr", "img", "link"}
+
+
+class Page(HTMLParser):
+    """Reads a page and insists that every tag is closed where it must be."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tags, self.ids, self.addresses, self.said, self.told = [], [], [], [], [], {}
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "meta":
+            told = dict(attrs)
+            self.told[told.get("http-equiv") or told.get("name")] = told.get("content", "")
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), f"{tag} has {name}"
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "action", "background", "data", "srcset", "poster"):
+                self.addresses.append(value)
+            assert "://" not in (value or "") and "@import" not in (value or "")
+            assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", value or ""))
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.said).split())
+
+
+def asks_for_nothing(page):
+    assert not {"script", "img", "link", "iframe", "object", "embed", "form", "base", "video"} & {*page.tags}
+    assert all(address.startswith("#") for address in page.addresses)
+
+
+@cache
+def mutant(name):
+    """What official grading says of a mutant, and every number that nobody may learn."""
+    found = next(m for m in MUTANTS if m.name == name)
+    return official(found.task, found.function)
+
+
+def official(name, function, *, secret=b"s" * 32):
+    task, own = TASKS[name], function.__code__.co_filename
+    planned = plan("fsdp", task, secret=secret, submission="abc")
+    traced = trace_cases(task, function, planned.traced, lambda file: "mine" if file == own else None)
+    assert isinstance(traced, Traced), traced
+    programs = {case: program.serialise() for case, program in traced.programs.items()}
+    result = judge(planned, programs, traced.line, executor().ask)
+    hidden = [
+        np.abs(array.astype(np.float64)).ravel()
+        for case in planned.cases
+        for arrays in expected(planned, case)
+        for array in arrays.values()
+        if array.dtype.kind == "f"
+    ]
+    return result, np.unique(np.concatenate(hidden))
+
+
+def told(text, hidden):
+    """Numbers of a text, of five digits or more, that are a hidden one as it would be printed."""
+    found = []
+    for shown in re.findall(r"\d*\.\d+(?:e[+-]\d+)?", text):
+        digits = re.sub(r"e.*", "", shown).replace(".", "").lstrip("0")
+        if len(digits) >= 5:
+            value = float(shown)
+            at = np.searchsorted(hidden, value)
+            nearest = min(abs(hidden[max(0, at - 1) : at + 1] - value), default=1.0)
+            if nearest <= 0.5 * 10.0 ** (np.floor(np.log10(value)) + 1 - len(digits)):
+                found.append(shown)
+    return found
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    return make_course(tmp_path_factory.mktemp("course"), ["fsdp"])
+
+
+def write_page(course, student, results, change=lambda notebook: None):
+    """Hand in, book and write the page of one student."""
+    notebook = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
+    notebook.cells[0].source += f" of {student}"
+    change(notebook)
+    path = course / "submitted" / student / "fsdp" / "fsdp.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    data = path.read_bytes()
+    given = {result.name: result for result in results}
+    functions = tuple(given.get(n, Result(n, float(t.points), float(t.points), PASS)) for n, t in TASKS.items())
+    with open_ledger(course) as ledger:
+        ledger.submit("fsdp", student, key(data, "contract"), digest(data))
+        ledger.record(key(data, "contract"), Report("fsdp", functions, isolation="bubblewrap"))
+        assert booking.book(course, "fsdp", ledger, {student: path}) == {}
+    return page_of(course, student)
+
+
+def page_of(course, student):
+    pages, problems = feedback.write_feedback(course, "fsdp")
+    assert not problems.get(student), problems
+    (path,) = (page for page in pages if page.parts[-3] == student)
+    return path.read_text()
+
+
+def cell(notebook, name):
+    return next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name)
+
+
+def stepped(points=5.0, verdict=PASS, **more):
+    """A result of ``fsdp_loss`` that has a step: the course's own."""
+    step = reference_step("fsdp", "fsdp_loss")
+    assert step
+    return Result("fsdp_loss", points, 5.0, verdict, timeline=to_brief(step), **more)
+
+
+def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(released):
+    fact = Fact(
+        "gradients", False, "7", "2e-05", "relative", None, "8", "data=8", "gather_params:2", "8 times too large"
+    )
+    passed = Fact("values", True, "1.2e-07", "2e-05", "relative", case="data=8")
+    result = Result("gather_params", 1.5, 3.0, PARTIAL, (passed, fact), denied=("socket(AF_INET)",))
+    page = Page(write_page(released, "ada", [result, stepped()]))
+    asks_for_nothing(page)
+    policy = dict(rule.split(maxsplit=1) for rule in page.told["Content-Security-Policy"].split(";"))
+    assert policy == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    assert page.told["referrer"] == "no-referrer"
+    assert page.text.index("8 times too large") < page.text.index("1.2e-07")
+    wanted = ["1.5 / 3", MEANING[PARTIAL], "The scale of a gradient", "meshcraft hint fsdp gather_params",
+              "meshcraft check fsdp gather_params --full", "socket(AF_INET)", "Trying costs nothing",
+              "bubblewrap"]  # fmt: skip
+    assert [words for words in wanted if words not in page.text] == []
+    assert "#line-gather_params:2" in page.addresses and "line-gather_params:2" in page.ids
+    assert {address[1:] for address in page.addresses} <= {*page.ids}
+
+
+def test_both_steps_are_drawn_on_one_scale_and_the_sentence_has_the_reports_figures(released):
+    result, _ = mutant("gathers_four_times")
+    assert result.timeline and len(json.dumps(result.timeline)) <= 64_000
+    facts = {fact.name: fact for fact in result.facts}
+    page = Page(write_page(released, "bob", [result]))
+    asks_for_nothing(page)
+    assert page.tags.count("svg") == 1 and page.tags.count("desc") == 1
+    assert "yours: " in page.text and "the course's own: " in page.text
+    time, exposed = facts["predicted time"], facts["exposed communication"]
+    assert f"your step would take {time.measured} ms and the course's own {time.reference} ms" in page.text
+    assert f"hides takes {exposed.measured} ms of yours and {exposed.reference} ms of the course's own" in page.text
+    assert "meshcraft profile fsdp fsdp_loss" in page.text
+
+
+def test_the_reference_that_is_drawn_is_the_one_that_limits_are_set_against():
+    known, step = references("fsdp")["fsdp_loss"], reference_step("fsdp", "fsdp_loss")
+    assert step and step.seconds == pytest.approx(known["seconds"]["reference"], rel=1e-9)
+    assert step.exposed_seconds == pytest.approx(known["exposed"]["reference"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["sums_gradients", "gathers_in_bfloat16", "divides_by_devices", "counts_devices_backwards"]
+)
+def test_no_hidden_value_is_in_the_report_or_on_the_page(name):
+    result, hidden = mutant(name)
+    assert result.verdict in (FAIL, PARTIAL)
+    text = " ".join(f"{f.measured} {f.limit} {f.message}" for f in result.facts) + result.message
+    page = Page(function_html("fsdp", result, {})).text
+    assert told(text, hidden) == [] and told(page, hidden) == []
+    assert told(json.dumps(result.to_json()), hidden) == []
+    public, drawn = official(result.name, next(m for m in MUTANTS if m.name == name).function, secret=b"")
+    assert told(" ".join(f.message for f in public.facts), drawn), "with public inputs the same message has values"
+    assert public.timeline is None
+
+
+def test_the_same_submission_gives_the_same_bytes():
+    function = next(m for m in MUTANTS if m.name == "divides_by_devices").function
+    found = mutant("divides_by_devices")[0], official("fsdp_loss", function)[0]
+    first, again = (json.dumps(result.to_json()) for result in found)
+    assert first == again
+    assert json.dumps(Result.from_json(json.loads(first)).to_json()) == first
+    through = json.dumps(json.loads(first), sort_keys=True)
+    assert json.dumps(Result.from_json(json.loads(through)).to_json()) == first, "as the ledger gives it back"
+
+
+def test_whatever_a_student_wrote_is_text(released):
+    def change(notebook):
+        cell(notebook, "question").source = f"{HOSTILE}\n\n[go](javascript:alert(1)) ![x](http://evil.example/y.png)"
+        cell(notebook, "shard_params").source = f"# {HOSTILE}\n" * 3
+        notebook.cells.append(nbformat.v4.new_code_cell(f"'''{HOSTILE}'''", id="mine"))
+
+    brief = stepped().timeline
+    assert brief
+    texts = [HOSTILE[:100] if ":" in text else text for text in brief["texts"]]
+    fact = Fact(HOSTILE, False, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, "shard_params:2", HOSTILE)
+    odd = Fact("values", None, message=HOSTILE)
+    results = [
+        Result("shard_params", 1.0, 2.0, PARTIAL, (fact, odd), HOSTILE, HOSTILE, (HOSTILE,)),
+        Result("gather_params", 0.0, 3.0, STUDENT_ERROR, (), HOSTILE, HOSTILE),
+        Result("fsdp_loss", 5.0, 5.0, PASS, timeline={**brief, "texts": texts}),
+    ]
+    html = write_page(released, "eve", results, change)
+    page = Page(html)
+    asks_for_nothing(page)
+    assert page.tags.count("svg") == 1, "its step is drawn all the same"
+    assert "\x1b" not in html and "\u202e" not in html
+    assert "<script>alert(1)</script>" in page.text, "and can be read"
+
+
+def test_a_verdict_without_a_step_or_of_old_still_makes_a_page(released):
+    old = Result("fsdp_loss", 5.0, 5.0, PASS, (Fact("values", True, "1e-07", "2e-05", "relative"),))
+    assert "timeline" not in old.to_json() and Result.from_json(old.to_json()) == old
+    html = write_page(released, "old", [old])
+    assert "svg" not in Page(html).tags and MEANING[PASS] in html
+    path = released / "autograded" / "old" / "fsdp" / "fsdp.ipynb"
+    path.chmod(0o644)
+    booked = nbformat.read(path, as_version=4)
+    for function in booked.metadata.meshcraft.functions:
+        for name in [*function]:
+            if name not in ("name", "verdict", "lines"):
+                del function[name]
+    nbformat.write(booked, path)
+    assert "5 of 5 points" in Page(page_of(released, "old")).text
+
+
+def test_a_step_that_cannot_be_read_is_left_out():
+    step = stepped().timeline
+    assert _picture(step) == step and [_picture(odd) for odd in (None, {"bars": 1}, "text")] == [None] * 3
+    for broken in ({"bars": 1}, {**(stepped().timeline or {}), "seconds": -1}):
+        assert "svg" not in function_html("fsdp", Result("fsdp_loss", 5.0, 5.0, PASS, timeline=broken), {})
+
+
+def test_an_error_is_told_by_its_type_its_words_and_the_students_own_line():
+    ours = "/srv/grader/site-packages/jax/_src/core.py"
+    said = f"TypeError: add got (8,) and (4,) at {ours}:12 and meshcraft-cell:fsdp_loss:9"
+    result = Result("fsdp_loss", 0.0, 5.0, STUDENT_ERROR, (), "fsdp_loss:9", said)
+    page = Page(function_html("fsdp", result, {"fsdp_loss:9": "    return a + b < c"}))
+    assert "TypeError: add got (8,) and (4,) at core.py:12 and fsdp_loss:9" in page.text
+    assert "return a + b < c" in page.text and "/srv" not in page.text and MEANING[STUDENT_ERROR] in page.text
+    assert tidy("no layers/up/kernel and 1/2") == "no layers/up/kernel and 1/2"
+
+
+def test_a_fault_of_the_grader_waits_for_a_person_and_its_words_are_not_the_students(released):
+    fault = Result("fsdp_loss", 0.0, 5.0, NEEDS_HUMAN, message="KeyError: 'our own mistake'")
+    page = Page(write_page(released, "flo", [fault]))
+    assert "our own mistake" not in page.text and MEANING[NEEDS_HUMAN] in page.text
+    others = sum(task.points for task in CONTRACT.tasks) - 5
+    assert "waits for a person" in page.text and f"so far {others:g} / " in page.text
+
+
+@pytest.mark.parametrize("verdict", [REFUSED, LIMIT_EXCEEDED])
+def test_what_was_not_judged_says_why(verdict):
+    result = Result("fsdp_loss", 0.0, 5.0, verdict, (), "fsdp_loss:3", "a loop until data says so")
+    page = Page(function_html("fsdp", result, {}))
+    assert (
+        ABOUT[verdict][1] in page.text
+        and MEANING[verdict] in page.text
+        and "a loop until data says so" in page.text
+        and "fsdp_loss:3" in page.text
+    )
+
+
+def test_what_a_person_gave_and_what_being_late_costs_is_there(released):
+    def answer(notebook):
+        cell(notebook, "question").source = "Because."
+
+    write_page(released, "liz", [Result("shard_params", 1.0, 2.0, PARTIAL)], answer)
+    with nbgrader_quiet(), Gradebook(f"sqlite:///{released / 'gradebook.db'}") as gradebook:
+        where = ("fsdp", "fsdp", "liz")
+        given = gradebook.find_grade("check-shard_params", *where)
+        given.manual_score = 1.75  # type: ignore[assignment]
+        gradebook.find_grade("question", *where).manual_score = 1.25  # type: ignore[assignment]
+        gradebook.find_comment("question", *where).manual_comment = f"Nearly. {HOSTILE}"  # type: ignore[assignment]
+        gradebook.find_submission_notebook(*where).late_submission_penalty = 0.5  # type: ignore[assignment]
+        gradebook.db.commit()
+    page = Page(page_of(released, "liz"))
+    asks_for_nothing(page)
+    for words in ("1.75 / 2 set by a person; the facts give 1", "1.25 / 2 graded by a person", "Nearly.",
+                  "late submission −0.5", "all 18.5 / 20"):  # fmt: skip
+        assert words in page.text, words
+
+
+def test_pages_and_headings_that_students_are_sent_to_exist():
+    for chapter in CHAPTERS:
+        places = load(chapter.name).read
+        assert "values" in places, chapter.name
+        for page, heading in (*places.values(), *ABOUT.values()):
+            headings = re.findall(r"^#+ (.*)$", (ROOT / "site" / "pages" / f"{page}.md").read_text(), re.MULTILINE)
+            assert heading in headings, (page, heading)

@@ -1,0 +1,181 @@
+"""An instructor's afternoon in nbgrader's formgrader, in a real browser that can reach nothing but this machine."""
+
+import csv
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import nbformat
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from autograder import cli
+from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.new_course import init_course
+from autograder.grading.outside.sandbox import best_level
+from autograder.release.notebook import ROOT
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+LAB = ("--no-browser", "--allow-root", "--ServerApp.port_retries=0", "--IdentityProvider.token=let-me-in")
+PATIENCE = 120_000  # milliseconds: only so that a lost event ends the test
+FORGERY = """All-gather twice, **because** it frees memory.
+<script>window.stolen = 1</script><img src="http://evil.example/x.png" onerror="window.stolen = 2">
+<svg onload="window.stolen = 3"></svg><a href="javascript:window.stolen = 4" autofocus onfocus="window.stolen = 5">x</a>
+"""
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="formgrader is not tested here: no Chromium on this machine; `make browser` installs it"
+)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A course with one graded submission: one function right, the others as they were, and an answer in words."""
+    folder = tmp_path_factory.mktemp("teaching") / "course"
+    init_course(folder, chapters=["fsdp"], due={}, settings={}, students=[{"id": "ada", "lms_user_id": "101"}])
+    notebook = nbformat.read(folder / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
+    right = nbformat.read(
+        ROOT / "autograder" / "proof" / "demo" / "submitted" / "right" / "fsdp" / "fsdp.ipynb", as_version=4
+    )
+    cell(notebook, "shard_params").source = cell(right, "shard_params").source
+    cell(notebook, "question").source = FORGERY
+    path = folder / "submitted" / "ada" / "fsdp" / "fsdp.ipynb"
+    path.parent.mkdir(parents=True)
+    nbformat.write(notebook, path)
+    (report,) = grade_course(folder, "fsdp", level=best_level())
+    assert [result.verdict for result in report.functions] == ["pass", *["student_error"] * 4], report
+    return folder
+
+
+def cell(notebook, name):
+    return next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name)
+
+
+@pytest.fixture(scope="module")
+def server(course, tmp_path_factory):
+    """The address of a Jupyter server in the course folder, started as the guide says, with a token."""
+    private = tmp_path_factory.mktemp("jupyter")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = {f"JUPYTER_{name}_DIR": str(private / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyter", "lab", *LAB, f"--port={port}"],
+        cwd=course,
+        env={**os.environ, **places, "PATH": programs},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if "is running at" in line:
+            break
+    else:
+        pytest.fail(f"the server did not start: {''.join(said)}")
+    drain = threading.Thread(target=process.stderr.read)
+    drain.start()
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(timeout=60)
+    drain.join()
+    process.stderr.close()
+
+
+@contextmanager
+def formgrader(server):
+    """Formgrader in a browser that refuses every address but the server's; nothing asks for another, nothing raises."""
+    refused, errors = [], []
+
+    def choose(route):
+        if route.request.url.startswith(f"{server}/"):
+            route.continue_()
+        else:
+            refused.append(route.request.url)
+            route.abort()
+
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox"] if os.getuid() == 0 else []
+        with playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as browser:
+            page = browser.new_page()
+            page.set_default_timeout(PATIENCE)
+            page.route("**/*", choose)
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(f"{server}/formgrader?token=let-me-in")
+            yield page
+    assert (refused, errors) == ([], [])
+
+
+def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, server, meshcraft):
+    (row,) = csv.DictReader(meshcraft("export", "fsdp").splitlines())
+    assert (row["state"], row["points question"]) == ("waits for grading by hand (score so far)", "")
+    assert in_canvas(meshcraft) == ""
+
+    with formgrader(server) as page:
+        page.get_by_role("link", name="Manual Grading").click()
+        for address in ("**/gradebook/fsdp", "**/gradebook/fsdp/fsdp"):
+            page.locator("table").get_by_role("link", name="fsdp", exact=True).click()
+            page.wait_for_url(address)
+        page.get_by_role("link", name="Submission #1").click()
+        question, comment = page.locator("#question"), page.locator("#question-comment")
+        expect(question).to_have_class(re.compile("needs_manual_grade"), timeout=PATIENCE)
+        facts = page.locator(".output_area", has_text="shard_params").first.locator("table")
+        expect(facts).to_contain_text("bytes")
+
+        answer = page.locator(".nbgrader_cell", has=question)
+        expect(answer).to_contain_text("All-gather twice, because it frees memory.")
+        assert answer.locator("script, img, svg, a").count() == 0
+        assert page.evaluate("window.stolen === undefined")
+
+        with page.expect_response(lambda answer: saves(answer, "grade")) as saved:
+            question.fill("1.5")
+            question.press("Tab")
+        assert saved.value.ok
+        with page.expect_response(lambda answer: saves(answer, "comment")) as saved:
+            comment.fill("Say how much memory.")
+            comment.press("Escape")
+        assert saved.value.ok
+
+    (row,) = csv.DictReader(meshcraft("export", "fsdp").splitlines())
+    assert (row["state"], row["score"], row["points question"]) == ("graded", "3.5", "1.5")
+    assert in_canvas(meshcraft) == "3.5"
+    meshcraft("feedback", "fsdp")
+    feedback = (course / "feedback" / "ada" / "fsdp" / "fsdp.html").read_text()
+    assert "1.5 / 2" in feedback and "Say how much memory." in feedback and "3.5 / 20" in feedback
+
+
+def saves(response, what):
+    return response.request.method == "PUT" and f"/api/{what}/" in response.url
+
+
+def in_canvas(meshcraft):
+    """What Canvas would get: the score of the one student."""
+    text = meshcraft("export", "--canvas", "--column", "fsdp=FSDP (4711)")
+    points, row = csv.DictReader(text.splitlines())
+    assert (points["FSDP (4711)"], row["ID"], row["SIS Login ID"]) == ("20.0", "101", "ada")
+    return row["FSDP (4711)"]
+
+
+@pytest.fixture
+def meshcraft(course, monkeypatch, capsys):
+    """The command, typed in the course folder; what it prints."""
+    monkeypatch.chdir(course)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        assert not ended.value.code, said.err
+        return said.out
+
+    return run

@@ -1,0 +1,67 @@
+"""Late submissions: what is taken off, as a plugin of nbgrader's, and worked out again when a score has changed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from nbgrader.plugins import BasePlugin
+from nbgrader.preprocessors import AssignLatePenalties
+from traitlets import Float
+from traitlets.config import Config
+
+from autograder.grading.nbgrader.bridge import configuration
+from autograder.grading.nbgrader.course import open_gradebook
+from autograder.grading.nbgrader.export import DAY
+
+
+class LatePenalty(BasePlugin):
+    """A share of the points earned for each day begun after the due date, up to a limit."""
+
+    per_day = Float(0.0, help="Percent of the points earned that each day begun takes off.").tag(config=True)
+    at_most = Float(100.0, help="Percent of the points earned that lateness takes off at most.").tag(config=True)
+
+    def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float) -> float | None:
+        """The points that are taken off, of ``score``; None if none are. nbgrader calls this."""
+        percent = min(math.ceil(total_seconds_late / DAY) * self.per_day, self.at_most)
+        return score * percent / 100 or None
+
+
+def renew_penalties(course: Path, assignment: str) -> None:
+    """Work every penalty out again, so that scores given by hand, extensions and new due dates count.
+
+    nbgrader itself works a penalty out once, when the notebook is graded, before a person has given points.
+
+    Raises:
+        CourseError: the gradebook cannot be used.
+    """
+    from nbgrader.api import MissingEntry
+
+    if not (course / "gradebook.db").exists():
+        return
+    plugin = late_plugin(configuration(course, assignment))
+    with open_gradebook(course) as gradebook:
+        try:
+            submissions = gradebook.assignment_submissions(assignment)
+        except MissingEntry:
+            return
+        for submission in submissions:
+            set_penalties(plugin, submission)
+        gradebook.db.commit()
+
+
+def late_plugin(config: Config) -> Any:
+    """The plugin that the configuration names: ours, or another of nbgrader's."""
+    step = AssignLatePenalties(config=config)
+    step.init_plugin()
+    return step.plugin_inst
+
+
+def set_penalties(plugin: Any, submission: Any) -> None:
+    """Set what is taken off each notebook of a submission; the caller commits."""
+    late = submission.total_seconds_late
+    for notebook in submission.notebooks:
+        score = notebook.score
+        off = plugin.late_submission_penalty(str(submission.student.id), score, late) if late else None
+        notebook.late_submission_penalty = off and min(max(off, 0.0), score)

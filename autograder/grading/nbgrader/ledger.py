@@ -1,0 +1,253 @@
+"""The ledger: every verdict of a course, in one SQLite file. It is the truth; the gradebook is made from it.
+
+A verdict is filed under a key, the hash of everything it depends on: the submitted bytes, the contract, the grader's
+version and the versions of the packages that compute. Writing one is one transaction that is on disk when it returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from autograder.contract.verdict import NEEDS_HUMAN, Report
+
+TRIES = 3
+PACKAGES = ("meshcraft", "jax", "jaxlib", "numpy", "flax", "optax")
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS verdict (key TEXT PRIMARY KEY, report TEXT NOT NULL, recorded REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS lease (key TEXT PRIMARY KEY, owner TEXT NOT NULL, until REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS fault (key TEXT PRIMARY KEY, count INTEGER NOT NULL, message TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS current (
+    assignment TEXT NOT NULL, student TEXT NOT NULL, key TEXT NOT NULL, submission TEXT NOT NULL, booked TEXT,
+    PRIMARY KEY (assignment, student)
+);
+"""
+REMEDIES = (
+    ("locked", "another program holds it; wait, or end that program, and run the same command again"),
+    ("full", "the disk is full; free some space and run the same command again, nothing recorded so far is lost"),
+    ("readonly", "it cannot be written; make the course folder writable for you and run the same command again"),
+    ("unable to open", "make sure that the course folder exists and that you may write in it"),
+    ("disk i/o", "the disk reports an error; check that it is not full, then run the same command again"),
+    ("not a database", "the file is damaged; put it back from a backup, or move it away and grade again"),
+    ("malformed", "the file is damaged; put it back from a backup, or move it away and grade again"),
+)
+
+
+class LedgerError(Exception):
+    """The ledger cannot be read or written; the message says which file, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the ledger knows about one student's current submission."""
+
+    assignment: str
+    student: str
+    key: str
+    submission: str
+    report: Report | None
+    booked: bool
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of the packages that a verdict depends on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def digest(submission: bytes) -> str:
+    """The name of a submission: the SHA-256 of its bytes."""
+    return hashlib.sha256(submission).hexdigest()
+
+
+def key(submission: bytes, contract: str, packages: Mapping[str, str] | None = None) -> str:
+    """The hash of everything a verdict depends on.
+
+    Args:
+        submission: The submitted notebook, as bytes.
+        contract: The hash of the chapter's contract.
+        packages: Versions by package; the installed ones if not given.
+    """
+    parts = [digest(submission), contract, sorted((packages or versions()).items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class Ledger:
+    """The verdicts in ``path``; usable as a context manager.
+
+    Raises:
+        LedgerError: from every method, when the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, wait: float = 10.0):
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LedgerError(f"no folder for the ledger {path}: {error}; make the course folder writable") from error
+        with self._explained():
+            self._db = sqlite3.connect(path, timeout=wait, isolation_level=None)
+        try:
+            with self._explained():
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._db.executescript(SCHEMA)
+        except LedgerError:
+            self._db.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def get(self, key: str, student: str = "") -> Report | None:
+        """The verdict under that key, in that student's name; None if there is none."""
+        with self._explained():
+            row = self._db.execute("SELECT report FROM verdict WHERE key = ?", (key,)).fetchone()
+        return replace(Report.from_json(json.loads(row[0])), student=student) if row else None
+
+    def lease(self, key: str, owner: str, seconds: float) -> bool:
+        """Take the work on a key for some seconds; False while another owner has it."""
+        now = time.time()
+        with self._transaction():
+            done = self._db.execute(
+                "INSERT INTO lease VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, "
+                "until = excluded.until WHERE lease.owner = excluded.owner OR lease.until < ?",
+                (key, owner, now + seconds, now),
+            )
+        return done.rowcount == 1
+
+    def release(self, key: str, owner: str) -> None:
+        """Give a lease back."""
+        with self._transaction():
+            self._db.execute("DELETE FROM lease WHERE key = ? AND owner = ?", (key, owner))
+
+    def drop_leases(self) -> None:
+        """Take every lease away; for whoever holds the course's lock and so knows that nobody works."""
+        with self._transaction():
+            self._db.execute("DELETE FROM lease")
+
+    def record(self, key: str, report: Report) -> None:
+        """File the verdict, and with it drop the key's lease and its faults."""
+        text = json.dumps(replace(report, student="").to_json(), sort_keys=True)
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO verdict VALUES (?, ?, ?)", (key, text, time.time()))
+            self._db.execute("DELETE FROM lease WHERE key = ?", (key,))
+            self._db.execute("DELETE FROM fault WHERE key = ?", (key,))
+
+    def fault(self, key: str, message: str) -> int:
+        """Note that the grader failed on this key, and drop the lease; how often it has by now.
+
+        After ``TRIES`` faults the submission needs a person.
+        """
+        with self._transaction():
+            self._db.execute("DELETE FROM lease WHERE key = ?", (key,))
+            self._db.execute(
+                "INSERT INTO fault VALUES (?, 1, ?) ON CONFLICT (key) DO UPDATE SET count = count + 1, "
+                "message = excluded.message",
+                (key, message),
+            )
+        return self.attempts(key)
+
+    def attempts(self, key: str) -> int:
+        """How often grading this key has failed since its last verdict."""
+        with self._explained():
+            row = self._db.execute("SELECT count FROM fault WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else 0
+
+    def submit(self, assignment: str, student: str, key: str, submission: str) -> None:
+        """Note which submission of a student counts; one that is new is not yet in the gradebook."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO current VALUES (?, ?, ?, ?, NULL) ON CONFLICT (assignment, student) "
+                "DO UPDATE SET key = excluded.key, submission = excluded.submission, booked = NULL "
+                "WHERE key <> excluded.key OR submission <> excluded.submission",
+                (assignment, student, key, submission),
+            )
+
+    def forget(self, assignment: str, students: Iterable[str]) -> None:
+        """Drop these students' current submissions; the verdicts stay under their keys."""
+        with self._transaction():
+            rows = [(assignment, student) for student in students]
+            self._db.executemany("DELETE FROM current WHERE assignment = ? AND student = ?", rows)
+
+    def booked(self, assignment: str, student: str, report: Report | None) -> None:
+        """Note that the gradebook has this report; None: that it must be booked again."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE current SET booked = ? WHERE assignment = ? AND student = ?",
+                (report and _print_of(report), assignment, student),
+            )
+
+    def entry(self, assignment: str, student: str) -> Entry | None:
+        """The student's current submission; None if there is none."""
+        return next((entry for entry in self.status(assignment) if entry.student == student), None)
+
+    def status(self, assignment: str | None = None) -> list[Entry]:
+        """Every student's current submission, in order of assignment and student."""
+        with self._explained():
+            rows = self._db.execute(
+                "SELECT assignment, student, current.key, submission, report, booked FROM current "
+                "LEFT JOIN verdict ON verdict.key = current.key "
+                "WHERE ?1 IS NULL OR assignment = ?1 ORDER BY assignment, student",
+                (assignment,),
+            ).fetchall()
+        return [_entry(*row) for row in rows]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            todo = remedy(str(error)) or "check the disk, then run it again"
+            raise LedgerError(f"the ledger {self.path}: {error}; {todo}") from error
+
+
+def remedy(message: str) -> str:
+    """What to do about an error of SQLite's; empty where nothing is known."""
+    return next((text for word, text in REMEDIES if word in message.lower()), "")
+
+
+def needs_human(report: Report) -> bool:
+    """Whether any function of the report still waits for a person."""
+    return any(result.verdict == NEEDS_HUMAN for result in report.functions)
+
+
+def _entry(assignment: str, student: str, key: str, submission: str, text: str | None, booked: str | None) -> Entry:
+    report = replace(Report.from_json(json.loads(text)), student=student) if text else None
+    done = report is not None and booked == _print_of(report)
+    return Entry(assignment, student, key, submission, report, done)
+
+
+def _print_of(report: Report) -> str:
+    return hashlib.sha256(json.dumps(report.to_json(), sort_keys=True).encode()).hexdigest()

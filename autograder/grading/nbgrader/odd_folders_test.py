@@ -1,0 +1,184 @@
+"""An odd folder costs one row, and a course may lie anywhere: everyone else is graded, booked, paged and exported."""
+
+import csv
+import json
+import os
+import shutil
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from autograder import cli
+from autograder.contract.verdict import NEEDS_HUMAN, PASS, REFUSED
+from autograder.grading.nbgrader import batch, submissions
+from autograder.grading.nbgrader.batch_test import FakeGrader, course, grade, hand_in, released, verdicts
+from autograder.grading.nbgrader.course import open_gradebook, open_ledger
+from autograder.grading.nbgrader.export import canvas_csv, grades_csv, overview
+from autograder.grading.nbgrader.feedback import write_feedback
+from autograder.grading.nbgrader.names import name_problem, student_name
+from autograder.grading.outside import sandbox
+
+__all__ = ["course", "released"]  # fixtures
+
+NFD, NFC, LATIN = "Zoe\u0308", "Zo\u00eb", "Jos\udce9"
+FINE = (NFD, NFC, "O'Brien", "ADA", "ada", "نور 🦊 d’A", "-x", "Doe, J. (2)  b", "n" * 240)
+ODD = {
+    LATIN: r"Jos\xe9",
+    "tab\tand\nline": r"tab\tand\nline",
+    "right\u202eleft": r"right\u202eleft",
+    "ends ": r"ends\x20",
+    "..up": "..up",
+    "star*": r"star\*",
+    "back\\slash": r"back\\slash",
+}
+
+
+def test_names_of_odd_folders_are_written_out_and_never_the_same():
+    assert {name: student_name(name) for name in (*FINE, *ODD)} == {**dict(zip(FINE, FINE, strict=True)), **ODD}
+    written = [student_name(name) for name in (LATIN, r"Jos\xe9", "a ", r"a\x20", "a\n", r"a\n")]
+    assert len({*written}) == len(written) and all(name.isprintable() and name.encode() for name in written)
+    assert (name_problem(LATIN), name_problem(""), name_problem("x\0y")) == (
+        "is not UTF-8", "begins or ends with a space", "has the control character U+0000",
+    )  # fmt: skip
+
+
+def test_one_odd_folder_costs_one_row(course, tmp_path, monkeypatch):
+    for student in (*FINE, *ODD):
+        hand_in(course, student)
+    submitted = course / "submitted"
+    (submitted / "stray.ipynb").write_text("a notebook for which nobody made a folder")
+    (submitted / "file").mkdir()
+    (submitted / "file" / "fsdp").write_text("")
+    os.mkfifo(submitted / "pipe")
+    (submitted / "nowhere").symlink_to(tmp_path / "not there")
+    (submitted / "loop").symlink_to("loop")
+    hand_in(course, "closed")
+    hand_in(course, "waits").unlink()
+    os.mkfifo(submitted / "waits" / "fsdp" / "fsdp.ipynb")
+    hand_in(course, "talks").unlink()
+    monkeypatch.chdir(submitted / "talks" / "fsdp")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("fsdp.ipynb")
+    hand_in(course, "odd names").rename(submitted / "odd names" / "fsdp" / "\udce9\n.ipynb")
+    (submitted / ".DS_Store").write_text("")
+    (submitted / ".ipynb_checkpoints").mkdir()
+    iterdir = Path.iterdir
+
+    def refused(path):
+        if path == submitted / "closed" / "fsdp":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+
+    reports = grade(course)
+    people = {*ODD.values(), "stray.ipynb", "file", "pipe", "closed"}
+    refusals = {"nowhere", "loop", "waits", "talks"}
+    assert {name for name, report in reports.items() if verdicts(report) == {PASS}} == {*FINE, "odd names"}
+    assert {name for name, report in reports.items() if verdicts(report) == {NEEDS_HUMAN}} == people
+    assert {name for name, report in reports.items() if verdicts(report) == {REFUSED}} == refusals
+    said = {name: reports[name].functions[0].message for name in (*people, *refusals)}
+    assert "is not UTF-8, which nbgrader cannot handle; rename it" in said[r"Jos\xe9"]
+    assert "has RIGHT-TO-LEFT OVERRIDE, which" in said[r"right\u202eleft"]
+    assert "submitted/stray.ipynb is no folder" in said["stray.ipynb"] and "fsdp is no folder" in said["file"]
+    assert "submitted/closed cannot be read (Permission denied)" in said["closed"]
+    assert not any("not in the gradebook" in note for report in reports.values() for note in report.notes)
+
+    with open_gradebook(course) as book:
+        assert {str(student.id) for student in book.students} == {
+            *FINE,
+            "odd names",
+            *refusals,
+            *people - {*ODD.values()},
+        }
+    pages, without = write_feedback(course, "fsdp")
+    assert {page.parent.parent.name for page in pages} >= {*FINE} and {*without} == {*ODD.values()}
+    rows = {row["student"].removeprefix("'"): row for row in csv.DictReader(grades_csv(course, ["fsdp"]).splitlines())}
+    assert {name for name, row in rows.items() if row["score"] == "18.0"} == {*FINE, "odd names"}
+    assert {*people, *refusals} <= {*rows} and canvas_csv(course, ["fsdp"], {}).encode()
+    states = {row["student"]: row for row in overview(course, "fsdp")}
+    assert states[r"Jos\xe9"]["state"] == "needs a person" and "differs only in case" in states["ADA"]["why"]
+    assert json.dumps([*states.values()], ensure_ascii=False).encode()
+
+    calls = FakeGrader.calls
+    assert [*grade(course, only=["Zoe\u0308", "o'brien"])] == ["O'Brien", NFD] and FakeGrader.calls == calls
+    (submitted / LATIN).rename(submitted / "José")
+    assert verdicts(grade(course)["José"]) == {PASS}
+    with open_ledger(course) as ledger:
+        assert ledger.entry("fsdp", r"Jos\xe9") is None
+
+
+CHARACTERS = [
+    "?",
+    "%20",
+    "100% $HOME ${x}",
+    "#",
+    "a b",
+    "&",
+    "ü",
+    NFD,
+    "'\"",
+    "x:y",
+    "[1]",
+    "*",
+    "{0}",
+    ";~!",
+    "`",
+    "\\",
+]
+EVERY = ["".join(CHARACTERS)]
+
+
+@pytest.mark.parametrize("name", CHARACTERS if os.environ.get("MESHCRAFT_FULL") else EVERY)
+def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, capsys, name):
+    """init, grade, status, feedback and export, typed beside a folder with such a name."""
+    monkeypatch.setattr("autograder.grading.outside.pipeline.Grader", FakeGrader)
+    monkeypatch.setattr(batch, "local_pool", lambda workers: lambda alone: (ThreadPoolExecutor(1), 1))
+    monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
+    work = tmp_path / "work"
+    folder = work / name / "my course"
+    folder.parent.mkdir(parents=True)
+    monkeypatch.chdir(work)
+
+    def meshcraft(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        assert not ended.value.code, said.err
+        return said.out
+
+    made = meshcraft("init", str(folder), "--chapter", "fsdp", "--due", "2026-12-01T18:00", "--late-per-day", "10")
+    assert made.startswith("course          my-course, in ")
+    hand_in(folder, "ada")
+    (folder / "submitted" / "ada" / "fsdp" / "timestamp.txt").write_text("2026-12-03 12:00:00 UTC")
+    meshcraft("grade", "fsdp", "--course", str(folder))
+    assert "graded" in meshcraft("status", "--course", str(folder))
+    assert meshcraft("feedback", "--course", str(folder)).strip() == str(folder / "feedback/ada/fsdp/fsdp.html")
+    (row,) = csv.DictReader(meshcraft("export", "--course", str(folder)).splitlines())
+    assert (row["state"], row["score"], row["late_penalty"]) == ("graded", "14.4", "3.6")
+    assert [path.name for path in work.iterdir()] == [name] and [p.name for p in folder.parent.iterdir()] == [
+        "my course"
+    ]
+    there = "autograded course.toml feedback gradebook.db nbgrader_config.py release source submitted"
+    assert {path.name for path in folder.iterdir()} == {".meshcraft", *there.split()}
+
+
+def test_every_file_that_a_submission_may_be_is_found_without_a_traceback(course, monkeypatch):
+    monkeypatch.setattr(submissions, "contract_hash", lambda chapter: "")
+    folder = course / "submitted" / "x"
+    for kind in ("dangling", "fifo", "file", "empty"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        inner = folder / "fsdp"
+        {
+            "dangling": lambda path: path.symlink_to("nowhere"),
+            "fifo": os.mkfifo,
+            "file": Path.touch,
+            "empty": Path.mkdir,
+        }[kind](inner)
+        (found,) = submissions.find_submissions(course, "fsdp")
+        assert found.notebook is None and found.problem and found.verdict in (NEEDS_HUMAN, REFUSED)

@@ -1,0 +1,205 @@
+"""What a feedback page says of one function: first in words what to look at, then every figure, then the step.
+
+Everything that came from a submission is escaped here, the message of an exception and the name of a line alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from html import escape
+
+from autograder.contract.task import load
+from autograder.contract.verdict import (
+    FAIL,
+    LIMIT_EXCEEDED,
+    NEEDS_HUMAN,
+    PARTIAL,
+    PASS,
+    REFUSED,
+    STUDENT_ERROR,
+    Fact,
+    Kind,
+    Result,
+)
+from autograder.show import COLOURS, RED, WORDS, plain, table_html, whose
+from course.program import ProgramError, Timeline
+from course.show import side_by_side
+from course.show.brief import from_brief, pictured, to_brief
+from course.show.words import HOW_TO_READ, beside, conclusion
+
+MEANING = {
+    PASS: "Every fact is met.",
+    PARTIAL: "The values are right. Some other facts are not met yet.",
+    FAIL: "What it computes is not yet what it should be, and wrong values earn nothing.",
+    STUDENT_ERROR: "Your code stopped with an error before it gave a program that could be judged.",
+    LIMIT_EXCEEDED: "It used more than a submission may use, and was ended.",
+    REFUSED: "There is no program that could be judged.",
+    NEEDS_HUMAN: "The grader itself failed here, and nothing is held against you: this function has no grade until a "
+    "person has looked at it.",
+}
+HIDDEN = "The inputs of official grading stay hidden. {} compares on inputs that you can see, and shows both values."
+LINES = "{} shows the same step line by line, with its memory."
+TRYING = (
+    "The sandbox refused what your code tried here. Trying costs nothing: a function earns what its Programs do, "
+    "whatever else was tried."
+)
+YOURS, REFERENCE = "yours", "the course's own"
+# Where the course's pages explain verdicts that no fact explains: page and heading.
+ABOUT = {REFUSED: ("lenses", "What is refused"), LIMIT_EXCEEDED: ("grading", "What the sandbox does")}
+OTHER_FORM = "of another form"
+_FILE = re.compile(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)")
+
+
+def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> str:
+    """A function's verdict as HTML without script or address.
+
+    Args:
+        chapter: The chapter's name.
+        result: Of official grading.
+        sources: The student's lines by ``cell:line``, to quote those that a fact points at.
+    """
+    colour = COLOURS.get(result.verdict, RED)
+    word = WORDS.get(result.verdict, result.verdict)
+    parts = [
+        f'<p><span class="badge" style="background:{colour}">{_safe(word)}</span> '
+        f"{_safe(MEANING.get(result.verdict, ''))}</p>"
+    ]
+    failed = [fact for fact in result.facts if fact.passed is False]
+    if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _said_by(failed, result):
+        parts.append(_finding("", result.message, result.line, sources))
+    parts += [_finding(_title(fact), fact.message, fact.line, sources) for fact in failed]
+    parts.append(_next(chapter, result, failed))
+    parts.append(table_html(tuple(sorted(result.facts, key=_urgency)), notes=False))
+    parts += [
+        f"<p>{_safe(fact.name)}: {_safe(tidy(fact.message))}.</p>"
+        for fact in result.facts
+        if fact.passed is None and fact.message
+    ]
+    parts.append(_step(chapter, result))
+    parts.append(_denied(result.denied))
+    return "".join(parts)
+
+
+def anchor(line: str) -> str:
+    """The id of a line of the student's on the page."""
+    return f"line-{line}"
+
+
+def tidy(message: str) -> str:
+    """A message without the folders of files that are not the student's, and without our names for cells."""
+    return _FILE.sub(r"\1", message.replace("meshcraft-cell:", ""))
+
+
+def _safe(text: str) -> str:
+    return escape(plain(text), quote=True)
+
+
+def _code(text: str) -> str:
+    return f"<code>{_safe(text)}</code>"
+
+
+def _said_by(failed: list[Fact], result: Result) -> bool:
+    return any((fact.message, fact.line) == (result.message, result.line) for fact in failed)
+
+
+def _title(fact: Fact) -> str:
+    advice = "" if fact.weight else " (advice, costs no points)"
+    return f"{fact.name}{advice}"
+
+
+def _urgency(fact: Fact) -> int:
+    return 0 if fact.passed is False and fact.weight else 1 if fact.passed is False else 2
+
+
+def _finding(title: str, message: str, line: str, sources: Mapping[str, str]) -> str:
+    """One thing that is not as it should be: what, in words, and at which of the student's lines."""
+    head = f"<h3>{_safe(title)}</h3>" if title else ""
+    text = f"<p>{_safe(tidy(message))}</p>" if message else ""
+    return f'<div class="finding">{head}{text}{_line(line, sources)}</div>'
+
+
+def _line(line: str, sources: Mapping[str, str]) -> str:
+    if not line:
+        return ""
+    name = _safe(line)
+    quoted = sources.get(line, "").strip()
+    where = f'<a href="#{_safe(anchor(line))}">{name}</a>' if line in sources else f"<code>{name}</code>"
+    return f"<p>{whose(line)} {where}{' ' + _code(quoted) if quoted else ''}</p>"
+
+
+def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
+    """What to do about it: sections of the course, and commands."""
+    if result.verdict in (PASS, NEEDS_HUMAN):
+        return ""
+    check, hint, profile = (_code(f"meshcraft {word} {chapter} {result.name}") for word in ("check", "hint", "profile"))
+    judged = [fact for fact in failed if fact.measured != OTHER_FORM]
+    said = [
+        f"Read {_safe(f'“{heading}”')} on the course's page {_code(page)}."
+        for page, heading in _places(chapter, result)
+    ]
+    said.append(f"{hint} gives one more hint each time.")
+    if any(fact.kind != Kind.BUDGET for fact in judged):
+        said.append(HIDDEN.format(f"{check} {_code('--full')}"))
+    elif judged:
+        said.append(f"{check} {_code('--full')} judges what you change, on every mesh that is fixed.")
+    else:
+        said.append(f"{check} judges what you change, in seconds.")
+    if result.timeline and any(fact.unit == "bytes" or "time" in fact.name for fact in judged):
+        said.append(LINES.format(profile))
+    return f"<p>What helps now:</p><ul>{''.join(f'<li>{sentence}</li>' for sentence in said)}</ul>"
+
+
+def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
+    """Where to read about what fell short: page and heading, each once."""
+    known = {**load(chapter).read, **ABOUT}
+    names = [fact.name for fact in result.facts if fact.passed is False and fact.weight and fact.measured != OTHER_FORM]
+    return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
+
+
+def _step(chapter: str, result: Result) -> str:
+    """The step at the realistic size beside the course's own: a picture, and what it says in words."""
+    own = _read(result.timeline)
+    if own is None:
+        return ""
+    case = next((t.analysed[0].name for t in load(chapter).tasks if t.name == result.name and t.analysed), "")
+    reference = reference_step(chapter, result.name)
+    timelines = {YOURS: pictured(own)} | ({REFERENCE: pictured(reference)} if reference else {})
+    picture = side_by_side(timelines, reference=REFERENCE).replace(' xmlns="http://www.w3.org/2000/svg"', "")
+    said = beside(own, reference) if reference else f"On {own.machine} your step would take {1e3 * own.seconds:.4g} ms."
+    more = conclusion(pictured(own))
+    terms = "".join(f"<dt>{_safe(term)}</dt><dd>{_safe(meaning)}</dd>" for term, meaning in HOW_TO_READ)
+    return (
+        f"<h3>Your step, predicted for {_safe(own.machine)} at {_safe(case)}</h3><p>{_safe(said)}</p>"
+        f'<div class="picture">{picture}</div><p>{_safe(f"In yours, {more[0].lower()}{more[1:]}")}</p>'
+        f"<details><summary>How to read this</summary><dl>{terms}</dl></details>"
+    )
+
+
+def _read(brief: object) -> Timeline | None:
+    """The timeline in brief that a verdict holds, if it holds one that can be drawn."""
+    try:
+        found = from_brief(brief)
+    except ValueError:
+        return None
+    return found if found.bars and found.seconds else None
+
+
+@lru_cache(maxsize=64)
+def reference_step(chapter: str, name: str) -> Timeline | None:
+    """The course's own step, simulated here and now; None where it is not part of this installation."""
+    from autograder.learner.profile import predict_solution
+
+    try:
+        prediction, _ = predict_solution(chapter, name)
+    except (LookupError, ProgramError):
+        return None
+    return from_brief(to_brief(prediction.timeline))
+
+
+def _denied(denied: tuple[str, ...]) -> str:
+    if not denied:
+        return ""
+    items = "".join(f"<li>{_code(call)}</li>" for call in denied)
+    return f"<h3>Refused by the sandbox</h3><p>{TRYING}</p><ul>{items}</ul>"

@@ -1,0 +1,179 @@
+"""Where gradings run: in processes of this machine, or on an existing Dask cluster.
+
+A grading is a pure function of its `Job`, so it may run anywhere, and twice. Each thread that grades keeps its own warm
+sandboxed processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from autograder.contract.verdict import REFUSED, Report, Result
+from autograder.grading.inside.launch import Limits
+from autograder.grading.nbgrader.course import CourseError
+from autograder.grading.nbgrader.submissions import fingerprint
+
+# How many gradings a cluster is handed at once: what it has no worker for waits there.
+CLUSTER_WIDTH = 512
+CONNECT_SECONDS = 20
+
+# Makes the executor, for one grading at a time or for many, and says how many it takes at once.
+NewPool = Callable[[bool], tuple[Executor, int]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One grading.
+
+    Attributes:
+        chapter: The chapter's name.
+        name: The notebook's file name, for messages.
+        notebook: Its bytes.
+        student: Who handed it in.
+        secret: The course's.
+        level: The sandbox's level; empty: the best of the machine that it runs on.
+        fingerprint: What that machine's course and packages must be; empty: not compared.
+        limits: Other limits than usual.
+        variants: What the course asks for: function and variant.
+    """
+
+    chapter: str
+    name: str
+    notebook: bytes
+    student: str
+    secret: bytes
+    level: str
+    fingerprint: str = ""
+    limits: Limits | None = None
+    variants: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A report, or what went wrong in the grader."""
+
+    report: Report | None
+    fault: str = ""
+
+
+def local_pool(workers: int) -> NewPool:
+    """Processes of this machine, ended with this one."""
+
+    def make(alone: bool) -> tuple[Executor, int]:
+        width = 1 if alone else workers
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(width, spawn, start_worker, (os.getpid(),)), width
+
+    return make
+
+
+@contextmanager
+def dask_pool(address: str) -> Iterator[NewPool]:
+    """The workers of a Dask cluster. A worker that dies has its gradings done by another.
+
+    Raises:
+        CourseError: no scheduler answers at the address, it went away meanwhile, or Dask is not installed.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise CourseError(
+            "--scheduler needs Dask: pip install '.[cluster]' in the course's checkout, here and on the cluster"
+        ) from None
+    for name in ("distributed", "distributed.client", "tornado.application"):  # what matters, they raise
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise CourseError(
+            f"no Dask scheduler answers at {address} ({error}); give the address that it prints when it starts, "
+            "such as tcp://HOST:8786"
+        ) from error
+    with client:
+        try:
+            yield lambda alone: (client.get_executor(pure=False), 1 if alone else CLUSTER_WIDTH)
+        except Exception as error:
+            if client.status == "running":
+                raise
+            raise CourseError(
+                f"the Dask scheduler at {address} has gone; every verdict so far is kept: start it again, and run "
+                "the same command again"
+            ) from error
+
+
+_own = threading.local()
+
+
+def start_worker(parent: int) -> None:
+    """A local worker leaves interrupting to its parent, and does not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        from autograder.grading.inside.launch import PR_SET_PDEATHSIG, prctl
+
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    from multiprocessing.util import Finalize
+
+    Finalize(None, close_grader, exitpriority=10)
+
+
+def close_grader() -> None:
+    """End this thread's sandboxed processes."""
+    grader = _own.__dict__.pop("grader", None)
+    if grader is not None:
+        grader.close()
+
+
+def grade_one(job: Job) -> Outcome:
+    """Grade one submission with this thread's warm grader."""
+    from autograder.grading.inside.intake import IntakeError, parse_notebook
+
+    if job.fingerprint and job.fingerprint != fingerprint(job.chapter):
+        return Outcome(
+            None,
+            f"{platform.node()} has another version of the course, of Python or of a package than the machine that "
+            "the class is graded from; install the same on both",
+        )
+    try:
+        notebook = parse_notebook(job.name, job.notebook)
+        return Outcome(_warm_grader(job).grade_notebook(notebook, job.student))
+    except IntakeError as error:
+        return Outcome(verdict_for_all(job.chapter, REFUSED, str(error), job.level))
+    except Exception as error:
+        close_grader()
+        return Outcome(None, traceback.format_exception_only(error)[-1].strip())
+
+
+def _warm_grader(job: Job):
+    from autograder.grading.outside import pipeline
+    from autograder.grading.outside.sandbox import best_level
+
+    which = (job.chapter, job.secret, job.level, job.limits, job.variants)
+    if _own.__dict__.get("which") != which or "grader" not in _own.__dict__:
+        close_grader()
+        level, limits = job.level or best_level(), job.limits or pipeline.LIMITS
+        options = {"level": level, "limits": limits, "variants": dict(job.variants)}
+        _own.grader = pipeline.Grader(job.chapter, secret=job.secret, **options)
+        _own.which = which
+    return _own.grader
+
+
+def verdict_for_all(chapter: str, verdict: str, message: str, isolation: str = "") -> Report:
+    """A report that says the same of every function of the chapter, and gives no points."""
+    from autograder.contract import task as contract
+
+    tasks = contract.load(chapter).tasks
+    functions = tuple(Result(task.name, 0.0, float(task.points), verdict, message=message) for task in tasks)
+    return Report(chapter, functions, isolation=isolation)

@@ -1,0 +1,82 @@
+"""What nbgrader gets to see of a submission: the released notebook with the student's sources, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode, from_dict
+from nbformat.v4 import new_notebook
+from nbgrader import utils
+
+from autograder.grading.inside.intake import CODE, PROSE, Cell, Notebook
+
+SECRET = re.compile("[0-9a-f]{128}")
+UNREADABLE = "The file that was handed in could not be read as a notebook."
+
+
+def unreadable() -> Notebook:
+    """What is shown of a submission that intake refused."""
+    return Notebook((Cell("", UNREADABLE, kind=PROSE),), "")
+
+
+def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
+    """The released notebook with the student's sources: what nbgrader and whoever reviews it get to see.
+
+    Every cell that was graded is in it. Cells are known by grade id and kind; of several with the same id the last
+    counts. A released check cell is always the released one, with what the student made of it before it, and one that
+    is missing is put back. Other cells of the student's stay, without metadata.
+    """
+    graded = [cell for cell in release.cells if "nbgrader" in cell.metadata]
+    known = {(cell.metadata.nbgrader.grade_id, cell.cell_type): cell for cell in graded}
+    plain = {cell.source for cell in release.cells if "nbgrader" not in cell.metadata}
+    last = {(cell.grade_id, cell.kind): number for number, cell in enumerate(submitted.everything)}
+    cells: list[NotebookNode] = []
+    for number, cell in enumerate(submitted.everything):
+        which = cell.grade_id, cell.kind
+        released = deepcopy(known[which]) if which in known and last[which] == number else None
+        if released is not None and utils.is_solution(released):
+            released.source = cell.source
+        if released is None or released.source != cell.source:
+            cells.append(_cell(cell.kind, cell.source, cell.id, released=cell.source in plain))
+        if released is not None:
+            same = released.source == cell.source
+            released.metadata["meshcraft"] = {"name": cell.id if same else "", "released": False}
+            cells.append(released)
+    cells += [deepcopy(cell) for which, cell in known.items() if which not in last and utils.is_grade(cell)]
+    for number, cell in enumerate(cells, 1):
+        cell.id = f"cell-{number}"
+    return new_notebook(cells=cells, metadata=deepcopy(release.metadata))
+
+
+def _cell(kind: str, source: str, name: str, *, released: bool = False) -> NotebookNode:
+    """A cell without metadata but the name that verdicts call it by; not validated, it is one by construction."""
+    code = {"outputs": [], "execution_count": None} if kind == CODE else {}
+    metadata = {"meshcraft": {"name": name, "released": released}}
+    made: Any = from_dict({"cell_type": kind, "id": "cell", "metadata": metadata, "source": source, **code})
+    return made
+
+
+def exchange_files(folder: Path) -> dict[str, str]:
+    """What nbgrader's exchange has put beside a notebook, where it is what the exchange writes: time and secret.
+
+    The student could write to both, so nothing else is passed on.
+    """
+    found = {}
+    for name, is_fine in (("timestamp.txt", _is_time), ("submission_secret.txt", SECRET.fullmatch)):
+        path = folder / name
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 200:
+            text = path.read_bytes().decode(errors="replace").strip()
+            if is_fine(text):
+                found[name] = text
+    return found
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return isinstance(utils.parse_utc(text), datetime)
+    except (ValueError, OverflowError):
+        return False

@@ -1,0 +1,135 @@
+"""What a class has handed in: a notebook for each student, or why there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from autograder.contract.task import contract_files
+from autograder.contract.verdict import NEEDS_HUMAN, REFUSED
+from autograder.grading.inside.intake import MAX_BYTES
+from autograder.grading.nbgrader.ledger import digest, key
+from autograder.grading.nbgrader.names import name_problem, student_name
+from autograder.grading.nbgrader.settings import read_settings
+from autograder.grading.nbgrader.varied import asked_in
+from autograder.show import one_line
+
+NAMED = 10
+SOURCES = ("course/**/*.py", "autograder/contract/*.py", "autograder/grading/**/*.py")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What one student handed in. ``problem`` says why there is nothing to run, and then ``verdict`` is given."""
+
+    student: str
+    key: str
+    digest: str
+    notebook: Path | None
+    note: str = ""
+    problem: str = ""
+    verdict: str = ""
+
+
+def find_submissions(course: Path, assignment: str) -> list[Submission]:
+    """What lies under ``submitted/<student>/<assignment>/``, in order of student; one for each that is odd, too."""
+    contract = contract_hash(assignment) + _asked(course, assignment)
+    found = []
+    for folder in sorted((course / "submitted").iterdir()):
+        try:
+            one = _find(folder, assignment, contract)
+        except OSError as error:
+            said = f"submitted/{one_line(folder.name)} cannot be read ({error.strerror}); make it readable for you"
+            one = _without(folder.name, contract, said, NEEDS_HUMAN)
+        if one:
+            found.append(one)
+    return found
+
+
+def _asked(course: Path, assignment: str) -> str:
+    """What the course asks for instead of what is usual, for the key of a verdict; empty if nothing."""
+    asked = asked_in(read_settings(course).variants, assignment)
+    return "".join(f"|{name}={variant}" for name, variant in asked.items())
+
+
+@cache
+def fingerprint(chapter: str) -> str:
+    """The hash of everything that a chapter's verdicts depend on, besides what was handed in and the secret."""
+    return key(b"", contract_hash(chapter))
+
+
+def contract_hash(chapter: str) -> str:
+    """The hash of what decides a chapter's verdicts besides the submission: contract, references, grader."""
+    root = Path(__file__).resolve().parents[3]
+    found = {path for pattern in SOURCES for path in root.glob(pattern) if not path.name.endswith("_test.py")}
+    files = found | set(contract_files(chapter))
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
+    """What a student handed in; None where that is nothing."""
+    inner, shown = folder / assignment, f"submitted/{one_line(folder.name)}"
+    if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or folder.name.startswith(".")):
+        return None
+    if folder.is_symlink() or inner.is_symlink():
+        said = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
+        return _without(folder.name, contract, said, REFUSED)
+    if not folder.is_dir() or not inner.is_dir():
+        what = shown if not folder.is_dir() else f"{shown}/{assignment}"
+        said = f"{what} is no folder; notebooks lie in submitted/STUDENT/{assignment}/{assignment}.ipynb"
+        return _without(folder.name, contract, said, NEEDS_HUMAN)
+    odd = name_problem(folder.name)
+    if odd:
+        said = f"the name of the folder {shown} {odd}, which nbgrader cannot handle; rename it"
+        return _without(folder.name, contract, said, NEEDS_HUMAN)
+    return _submission(folder.name, inner, contract)
+
+
+def _without(folder: str, contract: str, problem: str, verdict: str) -> Submission:
+    """A submission without a notebook."""
+    student = student_name(folder)
+    return Submission(student, key(b"", contract + student + problem), digest(b""), None, "", problem, verdict)
+
+
+def _submission(student: str, folder: Path, contract: str) -> Submission:
+    notebooks = sorted(path for path in folder.iterdir() if path.suffix == ".ipynb")
+    expected = folder / f"{folder.name}.ipynb"
+    chosen = expected if expected in notebooks else notebooks[0] if len(notebooks) == 1 else None
+    note = f"handed in as {one_line(chosen.name)}" if chosen and chosen != expected else ""
+    problem, verdict, data = "", "", b""
+    if chosen is None:
+        names = sorted(path.name for path in folder.iterdir())
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        there = (", ".join(map(one_line, names[:NAMED])) or "nothing") + more
+        problem = f"no {expected.name} was handed in; found: {there}. Hand in one notebook, called {expected.name}"
+        verdict, data = NEEDS_HUMAN, "\n".join(names).encode(errors="surrogateescape")
+    else:
+        problem, data = read_submitted(chosen)
+        verdict = REFUSED if problem else ""
+    filed = key(data, contract + note + problem)
+    return Submission(student, filed, digest(data), None if problem else chosen, note, problem, verdict)
+
+
+def read_submitted(path: Path) -> tuple[str, bytes]:
+    """Why a file cannot be read, or nothing; and its bytes. Never follows a link, nor waits for a pipe."""
+    name = one_line(path.name)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror}); hand in the file itself, not a link", b""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return f"{name} is not a file; hand in the notebook itself", b""
+    with os.fdopen(handle, "rb") as file:
+        if status.st_size > MAX_BYTES:
+            size = f"{status.st_size >> 20} MiB"
+            return f"{name} has {size}, the limit is {MAX_BYTES >> 20} MiB; clear its outputs and try again", b""
+        return "", file.read()

@@ -1,0 +1,1 @@
+"""What judges and does not run confined: intake to points, for one submission."""

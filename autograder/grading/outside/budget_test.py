@@ -1,0 +1,145 @@
+"""A submission has a budget: what hangs ends soon, and what is honest is judged beside it."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+
+from autograder.contract.task import load
+from autograder.contract.verdict import LIMIT_EXCEEDED
+from autograder.grading.inside import executor, launch, wire
+from autograder.grading.inside.launch import Limits
+from autograder.grading.outside import pipeline
+from autograder.grading.outside.judge import Stopped
+from autograder.grading.outside.pipeline import AFTER_A_HANG, SUBMISSION, Budget, Grader
+from autograder.grading.outside.workers import Worker
+
+LIMITS = Limits(wall_s=100.0, cpu_s=60)
+
+
+def test_a_hang_lowers_the_limits_of_the_others_and_an_empty_budget_says_so(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(pipeline.time, "monotonic", lambda: clock[0])
+    budget = Budget(LIMITS)
+    assert budget.limits() == LIMITS
+    clock[0] = 30.0
+    budget.spend(0.0, 20.0)
+    assert (budget.wall_s, budget.cpu_s) == (SUBMISSION * 100.0 - 30, SUBMISSION * 60 - 20)
+    budget.hung = True
+    assert (budget.limits().wall_s, budget.limits().cpu_s) == (100 * AFTER_A_HANG, 60 * AFTER_A_HANG)
+    budget.cpu_s = 15.0
+    assert budget.limits().cpu_s == 15
+    budget.spend(30.0, "what no process may say")
+    budget.cpu_s = 9.0
+    with pytest.raises(Stopped, match=r"all functions of a submission have 600 s, or 360 s of processor time") as ended:
+        budget.limits()
+    assert ended.value.verdict == LIMIT_EXCEEDED
+
+
+def test_a_submission_whose_every_function_hangs_ends_within_its_budget(monkeypatch):
+    spent = []
+
+    class Hangs:
+        def __init__(self, *_, **__):
+            pass
+
+        def ask(self, header, blobs):
+            spent.append(json.loads(blobs[0])["limits"]["cpu_s"])
+            said = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": float(spent[-1]), "clean": True}
+            return {**said, "output": ""}, [b""]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(pipeline, "sandboxed", Hangs)
+    with Grader("fsdp", secret=b"s" * 32, level="none", limits=LIMITS) as grader:
+        monkeypatch.setattr(grader, "contract", SimpleNamespace(tasks=load("fsdp").tasks * 3))
+        report = grader.grade_notebook(pipeline.Notebook((), ""), "eve")
+    assert {result.verdict for result in report.functions} == {LIMIT_EXCEEDED} and len(report.functions) == 15
+    assert spent[:2] == [60, 40] and sum(spent) <= SUBMISSION * 60
+    assert "too little of it was left for this one" in report.functions[-1].message
+
+
+def test_a_process_that_computes_nothing_is_ended_and_one_that_computes_or_rests_is_not():
+    looks = round(launch.STALL_S / launch.LOOK_S) + 1
+    watch = executor.Watch()
+    assert {watch.look(1.0) for _ in range(2 * looks)} == {0}, "it serves nobody"
+    with watch.request(None):
+        assert {watch.look(1.0) for _ in range(looks - 2)} == {0}
+        assert watch.look(1.5) == 0
+        assert [watch.look(1.5) for _ in range(looks - 1)][-1] == wire.STALLED
+    with watch.request(-1.0):
+        assert watch.look(10**9) == wire.CPU_USED_UP
+
+
+DEADLOCK = """
+    import course, jax, jax.numpy as jnp
+    from jax.sharding import PartitionSpec as P
+    from autograder.grading.inside import executor
+    from course.mesh import make_mesh
+
+    def only_some(x):
+        here = jax.lax.axis_index("data") == 0
+        return jax.lax.cond(here, lambda x: jax.lax.psum(x, "data"), lambda x: x, x)
+
+    executor.STALL_S = 0.5
+    step = jax.jit(jax.shard_map(only_some, mesh=make_mesh({"data": 8}), in_specs=P("data"), out_specs=P("data"),
+                                 check_vma=False))
+    executor.Executor.serve = lambda *_: ({"sum": float(step(jnp.ones(8))[0])}, [])
+    executor.main()
+"""
+
+
+class Process:
+    """A Python program, as a worker's process."""
+
+    def __init__(self, program):
+        command = [sys.executable, "-c", textwrap.dedent(program)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self.stdin, self.stdout, self.stderr_tail = self.process.stdin, self.process.stdout, ""
+
+    def wait(self, timeout=None):
+        return self.process.wait(timeout)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        for pipe in filter(None, (self.stdin, self.stdout)):
+            pipe.close()
+
+
+def test_a_deadlock_of_devices_ends_long_before_its_deadline_and_is_tried_once():
+    started = []
+    worker = Worker(lambda: started.append(1) or Process(DEADLOCK), greets=True, seconds=600)
+    with pytest.raises(Stopped, match="a collective that not every device takes part in") as ended:
+        worker.ask({"do": "run"})
+    assert (ended.value.verdict, len(started)) == (LIMIT_EXCEEDED, 1)
+
+
+CHILD = """
+    import sys, time
+    from autograder.grading.inside import confine
+    from autograder.grading.inside.launch import Limits
+
+    def computes(result):
+        while time.process_time() < 1.0:
+            pass
+
+    confine.STALL_S = 0.4
+    does = computes if sys.argv[1] == "computes" else lambda result: time.sleep(600)
+    print(confine.fork_confined(does, limits=Limits(wall_s=None, cpu_s=None)).exceeded)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at another process's clock, which Linux alone has")
+@pytest.mark.parametrize(("does", "exceeded"), [("sleeps", "waiting"), ("computes", "")])
+def test_a_child_that_sleeps_is_ended_and_one_that_computes_is_not(monkeypatch, does, exceeded):
+    monkeypatch.setenv("MESHCRAFT_LEVEL", "unsafe-local")
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), does]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == exceeded

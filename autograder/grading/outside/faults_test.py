@@ -1,0 +1,76 @@
+"""A disk that is full and a gradebook that is locked: a sentence, nothing lost, and the next run goes on."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from autograder.grading.nbgrader.cluster_test import grade, hand_in, judged
+from autograder.grading.nbgrader.course import make_course
+from autograder.grading.nbgrader.export import overview
+
+# Run in a mount namespace of its own, with a course folder, an empty one and the room to leave, in KiB, at each try.
+FULL = """
+import json, pathlib, shutil, subprocess, sys
+
+model, place, rooms = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), json.loads(sys.argv[3])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "meshcraft", place], check=True)
+course = pathlib.Path(shutil.copytree(model, place / "course"))
+filler, told = place / "filler", []
+for room in rooms:
+    filler.unlink(missing_ok=True)
+    if room is not None:
+        filler.write_bytes(bytes(shutil.disk_usage(place).free - room * 1024))
+    command = [sys.executable, "-m", "autograder.cli", "grade", "fsdp", "--course", str(course), "--json"]
+    command += ["--workers", "1"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    told.append([run.returncode, run.stderr, run.stdout])
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    course = make_course(tmp_path_factory.mktemp("faults") / "course", ["fsdp"])
+    hand_in(course, {"ada": "partial", "bob": "raises"})
+    return course
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount the small disk that this fills")
+def test_a_full_disk_is_a_sentence_and_nothing_is_lost(model, tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    script = tmp_path / "full.py"
+    script.write_text(FULL)
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, str(script), str(model), str(place)]
+    done = subprocess.run([*command, json.dumps([0, 40, None])], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    at_once, later, free = json.loads(done.stdout)
+    for status, err, _ in (at_once, later):
+        assert status == 3 and "Traceback" not in err
+        assert "full" in err and "run the same command again" in err, err
+    status, err, out = free
+    assert status == 0, err
+    verdicts = {row["student"]: row["functions"][0]["verdict"] for row in json.loads(out)["submissions"]}
+    assert verdicts == {"ada": "pass", "bob": "student_error"}
+
+
+def test_a_locked_gradebook_leaves_the_verdicts_in_the_ledger_and_the_next_run_books_them(model, tmp_path):
+    course = shutil.copytree(model, tmp_path / "course")
+    holder = sqlite3.connect(course / "gradebook.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    told, err = (blocked := grade(course)).communicate()
+    assert blocked.returncode == 3 and "Traceback" not in err
+    assert "gradebook.db" in err and "locked" in err and "run the same command again" in err, err
+    assert judged(course) == 2
+    holder.execute("ROLLBACK")
+    holder.close()
+    told, err = (free := grade(course)).communicate()
+    assert free.returncode == 0, err
+    assert "0/0" in err, "the verdicts were in the ledger already"
+    assert {row["student"]: row["state"] for row in overview(course, "fsdp")} == {"ada": "graded", "bob": "graded"}
+    assert len(json.loads(told)["submissions"]) == 2

@@ -1,0 +1,264 @@
+"""The trusted end: draws inputs, holds the oracle, and turns what a function's Programs do into facts and points."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.contract.task import Case, Evidence, Task, Variant, load, named, references
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Kind, Result, conclude
+from autograder.grading.inside import wire
+from autograder.grading.inside.tracing import Problem
+from autograder.grading.outside.pinned import pinned
+from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
+from course.show.brief import from_brief, to_brief
+
+# Sends a request to an executor and returns its answer; raises Stopped when there is none.
+Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
+
+
+class Stopped(Exception):
+    """A Program could not be judged: ``verdict`` says whose fault that is; ``cpu_s`` is what finding out has cost."""
+
+    def __init__(self, verdict: str, message: str, cpu_s: float = 0.0):
+        super().__init__(message)
+        self.verdict, self.cpu_s = verdict, cpu_s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cases that one function is judged on, and the seeds that its inputs are drawn from.
+
+    ``seed`` follows from the submission; ``shared`` is that of the stretched cases, whose large inputs and oracles are
+    made once for all submissions of a course. ``official`` says that nobody may learn these inputs, and that the
+    verdict is kept; ``variant`` is what a course asks for instead of what is usual.
+    """
+
+    chapter: str
+    task: Task
+    cases: tuple[Case, ...]
+    analysed: Case | None
+    seed: int
+    shared: int
+    official: bool = False
+    variant: Variant | None = None
+
+    @property
+    def traced(self) -> list[Case]:
+        """Everything that the tracer must export."""
+        return [self.task.complete(case) for case in (*self.cases, *([self.analysed] if self.analysed else []))]
+
+
+def plan(
+    chapter: str,
+    task: Task,
+    *,
+    full: bool = True,
+    stretched: bool = False,
+    secret: bytes = b"",
+    submission: str = "",
+    variant: str = "",
+) -> Plan:
+    """What to judge a function on.
+
+    Args:
+        chapter: The chapter's name.
+        task: Its task.
+        full: All meshes, or the quick ones alone.
+        stretched: With the cases that have some sizes of the realistic one, as official grading has them.
+        secret: The course's; with it inputs follow from the submission and nobody can know them beforehand, and one
+            more case is drawn. Without it they are the same each time.
+        submission: Hash of what was handed in.
+        variant: What the course asks for; empty: what is usual.
+
+    Raises:
+        LookupError: The task has no such variant.
+    """
+    seed, shared = (_seed(secret, f"{whose}|{chapter}|{task.name}") for whose in (submission, "all"))
+    cases = tuple(case for case in task.cases if full or case.quick) + (task.stretched() if stretched else ())
+    if secret:
+        cases += (task.unseen(np.random.default_rng(seed)),)
+    analysed, asked = task.analysed[0] if task.analysed else None, task.variant(variant)
+    if asked:
+        cases, analysed = tuple(map(asked.of, cases)), analysed and asked.of(analysed)
+    return Plan(chapter, task, cases, analysed, seed, shared, bool(secret), asked)
+
+
+def _seed(secret: bytes, text: str) -> int:
+    return int.from_bytes(hmac.new(secret, text.encode(), hashlib.sha256).digest()[:16], "big")
+
+
+@pinned()
+def judge(
+    plan: Plan, programs: dict[str, bytes], line: str, execute: Execute, progress: Callable[[str], None] | None = None
+) -> Result:
+    """The function's result from its Programs, one a case.
+
+    Raises:
+        Stopped: The executor gave up for a reason that is not the Program's own.
+    """
+    try:
+        cases = []
+        for case in plan.cases:
+            cases.append(_run(plan, case, programs, line, execute))
+            if progress:
+                progress(case.name)
+        orders = _analyse(plan, programs, line, execute) if plan.analysed else [(None, None)]
+    except ProgramError as error:
+        return stopped(plan.task, Problem(REFUSED, str(error)[:2000], line))
+    known = references(plan.chapter).get(plan.task.name, {})
+    results = [_concluded(plan, cases, large, known, picture) for large, picture in orders]
+    return max(results, key=lambda result: result.points)
+
+
+def _concluded(
+    plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
+) -> Result:
+    """The result with the realistic size in one of its orders."""
+    facts = [_asked(fact, plan.variant) for fact in plan.task.facts(cases, large, known)]
+    result = conclude(plan.task.name, plan.task.points, facts)
+    return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
+
+
+def _asked(fact: Fact, variant: Variant | None) -> Fact:
+    """The fact; one about wrong numbers says what this course asks for, where that is not what is usual."""
+    if variant is None or fact.passed is not False or fact.kind == Kind.BUDGET:
+        return fact
+    return replace(fact, message=f"{fact.message.rstrip('. ')}. In this course: {variant.sentence}")
+
+
+def stopped(task: Task, problem: Problem) -> Result:
+    """The result of a function that has no Program to judge."""
+    if problem.verdict == FAIL:
+        form = Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message,
+                    kind=Kind.VALUES)  # fmt: skip
+        return Result(task.name, 0.0, task.points, FAIL, (form,))
+    return Result(task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message)
+
+
+def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
+    """The case's Program, whose signature must be the contract's to the letter."""
+    if case.name not in programs:
+        raise ProgramError(f"there is no Program for {case.name}")
+    program = Program.load(programs[case.name])
+    wrapped = plan.task.wrap(_never_called, case)
+    expected = signature_of(wrapped.inputs, wrapped.in_specs, wrapped.roles)
+    if program.mesh != case.mesh or list(program.mesh) != list(case.mesh):
+        raise ProgramError(f"the Program for {case.name} is for mesh {program.mesh}, expected {case.mesh}")
+    if program.platform != "cpu":
+        raise ProgramError(f"the Program for {case.name} is for platform {program.platform!r}, expected 'cpu'")
+    for found, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
+        if found != wanted:
+            raise ProgramError(f"the Program for {case.name} takes {found}, expected {wanted}")
+    donated = tuple(index for index, leaf in enumerate(expected) if leaf.name.split("/")[0] in wrapped.donate)
+    if program.donated != donated:
+        raise ProgramError(
+            f"the Program for {case.name} donates its inputs {list(program.donated)}, expected {list(donated)}"
+        )
+    return program
+
+
+def _never_called(*_: Any) -> Any:
+    raise AssertionError("the judge runs no learner's code")
+
+
+def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute: Execute) -> Evidence:
+    program = _load(plan, case, programs)
+    inputs, wanted = expected(plan, case)
+    description, blobs = wire.pack(inputs)
+    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches,
+               "form": plan.official and case is plan.cases[0]}  # fmt: skip
+    answer, arrays = execute(request, [programs[case.name], *blobs])
+    looked = _looked(answer)
+    measured = wire.unpack(answer.get("results", []), arrays)
+    if set(measured) != set(wanted):
+        missing, extra = sorted(set(wanted) - set(measured)), sorted(set(measured) - set(wanted))
+        raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
+    leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
+    return Evidence(case, *leaves, measured, wanted, *looked, line, secret=plan.official, form=form)
+
+
+def _analyse(
+    plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
+) -> list[tuple[Evidence, dict[str, Any] | None]]:
+    """What the lenses say of the realistic size, and its timeline in brief, for each order of its collectives.
+
+    The order in which a Program does best counts, for all facts: what begins early needs its memory early.
+    """
+    assert plan.analysed and plan.task.analysed
+    program = _load(plan, plan.analysed, programs)
+    smaller = programs[plan.task.analysed[1]]
+    theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
+    if theirs != ours:
+        raise ProgramError("the Program of the realistic size does not give what the small one gives")
+    request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches,
+               "spent_on": list(plan.task.spent_on)}  # fmt: skip
+    stretched = [programs[case.name] for case in plan.task.stretched() if case.name in programs]
+    answer, _ = execute(request, [programs[plan.analysed.name], smaller, *stretched])
+    costs, _ = _looked(answer)
+    leaves = (program.inputs, program.outputs)
+    found = []
+    for order in answer["orders"]:
+        looked = {}, {}, costs, Memory.from_json(order["memory"]), line, answer["difference"]
+        time = Timeline.from_json(order["timeline"])
+        evidence = Evidence(plan.analysed, *leaves, *looked, time, spent=order["spent"])
+        found.append((evidence, _picture(order["picture"])))
+    return found
+
+
+def _picture(brief: Any) -> dict[str, Any] | None:
+    """A timeline in brief as the executor gives it, in normal form; nothing where it is malformed: it is no grade."""
+    try:
+        return to_brief(from_brief(brief))
+    except ValueError:
+        return None
+
+
+def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
+    if "fault" in answer:
+        raise Stopped(NEEDS_HUMAN, f"the grader itself failed: {answer['fault']}")
+    if "exceeded" in answer:
+        raise Stopped(LIMIT_EXCEEDED, str(answer["exceeded"])[:2000])
+    if "refused" in answer:
+        raise ProgramError(str(answer["refused"])[:2000])
+    return Costs.from_json(answer["costs"]), Memory.from_json(answer["memory"])
+
+
+def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs drawn for a case, and what a single device makes of them, by name."""
+    stretched = case.name in {other.name for other in plan.task.stretched()}
+    make = _drawn if plan.official and not stretched else _kept  # no other submission is given the same
+    sizes = tuple(case.sizes.items())
+    return make(plan.chapter, plan.task.name, (case.name, tuple(case.mesh.items()), sizes),
+                plan.shared if stretched else plan.seed)  # fmt: skip
+
+
+def _drawn(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    case = Case(key[0], dict(key[1]), dict(key[2]))
+    found = load(chapter).task(task)
+    salt = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
+    inputs = found.draw(np.random.default_rng([seed, salt]), case)
+    with _quick_compilation():
+        return named(inputs), named(found.oracle(inputs, case))
+
+
+_kept = lru_cache(maxsize=32)(_drawn)
+
+
+@contextmanager
+def _quick_compilation() -> Iterator[None]:
+    """XLA optimises little: an oracle is small and runs once, and the process may be a notebook's kernel."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)

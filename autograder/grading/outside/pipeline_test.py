@@ -1,0 +1,316 @@
+"""Official grading trusts nothing that a submission's process says: forged, broken and endless ones are told apart."""
+
+import errno
+import inspect
+import io
+from dataclasses import replace
+
+import nbformat
+import numpy as np
+import pytest
+
+from autograder.contract.task import load
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, REFUSED, STUDENT_ERROR, Result
+from autograder.grading.inside import wire
+from autograder.grading.inside.executor import Executor
+from autograder.grading.inside.tracing import Traced, describe_error, limit_of, trace_cases
+from autograder.grading.outside import pipeline
+from autograder.grading.outside.judge import expected, judge, plan
+from autograder.grading.outside.pipeline import LIMITS, Grader, _programs, _Told
+from autograder.grading.outside.sandbox import best_level
+from solutions.fsdp import shard_params
+
+TASK = load("fsdp").task("shard_params")
+QUIET = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 1.0, "output": ""}
+
+
+def message(header, blobs=()):
+    stream = io.BytesIO()
+    wire.write(stream, header, list(blobs))
+    return stream.getvalue()
+
+
+# What the tracer says
+
+
+@pytest.mark.parametrize(
+    ("told", "result", "verdict", "says"),
+    [
+        ({"exceeded": "wall time"}, b"", LIMIT_EXCEEDED, "longer than 180 s"),
+        ({"exceeded": "output"}, b"", LIMIT_EXCEEDED, "printed more than 16 MiB"),
+        ({"exceeded": "result size"}, b"x", LIMIT_EXCEEDED, "limit on result size"),
+        ({"signal": 24, "cpu_s": 60.0}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
+        ({"signal": 9, "cpu_s": 60.9}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
+        ({"signal": 6, "output": "terminate called: std::bad_alloc"}, b"", LIMIT_EXCEEDED, "more memory"),
+        (
+            {"signal": 6, "output": "LLVM ERROR: pthread_create failed: x\n @ 0x7ff2"},
+            b"",
+            LIMIT_EXCEEDED,
+            "and threads",
+        ),
+        ({"signal": 11}, b"", STUDENT_ERROR, "crashed with signal 11"),
+        ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR, "its last words: bye"),
+        ({}, message({"problem": {"verdict": "pass", "message": "trust me"}}), REFUSED, "trust me"),
+        ({}, message({"problem": {"verdict": "needs_human"}}), REFUSED, ""),
+        ({}, message({"problem": 7}), REFUSED, ""),
+    ],
+)
+def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict, says):
+    with pytest.raises(_Told) as caught:
+        _programs({**QUIET, **told}, result, LIMITS)
+    assert caught.value.problem.verdict == verdict
+    assert says in caught.value.problem.message
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (MemoryError(), "address space"),
+        (OSError(errno.EMFILE, "Too many open files"), "open files"),
+        (OSError(errno.EFBIG, "File too large"), "file size"),
+        (RuntimeError("can't start new thread"), "processes and threads"),
+        (FileNotFoundError(errno.ENOENT, "No such file"), ""),
+        (ValueError("out of range"), ""),
+    ],
+)
+def test_an_exception_names_the_limit_that_it_is_about(error, limit):
+    assert limit_of(error, str(error)) == limit
+    assert describe_error(error, lambda _: None).verdict == (LIMIT_EXCEEDED if limit else STUDENT_ERROR)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b"\x00\x00\x00\x04nope",
+        b"\xff\xff\xff\xff",
+        message({"cases": ["a", "b"]}, [b"one"]),
+        message({"cases": [1]}, [b"one"]),
+        message({"cases": "a"}, [b"one"]),
+        message({}),
+    ],
+)
+def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
+    with pytest.raises(wire.WireError):
+        _programs(QUIET, result, LIMITS)
+
+
+# What the judge is given
+
+
+@pytest.fixture(scope="module")
+def honest():
+    planned = plan("fsdp", TASK, full=False)
+    traced = trace_cases(TASK, shard_params, planned.traced, lambda _: None)
+    assert isinstance(traced, Traced)
+    return planned, traced.programs
+
+
+def judged(planned, programs):
+    executor = Executor()
+
+    def execute(header, blobs):
+        from course.program import ProgramError
+
+        try:
+            return executor.serve(header, blobs)
+        except ProgramError as error:
+            return {"refused": str(error)}, []
+
+    return judge(
+        planned, {name: p if isinstance(p, bytes) else p.serialise() for name, p in programs.items()}, "", execute
+    )
+
+
+def test_programs_that_differ_in_lines_alone_are_compiled_once(honest):
+    planned, programs = honest
+    moved = trace_cases(TASK, shard_params, planned.traced, lambda _: "moved")
+    assert isinstance(moved, Traced)
+    name, program = next(iter(programs.items()))
+    other = moved.programs[name]
+    assert program.artefact != other.artefact
+    executor = Executor()
+    description, blobs = wire.pack(expected(planned, planned.cases[0])[0])
+    answers = [
+        executor.serve({"do": "run", "inputs": description}, [one.serialise(), *blobs]) for one in (program, other)
+    ]
+    assert len(executor.compiled) == 1 and answers[0][1] == answers[1][1]
+
+
+def test_honest_programs_pass(honest):
+    assert judged(*honest).verdict == PASS
+
+
+def change(name, **fields):
+    return lambda programs: {**programs, name: replace(programs[name], **fields)}
+
+
+FIRST, SECOND = (case.name for case in plan("fsdp", TASK, full=False).cases)
+
+
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (lambda p: {FIRST: p[FIRST]}, "there is no Program for"),
+        (lambda p: {FIRST: p[FIRST], SECOND: p[FIRST]}, "is for mesh"),
+        (lambda p: {FIRST: b"MESHCRAFT", SECOND: p[SECOND]}, "does not begin as one"),
+        (change(FIRST, platform="cuda"), "is for platform 'cuda'"),
+        (lambda p: change(FIRST, inputs=p[FIRST].inputs[1:])(p), "takes"),
+        (lambda p: change(FIRST, outputs=p[FIRST].outputs[1:])(p), "number of outputs"),
+        (lambda p: change(FIRST, outputs=p[FIRST].outputs[::-1])(p), "and the signature one of"),
+        (lambda p: change(FIRST, artefact=p[FIRST].artefact[:-50])(p), "cannot be read"),
+        (lambda p: change(FIRST, artefact=p[SECOND].artefact)(p), "the artefact is for mesh"),
+    ],
+)
+def test_forged_programs_are_refused_with_the_reason(honest, forge, reason):
+    planned, programs = honest
+    result = judged(planned, forge(programs))
+    assert (result.verdict, result.points) == (REFUSED, 0)
+    assert reason in result.message
+
+
+def test_bit_flips_never_earn_points_nor_crash(honest):
+    planned, programs = honest
+    rng = np.random.default_rng(0)
+    whole = bytearray(programs[FIRST].serialise())
+    for _ in range(25):
+        flipped = bytearray(whole)
+        flipped[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        result = judged(planned, {**programs, FIRST: bytes(flipped)})
+        assert result.verdict in (PASS, REFUSED, FAIL), result  # a flip in a location or a name changes nothing
+
+
+def test_inputs_follow_from_secret_and_submission_alone():
+    def seeds(secret, submission):
+        return plan("fsdp", TASK, secret=secret, submission=submission)
+
+    one = seeds(b"a" * 32, "x")
+    assert one == seeds(b"a" * 32, "x")
+    assert len({one.seed, seeds(b"b" * 32, "x").seed, seeds(b"a" * 32, "y").seed}) == 3
+    assert one.cases[-1].name == "unseen"
+    assert plan("fsdp", TASK).cases[-1].name != "unseen"
+
+
+# Real submissions in the real sandbox
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader("fsdp", secret=b"s" * 32, level=best_level()) as grader:
+        yield grader
+
+
+def test_a_child_that_is_killed_from_outside_is_traced_again_and_never_a_zero(grader, tmp_path, monkeypatch):
+    asked, ask = [], grader.tracer.ask
+
+    def killed(times):
+        def answer(*request):
+            asked.append(request)
+            return ({**QUIET, "signal": 9}, [b""]) if len(asked) <= times else ask(*request)
+
+        return answer
+
+    path = submission(tmp_path, inspect.getsource(shard_params))
+    monkeypatch.setattr(grader.tracer, "ask", killed(2))
+    assert grader.grade(path, "ada").functions[0].verdict != NEEDS_HUMAN
+    monkeypatch.setattr(grader.tracer, "ask", killed(99))
+    result = grader.grade(path, "ada").functions[0]
+    assert result.verdict == NEEDS_HUMAN and "killed from outside 3 times" in result.message
+
+
+LOOKS = """
+import ctypes, re
+wanted, count = b"of-" + b"ada" * 7, 0
+for line in open("/proc/self/maps"):
+    if found := re.match("([0-9a-f]+)-([0-9a-f]+) rw", line):
+        begin, end = (int(part, 16) for part in found.groups())
+        for at in range(begin, end, 1 << 20):
+            count += ctypes.string_at(at, min(1 << 20, end - at)).count(wanted)
+def shard_params(params, axis_name, min_size):
+    raise ValueError(f"found {count} times")
+"""
+
+
+def test_nothing_of_another_student_is_in_the_memory_that_a_submission_can_read(grader, tmp_path):
+    marked = f"KEPT = 'of-{'ada' * 7}'\n" + "# filler of a long notebook\n" * 10_000 + inspect.getsource(shard_params)
+    assert "found" not in grader.grade(submission(tmp_path, marked), "ada").functions[0].message
+    # What it finds of the text that it looks for is its own.
+    result = grader.grade(submission(tmp_path, LOOKS), "eve").functions[0]
+    assert result.verdict == STUDENT_ERROR and "ValueError: found " in result.message
+    own = int(result.message.split("found ")[1].split()[0])
+    with Grader("fsdp", secret=b"s" * 32, level=grader.level) as fresh:
+        alone = fresh.grade(submission(tmp_path, LOOKS), "eve").functions[0]
+    assert int(alone.message.split("found ")[1].split()[0]) == own <= 3
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["T = {}\nput = lambda k, v: T.__setitem__(k, v)", "put('one', 1)", "ONE = T['one']"],
+        ["class Base:\n    known = []\n    def __init_subclass__(cls):\n        Base.known.append(1)",
+         "class More(Base):\n    pass", "ONE = Base.known[0]"],
+        ["with open('one.txt', 'w') as file:\n    file.write('1')", "ONE = int(open('one.txt').read())"],
+    ],
+)  # fmt: skip
+def test_what_experiments_left_no_time_for_is_run_in_the_end(grader, tmp_path, monkeypatch, cells):
+    monkeypatch.setattr(pipeline, "ALL_SECONDS", 0.1)
+    slow = "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.3: pass"
+    head = (
+        "from typing import Any as PyTree\nimport jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P"
+    )
+    answer = inspect.getsource(shard_params).replace("< min_size", "< min_size * ONE")
+    result = grader.grade(submission(tmp_path, head, slow, *cells, answer), "ada").functions[0]
+    assert result.verdict == PASS, result.message
+
+
+def test_no_request_says_which_variant_is_asked():
+    task = load("collectives").task("ring_all_gather")
+    case = task.variants[0].of(task.cases[0])
+    (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS)["cases"]
+    assert case.sizes["order"] and shown["sizes"] == {n: s for n, s in case.sizes.items() if n != "order"}
+
+
+def submission(tmp_path, *cells):
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(made, tmp_path / "fsdp.ipynb")
+    return tmp_path / "fsdp.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("cell", "verdict", "said"),
+    [
+        ("class Exit:\n    __import__('os')._exit(0)", STUDENT_ERROR, "ended without a result"),
+        ("class Loop:\n    while True: pass", LIMIT_EXCEEDED, "longer than 5 s"),
+        ("class Crash:\n    __import__('ctypes').string_at(0)", STUDENT_ERROR, "crashed with signal 11"),
+        ("class Bomb:\n    x = bytearray(1 << 40)", LIMIT_EXCEEDED, "limit on address space: MemoryError"),
+        ("class Flood:\n    for _ in range(100000): print('x' * 1000)", LIMIT_EXCEEDED, "limit on output"),
+        ("class Files:\n    kept = [open('/dev/null') for _ in range(999)]", LIMIT_EXCEEDED, "limit on open files"),
+        ("class Large:\n    with open('/tmp/x', 'wb') as f: f.write(bytes(65 << 20))", LIMIT_EXCEEDED, "limit on "),
+        ("class Threads:\n    import threading, time\n    for _ in range(500):\n"
+         "        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()", LIMIT_EXCEEDED,
+         "limit on processes"),
+        ("class Suicide:\n    import os\n    os.kill(os.getpid(), 9)", STUDENT_ERROR, "PermissionError"),
+        ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "SystemExit"),
+        ("class Forge:\n    import sys\n    frame = sys._getframe()\n    while frame:\n"
+         "        if 'result' in frame.f_locals: frame.f_locals['result'].write(b'\\xff' * 100)\n"
+         "        frame = frame.f_back\n    __import__('os')._exit(0)", REFUSED, "is not Programs"),
+    ],
+)  # fmt: skip
+def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
+    grader, tmp_path, monkeypatch, cell, verdict, said
+):
+    monkeypatch.setattr(grader, "limits", replace(LIMITS, wall_s=5.0))
+    name = cell.split()[1].rstrip(":")
+    uses_it = f"def shard_params(params, axis_name, min_size):\n    return {name}"
+    result = grader.grade(submission(tmp_path, cell, uses_it), "mallory").functions[0]
+    assert (result.verdict, result.points) == (verdict, 0)
+    assert said in result.message
+    right = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\nPyTree = object\n"
+    after = grader.grade(submission(tmp_path, right, inspect.getsource(shard_params)), "honest").functions[0]
+    assert after.verdict == PASS
+
+
+def test_official_grading_keeps_what_the_program_does_and_a_check_does_not(honest):
+    assert judged(*honest).form == "" and "form" not in judged(*honest).to_json()
+    planned = replace(plan("fsdp", TASK, full=False), official=True)
+    kept = judged(planned, honest[1])
+    assert len(kept.form) == 16 and Result.from_json(kept.to_json()) == kept

@@ -1,0 +1,31 @@
+"""What a released notebook holds of the course's own beside the exercise: its lab, and which variants it asks for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from autograder.grading.inside.intake import Cell
+
+_STATED = re.compile(r"""^check\(\s*(\w+)\s*,.*?\bvariant\s*=\s*["']([\w-]+)["']""", re.MULTILINE)
+SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
+
+
+@cache
+def lab_code(chapter: str) -> tuple[str, ...]:
+    """The statements of the chapter's lab, which a released notebook runs: of its source, what only a script runs.
+
+    Where the source is not installed there are none, and a notebook's lab is run like the rest of it.
+    """
+    path = SOLUTIONS / f"{chapter}.py"
+    body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []
+    guards = [node for node in body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+    return tuple(ast.unparse(node) for guard in guards for node in guard.body)
+
+
+def stated(cells: Iterable[Cell]) -> dict[str, str]:
+    """What the check cells of a notebook ask for, by function."""
+    return {name: variant for cell in cells for name, variant in _STATED.findall(cell.source)}

@@ -1,0 +1,315 @@
+"""The commands that confine a process: one function for each rung of the ladder."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import platform
+import shlex
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autograder.grading.inside.confine import wipe
+from autograder.grading.inside.launch import Limits, launcher_spec
+from autograder.grading.inside.syscalls import KERNEL_SURFACE, METADATA, base_filter
+
+if TYPE_CHECKING:
+    from py_landlock import AccessFs
+
+INSIDE = "/meshcraft"
+# Never read from an installed copy: only the mounts decide which solutions a chapter may see.
+OWN_PACKAGES = ("autograder", "exercises", "solutions")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SYSTEM_PREFIXES = tuple(f"{path}/" for path in SYSTEM)
+FILES = ("/etc/ld.so.cache",)
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+KERNEL_FILES = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu")
+# Where the kernel counts a user's threads together: what that user may start elsewhere while a sandbox runs. Without it
+# a second sandbox, or anything else, would take the threads of the first.
+OTHERS = 2048
+_starts = itertools.count()
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder shown read-only as `target`, a path relative to the folder on PYTHONPATH.
+
+    Whatever lies below `source` must be readable by every user: the sandbox has a user of its own.
+    """
+
+    source: Path
+    target: str
+
+    def __post_init__(self) -> None:
+        if not self.target or os.path.isabs(self.target) or ".." in Path(self.target).parts:
+            raise ValueError(f"a mount's target must be a relative path without '..', not {self.target!r}")
+
+
+@dataclass
+class Plan:
+    """How to start one sandbox: the command, its environment, what it inherits, what to delete."""
+
+    argv: list[str]
+    env: dict[str, str]
+    fds: tuple[int, ...] = ()
+    folder: str | None = None
+
+
+def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp: bool) -> Plan:
+    """Own user, mount, process, network, IPC, UTS and cgroup namespaces; nothing of the machine but Python.
+
+    Three steps. `unshare` makes a mount namespace with one tmpfs that has a byte and an inode quota, which
+    bubblewrap cannot make (with own_tmp False, where that is not allowed, /tmp has a byte quota only).
+    A grader that is root binds there what a plain user cannot reach, and becomes a plain user that nothing
+    else runs as. Then bubblewrap builds what the process sees, and `prlimit` sets its limits: RLIMIT_NPROC
+    last, because it then counts this sandbox's threads alone (since Linux 5.14).
+    """
+    binds = {path: path for path in _python_folders()}
+    binds |= {f"{INSIDE}/{mount.target}": str(mount.source.resolve()) for mount in mounts}
+    root = os.geteuid() == 0
+    stage = _free_folder(binds.values()) if own_tmp else ""
+    script = ["set -e", f"mount -t tmpfs -o mode=755,size=1m,nr_inodes=4096 meshcraft {stage}", f"mkdir {stage}/tmp"]
+    quota = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_inodes},mode=700,nosuid,nodev"
+    user = _plain_user()
+    if root:
+        quota += f",uid={user},gid={user}"
+    script.append(f"mount -t tmpfs -o {quota} meshcraft {stage}/tmp")
+    for index, (target, source) in enumerate(binds.items()):
+        if root and _is_private(source):
+            binds[target] = staged = f"{stage}/{index}"
+            script.append(f"mkdir {staged}" if os.path.isdir(source) else f": > {staged}")
+            script.append(f"mount --bind {shlex.quote(source)} {staged}")
+    script.append('exec "$@"')
+    argv: list[str] = []
+    if own_tmp:
+        own_user = [] if root else ["--user", "--map-root-user"]
+        argv = [tool("unshare"), *own_user, "--mount", "--propagation", "private", "/bin/sh", "-c"]
+        argv += ["\n".join(script), "sh", *(_become(user) if root else ())]
+    program = _memfd(_base_program(()))
+    argv += [tool("bwrap"), "--unshare-user", "--unshare-all", "--disable-userns", "--uid", "1000", "--gid", "1000"]
+    argv += ["--cap-drop", "ALL", "--as-pid-1", "--die-with-parent", "--new-session", "--seccomp", str(program)]
+    for path in SYSTEM:
+        if os.path.islink(path):
+            argv += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            argv += ["--ro-bind", path, path]
+    for path in FILES:
+        argv += ["--ro-bind-try", path, path]
+    argv += ["--proc", "/proc", "--dev", "/dev"]
+    argv += ["--bind", f"{stage}/tmp", "/tmp"] if own_tmp else ["--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]
+    for target, source in binds.items():
+        argv += ["--ro-bind", source, target]
+    for link, goal in _python_links().items():
+        argv += ["--symlink", goal, link]
+    for path in _installed_copies():
+        argv += ["--tmpfs", path, "--remount-ro", path]
+    argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", *_prlimit(limits), *command]
+    return Plan(argv, _environment(INSIDE, "/tmp"), (program,))
+
+
+def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: bool) -> Plan:
+    """The same paths and limits on the machine's own file system, or with confined False the limits alone.
+
+    Not enforced here: quotas of the scratch folder (only RLIMIT_FSIZE, for each file), UDP and Unix sockets
+    before `confine` refuses them, the names, sizes and modes of files, which Landlock does not hide.
+    Signals and abstract sockets reach no other process since ABI 6; TCP is refused since ABI 4.
+    """
+    _sweep()
+    folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
+    scratch, code, user = f"{folder}/tmp", f"{folder}/code", _plain_user()
+    os.mkdir(scratch, 0o700)
+    for mount in mounts:
+        link = Path(code, mount.target)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(mount.source.resolve())
+    os.makedirs(code, exist_ok=True)
+    drop = confined and os.geteuid() == 0
+    if drop:
+        os.chown(scratch, user, user)
+        os.chmod(folder, 0o755)
+    processes = limits.processes + (0 if drop else _threads_of_user() + OTHERS)
+    sources = [code, *(str(mount.source.resolve()) for mount in mounts)]
+    ruleset = program = -1
+    if confined:
+        ruleset = _ruleset(sources, scratch)
+        program = _memfd(_base_program(METADATA))
+    argv = [sys.executable, "-I", "-S", str(Path(__file__).parents[1] / "inside" / "launch.py")]
+    argv.append(launcher_spec(limits, processes, ruleset, program))
+    if drop:
+        argv += _become(user, reads_all=python_is_private() or any(map(_is_private, sources)))
+    fds = tuple(fd for fd in (ruleset, program) if fd >= 0)
+    return Plan([*argv, *command], _environment(code, scratch), fds, folder)
+
+
+@functools.cache
+def _sweep() -> None:
+    # What a killed grader left; an hour, because in a container the same number may be another process.
+    for folder in Path(tempfile.gettempdir()).glob("meshcraft-[0-9]*-*"):
+        with suppress(OSError):
+            alive = os.path.exists(f"/proc/{folder.name.split('-')[1]}")
+            if not alive and folder.stat().st_mtime < time.time() - 3600 and folder.stat().st_uid == os.geteuid():
+                wipe(str(folder))
+                folder.rmdir()
+
+
+def _ruleset(sources: list[str], scratch: str) -> int:
+    from py_landlock import AccessFs, PathBeneathAttr, RulesetAttr, add_rule, create_ruleset, get_abi_version
+    from py_landlock.abi import get_supported_fs, get_supported_net, get_supported_scope
+
+    abi = get_abi_version()
+    handled = get_supported_fs(abi)
+    attributes = RulesetAttr()
+    attributes.handled_access_fs = handled
+    attributes.handled_access_net = get_supported_net(abi)
+    attributes.scoped = get_supported_scope(abi)
+    read = AccessFs.READ_FILE | AccessFs.READ_DIR | AccessFs.EXECUTE
+    make = AccessFs.MAKE_REG | AccessFs.MAKE_DIR | AccessFs.MAKE_SYM | AccessFs.REMOVE_FILE | AccessFs.REMOVE_DIR
+    write = read | make | AccessFs.WRITE_FILE | AccessFs.TRUNCATE | AccessFs.REFER
+    rules = dict.fromkeys([*FILES, *KERNEL_FILES, *sources], read)
+    rules |= dict.fromkeys(DEVICES, AccessFs.READ_FILE | AccessFs.WRITE_FILE) | {scratch: write & ~AccessFs.EXECUTE}
+    hidden = _installed_copies()
+    for path in (*SYSTEM, *_python_folders()):
+        rules |= _around(path, hidden, read, AccessFs.READ_DIR)
+    ruleset = create_ruleset(attributes)
+    for path, access in rules.items():
+        if not os.path.exists(path):
+            continue
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = PathBeneathAttr()
+        only_files = AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.EXECUTE | AccessFs.TRUNCATE
+        rule.allowed_access = access & handled & (handled if os.path.isdir(path) else only_files)
+        rule.parent_fd = fd
+        add_rule(ruleset, rule)
+        os.close(fd)
+    return ruleset
+
+
+def _around(path: str, hidden: list[str], access: AccessFs, listing: AccessFs) -> dict[str, AccessFs]:
+    if path in hidden or os.path.islink(path):  # a rule would follow the link, perhaps around what is hidden
+        return {}
+    if not any(other.startswith(f"{path}/") for other in hidden):
+        return {path: access}
+    rules = {path: listing}  # a rule reaches down, so the rest is allowed name by name
+    for name in os.listdir(path):
+        rules |= _around(f"{path}/{name}", hidden, access, listing)
+    return rules
+
+
+def tool(name: str) -> str:
+    """Where a program of the system lies; its bare name when it is missing."""
+    return shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or name
+
+
+def _environment(code: str, scratch: str) -> dict[str, str]:
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": scratch,
+        "TMPDIR": scratch,
+        "LANG": "C.UTF-8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONPATH": code,
+        "MESHCRAFT_ROOT": code,
+        "MESHCRAFT_SCRATCH": scratch,
+    }
+
+
+def _prlimit(limits: Limits) -> list[str]:
+    # Before Linux 5.14 the count is the user's whole, not this namespace's.
+    own_count = os.geteuid() == 0 or _kernel() >= (5, 14)
+    pairs = {
+        "as": limits.address_space,
+        "core": limits.core,
+        "cpu": None if limits.cpu_s is None else f"{limits.cpu_s}:{limits.cpu_s + 1}",
+        "fsize": limits.file_size,
+        "msgqueue": 0,
+        "nofile": limits.open_files,
+        "nproc": limits.processes + (0 if own_count else _threads_of_user() + OTHERS),
+    }
+    return [tool("prlimit"), *(f"--{name}={value}" for name, value in pairs.items() if value is not None), "--"]
+
+
+def _become(user: int, reads_all: bool = False) -> list[str]:
+    kept = "-all,+dac_read_search" if reads_all else "-all"
+    caps = [f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}"]
+    return [tool("setpriv"), f"--reuid={user}", f"--regid={user}", "--clear-groups", *caps, "--pdeathsig=KILL", "--"]
+
+
+def _plain_user() -> int:
+    # One of the range that systemd hands out to services: nobody's account, another for each sandbox.
+    return 61184 + (os.getpid() * 31 + next(_starts)) % 4000 if os.geteuid() == 0 else os.geteuid()
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+
+
+def _threads_of_user() -> int:
+    count = 0
+    for task in Path("/proc").glob("[0-9]*/task"):
+        try:
+            count += len(os.listdir(task)) if task.stat().st_uid == os.geteuid() else 0
+        except OSError:
+            continue  # it ended meanwhile
+    return count
+
+
+def python_is_private() -> bool:
+    """Whether other users than this one cannot reach the Python that runs here."""
+    return any(_is_private(path) for path in _python_folders())
+
+
+def _is_private(path: str) -> bool:
+    return any(not parent.stat().st_mode & 0o001 for parent in Path(path).resolve().parents)
+
+
+def _free_folder(sources: Iterable[str]) -> str:
+    for folder in ("/mnt", "/media", "/srv", "/opt", "/run"):
+        if os.path.isdir(folder) and not any(f"{source}/".startswith(f"{folder}/") for source in sources):
+            return folder
+    raise OSError("every folder that a sandbox could be prepared in (/mnt, /media, /srv, /opt, /run) is in use")
+
+
+@functools.cache
+def _python_folders() -> tuple[str, ...]:
+    found = [sys.prefix, sys.base_prefix, *map(os.path.realpath, (sys.prefix, sys.base_prefix))]
+    return tuple(path for path in dict.fromkeys(found) if not f"{path}/".startswith(SYSTEM_PREFIXES) and path != "/")
+
+
+@functools.cache
+def _python_links() -> dict[str, str]:
+    """The symbolic links that lead from `sys.executable` to the interpreter, outside its folders."""
+    links, path = {}, sys.executable
+    while os.path.islink(path):
+        if not f"{path}/".startswith((*SYSTEM_PREFIXES, *(f"{folder}/" for folder in _python_folders()))):
+            links[path] = os.readlink(path)
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return links
+
+
+@functools.cache
+def _installed_copies() -> list[str]:
+    places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return [path for place in places for name in OWN_PACKAGES if os.path.isdir(path := f"{place}/{name}")]
+
+
+@functools.cache
+def _base_program(more: tuple[str, ...]) -> bytes:
+    return base_filter((*KERNEL_SURFACE, *more))
+
+
+def _memfd(data: bytes) -> int:
+    fd = os.memfd_create("filter")
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,328 @@
+"""Start a Python module that may do nothing but compute: the parent's side of the sandbox.
+
+The ladder: bubblewrap (own namespaces, own /tmp with quotas), else Landlock (same paths, no namespaces),
+else refuse. What each rung enforces stands in `rungs`; what a student's code may
+call is refused inside, by `confine`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
+from types import TracebackType
+from typing import IO, cast
+
+from autograder.grading.inside.confine import wipe
+from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.syscalls import seccomp_problem
+from autograder.grading.outside.rungs import Mount, Plan, bubblewrap, landlock, python_is_private, tool
+
+__all__ = ["Limits", "Mount", "Rung", "Sandbox", "SandboxUnavailable", "best_level", "measure_start_s", "survey"]
+
+STDERR_KEPT = 64 << 10
+# Run with the path of this file, which no sandbox shows.
+TRIALS = 3
+TRIAL = """
+import sys
+try:
+    open(sys.argv[1]).read()
+except OSError:
+    print("confined")
+"""
+
+
+class SandboxUnavailable(RuntimeError):
+    """This machine has no rung of the ladder."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung of the ladder as `survey` found it."""
+
+    name: str
+    available: bool
+    reason: str
+    remedy: str
+
+
+@functools.cache
+def survey() -> list[Rung]:
+    """Try every rung for real: Python must start in it, and must not read a file outside."""
+    return [_survey_bubblewrap(), _survey_landlock()]
+
+
+def best_level(allow_unsafe: bool = False) -> str:
+    """The best rung that works here: "bubblewrap", "landlock", or if allowed "unsafe-local".
+
+    Raises:
+        SandboxUnavailable: there is none; the message says what is missing and what to do.
+    """
+    rungs = survey()
+    for rung in rungs:
+        if rung.available:
+            return rung.name
+    if allow_unsafe:
+        return "unsafe-local"
+    missing = "\n".join(f"  {rung.name}: {rung.reason}. {rung.remedy}" for rung in rungs)
+    raise SandboxUnavailable(
+        f"no sandbox works here, so students' code is not run.\n{missing}\n"
+        "  To grade without any protection, and only work you trust, pass --unsafe-local."
+    )
+
+
+def measure_start_s(level: str) -> float:
+    """Seconds from nothing to the end of a confined `true`: what every sandbox pays at least."""
+    begin = time.monotonic()
+    with Sandbox("", level=level, command=[tool("true")]) as box:
+        box.stdout.read()  # until it has ended: `wait` looks every few milliseconds only, more and more rarely
+        box.wait(10)
+    return time.monotonic() - begin
+
+
+class Sandbox:
+    """A context manager around `python -m MODULE`, confined, with pipes for stdin and stdout.
+
+    Start it on a thread that lives as long as it does: the kernel ends it with that thread, so that a
+    killed grader leaves nothing behind.
+
+    Attributes:
+        stdin: a binary pipe to the confined process, unbuffered.
+        stdout: a binary pipe from it; `read(n)` gives n bytes, fewer only when it has ended. Set a wall
+            limit rather than `select` on it, which does not see what is buffered.
+        start_s: seconds that starting it took (not until it is ready).
+        timed_out: it was ended because `limits.wall_s` was reached.
+    """
+
+    stdin: IO[bytes]
+    stdout: BufferedReader
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        level: str,
+        mounts: Sequence[Mount] = (),
+        limits: Limits | None = None,
+        env: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ):
+        """Describe a sandbox; entering the context starts it.
+
+        Args:
+            module: run as `python -m`; must be importable through `mounts` or the installed packages.
+            level: what `best_level` returned.
+            mounts: what is visible besides Python and the system's libraries.
+            limits: see `Limits`.
+            env: added to the fixed environment.
+            command: run this instead of the module.
+        """
+        self.level, self.mounts, self.limits = level, list(mounts), limits or Limits()
+        self.env, self.timed_out, self.start_s = dict(env or {}), False, 0.0
+        # -P: the working directory is writable, nothing may be imported from it.
+        self.command = list(command or [sys.executable, "-P", "-m", module])
+        self._stderr, self._lock = bytearray(), threading.Lock()
+
+    def __enter__(self) -> Sandbox:
+        begin = time.monotonic()
+        plan = _plan(self.level, self.command, self.mounts, self.limits)
+        self._folder = plan.folder
+        try:
+            self._process = subprocess.Popen(
+                plan.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=plan.env | {"MESHCRAFT_LEVEL": self.level} | self.env,
+                pass_fds=plan.fds,
+                cwd="/",
+                start_new_session=True,
+            )
+        except BaseException:
+            self._clean()
+            raise
+        finally:
+            for fd in plan.fds:
+                os.close(fd)
+        process = self._process
+        assert process.stdin and process.stdout and process.stderr
+        self.pid, self.stdin = process.pid, process.stdin
+        self.stdout = BufferedReader(cast(RawIOBase, process.stdout))
+        self._drain = threading.Thread(target=self._keep_stderr, args=(process.stderr,), daemon=True)
+        self._drain.start()
+        self._timer = None
+        if self.limits.wall_s is not None:
+            self._timer = threading.Timer(self.limits.wall_s, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+        self.start_s = time.monotonic() - begin
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self.kill()
+        if self._timer:
+            self._timer.cancel()
+        for pipe in (self.stdin, self.stdout):
+            with suppress(OSError):
+                pipe.close()
+        self._drain.join(5)  # ends when the last process inside has ended
+        self._clean()
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last 64 KiB of what it wrote to stderr; untrusted text."""
+        with self._lock:
+            return self._stderr.decode(errors="replace")
+
+    def poll(self) -> int | None:
+        """Its exit status (128 + signal or -signal when one ended it), None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """End everything in the sandbox; harmless when it has ended."""
+        with suppress(ProcessLookupError, PermissionError):
+            # Without a process namespace, others of the group may outlive the first.
+            if self._process.poll() is None or self.level != "bubblewrap":
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _expire(self) -> None:
+        if self._process.poll() is None:
+            self.timed_out = True
+            self.kill()
+
+    def _keep_stderr(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while data := pipe.read(1 << 16):
+                with self._lock:
+                    self._stderr += data
+                    del self._stderr[:-STDERR_KEPT]
+
+    def _clean(self) -> None:
+        if self._folder:
+            wipe(f"{self._folder}/tmp")
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _plan(level: str, command: list[str], mounts: list[Mount], limits: Limits) -> Plan:
+    if level == "bubblewrap":
+        return bubblewrap(command, mounts, limits, _own_tmp())
+    if level in ("landlock", "unsafe-local"):
+        return landlock(command, mounts, limits, confined=level == "landlock")
+    raise ValueError(f"level is 'bubblewrap', 'landlock' or 'unsafe-local', not {level!r}")
+
+
+@functools.cache
+def _own_tmp() -> bool:
+    return os.geteuid() == 0 or _try_bubblewrap(own_tmp=True) is None
+
+
+def _survey_bubblewrap() -> Rung:
+    name, install = "bubblewrap", "Install bubblewrap 0.8 or newer with the system's package manager"
+    missing = _missing(name)
+    if missing:
+        return missing
+    if not os.path.isabs(tool("bwrap")):
+        return Rung(name, False, "the program bwrap is not installed", install)
+    version = subprocess.run([tool("bwrap"), "--version"], capture_output=True, text=True).stdout
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
+        return Rung(name, False, f"{version.strip()} is too old to disable user namespaces", install)
+    problem = _try_bubblewrap(_own_tmp())
+    if problem:
+        remedy = "Allow user namespaces (sysctl, AppArmor, or the container's settings)"
+        return Rung(name, False, problem, remedy)
+    if not _own_tmp():
+        return Rung(name, True, "works; /tmp has a byte quota but no inode quota", "")
+    user = "a plain user of its own" if os.geteuid() == 0 else "your own user"
+    return Rung(name, True, f"works, as {user}; /tmp has byte and inode quotas", "")
+
+
+def _survey_landlock() -> Rung:
+    name = "landlock"
+    missing = _missing(name)
+    if missing:
+        return missing
+    try:
+        from py_landlock import get_abi_version
+
+        abi = int(get_abi_version())
+        problem = _trial(lambda: landlock(_trial_command(), [], Limits(), confined=True))
+    except Exception as error:  # every fault means that this rung cannot be used
+        problem = str(error)
+    if problem:
+        return Rung(
+            name, False, problem, "Needs Linux 5.13 or newer with Landlock enabled, and `pip install py-landlock`"
+        )
+    user = "as your own user"
+    if os.geteuid() == 0:
+        user = "as a plain user of its own"
+        if python_is_private():
+            user += " that keeps CAP_DAC_READ_SEARCH, because Python lies in a private folder"
+    return Rung(name, True, f"works (ABI {abi}), {user}; no quotas for the scratch folder", "")
+
+
+def _missing(name: str) -> Rung | None:
+    if sys.platform != "linux":
+        return Rung(name, False, "only Linux has it", "Grade on a Linux machine or in a Linux container")
+    problem = seccomp_problem()
+    if problem:
+        return Rung(name, False, problem, "Install libseccomp (libseccomp2) and `pip install pyseccomp`")
+    return None
+
+
+def _try_bubblewrap(own_tmp: bool) -> str | None:
+    try:
+        return _trial(lambda: bubblewrap(_trial_command(), [], Limits(), own_tmp))
+    except OSError as error:
+        return str(error)
+
+
+def _trial_command() -> list[str]:
+    return [sys.executable, "-P", "-c", TRIAL, __file__]
+
+
+def _trial(make: Callable[[], Plan]) -> str | None:
+    """Why a rung does not work here. One that was killed, or had no time, is tried again: that says nothing of it."""
+    problem = None
+    for _ in range(TRIALS):
+        problem, from_outside = _try_once(make())
+        if not from_outside:
+            break
+    return problem
+
+
+def _try_once(plan: Plan) -> tuple[str | None, bool]:
+    """What is wrong, if anything, and whether something else than the rung may be to blame."""
+    try:
+        done = subprocess.run(plan.argv, env=plan.env, pass_fds=plan.fds, cwd="/", capture_output=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error), isinstance(error, subprocess.TimeoutExpired)
+    finally:
+        for fd in plan.fds:
+            os.close(fd)
+        if plan.folder:
+            shutil.rmtree(plan.folder, ignore_errors=True)
+    if done.stdout.strip() == b"confined":
+        return None, False
+    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    killed = done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    return last[0] if last else "it was killed" if killed else "a file outside could be read", killed

@@ -1,0 +1,83 @@
+"""Compares a live function with what the notebook on disk gives: grading reads the file, not the kernel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from autograder.grading.inside.intake import IntakeError, Notebook, read_notebook
+from autograder.grading.inside.tracing import Problem, Traced
+from course.program import Program
+
+_NOTE = "The notebook on disk gives something else than this kernel, and grading reads the file."
+_REMEDY = "Save it; if it is saved, restart the kernel and run all cells."
+
+
+def notebook_here() -> Notebook | None:
+    """The notebook on disk that this kernel belongs to, where its frontend says which."""
+    try:
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+    except ImportError:
+        shell = None
+    theirs = shell.user_ns.get("__vsc_ipynb_file__", "") if shell else ""
+    path = Path(os.environ.get("JPY_SESSION_NAME", "") or str(theirs))
+    if path.suffix != ".ipynb" or not path.exists():
+        return None
+    try:
+        return read_notebook(path)
+    except IntakeError:
+        return None
+
+
+def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, str]) -> tuple[str, ...]:
+    """What a learner should know before handing in: nothing where both give the same.
+
+    Args:
+        live: What the kernel's function gives.
+        disk: What the file's gives for one of its cases.
+        live_uses: What ``uses`` says of the kernel's function.
+    """
+    if isinstance(disk, Problem):
+        if isinstance(live, Problem) and live.message == disk.message:
+            return ()
+        where = f" ({disk.line})" if disk.line else ""
+        return (f"{_NOTE} From the file: {disk.message}{where}. {_REMEDY}",)
+    if isinstance(live, Traced) and all(same(live.programs[name], disk.programs[name]) for name in disk.programs):
+        return ()
+    found = differing(live_uses, disk.uses)
+    return (" ".join(part for part in (_NOTE, found, _REMEDY) if part),)
+
+
+def same(one: Program, other: Program) -> bool:
+    """Whether two Programs do the same, wherever their lines come from."""
+    signature = (one.mesh, one.inputs, one.outputs, one.donated)
+    return signature == (other.mesh, other.inputs, other.outputs, other.donated) and _bare(one) == _bare(other)
+
+
+def _bare(program: Program) -> str:
+    with mlir.make_ir_context():
+        module = ir.Module.parse(jax.export.deserialize(bytearray(program.artefact)).mlir_module())
+        return str(module.operation.get_asm(enable_debug_info=False))
+
+
+def differing(here: dict[str, str], there: dict[str, Any]) -> str:
+    """Which names differ, and how where that is short."""
+    said = []
+    for name in [*here, *(name for name in there if name not in here)]:
+        ours, theirs = here.get(name), there.get(name)
+        if ours == theirs:
+            continue
+        if theirs is None or ours is None:
+            said.append(f"{name} is used only {'here' if theirs is None else 'there'}")
+        elif max(len(ours), len(theirs)) <= 40 and "\n" not in ours + theirs:
+            said.append(f"{name} is {theirs} there and {ours} here")
+        else:
+            said.append(f"it has another {name}")
+    return f"In the file, {'; '.join(said[:5])}." if said else ""

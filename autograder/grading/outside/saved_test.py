@@ -1,0 +1,48 @@
+"""Where the saved notebook gives something else than the kernel, ``check`` says so, and what differs."""
+
+from typing import Any
+
+import nbformat
+import pytest
+
+from autograder import check as checking
+from autograder.contract.task import load
+from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.tracing import trace_cases
+from autograder.grading.inside.uses import uses
+from autograder.grading.outside.saved import notes
+from autograder.proof.notebooks import ANSWER, CHAPTER, HEAD, TASK
+
+CONTRACT = load(CHAPTER).task(TASK)
+CASE = next(case for case in CONTRACT.cases if "forward alone" in case.name)
+
+
+def live(*cells) -> Any:
+    space = {"__name__": "__main__"}
+    for cell in (HEAD.replace("from autograder.check import check", ""), *cells):
+        exec(compile(cell, "<live>", "exec"), space)
+    return space[TASK]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["ONE = 1", ANSWER], ""),
+        (["ONE = 2 - 1", "import nosuchmodule", ANSWER], ""),
+        (["ONE = 2", ANSWER], "ONE is 2 there and 1 here"),
+        (["ONE = 1"], f"no function {TASK}"),
+        ([ANSWER], "(no cell of the notebook defines ONE) (ring_all_gather:3)"),
+        (["ONE = 1 / 0", ANSWER], "`ONE = 1 / 0` (one:1) failed with ZeroDivisionError"),
+    ],
+)
+def test_a_difference_is_told_and_nothing_else(tmp_path, cells, said):
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (HEAD, *cells)])
+    for cell, name in zip(made.cells, ("head", "one", TASK) if len(cells) > 1 else ("head", TASK), strict=False):
+        cell.id = name
+    nbformat.write(made, tmp_path / "x.ipynb")
+    function = live("ONE = 1", ANSWER)
+    ours = trace_cases(CONTRACT, function, [CASE], lambda _: None)
+    found = checking.FromNotebook(CHAPTER, read_notebook(tmp_path / "x.ipynb"))
+    theirs = checking.trace_function(CONTRACT, found, [CASE], lambda _: None)
+    told = notes(ours, theirs, uses(function))
+    assert len(told) == bool(said) and said in "".join(told), told

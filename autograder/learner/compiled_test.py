@@ -1,0 +1,144 @@
+"""What ``check --aot`` adds: the GPU compiler's word on a function, which is advice."""
+
+import os
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from autograder.chapters.fsdp.mutants import MUTANTS
+from autograder.check import check_solution
+from autograder.contract.task import load, references, trace
+from autograder.grading.inside.tracing import Problem, TooLong
+from autograder.learner import compiled
+from autograder.learner.compiled import EXPOSED, NAMES, add_compiled, compiled_facts
+from course.machines import machine
+from course.program.compiled import GpuReport, compile_for, plugin
+from course.program.compiled.collectives import GpuCollective
+from course.program.compiled.replay import Replay
+from course.program.compiled.report import GpuMemory
+from solutions import data_parallel, fsdp, transformer_3d
+
+TASK = load("fsdp").task("fsdp_loss")
+NAIVE = next(mutant.function for mutant in MUTANTS if (mutant.task, mutant.name) == (TASK.name, TASK.naive))
+
+
+def installed():
+    try:
+        plugin.find_plugin()
+    except plugin.AotMissing as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(bool(installed()), reason=installed())
+def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
+    facts = {fact.name: fact for fact in compiled_facts("fsdp", TASK, NAIVE, lambda _: None)}
+    assert list(facts) == list(NAMES)
+    assert facts["compiled program"].passed
+    assert facts["overlap"].unit == "of collectives in loops"
+    assert facts["compiled temporaries"].passed is False
+    assert all(fact.weight == 0 for fact in facts.values())
+
+
+@pytest.mark.skipif(not os.environ.get("MESHCRAFT_FULL"), reason="compiles twice: in `make test-full`")
+@pytest.mark.skipif(bool(installed()), reason=installed())
+def test_what_a_single_tick_computes_again_is_not_kept(monkeypatch):
+    task = load("transformer_3d").task("forward_3d")
+    assert task.analysed
+    small = {"num_microbatches": 1, "num_layers": 6, "num_repeats": 6, "rows": 4, "width": 64, "hidden": 256,
+             "num_heads": 4, "seq": 256, "max_seq": 256, "vocab": 64}  # fmt: skip
+    like, mesh = task.analysed[0], {"data": 1, "pipe": 1, "tensor": 1}
+    case = replace(like, mesh=mesh, sizes={**like.sizes, **small})
+
+    def held():
+        program = trace(task, transformer_3d.forward_3d, case, lambda _: None, "cuda")
+        return compile_for(program, machine("8xH100")).memory.temporaries
+
+    with_barrier = held()
+    monkeypatch.setattr(lax, "optimization_barrier", lambda operand: operand)
+    assert 1.5 * with_barrier < held()
+
+
+def test_without_the_compiler_nothing_is_measured_and_no_point_is_lost(monkeypatch, tmp_path):
+    monkeypatch.setattr(plugin, "own_folder", lambda: tmp_path)
+    before = check_solution("fsdp", ["fsdp_loss"])
+    after = add_compiled(before, "fsdp", None)
+    added = after.functions[0].facts[len(before.functions[0].facts) :]
+    assert [(fact.passed, fact.measured) for fact in added] == [(None, "not measured")] * len(NAMES)
+    assert "pip install" in added[0].message
+    assert after.points == before.points
+
+
+def test_a_program_that_differs_between_platforms_is_said_to_and_not_compiled(monkeypatch):
+    def never(*_):
+        raise AssertionError("it was compiled")
+
+    def one_product_more(loss):  # and one in the backward pass
+        return jnp.full((2, 2), loss) @ jnp.full((2, 2), 0.5)
+
+    def branches(shards, specs, batch, model, axis_name):
+        loss = fsdp.fsdp_loss(shards, specs, batch, model, axis_name)
+        return lax.platform_dependent(loss, cpu=lambda x: x, cuda=lambda x: one_product_more(x)[0, 0])
+
+    monkeypatch.setattr(compiled, "compile_all", never)
+    first, *others = compiled_facts("fsdp", TASK, branches, lambda _: None)
+    assert (first.name, first.passed, first.weight) == ("compiled program", False, 0)
+    assert "products of f32[2, 2] and f32[2, 2] written: 0 for CPUs, 2 for GPUs" in first.message
+    assert [(fact.name, fact.passed, fact.measured) for fact in others] == [
+        (name, None, "not measured") for name in NAMES[1:]
+    ]
+
+
+def raises_the_second_time(error):
+    """Exports for CPUs and raises in the export for GPUs."""
+    calls = []
+
+    def fsdp_loss(shards, specs, batch, model, axis_name):
+        calls.append(1)
+        if len(calls) > 1:
+            raise error
+        return fsdp.fsdp_loss(shards, specs, batch, model, axis_name)
+
+    return fsdp_loss
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (raises_the_second_time(TypeError("no")), "cannot be exported for cuda: TypeError: no (cell:"),
+        (raises_the_second_time(SystemExit("bye")), "cannot be exported for cuda: SystemExit: bye (cell:"),
+        (raises_the_second_time(TooLong("60 s")), "took longer than 60 s to trace"),
+        (Problem("student_error", "there is no function"), "there is no function"),
+    ],
+)
+def test_what_cannot_be_exported_is_not_measured_and_says_why(function, said):
+    facts = compiled_facts("fsdp", TASK, function, lambda file: "cell" if file == __file__ else None)
+    assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [
+        (name, None, "not measured") for name in NAMES
+    ]
+    assert all(said in fact.message for fact in facts)
+
+
+def compiled_with(exposed, spans):
+    """A report in which all-reduces of 1 MB leave so many seconds exposed."""
+    sent = GpuCollective("all_reduce", ("data",), 8, 10**6, 11, True, spans, True, "cell:3")
+    replay = Replay("8xA5000", 1.0, 0.9, 0.8, {"data": exposed})
+    return GpuReport("8xA5000", {"data": 8}, {}, {}, GpuMemory(1, 1, 1, 0, 0), (sent,), replay)
+
+
+@pytest.mark.parametrize(("share", "spans", "passed"), [(0.36, False, False), (0.34, False, True), (0.1, True, True)])
+def test_exposed_time_of_the_compiled_schedule_has_the_timelines_limit_as_advice(monkeypatch, share, spans, passed):
+    task = load("data_parallel").task("overlapped_gradients")
+    naive = references("data_parallel")[task.name]["exposed"]["naive"]
+    reports = [compiled_with(share * naive, spans), compiled_with(0.1 * naive, True)]
+    monkeypatch.setattr(compiled, "compile_all", lambda *_: reports)
+    found = compiled_facts("data_parallel", task, data_parallel.overlapped_gradients, lambda _: None)
+    assert [fact.name for fact in found] == [*NAMES, EXPOSED]
+    fact = found[-1]
+    assert (fact.passed, fact.weight) == (passed, 0)
+    assert passed is not ("all-reduce of 1 MB runs 11 times with no matrix product beside it" in fact.message)
+    assert fact.line == ("" if passed else "cell:3")
+    monkeypatch.setattr(compiled, "references", lambda _: {})
+    assert compiled_facts("data_parallel", task, data_parallel.overlapped_gradients, lambda _: None)[-1].passed is None

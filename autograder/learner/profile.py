@@ -1,0 +1,247 @@
+"""``profile``: a function's timeline and memory on a machine, beside the reference's and the naive ways'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autograder.check import FromNotebook, exported, find_task, locate_file, locate_live, trace_function
+from autograder.contract.task import Case, Task, load
+from autograder.grading.inside.cells import locate_cell
+from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.tracing import Problem
+from autograder.learner.beside import REFERENCE, solution, versions
+from course.machine import Machine
+from course.predict import Prediction, described, predict, resolved
+from course.program import Locate, Program, ProgramError
+
+Progress = Callable[[str], None]
+YOURS = "yours"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What ``profile`` returns: a picture in a notebook, tables elsewhere.
+
+    Attributes:
+        chapter, function: Whose.
+        case: The mesh and the sizes that it was traced at.
+        machine: The machine's name.
+        predictions: Of ``yours``, of ``reference`` and of each naive way, by what it does, as far as there are.
+        missing: Why there is none of the others, by name.
+        problem: Why there is none of yours.
+        programs: Yours as exported: ``cpu``, and ``cuda`` where the GPU compiler was asked.
+    """
+
+    chapter: str
+    function: str
+    case: str
+    machine: str
+    predictions: dict[str, Prediction]
+    missing: dict[str, str]
+    problem: Problem | None = None
+    programs: dict[str, Program] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{self.function} at {self.case}, predicted for {self.machine}"
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What is missing, and why."""
+        return self.missing | (self.predictions[YOURS].remarks if self.predictions else {})
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the bars, as plain data."""
+        return {
+            "chapter": self.chapter,
+            "function": self.function,
+            "case": self.case,
+            "machine": self.machine,
+            "problem": self.problem.to_json() if self.problem else None,
+            "predictions": {name: prediction.to_json() for name, prediction in self.predictions.items()},
+            "missing": self.missing,
+        }
+
+    def html(self) -> str:
+        """Pictures and tables, or what went wrong."""
+        from course.show.panels import comparison_html, problem_html
+
+        if self.problem is not None:
+            return problem_html(self.title, self.problem.message, self.problem.line)
+        return comparison_html(self.title, self.predictions, self.remarks, reference=REFERENCE)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self.html()}
+
+    def __repr__(self) -> str:
+        from course.show.tables import as_text
+
+        if self.problem is not None:
+            return f"{self.title}: {self.problem.line + ': ' if self.problem.line else ''}{self.problem.message}"
+        return as_text(self.tables())
+
+    def tables(self) -> list[Any]:
+        """The same for a terminal; print it with rich. Empty where there is a problem."""
+        from course.show.tables import rich_comparison, rich_sections
+
+        if self.problem is not None:
+            return []
+        head = rich_comparison(self.title, self.predictions, self.remarks)
+        return [*head, *rich_sections(self.predictions[YOURS])]
+
+
+def profile(
+    function: Callable[..., Any],
+    *,
+    machine: str | Machine | None = None,
+    aot: bool = False,
+    model_flops: float | None = None,
+) -> Profile:
+    """Where a step's time and memory would go, for a function as it stands in this kernel.
+
+    Args:
+        function: One of a chapter's functions; its name says which.
+        machine: A machine or its name; the one that the function's time is judged on, if left out.
+        aot: Whether to ask the deviceless GPU compiler too.
+        model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
+
+    Raises:
+        TypeError: It is no function, or the machine is neither a machine nor its name.
+        LookupError: No chapter has such a function, or no machine that name.
+        ValueError: The machine has too few devices, or ``model_flops`` is no positive number.
+    """
+    if not callable(function):
+        raise TypeError(f"profile takes one of your functions, as in profile(fsdp_loss), not {described(function)}")
+    chapter, task = find_task(getattr(function, "__name__", ""))
+    where = machine_of(task, machine)
+    return profile_function(chapter, task, function, locate_live(function), where, aot=aot, model_flops=model_flops)
+
+
+def profile_notebook(
+    path: Path,
+    chapter: str,
+    name: str,
+    *,
+    machine: str | None = None,
+    aot: bool = False,
+    model_flops: float | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Profile a function of a notebook as it stands on disk; the rest as for ``profile``.
+
+    Raises:
+        IntakeError: It cannot be read.
+    """
+    task = load(chapter).task(name)
+    where = machine_of(task, machine)
+    function = FromNotebook(chapter, read_notebook(path))
+    return profile_function(
+        chapter, task, function, locate_cell, where, aot=aot, model_flops=model_flops, progress=progress
+    )
+
+
+def profile_function(
+    chapter: str,
+    task: Task,
+    function: Any,
+    locate: Locate,
+    machine: Machine,
+    *,
+    aot: bool = False,
+    model_flops: float | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Trace a function at its largest size and look at it beside the course's own; raises as ``profile`` does."""
+    case, say = largest_case(task), progress or (lambda said: None)
+    machine.require_fits(case.mesh)
+    say(YOURS)
+    found = look(task, function, locate, machine, aot=aot, model_flops=model_flops)
+    if isinstance(found, Problem):
+        return _without(chapter, task, machine, found)
+    own, programs = found
+    predictions, missing = {YOURS: own}, {}
+    for which, other in versions(chapter, task).items():
+        say(which)
+        if isinstance(other, str):
+            missing[which] = other
+            continue
+        found = look(task, other, locate_file(other), machine, aot=aot, model_flops=model_flops)
+        if isinstance(found, Problem):
+            missing[which] = found.message
+        else:
+            predictions[which] = found[0]
+    return Profile(chapter, task.name, case.name, machine.name, predictions, missing, None, programs)
+
+
+def predict_solution(
+    chapter: str, name: str, machine: str | None = None, *, aot: bool = False, model_flops: float | None = None
+) -> tuple[Prediction, dict[str, Program]]:
+    """The course's own solution of a function on a machine, and its Programs by platform.
+
+    Raises:
+        LookupError: There is no such chapter, function, solution or machine.
+        ValueError: The machine has too few devices.
+        ProgramError: The solution cannot be simulated.
+    """
+    task = load(chapter).task(name)
+    where = machine_of(task, machine)
+    function = solution(chapter, name)
+    if isinstance(function, str):
+        raise LookupError(function)
+    found = look(task, function, locate_file(function), where, aot=aot, model_flops=model_flops)
+    if isinstance(found, Problem):
+        raise ProgramError(f"{found.line}: {found.message}")
+    return found
+
+
+def look(
+    task: Task,
+    function: Any,
+    locate: Locate,
+    machine: Machine,
+    *,
+    aot: bool = False,
+    model_flops: float | None = None,
+) -> tuple[Prediction, dict[str, Program]] | Problem:
+    """A function at its largest size through all lenses, and its Programs by platform; or what went wrong."""
+    case = largest_case(task)
+    machine.require_fits(case.mesh)
+    traced = trace_function(task, function, [case], locate)
+    if isinstance(traced, Problem):
+        return traced
+    programs = {"cpu": traced.programs[case.name]}
+    try:
+        if aot:
+            programs["cuda"] = exported(task, function, case, locate, "cuda")
+        found = predict(
+            programs["cpu"], machine, aot=aot, gpu_program=programs.get("cuda"), model_flops=model_flops, name=task.name
+        )
+    except ProgramError as error:
+        return Problem("refused", str(error), traced.line)
+    return found, programs
+
+
+def largest_case(task: Task) -> Case:
+    """The realistic size, where the contract has one; else the case with most devices, the last of them.
+
+    Raises:
+        LookupError: The function returns plain data: there is no Program to look at.
+    """
+    if task.kind == "value":
+        raise LookupError(f"{task.name} returns plain data and runs on no device: there is nothing to profile")
+    if task.analysed:
+        return task.analysed[0]
+    return max(enumerate(task.cases), key=lambda entry: (math.prod(entry[1].mesh.values()), entry[0]))[1]
+
+
+def machine_of(task: Task, given: str | Machine | None) -> Machine:
+    """The machine that was named, else the one that the task's time is judged on; ``LookupError`` if there is none."""
+    return resolved(task.machine if given is None else given)
+
+
+def _without(chapter: str, task: Task, machine: Machine, problem: Problem) -> Profile:
+    return Profile(chapter, task.name, largest_case(task).name, machine.name, {}, {}, problem)

@@ -1,0 +1,273 @@
+"""What ``check --mesh real`` adds: speed and peak memory on real devices, against the course's own solution.
+
+The learner's Program is exported in the learner's process and everything else happens in processes of its own: one
+imports the solution and exports it, one times both Programs in pairs, and one each runs them for their memory. What
+could not be measured reads "not measured" and is worth no points either way.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autograder.check import add_facts, exported
+from autograder.contract.task import Case, Task, load, named, trace
+from autograder.contract.verdict import Fact, Report, Result
+from course.measured import fresh
+from course.measured.fresh import MeasurementFailed
+from course.measured.memory import Peak, peak_memory
+from course.measured.run import mesh_of_present, paired, place, stepper, too_few
+from course.measured.statistics import FAIL, PASS, Comparison, compare
+from course.program import Locate, Program, ProgramError, compile_program
+
+# Times the reference's: good and naive programs differ by more than this where a contract has such a fact.
+SPEED_RATIO = MEMORY_RATIO = 1.15
+SPEED, MEMORY = "measured speed", "measured peak memory"
+NOT_MEASURED = "not measured"
+# How long pairs are timed at most, and what starting, compiling and drawing inputs may take besides.
+PAIR_SECONDS, START_SECONDS = 120.0, 240.0
+# XLA merges the chunks of a ring's matmuls unless told not to, and nothing overlaps then.
+FLAGS = "--xla_gpu_dot_merger_threshold_mb=0"
+_SLOW = "What waits for something that could have been there already, or is computed twice?"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The devices that are here, as the card of a fresh process has them; ``platform`` ``cpu`` tests the plumbing."""
+
+    card: dict[str, Any]
+    platform: str = ""
+
+    @property
+    def usable(self) -> bool:
+        return self.card["platform"] == "gpu" or self.platform == "cpu"
+
+    @property
+    def exported_for(self) -> str:
+        return "cpu" if self.platform == "cpu" else "cuda"
+
+    @property
+    def flags(self) -> str:
+        return "" if self.platform == "cpu" else FLAGS
+
+
+def survey(platform: str = "") -> Bench:
+    """What this machine has.
+
+    Raises:
+        MeasurementFailed: No process could be started to ask.
+    """
+    return Bench(fresh.ask({"do": "card"}, seconds=120, platform=platform), platform)
+
+
+def add_measured(
+    report: Report,
+    chapter: str,
+    path: Path | None,
+    *,
+    platform: str = "",
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """The same report, with measured facts for every function that has a realistic size and right values.
+
+    Args:
+        report: What the emulated devices gave.
+        chapter: The chapter's name.
+        path: The notebook that was judged; None for the course's own solution.
+        platform: ``cpu`` measures emulated devices, to test the plumbing; otherwise real ones are needed.
+        progress: Told what is being measured.
+    """
+    try:
+        bench = survey(platform)
+    except MeasurementFailed as error:
+        return replace(report, notes=(*report.notes, f"nothing was measured: {error}"))
+
+    def more(task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]:
+        if progress:
+            progress(f"measuring {task.name}")
+        return measured_facts(chapter, task, function, locate, bench, _wrong(result))
+
+    report = add_facts(report, chapter, path, more)
+    note = (f"measured on {bench.card['count']} x {bench.card['kind']}, jax {bench.card['versions'].get('jax')}",)
+    return replace(report, notes=(*report.notes, *(note if bench.usable else ())))
+
+
+def _wrong(result: Result) -> str:
+    """Why a function is not worth measuring: empty if it is."""
+    wrong = any(fact.name == "values" and fact.passed is False for fact in result.facts)
+    return "its values are wrong; how fast they come says nothing" if wrong else ""
+
+
+def measured_facts(
+    chapter: str, task: Task, function: Any, locate: Locate, bench: Bench, reason: str = ""
+) -> list[Fact]:
+    """The facts of measured speed and measured peak memory of a function, in this order.
+
+    Args:
+        chapter, task: What the function is.
+        function: The learner's.
+        locate: As for ``export``.
+        bench: The devices.
+        reason: Why nothing is to be measured, if so.
+    """
+    reason = reason or _unusable(bench)
+    case = None if reason else realistic_case(task, bench.card["count"])
+    if case is None:
+        assert task.analysed
+        reason = reason or too_few(smallest_mesh(task), bench.card["count"], bench.card["kind"])
+        return [_not_measured(name, task.analysed[0].name, reason) for name in (SPEED, MEMORY)]
+    try:
+        ours = exported(task, function, case, locate, bench.exported_for)
+        theirs = _reference(chapter, task, case, bench)
+    except (ProgramError, MeasurementFailed) as error:
+        return [_not_measured(name, case.name, str(error)) for name in (SPEED, MEMORY)]
+    return [_speed(chapter, task, case, ours, theirs, bench), _memory(case, ours, theirs, bench)]
+
+
+def _unusable(bench: Bench) -> str:
+    if bench.usable:
+        return ""
+    return (
+        f"there are no GPUs that JAX can use here: it sees only {bench.card['kind']}. Run it on a machine "
+        "with GPUs and JAX's GPU support (pip install 'jax[cuda12]'), or leave `--mesh real` out"
+    )
+
+
+def realistic_case(task: Task, present: int) -> Case | None:
+    """The realistic size on the largest mesh that fits the devices present; None if none does.
+
+    That mesh is the analysed one, or another with the same axes on which the contract runs the small sizes that the
+    realistic ones enlarge.
+    """
+    fitting = [case for case in _realistic(task) if math.prod(case.mesh.values()) <= present]
+    return max(fitting, key=lambda case: math.prod(case.mesh.values()), default=None)
+
+
+def smallest_mesh(task: Task) -> dict[str, int]:
+    """The smallest mesh that the realistic size can be measured on."""
+    return min((case.mesh for case in _realistic(task)), key=lambda mesh: math.prod(mesh.values()))
+
+
+def _realistic(task: Task) -> list[Case]:
+    assert task.analysed
+    large, name = task.analysed
+    small = next(case for case in task.cases if case.name == name)
+    return [large] + [
+        Case(large.name.replace(large.mesh_text, case.mesh_text), case.mesh, large.sizes)
+        for case in task.cases
+        if case.sizes == small.sizes and list(case.mesh) == list(large.mesh) and case.mesh != large.mesh
+    ]
+
+
+def _ask(chapter: str, task: Task, case: Case, do: str, bench: Bench, **more: Any) -> dict[str, Any]:
+    request = {"do": do, "chapter": chapter, "task": task.name, "case": asdict(case)}
+    request |= {"exported_for": bench.exported_for, "pair_seconds": PAIR_SECONDS}
+    return fresh.ask(request, module="autograder.learner.real", seconds=PAIR_SECONDS + START_SECONDS, **more)
+
+
+def _reference(chapter: str, task: Task, case: Case, bench: Bench) -> Program:
+    """The solution's Program, from a process that needs no device."""
+    try:
+        answer = _ask(chapter, task, case, "reference", bench, platform="cpu")
+    except MeasurementFailed as error:
+        raise MeasurementFailed(f"there is no reference to compare with: {error}") from None
+    return Program.load(base64.b64decode(answer["program"]))
+
+
+def _speed(chapter: str, task: Task, case: Case, ours: Program, theirs: Program, bench: Bench) -> Fact:
+    files = {"ours": ours.serialise(), "theirs": theirs.serialise()}
+    try:
+        answer = _ask(chapter, task, case, "pairs", bench, files=files, platform=bench.platform, flags=bench.flags)
+    except MeasurementFailed as error:
+        return _not_measured(SPEED, case.name, str(error))
+    return speed_fact(Comparison(**answer), case.name)
+
+
+def speed_fact(found: Comparison, case: str) -> Fact:
+    """The fact that a comparison's outcome makes."""
+    passed = {PASS: True, FAIL: False}.get(found.outcome)
+    between = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+    message = ""
+    if not passed:
+        message = (
+            f"a step takes {found.ratio:.3f} times as long as the reference's; after {found.pairs} pairs that is, with "
+            f"95 % certainty on each side, {found.low:.3f} to {found.high:.3f}, and the limit is {found.threshold:g}. "
+        )
+        message += _SLOW if passed is False else "Inconclusive: run it again on a machine that does nothing else."
+    measured = between if passed is not None else f"inconclusive: {between}"
+    return Fact(SPEED, passed, measured, f"{found.threshold:g}", "times the reference's", "1", case=case,
+                message=message)  # fmt: skip
+
+
+def _memory(case: Case, ours: Program, theirs: Program, bench: Bench) -> Fact:
+    try:
+        reference = peak_memory(theirs, seconds=START_SECONDS, platform=bench.platform, flags=bench.flags)
+    except MeasurementFailed as error:
+        return _not_measured(MEMORY, case.name, f"the reference itself cannot be run here: {error}")
+    if reference.bytes is None:
+        return _not_measured(MEMORY, case.name, "this backend's memory_stats() has no peak")
+    try:
+        measured = peak_memory(ours, seconds=START_SECONDS, platform=bench.platform, flags=bench.flags)
+    except MeasurementFailed as error:
+        if error.kind != "out of memory":
+            return _not_measured(MEMORY, case.name, str(error))
+        return memory_fact(None, reference, case.name)
+    return memory_fact(measured, reference, case.name)
+
+
+def memory_fact(measured: Peak | None, reference: Peak, case: str) -> Fact:
+    """The fact that two peaks make; ``measured`` is None for a program that did not fit where the reference did."""
+    if reference.bytes is None or (measured is not None and measured.bytes is None):
+        return _not_measured(MEMORY, case, "this backend's memory_stats() has no peak")
+    if reference.at_most or (measured is not None and measured.at_most):
+        return _not_measured(MEMORY, case, "compiling held as much memory as the whole run, which hides the step's own")
+    limit = MEMORY_RATIO * reference.bytes
+    known: dict[str, Any] = {"limit": f"{limit:,.0f}", "unit": "bytes", "reference": f"{reference.bytes:,}"}
+    known |= {"case": case}
+    if measured is None:
+        return Fact(MEMORY, False, "does not fit", **known, message="the device has not enough memory for the program, "
+                    "and the reference runs on it. What is held longer than it is needed?")  # fmt: skip
+    assert measured.bytes is not None
+    passed = measured.bytes <= limit
+    message = "" if passed else (
+        f"at its peak a device holds {measured.bytes:,} bytes, {measured.bytes / reference.bytes:.2f} times the "
+        "reference's. What is held longer than it is needed?")  # fmt: skip
+    return Fact(MEMORY, passed, f"{measured.bytes:,}", **known, message=message)
+
+
+def _not_measured(name: str, case: str, why: str) -> Fact:
+    return Fact(name, None, NOT_MEASURED, case=case, message=why)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """In a process of its own: export the ``reference``, or time ``pairs``."""
+    task, case = load(request["chapter"]).task(request["task"]), Case(**request["case"])
+    if request["do"] == "reference":
+        function = getattr(importlib.import_module(f"solutions.{request['chapter']}"), task.name)
+        program = trace(task, function, case, lambda _: None, platform=request["exported_for"])
+        return {"program": base64.b64encode(program.serialise()).decode()}
+    folder = Path(request["folder"])
+    inputs = named(task.draw(np.random.default_rng(0), case))
+    programs = [Program.load((folder / name).read_bytes()) for name in ("ours", "theirs")]
+    ready = [compile_program(program, mesh_of_present(program.mesh)) for program in programs]
+    placed = [place(ready[0], inputs)]
+    # Inputs that both only read are there once, so that two programs need no more room than one.
+    placed.append(place(ready[1], inputs) if any(program.donated for program in programs) else placed[0])
+    steps = [stepper(executable, arrays) for executable, arrays in zip(ready, placed, strict=True)]
+    end = time.monotonic() + request["pair_seconds"]
+    return asdict(compare(paired(*steps), SPEED_RATIO, enough=lambda: time.monotonic() > end))
+
+
+if __name__ == "__main__":
+    import course  # noqa: F401  before JAX starts
+
+    fresh.serve(sys.argv[1], answer)

@@ -1,0 +1,146 @@
+"""Measured facts: the plumbing on emulated devices, the facts from figures, and what is said where there are none."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autograder import cli
+from autograder.check import with_facts
+from autograder.contract.task import Case, load
+from autograder.contract.verdict import PASS, Fact, Report, Result, conclude
+from autograder.learner import real
+from autograder.learner.real import (
+    MEMORY,
+    SPEED,
+    Bench,
+    add_measured,
+    measured_facts,
+    memory_fact,
+    realistic_case,
+    speed_fact,
+)
+from autograder.release.notebook import ROOT
+from course.measured.memory import Peak
+from course.measured.statistics import Comparison
+from solutions import fsdp
+
+TASK = load("fsdp").task("fsdp_loss")
+GPU = {"platform": "gpu", "kind": "a GPU", "count": 1, "versions": {"jax": "0"}}
+NONE = {"platform": "cpu", "kind": "cpu", "count": 8, "versions": {"jax": "0"}}
+
+
+def test_plumbing_from_the_function_to_both_facts():
+    small = Case("two devices", {"data": 2}, TASK.cases[0].sizes)
+    task = replace(TASK, analysed=(small, TASK.cases[0].name))
+    speed, memory = measured_facts("fsdp", task, fsdp.fsdp_loss, lambda _: None, Bench({**NONE, "count": 2}, "cpu"))
+    assert (speed.name, memory.name) == (SPEED, MEMORY)
+    # How fast an emulated mesh is says nothing: that there is a comparison is all that is looked at.
+    assert speed.limit == "1.15" and "(" in str(speed.measured), speed.message
+    assert (memory.passed, memory.message) == (None, "this backend's memory_stats() has no peak")
+
+
+@pytest.mark.parametrize(
+    ("bench", "reason", "said"),
+    [
+        (Bench(NONE), "", "no GPUs that JAX can use here: it sees only cpu"),
+        (Bench({**GPU, "count": 0}), "", "mesh data=1 needs 1 devices and 0 are present (a GPU)"),
+        (Bench(GPU), "its values are wrong", "its values are wrong"),
+    ],
+)
+def test_where_nothing_can_be_measured_both_facts_say_so_and_why(bench, reason, said):
+    facts = measured_facts("fsdp", TASK, fsdp.fsdp_loss, lambda _: None, bench, reason)
+    assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [
+        (SPEED, None, "not measured"),
+        (MEMORY, None, "not measured"),
+    ]
+    assert all(said in fact.message for fact in facts)
+
+
+def test_what_was_not_measured_costs_no_points():
+    good = conclude("fsdp_loss", 5, [Fact("values", True)])
+    facts = measured_facts("fsdp", TASK, fsdp.fsdp_loss, lambda _: None, Bench(NONE))
+    found = with_facts(good, facts)
+    assert (found.points, found.verdict, len(found.facts)) == (5, PASS, 3)
+
+
+def test_the_report_keeps_functions_without_a_realistic_size_and_wrong_values_are_not_measured(monkeypatch):
+    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
+    wrong = conclude("fsdp_loss", 5, [Fact("values", False, message="off")])
+    other = conclude("shard_params", 2, [Fact("values", True)])
+    found = add_measured(Report("fsdp", (other, wrong)), "fsdp", None)
+    assert found.functions[0] == other and found.notes == ("measured on 1 x a GPU, jax 0",)
+    assert [fact.passed for fact in found.functions[1].facts] == [False, None, None]
+    assert "values are wrong" in found.functions[1].facts[1].message and found.functions[1].points == 0
+
+
+def test_a_function_that_was_stopped_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
+    stopped = Result("fsdp_loss", 0, 5, "student_error", message="NameError")
+    assert add_measured(Report("fsdp", (stopped,)), "fsdp", None).functions == (stopped,)
+
+
+def test_the_realistic_size_is_measured_on_the_largest_mesh_that_fits():
+    assert TASK.analysed
+    large = TASK.analysed[0]
+    assert realistic_case(TASK, 8) == large
+    one = realistic_case(TASK, 1)
+    assert one == Case("data=1, width 4096", {"data": 1}, large.sizes)
+    assert realistic_case(TASK, 7) == one and realistic_case(TASK, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "passed", "said"),
+    [("pass", True, ""), ("fail", False, "1.300 times as long"), ("inconclusive", None, "does nothing else")],
+)
+def test_each_outcome_of_a_comparison_is_a_fact(outcome, passed, said):
+    fact = speed_fact(Comparison(outcome, 1.3, 1.2, 1.4, 60, 1.15), "case")
+    assert fact.passed is passed and said in fact.message and "1.300 (1.200 to 1.400)" in str(fact.measured)
+
+
+@pytest.mark.parametrize(
+    ("measured", "reference", "passed", "shown"),
+    [
+        (Peak(110, 0), Peak(100, 0), True, "110"),
+        (Peak(120, 0), Peak(100, 0), False, "120"),
+        (None, Peak(100, 0), False, "does not fit"),
+        (Peak(120, 0), Peak(None, None), None, "not measured"),
+        (Peak(90, 90), Peak(100, 0), None, "not measured"),
+        (Peak(90, 0), Peak(100, 100), None, "not measured"),
+    ],
+)
+def test_two_peaks_make_a_fact_unless_compilation_hides_one(measured, reference, passed, shown):
+    fact = memory_fact(measured, reference, "case")
+    assert fact.passed is passed and fact.measured == shown
+    assert bool(fact.message) == (passed is not True)
+
+
+def test_a_program_that_cannot_be_exported_for_the_devices_is_not_measured(monkeypatch):
+    def raises(*_):
+        raise TypeError("no")
+
+    facts = measured_facts(
+        "fsdp", TASK, lambda shards, specs, batch, model, axis_name: raises(), lambda _: None, Bench(GPU)
+    )
+    assert all(fact.passed is None and "cannot be exported for cuda: TypeError: no" in fact.message for fact in facts)
+
+
+def test_a_notebook_is_measured_as_it_stands_on_disk(monkeypatch):
+    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
+    good = conclude("fsdp_loss", 5, [Fact("values", True)])
+    exercise = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
+    (result,) = add_measured(Report("fsdp", (good,)), "fsdp", exercise).functions
+    assert "cannot be exported for cuda: fsdp_loss is not written yet" in result.facts[1].message and result.points == 5
+
+
+@pytest.mark.parametrize(("arguments", "facts"), [([], 1), (["--mesh", "emulated"], 1), (["--mesh", "real"], 2)])
+def test_only_a_real_mesh_adds_measured_facts(monkeypatch, capsys, arguments, facts):
+    result = conclude("fsdp_loss", 5, [Fact("values", True)])
+    monkeypatch.setattr("autograder.check.check_solution", lambda *_, **__: Report("fsdp", (result,)))
+    added = with_facts(result, [Fact(SPEED, None, "not measured")])
+    monkeypatch.setattr(real, "add_measured", lambda *_, **__: Report("fsdp", (added,)))
+    monkeypatch.setattr("sys.argv", ["meshcraft", "check", "fsdp", "--solution", "--json", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    (row,) = json.loads(capsys.readouterr().out)["functions"]
+    assert len(row["facts"]) == facts and (row["points"], ended.value.code or 0) == (5, 0)

@@ -1,0 +1,215 @@
+"""Strategies made of chapters' functions, the course's own or a learner's: what `meshcraft train` trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+from autograder.contract.task import load
+from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.running import run_cells
+from autograder.grading.inside.tracing import Problem
+from autograder.grading.outside.released import lab_code
+from autograder.learner.beside import solution
+from course.layout import Options as Layout
+from course.mesh import as_varying, shard_map_with_specs
+from course.model import Params, split_heads
+from course.training.parts import kept_of, parts_of, ways_of
+from course.training.strategy import MakeStrategy, Options, Sizes, Strategy, compiler, require_axes
+from course.training.text import VOCAB, Batch
+
+Functions = dict[str, Callable[..., Any]]
+AXES = ("data", "pipe", "tensor")
+
+
+class StrategyError(Exception):
+    """There is no such strategy, or its functions are not to be had; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class FromChapter:
+    """A strategy that a chapter's functions make: which they are, what makes it of them, and the axes that it names."""
+
+    chapter: str
+    functions: tuple[str, ...]
+    make: Callable[[Functions], MakeStrategy]
+    axes: tuple[str, ...] = ()
+
+
+# --8<-- [start:fsdp]
+def fsdp(functions: Functions) -> MakeStrategy:
+    """Fully sharded data parallelism over ``data``, by a ``shard_params`` and an ``fsdp_loss``."""
+
+    def make(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strategy:
+        require_axes("fsdp", mesh, ("data",))
+        if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
+            raise ValueError(
+                "the strategy fsdp takes no microbatches, repeats or rings and computes in float32: leave these "
+                "options out"
+            )
+        model = sizes.model()
+        _, specs = _laid_out(lambda p: functions["shard_params"](p, "data", options.min_size), sizes.shapes(), mesh)
+
+        def local_loss(shards: Params, batch: Batch) -> jax.Array:
+            return functions["fsdp_loss"](shards, specs, batch, model, "data")
+
+        def loss(shards: Params, batch: Batch) -> jax.Array:
+            return lax.pmean(local_loss(_varying(shards), batch), "data")
+
+        def gradients(shards: Params, batch: Batch) -> tuple[jax.Array, Params]:
+            loss, found = jax.value_and_grad(local_loss)(_varying(shards), batch)
+            found = jax.tree.map(lambda g, spec: g if "data" in spec else lax.pmean(g, "data"), found, specs)
+            return lax.pmean(loss, "data"), found
+
+        rows = P("data")
+        mapped = {
+            "loss": jax.shard_map(loss, mesh=mesh, in_specs=(specs, rows), out_specs=P()),
+            "loss_and_gradients": jax.shard_map(gradients, mesh=mesh, in_specs=(specs, rows), out_specs=(P(), specs)),
+        }
+        return Strategy("fsdp", specs, rows, **mapped)
+
+    return make
+
+
+# --8<-- [end:fsdp]
+
+
+# --8<-- [start:transformer_3d]
+def transformer_3d(functions: Functions) -> MakeStrategy:
+    """Over ``data`` x ``pipe`` x ``tensor``, by an ``init_3d`` and a ``forward_3d``."""
+
+    def make(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strategy:
+        _require_3d(sizes, mesh, options)
+        used, specs = _laid_out(
+            lambda whole: functions["init_3d"](whole, options.num_repeats, options.min_size, *AXES),
+            jax.eval_shape(partial(_heads_apart, sizes.num_heads), sizes.shapes()), mesh,
+        )  # fmt: skip
+        ways = ways_of(sizes.shapes(), used, specs, {axis: mesh.shape[axis] for axis in AXES})
+        layout = Layout(options.num_microbatches, options.rings, options.remat, options.dtype)
+
+        def of_pipeline(parts: Params, batch: Batch) -> jax.Array:
+            # Without dropout a key is not used.
+            return functions["forward_3d"](parts, specs, batch, jax.random.key(0), layout, *AXES)
+
+        def loss(params: Params, batch: Batch) -> jax.Array:
+            return lax.pmean(of_pipeline(parts_of(params, ways), batch), "data")
+
+        def gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+            loss, found = jax.value_and_grad(of_pipeline)(parts_of(params, ways), batch)
+            return lax.pmean(loss, "data"), kept_of(found, ways)
+
+        rows, kept = P("data"), jax.tree.map(lambda way: way.spec, ways)
+        mapped = {
+            "loss": jax.shard_map(loss, mesh=mesh, in_specs=(kept, rows), out_specs=P()),
+            "loss_and_gradients": jax.shard_map(gradients, mesh=mesh, in_specs=(kept, rows), out_specs=(P(), kept)),
+        }
+        return Strategy("transformer_3d", kept, rows, **mapped)
+
+    return make
+
+
+# --8<-- [end:transformer_3d]
+
+
+CHAPTERS = {
+    "fsdp": FromChapter("fsdp", ("shard_params", "fsdp_loss"), fsdp),
+    "transformer_3d": FromChapter("transformer_3d", ("init_3d", "forward_3d"), transformer_3d, AXES),
+}
+NAMES = ("compiler", *CHAPTERS)
+
+
+def default(axes: dict[str, int]) -> str:
+    """The strategy for a mesh that is given without one: the compiler knows no pipeline."""
+    return "transformer_3d" if axes.get("pipe", 1) > 1 else "compiler"
+
+
+def completed(name: str, axes: dict[str, int]) -> dict[str, int]:
+    """The mesh, with axes of size 1 for those that the strategy names and the mesh leaves out."""
+    named = CHAPTERS[name].axes if name in CHAPTERS else ()
+    return axes | {axis: 1 for axis in named if axis not in axes}
+
+
+def find(name: str, notebook: Path | None = None) -> MakeStrategy:
+    """The strategy of that name.
+
+    Args:
+        name: One of ``NAMES``.
+        notebook: Where its chapter's functions are taken from, instead of the course's own.
+
+    Raises:
+        StrategyError: There is none of that name, it is made of no chapter's functions, or they are not there.
+        IntakeError: The notebook cannot be read.
+    """
+    if name not in NAMES:
+        raise StrategyError(f"there is no strategy {name!r}; there are: {', '.join(NAMES)}")
+    if name not in CHAPTERS:
+        if notebook is not None:
+            raise StrategyError(
+                f"the strategy {name} has no functions to take from a notebook; those that do: {', '.join(CHAPTERS)}"
+            )
+        return compiler
+    wanted = CHAPTERS[name]
+    return wanted.make(_of_course(wanted) if notebook is None else _of_notebook(wanted, notebook))
+
+
+def _of_course(wanted: FromChapter) -> Functions:
+    found = {name: solution(wanted.chapter, name) for name in wanted.functions}
+    for name, function in found.items():
+        if isinstance(function, str):
+            raise StrategyError(f"{name} is {function}; --notebook FILE takes yours")
+    return {name: function for name, function in found.items() if not isinstance(function, str)}
+
+
+def _of_notebook(wanted: FromChapter, path: Path) -> Functions:
+    lab = lab_code(wanted.chapter)
+    ran = run_cells(read_notebook(path).cells, list(wanted.functions), lab=lab, only_needed=True)
+    found = {}
+    for name in wanted.functions:
+        function = ran.function(load(wanted.chapter).task(name))
+        if isinstance(function, Problem):
+            raise StrategyError(f"{path}: {function.line + ': ' if function.line else ''}{function.message}")
+        found[name] = function
+    return found
+
+
+def _laid_out(cut: Callable[[Params], Any], shapes: Params, mesh: Mesh | AbstractMesh) -> tuple[Any, Any]:
+    """Shape and spec of each leaf that ``cut`` keeps parts of; nothing is computed."""
+    found = []
+
+    def parts(params: Params) -> Params:
+        shards, specs = shard_map_with_specs(cut, mesh, in_specs=(P(),))(params)
+        found.append(specs)
+        return shards
+
+    return jax.eval_shape(parts, shapes), found[0]
+
+
+def _heads_apart(num_heads: int, params: Params) -> Params:
+    layers = params["layers"]
+    return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], num_heads)}}
+
+
+def _require_3d(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> None:
+    """Raises ``ValueError`` for a mesh that the model cannot be shared over."""
+    require_axes("transformer_3d", mesh, AXES)
+    pipe, tensor = mesh.shape["pipe"], mesh.shape["tensor"]
+    divided = {name: getattr(sizes, name) for name in ("num_heads", "hidden", "seq")}
+    for what, number in {**divided, "the vocabulary of": VOCAB}.items():
+        if number % tensor:
+            raise ValueError(f"{what} {number} is not divisible by tensor={tensor}")
+    visits = pipe * options.num_repeats
+    if sizes.num_layers % visits:
+        repeats = f" x {options.num_repeats} repeats = {visits}" if options.num_repeats > 1 else ""
+        raise ValueError(f"num_layers {sizes.num_layers} is not divisible by pipe={pipe}{repeats}")
+
+
+def _varying(params: Params) -> Params:
+    return jax.tree.map(lambda leaf: as_varying(leaf, "data"), params)

@@ -1,0 +1,138 @@
+"""Strategies made of chapters' functions: the gradient of one device, from the solution and from a notebook."""
+
+import re
+import shutil
+from dataclasses import replace
+
+import jax
+import nbformat
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from autograder.learner.strategies import StrategyError, completed, default, find
+from autograder.proof.demo.__main__ import HERE as DEMO
+from course.mesh import make_mesh
+from course.model import full_loss
+from course.training.cards import predicted
+from course.training.checkpoints import Checkpoints
+from course.training.loop import Run, initial, prepare, train
+from course.training.optimizer import Schedule
+from course.training.strategy import Options, Sizes
+from course.training.text import place, read_text, rows, starts
+
+SIZES = Sizes(width=16, hidden=32, num_layers=2, num_heads=2, seq=8)
+TEXT, AT = read_text(), starts(0, 0, batch=16, seq=8, length=10_000)
+NOTEBOOK = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
+STEPS = 6
+RUN = Run(SIZES, Schedule(steps=STEPS, learning_rate=1e-2, warmup=2), batch=16, evaluation_batches=1)
+THREE, ONE_AXIS = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 8, "pipe": 1, "tensor": 1}
+
+
+@pytest.mark.parametrize(
+    "name, axes, options, num_layers",
+    [
+        ("fsdp", {"data": 8, "tensor": 1}, {}, 2),
+        ("transformer_3d", THREE, {"num_microbatches": 4, "num_repeats": 2, "rings": True, "remat": True}, 4),
+    ],
+)
+def test_loss_and_gradient_are_those_of_one_device(name, axes, options, num_layers):
+    sizes, mesh = replace(SIZES, num_layers=num_layers), make_mesh(axes)
+    strategy = find(name)(sizes, mesh, Options(min_size=64, **options))
+    whole = jax.jit(sizes.model().init)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf, spec: jax.device_put(leaf, jax.NamedSharding(mesh, spec)), whole, strategy.specs)
+    assert {leaf.is_fully_replicated for leaf in jax.tree.leaves(params)} == {True, False}
+    batch = place(TEXT, AT, 8, mesh, strategy.batch_spec)
+    loss, gradients = jax.jit(strategy.loss_and_gradients)(params, batch)
+    expected = jax.jit(jax.value_and_grad(lambda p: full_loss(sizes.model(), p, rows(TEXT, AT, 8))))(whole)
+    assert float(loss) == pytest.approx(float(expected[0]), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6), gradients, expected[1])
+
+
+def test_a_notebooks_functions_take_the_place_of_the_courses():
+    mesh = make_mesh({"data": 8})
+    theirs, ours = (find("fsdp", notebook)(SIZES, mesh, Options(min_size=64)) for notebook in (NOTEBOOK, None))
+    assert theirs.specs == ours.specs
+    batch = place(TEXT, AT, 8, mesh, theirs.batch_spec)
+    text, other = (str(jax.make_jaxpr(s.loss_and_gradients)(SIZES.shapes(), batch)) for s in (theirs, ours))
+    assert text.count("all_gather") == other.count("all_gather") > 0
+    assert jax.eval_shape(theirs.loss_and_gradients, SIZES.shapes(), batch)[1] == SIZES.shapes()
+
+
+def test_functions_of_transformer_3d_come_from_a_notebook_too(tmp_path):
+    source = "from solutions.transformer_3d import init_3d\n\ndef forward_3d(*given):\n    raise KeyError('mine')"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path / "mine.ipynb")
+    strategy = find("transformer_3d", tmp_path / "mine.ipynb")(SIZES, make_mesh(THREE), Options(min_size=64))
+    with pytest.raises(KeyError, match="mine"):
+        jax.eval_shape(strategy.loss, SIZES.shapes(), rows(TEXT, AT, 8))
+
+
+def _losses(trainer, state=None, done=0, **more):
+    heard = []
+    train(trainer, initial(trainer) if state is None else state, done=done, tell=heard.append, **more)
+    return [event["loss"] for event in heard if event["event"] == "step"]
+
+
+def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_over_one_and_by_the_compiler(tmp_path):
+    made = {}
+    for name, axes, options in (
+        ("compiler", {"data": 1}, Options()),
+        ("transformer_3d", THREE, Options(num_microbatches=2, min_size=64)),
+        ("transformer_3d", ONE_AXIS, Options(min_size=64)),
+        ("compiler", {"data": 4, "tensor": 2}, Options(min_size=64)),
+    ):
+        mesh = make_mesh(axes)
+        made[name, *axes.values()] = prepare(RUN, find(name)(SIZES, mesh, options), mesh, options.num_microbatches)
+    alone, three, *others = made.values()
+    held = three.layout["optimizer"][1][0].mu["layers"]["attention"]["qkv"]["kernel"]
+    assert held.spec == P("pipe", ("data", "tensor"))
+    expected = _losses(alone)
+    with Checkpoints(tmp_path) as kept:
+        whole = _losses(three, save=lambda step, state: kept.save(step, state, RUN), save_every=3)
+        np.testing.assert_allclose(whole, expected, atol=1e-4)
+        assert expected[-1] < expected[0] - 0.3
+        kept.wait()
+        shutil.rmtree(tmp_path / str(STEPS))
+    with Checkpoints(tmp_path) as kept:
+        for other in others:
+            np.testing.assert_allclose(_losses(other, kept.restore(other), done=3), expected[3:], atol=1e-4)
+
+
+def test_where_pipe_is_above_one_the_strategy_is_transformer_3d_and_has_all_of_its_axes():
+    assert default({"pipe": 2}) == "transformer_3d" and default({"data": 8, "pipe": 1}) == default({}) == "compiler"
+    assert completed("transformer_3d", {"tensor": 2, "data": 4}) == {"tensor": 2, "data": 4, "pipe": 1}
+    assert completed("compiler", {"data": 8}) == {"data": 8}
+
+
+@pytest.mark.parametrize("name, axes", [("fsdp", {"data": 8}), ("transformer_3d", THREE)])
+def test_the_lenses_look_at_what_chapters_compute(name, axes):
+    found = predicted(find(name), SIZES, axes, Options(min_size=64), 16, "8xH100")
+    assert found["seconds"] > 0 and found["bytes"] > 0 and 0 < found["mfu"] < 1
+    assert found["tokens_per_second"] == pytest.approx(16 * 8 / found["seconds"])
+
+
+def test_the_lenses_do_not_look_at_what_the_compiler_partitions():
+    refused = predicted(find("compiler"), SIZES, {"data": 8}, Options(), 16, "8xH100")
+    assert "the compiler partitions it" in refused["not applicable"] and "seconds" not in refused
+
+
+@pytest.mark.parametrize(
+    "axes, options, said",
+    [({"data": 2, "tensor": 2}, {}, "fsdp splits over data alone, and the mesh has tensor=2"),
+     ({"data": 2}, {"num_microbatches": 2}, "takes no microbatches"), ({"data": 2}, {"dtype": "bfloat16"}, "float32")],
+)  # fmt: skip
+def test_what_fsdp_cannot_do_is_refused(axes, options, said):
+    with pytest.raises(ValueError, match=said):
+        find("fsdp")(SIZES, make_mesh(axes), Options(**options))
+
+
+def test_strategies_and_functions_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(StrategyError, match="no strategy 'ddp'; there are: compiler, fsdp, transformer_3d"):
+        find("ddp")
+    with pytest.raises(StrategyError, match="compiler has no functions to take from a notebook"):
+        find("compiler", NOTEBOOK)
+    path = tmp_path / "fsdp.ipynb"
+    cells = [nbformat.v4.new_code_cell("def shard_params(params, axis_name, min_size): ...")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    with pytest.raises(StrategyError, match=rf"{re.escape(str(path))}: the notebook has no function fsdp_loss"):
+        find("fsdp", path)

@@ -1,0 +1,237 @@
+"""One process's part of `meshcraft train`: from what was asked for to a trained model, its log and its card."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from autograder.learner import strategies
+from course.measured.card import write
+from course.mesh import make_mesh
+from course.training.cards import lines, predicted, rates, run_card
+from course.training.checkpoints import CheckpointError, Checkpoints, differences
+from course.training.loop import Event, Run, Trainer, baseline, evaluate, initial, prepare, train
+from course.training.sample import sample, whole
+from course.training.strategy import Options, Sizes
+from course.training.text import read_text, split
+
+CHECKPOINTS, LOG, CARD, SAMPLES = "checkpoints", "log.jsonl", "card.json", "sample.txt"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for.
+
+    Attributes:
+        given: Figures of the run that were named, by the names of ``Run``, ``Sizes`` and ``Schedule``.
+        axes: Mesh axis sizes.
+        strategy: Its name; None for the one that fits the mesh.
+        notebook: Whose functions it is made of; None for the course's own.
+        options: The strategy's.
+        folder: Of the run.
+        resume: Whether to go on from the newest checkpoint there.
+        save_every: Steps from one checkpoint to the next.
+        machine: What a step is predicted for.
+        prompt: What the sample begins with.
+        length: Bytes of the sample, 0 for none.
+    """
+
+    given: dict[str, Any]
+    axes: dict[str, int]
+    strategy: str | None
+    notebook: Path | None
+    options: Options
+    folder: Path
+    resume: bool
+    save_every: int
+    machine: str
+    prompt: str
+    length: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        step, steps: Steps done, and those of the whole run.
+        card: The run's card; empty in all processes but the first.
+        text: The sample; empty if none was asked for, and in all processes but the first.
+    """
+
+    step: int
+    steps: int
+    card: dict[str, Any]
+    text: str
+
+    @property
+    def finished(self) -> bool:
+        return self.step == self.steps
+
+    def lines(self) -> dict[str, str]:
+        """The card in words."""
+        return lines(self.card)
+
+
+def described(base: Run, given: dict[str, Any]) -> Run:
+    """A run with the figures of ``base``, but for those that are given.
+
+    Raises:
+        ValueError: They make no sense together.
+    """
+    sizes = {name: value for name, value in given.items() if name in asdict(base.sizes)}
+    schedule = {name: value for name, value in given.items() if name in asdict(base.schedule)}
+    rest = {name: value for name, value in given.items() if name not in {*sizes, *schedule}}
+    if "width" in sizes and "hidden" not in sizes:
+        sizes["hidden"] = 4 * sizes["width"]
+    if "steps" in schedule and "warmup" not in schedule:
+        schedule["warmup"] = min(base.schedule.warmup, schedule["steps"] // 10)
+    found = {"sizes": replace(base.sizes, **sizes), "schedule": replace(base.schedule, **schedule)}
+    return replace(base, **found, **rest)
+
+
+def session(asked: Asked, tell: Callable[[Event], None], stop: Callable[[int], bool]) -> Outcome:
+    """Train until the schedule ends, or ``stop`` says so. Every process of a run calls it.
+
+    Args:
+        asked: What to do.
+        tell: Hears of what happens, beside the log.
+        stop: Asked after each step.
+
+    Raises:
+        ValueError: The sizes, the mesh or the batch do not go together.
+        StrategyError: There is no such strategy.
+        CheckpointError: There is nothing to go on from, or it is another run's.
+        Diverged: A loss was not finite.
+    """
+    began = time.perf_counter()
+    name = asked.strategy or strategies.default(asked.axes)
+    make = strategies.find(name, asked.notebook)
+    asked = replace(asked, strategy=name, axes=strategies.completed(name, asked.axes))
+    with Checkpoints(asked.folder / CHECKPOINTS) as kept:
+        run = _run(asked, kept)
+        trainer = _trainer(run, asked, make)
+        done = (kept.latest() or 0) if asked.resume else 0
+        state = kept.restore(trainer) if asked.resume else initial(trainer)
+        prediction = predicted(make, run.sizes, asked.axes, asked.options, run.batch, asked.machine)
+        heard = _Heard(asked.folder / LOG, done, tell)
+        about = _about(trainer, prediction, asked.options.dtype, time.perf_counter() - began)
+        heard({"event": "start", "step": done, **about})
+
+        def save(step: int, state: Any) -> None:
+            start = time.perf_counter()
+            kept.save(step, state, run)
+            heard({"event": "checkpoint", "step": step, "seconds": time.perf_counter() - start})
+
+        state, step = train(
+            trainer, state, done=done, tell=heard, save=save, save_every=asked.save_every, stop=stop
+        )  # fmt: skip
+        kept.wait()
+        if step == run.schedule.steps and heard.validation is None:
+            heard.validation = evaluate(trainer, state["params"], split(read_text())[1])
+        text = _sample(asked, trainer, state["params"]) if asked.length and step == run.schedule.steps else ""
+    results = {
+        "steps": step,
+        "resumed_from": done,
+        "loss": heard.loss,
+        "validation_loss": heard.validation,
+        "evaluations": heard.evaluations,
+        "bigram_loss": baseline(run),
+        "wall_seconds": time.perf_counter() - began,
+    }
+    card: dict[str, Any] = {}
+    if jax.process_index() == 0:
+        card = run_card(trainer, asked.options, times=heard.times, results=results, prediction=prediction)
+        write(asked.folder / CARD, card)
+        (asked.folder / SAMPLES).write_text(text, encoding="utf-8")
+    heard({"event": "end", "step": step, **results})
+    return Outcome(step, run.schedule.steps, card, text)
+
+
+def _run(asked: Asked, kept: Checkpoints) -> Run:
+    if not asked.resume:
+        return described(Run(), asked.given)
+    saved = kept.run()
+    different = differences(saved, described(saved, asked.given))
+    if different:
+        raise CheckpointError(
+            f"{kept.folder}: the checkpoint is another run's: {different}. With --resume, leave out what describes the "
+            "run; mesh, strategy and processes may differ"
+        )
+    return saved
+
+
+def _trainer(run: Run, asked: Asked, make: strategies.MakeStrategy) -> Trainer:
+    mesh = make_mesh(asked.axes)
+    return prepare(run, make(run.sizes, mesh, asked.options), mesh, asked.options.num_microbatches)
+
+
+def _about(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
+    kind = trainer.mesh.devices.flat[0].device_kind
+    speed = rates(trainer.run.sizes, trainer.run.batch, [], kind, trainer.mesh.size, dtype)
+    return {
+        "strategy": trainer.strategy.name,
+        "mesh": dict(trainer.mesh.shape),
+        "processes": jax.process_count(),
+        "run": trainer.run.to_json(),
+        "steps": trainer.run.schedule.steps,
+        "tokens": trainer.run.batch * trainer.run.sizes.seq,
+        "model_flops": speed["model_flops"],
+        "peak_flops": speed["peak_flops"],
+        "bigram_loss": baseline(trainer.run),
+        "predicted": prediction,
+        "seconds": seconds,
+    }
+
+
+def _sample(asked: Asked, trainer: Trainer, params: Any) -> str:
+    alone = whole(params, trainer.mesh)
+    if jax.process_index() != 0:
+        return ""
+    sizes: Sizes = trainer.run.sizes
+    found = sample(sizes, alone, asked.prompt.encode(), length=asked.length, seed=trainer.run.seed)
+    return found.decode("utf-8", errors="replace")
+
+
+class _Heard:
+    """What happened: passed on, kept in a log with one JSON object a line, and in mind for the card."""
+
+    def __init__(self, path: Path, done: int, tell: Callable[[Event], None]):
+        self.path, self.tell = path, tell
+        self.times: list[float] = []
+        self.loss: float | None = None
+        self.validation: float | None = None
+        self.evaluations: list[tuple[int, float]] = []
+        self.writes = jax.process_index() == 0
+        if self.writes:
+            # What was logged after the checkpoint happens again.
+            kept = [event for event in logged(path) if event["step"] <= done] if done else []
+            self.evaluations = [(e["step"], e["loss"]) for e in kept if e["event"] == "evaluation"]
+            part = path.with_suffix(".part")
+            part.write_text("".join(json.dumps(event) + "\n" for event in kept))
+            os.replace(part, path)
+
+    def __call__(self, event: Event) -> None:
+        if event["event"] == "step":
+            self.times.append(event["seconds"])
+            self.loss = event["loss"]
+        elif event["event"] == "evaluation":
+            self.validation = event["loss"]
+            self.evaluations.append((event["step"], event["loss"]))
+        if self.writes:
+            with self.path.open("a") as file:
+                file.write(json.dumps(event) + "\n")
+        self.tell(event)
+
+
+def logged(path: Path) -> list[Event]:
+    """The events in a log, as far as there is one, without a last line that was cut off."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

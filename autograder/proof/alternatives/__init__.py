@@ -1,0 +1,68 @@
+"""Alternative implementations: right answers that every contract must accept, and what makes two of them different."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from autograder.check import executor
+from autograder.contract.task import Task, load, trace
+from autograder.contract.verdict import Result
+from autograder.grading.inside.cells import locate_cell
+from autograder.grading.inside.intake import Cell
+from autograder.grading.inside.running import run_cells
+from autograder.grading.inside.tracing import Problem, trace_cases
+from autograder.grading.outside.judge import judge, plan, stopped
+from course.program import parse
+from course.program.ir import walk
+
+Function = Callable[..., Any]
+
+
+@cache
+def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[Any, int]]:
+    """What the program of a task's first case does: its operations with their shapes, and how often each occurs.
+
+    Order, constants and names are left out, calls are inlined, and dead code is removed: two programs with the same
+    StableHLO have the same operations, and so have many that differ in text alone.
+    """
+    found = load(chapter).task(task)
+    main = parse(trace(found, function, found.cases[0], lambda _: None)).main
+    counted = Counter(
+        (op.kind, *(tuple((v.shape, v.dtype) for v in values) for values in (op.operands, op.results)))
+        for op in walk(main)
+        if op.kind != "constant"
+    )
+    return frozenset(counted.items())
+
+
+def judged(chapter: str, task: Task, function: Function, *, full: bool, realistic: bool = True) -> Result:
+    """The judgement of an alternative that is handed in: its module in one cell, and the task's function in the next.
+
+    Args:
+        chapter: The chapter's name.
+        task: Its task.
+        function: The alternative.
+        full: All meshes; else the first.
+        realistic: Look at the realistic size too, where there is one, and at the case beside it.
+    """
+    module = inspect.getmodule(function)
+    assert module
+    calls = f"def {task.name}{task.signature}:\n    return {function.__name__}{task.signature}\n"
+    ran = run_cells([Cell("alternative", inspect.getsource(module)), Cell(task.name, calls)], [task.name])
+    planned = plan(chapter, task)
+    if not full:
+        analysed = task.analysed if realistic else None
+        needed = {task.cases[0].name} | ({analysed[1]} if analysed else set())
+        cases = tuple(case for case in planned.cases if case.name in needed)
+        planned = replace(planned, cases=cases, analysed=analysed[0] if analysed else None)
+    found = ran.function(task)
+    traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)
+    if isinstance(traced, Problem):
+        return stopped(task, traced)
+    programs = {name: program.serialise() for name, program in traced.programs.items()}
+    return judge(planned, programs, traced.line, executor().ask)

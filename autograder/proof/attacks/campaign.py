@@ -1,0 +1,149 @@
+"""``make fuzz``: thousands of mutations, in several processes, and what became of them.
+
+Prints what became of the mutations, and everything that a person must look at. Outcomes are logged as they come; the
+same command again goes on where it was stopped, if the grader is still the same. ``--only N`` makes and judges mutation
+N alone. Exit status 3 where the grader failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from autograder.commands.terminal import bar
+from autograder.contract.verdict import NEEDS_HUMAN
+from autograder.grading.nbgrader.submissions import fingerprint
+from autograder.proof.attacks.fuzz import CHAPTER, Fuzzer, Outcome, answers
+from autograder.proof.attacks.mutate import LAYERS
+from autograder.release.notebook import ROOT
+
+KEPT = Path(__file__).with_name("fuzz.json")
+CHUNK = 50
+STAGES = ("wire", "header", "executor", "audit or lens", "compiler", "run", "judged", "fault", "grader")
+
+
+@cache
+def _fuzzer(seed: int) -> Fuzzer:
+    """One for each process, which keeps its sandboxed executor from chunk to chunk."""
+    return Fuzzer(seed, answers())
+
+
+def _chunk(seed: int, numbers: tuple[int, ...]) -> list[Outcome]:
+    return [_fuzzer(seed).run(number) for number in numbers]
+
+
+def campaign(
+    seed: int,
+    numbers: Iterable[int],
+    workers: int,
+    log: Path,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> list[Outcome]:
+    """Every mutation's outcome, in order of number; those that the log already has are not made again."""
+    wanted = list(numbers)
+    found = {outcome.number: outcome for outcome in _logged(log)}
+    missing = [number for number in wanted if number not in found]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn) as pool, log.open("a") as file:
+        starts = range(0, len(missing), CHUNK)
+        chunks = [pool.submit(_chunk, seed, tuple(missing[start : start + CHUNK])) for start in starts]
+        for chunk in as_completed(chunks):
+            for outcome in chunk.result():
+                found[outcome.number] = outcome
+                file.write(json.dumps(asdict(outcome)) + "\n")
+            file.flush()
+            progress("mutations", sum(number in found for number in wanted), len(wanted))
+    return [found[number] for number in wanted]
+
+
+def _logged(log: Path) -> list[Outcome]:
+    """What an earlier run has logged; a line that was cut off when it was stopped is left out."""
+    found = []
+    for line in log.read_text().splitlines() if log.exists() else ():
+        try:
+            found.append(Outcome(**json.loads(line)))
+        except ValueError:
+            continue
+    return found
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """What the page on trust shows: how far mutations came, by layer, what they were told, and every failure."""
+    return {
+        "mutations": len(outcomes),
+        "stages": {layer: dict(Counter(o.stage for o in outcomes if o.layer == layer)) for layer in LAYERS},
+        "verdicts": dict(Counter(o.verdict for o in outcomes)),
+        "failures": [f"{o.number}: {o.base}; {o.what}; {o.failure}" for o in outcomes if o.failure],
+        "cheaper": sum(bool(o.look) and not o.failure for o in outcomes),
+    }
+
+
+def show(outcomes: list[Outcome], console: Console) -> None:
+    """Tables: by layer and stage, by verdict, and what a person must look at."""
+    stages = [stage for stage in STAGES if any(o.stage == stage for o in outcomes)]
+    table = Table("layer", *stages, "all", title="How far mutations came")
+    for layer in (*LAYERS, None):
+        ours = [o for o in outcomes if layer in (None, o.layer)]
+        counts = Counter(o.stage for o in ours)
+        table.add_row(layer or "all", *(str(counts[stage] or "") for stage in stages), str(len(ours)))
+    console.print(table)
+    verdicts = Table("verdict", "mutations", title="What they were told")
+    for verdict, count in Counter(o.verdict for o in outcomes).most_common():
+        verdicts.add_row(verdict, str(count))
+    console.print(verdicts)
+    for title, chosen in (
+        ("failures", [o for o in outcomes if o.failure]),
+        ("executor died", [o for o in outcomes if o.verdict == NEEDS_HUMAN]),
+        ("right values, something cheaper", [o for o in outcomes if o.look and not o.failure]),
+    ):
+        console.print(f"{len(chosen)} {title}", style="bold red" if chosen and title == "failures" else "bold")
+        for o in chosen[:200]:
+            console.print(f"  {o.number}: {o.base}; {o.what}; {o.failure or o.look or o.message}", markup=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make fuzz", description=str(__doc__).split("\n\n")[0])
+    parser.add_argument("--mutations", type=int, default=10_000, help="how many (default 10000)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="these mutations alone, anew")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--write", action="store_true", help="keep the figures, which the page on trust shows")
+    options = parser.parse_args()
+    begin = time.monotonic()
+    with bar() as progress:
+        if options.only:
+            found = _chunk(options.seed, tuple(options.only))
+        else:
+            log = ROOT / "build" / f"fuzz-{options.seed}-{fingerprint(CHAPTER)[:12]}.jsonl"
+            found = campaign(options.seed, range(options.mutations), options.workers, log, progress)
+    seconds = time.monotonic() - begin
+    if options.write:
+        versions = {"python": platform.python_version(), "jax": jax.__version__, "seed": options.seed}
+        KEPT.write_text(json.dumps({**summary(found), **versions}, indent=1, sort_keys=True) + "\n")
+    if options.json:
+        print(json.dumps({"seconds": seconds, "outcomes": [asdict(o) for o in found]}))
+    else:
+        show(found, Console())
+    return 3 if any(o.failure for o in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

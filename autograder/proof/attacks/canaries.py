@@ -1,0 +1,92 @@
+"""What no student may ever see, made recognisable, and a search for it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from functools import cache
+
+import jax
+import numpy as np
+
+from autograder.contract.task import load
+from autograder.grading.outside import judge
+from autograder.grading.outside.judge import plan
+from autograder.proof.attacks.fixtures import Attack
+from autograder.release.notebook import BEGIN, END, ROOT
+
+SECRET = b"canary-of-the-courses-own-secret"
+NEIGHBOURS = "canary-in-another-students-notebook"
+VARIABLE, IN_VARIABLE = "MESHCRAFT_CANARY", "canary-in-the-environment"
+# How the file of a gradebook and of a ledger begins.
+DATABASE = "SQLite format 3"
+_NUMBER = re.compile(r"-?\d+\.\d{4,}(?:e-?\d+)?")
+# A fact that falls short shows the one element that differs most, measured and expected.
+SHOWN = 8
+
+
+def search(text: str, attack: Attack, submission: bytes, digest: str, released: str) -> list[str]:
+    """The names of the canaries that the text shows.
+
+    Args:
+        text: What a student could see.
+        attack: Whose text it is.
+        submission: What was handed in; what stands in there is no find.
+        digest: The submission's hash, from which the official inputs follow.
+        released: The notebook that students were given.
+    """
+    text = html.unescape(text).replace('\\"', '"').replace("\\\\", "\\")
+    own = "\n".join(_sources(submission))
+    found = []
+    secrets = (SECRET.decode(), SECRET.hex(), base64.b64encode(SECRET).decode(), str(list(SECRET)), NEIGHBOURS)
+    if any(secret in text for secret in secrets[:-1]):
+        found.append("the course's secret")
+    if NEIGHBOURS in text:
+        found.append("another student's notebook")
+    if DATABASE in text and DATABASE not in own:
+        found.append("a database")
+    if IN_VARIABLE in text:
+        found.append("the environment")
+    if any(line in text for line in _solution_lines(attack.chapter, released) if line not in own):
+        found.append("the solution")
+    tasks = [task for task in load(attack.chapter).tasks if task.name in attack.functions]
+    seeds = [plan(attack.chapter, task, secret=SECRET, submission=digest).seed for task in tasks]
+    if any(f"{seed}" in text or f"{seed:x}" in text for seed in seeds):
+        found.append("the seed of the official inputs")
+    shown = {_rounded(number) for number in _NUMBER.findall(text)}
+    if len(shown) > SHOWN and any(len(shown & _drawn(attack.chapter, task.name, digest)) > SHOWN for task in tasks):
+        found.append("the official inputs")
+    return found
+
+
+def _sources(submission: bytes) -> list[str]:
+    """The cells' sources of a notebook; what is none is taken as it is."""
+    try:
+        return ["".join(cell["source"]) for cell in json.loads(submission)["cells"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return [submission.decode(errors="replace").replace('\\"', '"')]
+
+
+@cache
+def _solution_lines(chapter: str, released: str) -> tuple[str, ...]:
+    text = (ROOT / "solutions" / f"{chapter}.py").read_text(encoding="utf-8")
+    regions = re.findall(f"{BEGIN}\n(.*?){END}", text, re.DOTALL)
+    lines = {line.strip(" #") for region in regions for line in region.splitlines()}
+    known = "\n".join(_sources(released.encode()))
+    return tuple(sorted(line for line in lines if len(line) > 25 and line not in known))
+
+
+@cache
+def _drawn(chapter: str, name: str, digest: str) -> frozenset[str]:
+    """What is drawn for a submission, and what is expected, on the first case and on the unseen one."""
+    task = load(chapter).task(name)
+    planned = plan(chapter, task, secret=SECRET, submission=digest)
+    arrays = [judge.expected(planned, case) for case in (planned.cases[0], planned.cases[-1])]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
+    return frozenset(_rounded(number) for leaf in leaves if leaf.dtype.kind == "f" for number in leaf.flat)
+
+
+def _rounded(number: str | float) -> str:
+    return f"{float(number):.5g}"

@@ -1,0 +1,266 @@
+"""A fuzzer of official grading: real artefacts, mutated, through the code that grades them, in a real sandbox.
+
+It counts as a failure when
+
+- the grader itself raises, or says that it failed (``fault``), or takes longer than its deadlines;
+- a mutation of a wrong answer earns more points than the answer itself;
+- a mutation of a right answer keeps all points, and at the realistic size, which is not run, is cheaper by a figure
+  that points hang on. What is cheaper where it runs gave the right values, and is shown for a person to look at.
+
+The same seed and number give the same mutation. ``campaign`` runs thousands of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from autograder.chapters.fsdp.mutants import (
+    all_reduces_gradients,
+    everyone_takes_first_part,
+    forgets_the_first_layers_gradient,
+    keeps_everything,
+    keeps_gathered_weights,
+    keeps_own_gradient,
+    sums_gradients,
+)
+from autograder.contract.task import Case, Task, load
+from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
+from autograder.grading.inside import wire
+from autograder.grading.inside.tracing import Problem, Traced, trace_cases
+from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
+from autograder.grading.outside.pipeline import LIMITS, _programs, _Told
+from autograder.grading.outside.sandbox import best_level
+from autograder.grading.outside.workers import LocalProcess, Worker, sandboxed
+from autograder.proof.attacks.mutate import LAYERS, mutate_bytes, mutate_message
+from solutions import fsdp as right
+
+CHAPTER = "fsdp"
+SECONDS, CPU_SECONDS = 40.0, 20
+# Figures of the realistic size, which is never run, that points hang on.
+JUDGED = ("flops", "wire", "temporaries", "seconds")
+SECRET = b"a secret of nobody, for the fuzz"
+QUIET = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 1.0, "output": ""}
+# Which answers are mutated, on which case, and how often: the larger ones compile for a second.
+ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
+    ("shard_params", right.shard_params, "pipe=4 x tensor=2", 10),
+    ("shard_params", right.shard_params, "data=8", 6),
+    ("shard_params", keeps_everything, "pipe=4 x tensor=2", 6),
+    ("shard_params", everyone_takes_first_part, "data=8", 4),
+    ("gather_params", right.gather_params, "data=8", 8),
+    ("gather_params", right.gather_params, "unseen", 6),
+    ("gather_params", sums_gradients, "data=8", 4),
+    ("gather_params", all_reduces_gradients, "pipe=4 x tensor=2", 4),
+    ("gather_params", keeps_own_gradient, "data=2", 4),
+    ("fsdp_loss", right.fsdp_loss, "data=8", 6),
+    ("fsdp_loss", keeps_gathered_weights, "data=8", 3),
+    ("fsdp_loss", forgets_the_first_layers_gradient, "data=8", 2),
+)
+
+
+@dataclass(frozen=True)
+class Base:
+    """An answer whose Programs are mutated: how it is judged, what it earns and what the lenses find."""
+
+    plan: Plan
+    name: str
+    weight: int
+    programs: dict[str, bytes]
+    points: float = 0.0
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        return self.points == self.plan.task.points
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutation.
+
+    Attributes:
+        stage: How far it came: ``wire``, ``header``, ``audit or lens``, ``compiler``, ``run`` or ``judged``.
+        failure: What is wrong with the grader by it, empty if nothing.
+        look: What a person may want to look at though the values were right.
+    """
+
+    number: int
+    base: str
+    layer: str
+    what: str
+    verdict: str
+    stage: str
+    points: float
+    message: str
+    seconds: float
+    failure: str = ""
+    look: str = ""
+
+
+def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Base]:
+    """The answers as Programs, each on one case and, where its function has one, the realistic size."""
+    found = []
+    for name, function, case, weight in chosen:
+        task = load(CHAPTER).task(name)
+        whole = plan(CHAPTER, task, secret=SECRET, submission=case)
+        planned = replace(whole, cases=tuple(_one(whole.cases, case)))
+        traced = trace_cases(task, function, planned.traced, lambda _: None)
+        assert isinstance(traced, Traced), traced
+        programs = {name: program.serialise() for name, program in traced.programs.items()}
+        found.append(Base(planned, f"{task.name}: {function.__name__} on {case}", weight, programs))
+    return found
+
+
+def _one(cases: tuple[Case, ...], name: str) -> Iterator[Case]:
+    return (case for case in cases if case.name == name)
+
+
+class Fuzzer:
+    """Mutates and judges, with one sandboxed executor and one process that makes mutations."""
+
+    def __init__(self, seed: int, bases: list[Base], level: str | None = None):
+        self.seed = seed
+        self.executor = sandboxed(
+            "autograder.grading.inside.executor",
+            CHAPTER,
+            level or best_level(),
+            greets=True,
+            seconds=SECONDS,
+            cpu_s=CPU_SECONDS,
+        )
+        self.maker = Worker(lambda: LocalProcess("autograder.proof.attacks.mutate"), greets=True, seconds=60)
+        self.bases = [self._measured(base) for base in bases]
+
+    def __enter__(self) -> Fuzzer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.executor.close()
+        self.maker.close()
+
+    def _measured(self, base: Base) -> Base:
+        _, result, figures = self._judge(base.plan, message_of(base.programs))
+        return replace(base, points=result.points, figures=figures)
+
+    def run(self, number: int) -> Outcome:
+        """Mutation ``number``, judged."""
+        base, layer, what, message = self.mutation(number)
+        told = partial(Outcome, number, base.name, layer, what)
+        begin = time.monotonic()
+        try:
+            stage, result, figures = self._judge(base.plan, message)
+            json.dumps(result.to_json(), ensure_ascii=False).encode()  # as the ledger and the pages will
+        except Exception as error:
+            seconds = time.monotonic() - begin
+            return told("none", "grader", 0.0, "", seconds, f"the grader raised {type(error).__name__}: {error}"[:500])
+        seconds = time.monotonic() - begin
+        failure, look = judged(base, result, figures, seconds)
+        return told(result.verdict, stage, result.points, result.message[:600], seconds, failure, look)
+
+    def mutation(self, number: int) -> tuple[Base, str, str, bytes]:
+        """The base, the layer, what was changed, and all that a student's process would write."""
+        rng = random.Random(f"{self.seed}:{number}")
+        base = rng.choices(self.bases, [base.weight for base in self.bases])[0]
+        layer = rng.choices(list(LAYERS), list(LAYERS.values()))[0]
+        other = rng.choice(list(rng.choice(self.bases).programs.values()))
+        if layer == "wire":
+            return base, layer, "wire", mutate_message(message_of(base.programs), other, rng)
+        names = list(base.programs)
+        chosen = names if rng.random() < 0.3 else [rng.choice(names)]
+        before = [base.programs[name] for name in chosen]
+        try:
+            header, made = self.maker.ask({"layer": layer, "seed": f"{self.seed}:{number}"}, [*before, other])
+        except Stopped:  # MLIR's parser died of the text, which is no business of the grader
+            header, made = {"what": "bytes"}, [mutate_bytes(program, other, rng) for program in before]
+        what = f"{header['what']} of {', '.join(chosen)}" if len(names) > 1 else header["what"]
+        return base, layer, what, message_of({**base.programs, **dict(zip(chosen, made, strict=True))})
+
+    def _judge(self, planned: Plan, message: bytes) -> tuple[str, Result, dict[str, dict[str, float]]]:
+        """The verdict as ``pipeline`` comes to it, how far the Programs came, and what the lenses found."""
+        figures: dict[str, dict[str, float]] = {}
+        stages = ["wire"]
+
+        def execute(header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+            stages.append("executor")
+            answer, arrays = self.executor.ask(header, blobs)
+            stages.append(_stage(header, answer))
+            if "costs" in answer:
+                figures[header["do"]] = _figures(answer)
+            return answer, arrays
+
+        def ask(task: Task) -> Result:
+            try:
+                programs, line = _programs(QUIET, message, LIMITS)
+                stages.append("header")
+                return judge(planned, programs, line, execute)
+            except _Told as told:
+                return stopped(task, told.problem)
+            except wire.WireError as error:
+                return stopped(task, Problem(REFUSED, f"not Programs: {error}"))
+            except Stopped as error:
+                return stopped(task, Problem(error.verdict, str(error)))
+
+        result = ask(planned.task)
+        if result.verdict == REFUSED and stages[-1] == "judged":
+            stages.append("header")  # of the realistic size, which comes second
+        return stages[-1], result, figures
+
+
+def message_of(programs: dict[str, bytes]) -> bytes:
+    """What the process that traced these Programs writes to the grader."""
+    stream = io.BytesIO()
+    wire.write(stream, {"cases": list(programs), "line": "cell:1"}, list(programs.values()))
+    return stream.getvalue()
+
+
+def _stage(header: dict[str, Any], answer: dict[str, Any]) -> str:
+    if "fault" in answer:
+        return "fault"
+    refused = answer.get("refused")
+    if refused is None:
+        return "judged"
+    if "cannot be compiled" in refused:
+        return "compiler"
+    ran = ("cannot be run", "is sharded as GSPMD", "should be the same on devices")
+    return "run" if any(words in refused for words in ran) else "audit or lens"
+
+
+def _figures(answer: dict[str, Any]) -> dict[str, float]:
+    """What may not become less without reason: what the facts judge, and what the timeline is made from."""
+    costs, memory = answer["costs"], answer["memory"]
+    found = {name: costs[name] for name in ("flops", "elementwise", "bytes_touched")}
+    found["wire"] = sum(c["wire_bytes"] * c["count"] for c in costs["collectives"])
+    found["temporaries"] = memory["temporaries"]
+    found["held"] = memory["arguments"] + memory["outputs"] - memory["aliased"]
+    if "timeline" in answer:
+        found["seconds"] = answer["orders"][0]["timeline"]["seconds"]
+    return found
+
+
+def judged(base: Base, result: Result, figures: dict[str, dict[str, float]], seconds: float) -> tuple[str, str]:
+    """What is wrong with the grader, and what a person may want to look at."""
+    if result.verdict == NEEDS_HUMAN and "the grader itself failed" in result.message:
+        return result.message[:500], ""
+    if seconds > 3 * (SECONDS + 10) * len(base.programs):
+        return f"it took {seconds:.0f} s", ""
+    if not base.is_right:
+        more = result.points > base.points
+        return (f"earns {result.points}, and the answer {base.points}" if more else ""), ""
+    if result.points < base.points:
+        return "", ""
+    less = [
+        f"{what} {name} {figures[what][name]:.6g} < {limit:.6g}"
+        for what, before in base.figures.items()
+        for name, limit in before.items()
+        if what in figures and figures[what][name] < limit * (1 - 1e-9)
+    ]
+    unseen = [text for text in less if text.startswith("analyse") and text.split()[1] in JUDGED]
+    seen = any(text.startswith("run") for text in less)
+    failure = f"keeps all points with {', '.join(unseen)}" if unseen and not seen else ""
+    return failure, ", ".join(less)

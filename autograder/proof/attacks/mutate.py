@@ -1,0 +1,257 @@
+"""Mutations of real artefacts: of bytes, of the header, of what ``jax.export`` writes, of the module's text.
+
+A process of its own (``python -m autograder.proof.attacks.mutate``), since a mutated text can take MLIR's parser down:
+which mutation is made follows from the seed and the number alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import export as jax_export
+from jax.extend import mlir
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
+
+from autograder.grading.inside import wire
+from autograder.proof.attacks.texts import mutate_text
+from course.program.export import _fields, _version_of
+from course.program.program import MAGIC
+
+# How often each layer is chosen. The module's text is what an attacker would write, and what reaches the compiler.
+LAYERS = {"wire": 6, "bytes": 8, "header": 14, "export": 12, "bytecode": 8, "text": 52}
+_TRIES = 30
+
+
+def mutate_bytes(data: bytes, other: bytes, rng: random.Random) -> bytes:
+    """A few bytes flipped, taken out, put in, repeated, or the rest of another message put behind a part of this."""
+    where = rng.randrange(len(data) or 1)
+    length = rng.choice([1, 1, 2, 4, 8, 64, 1024])
+    kind = rng.choice(["flip", "set", "delete", "insert", "repeat", "splice", "cut"])
+    if kind == "flip":
+        return data[:where] + bytes([data[where] ^ (1 << rng.randrange(8))]) + data[where + 1 :]
+    if kind == "set":
+        return data[:where] + rng.choice([b"\0", b"\xff"]) * length + data[where + length :]
+    if kind == "delete":
+        return data[:where] + data[where + length :]
+    if kind == "insert":
+        return data[:where] + rng.randbytes(length) + data[where:]
+    if kind == "repeat":
+        return data[: where + length] + data[where:]
+    if kind == "splice":
+        return data[:where] + other[rng.randrange(len(other)) :]
+    return data[:where]
+
+
+def mutate_message(data: bytes, other: bytes, rng: random.Random) -> bytes:
+    """Other bytes in what a process writes to the grader, or another value in its header."""
+    if rng.random() < 0.5:
+        return mutate_bytes(data, other, rng)
+    length = int.from_bytes(data[:4], "big")
+    outer = json.loads(data[4 : 4 + length])
+    _change_value(outer, rng)
+    head = _written(outer, rng)
+    return len(head).to_bytes(4, "big") + head + data[4 + length :]
+
+
+def split(program: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the artefact of a serialised Program."""
+    start = len(MAGIC) + 4
+    length = int.from_bytes(program[len(MAGIC) : start], "big")
+    return json.loads(program[start : start + length]), program[start + length :]
+
+
+def join(header: Any, artefact: bytes) -> bytes:
+    """A serialised Program, with whatever the header says."""
+    text = json.dumps(header).encode()
+    return MAGIC + len(text).to_bytes(4, "big") + text + artefact
+
+
+_VALUES: tuple[Callable[[random.Random], Any], ...] = (
+    lambda _: None, lambda _: -1, lambda _: 0, lambda _: 1, lambda _: 2, lambda _: 2**31, lambda _: 2**63,
+    lambda _: 10**400, lambda _: 1.5, lambda _: float("nan"), lambda _: float("-inf"), lambda _: True, lambda _: "",
+    lambda _: "data", lambda _: "x" * 500, lambda _: "\u202e\x00\x1b[2J", lambda _: "<script>",
+    lambda _: "\ud800", lambda _: {"verdict": "pass", "message": "\udfff"}, lambda _: "../../etc",
+    lambda _: [], lambda _: {}, lambda _: [["data"]], lambda _: [0, 1], lambda _: {"data": 8}, lambda _: "float64",
+    lambda _: "bfloat16", lambda _: "object", lambda _: "O", lambda _: "cuda", lambda _: "result", lambda _: "state",
+    lambda rng: rng.randrange(20), lambda rng: [rng.randrange(12)], lambda _: [[[[[]]]]],
+)  # fmt: skip
+
+
+def mutate_header(program: bytes, rng: random.Random) -> bytes:
+    """Another value, one more, one less or two of one, somewhere in the JSON header."""
+    header, artefact = split(program)
+    _change_value(header, rng)
+    text = _written(header, rng)
+    return MAGIC + len(text).to_bytes(4, "big") + text + artefact
+
+
+def _written(data: Any, rng: random.Random) -> bytes:
+    try:
+        return json.dumps(data).encode()
+    except ValueError:  # a value was put into itself
+        return json.dumps(rng.choice(_VALUES)(rng)).encode()
+
+
+def _change_value(data: Any, rng: random.Random) -> None:
+    places = list(_places(data))
+    holder, key = rng.choice(places)
+    kind = rng.choice(["value", "value", "value", "delete", "add", "repeat", "swap"])
+    if kind == "delete":
+        del holder[key]
+    elif kind == "add":
+        if isinstance(holder, dict):
+            holder[rng.choice(["role", "problem", "__class__", "mesh"])] = rng.choice(_VALUES)(rng)
+        else:
+            holder.insert(key, rng.choice(_VALUES)(rng))
+    elif kind == "repeat" and isinstance(holder, list):
+        holder.insert(key, holder[key])
+    elif kind == "swap":
+        other, place = rng.choice(places)
+        holder[key], other[place] = other[place], holder[key]
+    else:
+        holder[key] = rng.choice(_VALUES)(rng)
+
+
+def _places(data: Any) -> Any:
+    for key in list(data) if isinstance(data, dict) else range(len(data)):
+        yield data, key
+        if isinstance(data[key], dict | list):
+            yield from _places(data[key])
+
+
+def mutate_export(program: bytes, rng: random.Random) -> bytes:
+    """Another value in a field of the ``jax.export`` artefact, or a damaged byte in its frame."""
+    header, artefact = split(program)
+    exported = jax_export.deserialize(bytearray(artefact))
+    if rng.random() < 0.4:
+        module = exported.mlir_module_serialized
+        start = artefact.find(module)
+        frame = artefact[:start], artefact[start + len(module) :]
+        which = rng.randrange(2)
+        damaged = mutate_bytes(frame[which], artefact, rng) if frame[which] else b"\0"
+        whole = damaged + module + frame[1] if which == 0 else frame[0] + module + damaged
+        return join({**header, "artefact": len(whole)}, whole)
+    field, value = rng.choice(_changes(exported, rng))
+    try:
+        changed = bytes(exported.__class__(**{**_fields(exported), field: value}).serialize())
+    except Exception:  # not every value can be written
+        changed = mutate_bytes(artefact, artefact, rng)
+    return join({**header, "artefact": len(changed)}, changed)
+
+
+def _changes(exported: jax_export.Exported, rng: random.Random) -> list[tuple[str, Any]]:
+    check = jax_export.DisabledSafetyCheck
+    avals, kept, version = list(exported.in_avals), exported.module_kept_var_idx, exported.calling_convention_version
+    where = rng.randrange(len(avals))
+    moved = avals[where].update(shape=(*avals[where].shape, 2), sharding=None)
+    other = avals[where].update(dtype=jax.numpy.dtype(rng.choice(["int32", "bfloat16", "float16"])))
+    shardings = list(exported._in_named_shardings)
+    rng.shuffle(shardings)
+    outs = list(exported._out_named_shardings)
+    rng.shuffle(outs)
+    return [
+        ("nr_devices", rng.choice([0, 1, 2, 7, 4096, 2**31 - 1])),
+        ("platforms", rng.choice([("cuda",), ("tpu",), (), ("cpu", "cuda"), ("x" * 100,)])),
+        ("fun_name", rng.choice(["", "main", "@main", "a b", "\u202e", "x" * 5000])),
+        ("disabled_safety_checks", (rng.choice([check.platform(), check.custom_call("xla_python_cpu_callback")]),)),
+        ("module_kept_var_idx", rng.choice([(), kept[:-1], kept[::-1], (*kept, 99), (65535,)])),
+        ("uses_global_constants", True),
+        ("calling_convention_version", rng.choice([0, 1, version - 1, version + 1, 60000])),
+        ("in_avals", tuple(rng.sample(avals, len(avals)))),
+        ("in_avals", (*avals[:where], moved, *avals[where + 1 :])),
+        ("in_avals", (*avals[:where], other, *avals[where + 1 :])),
+        ("out_avals", tuple(exported.out_avals[::-1])),
+        ("_in_named_shardings", tuple(shardings)),
+        ("_in_named_shardings", (None,) * len(shardings)),
+        ("_out_named_shardings", tuple(outs)),
+        ("in_tree", jax.tree.structure(((1, (2,)), {}))),
+        ("out_tree", jax.tree.structure({"a": 1})),
+        ("mlir_module_serialized", b""),
+    ]
+
+
+def mutate_bytecode(program: bytes, other: bytes, rng: random.Random) -> bytes:
+    """Damage inside the module's bytecode, in a frame that is whole; or the module of another Program."""
+    header, artefact = split(program)
+    exported = jax_export.deserialize(bytearray(artefact))
+    theirs = jax_export.deserialize(bytearray(split(other)[1])).mlir_module_serialized
+    data = theirs if rng.random() < 0.15 else mutate_bytes(exported.mlir_module_serialized, theirs, rng)
+    return _with_module(header, exported, data)
+
+
+def _with_module(header: dict[str, Any], exported: jax_export.Exported, data: bytes) -> bytes:
+    artefact = bytes(replace(exported, mlir_module_serialized=data).serialize())
+    return join({**header, "artefact": len(artefact)}, artefact)
+
+
+def mutate_module(program: bytes, seed: str) -> tuple[bytes, str] | None:
+    """The module changed as text, in a way that MLIR still parses, and what was changed; None if no way was found."""
+    header, artefact = split(program)
+    exported = jax_export.deserialize(bytearray(artefact))
+    with make_ir_context():
+        before = str(ir.Module.parse(exported.mlir_module()).operation.get_asm(enable_debug_info=False))
+    for attempt in range(_TRIES):
+        text, what = mutate_text(before, random.Random(f"{seed}:{attempt}"))
+        if text == before:
+            continue
+        try:
+            with make_ir_context():
+                module = ir.Module.parse(text)
+                data = _serialised(module, exported, attempt % 2 == 0)
+        except Exception:
+            continue
+        return _with_module(header, exported, data), what
+    return None
+
+
+def _serialised(module: Any, exported: jax_export.Exported, portable: bool) -> bytes:
+    """The module as ``jax.export`` writes it, or as plain bytecode, which it reads too and which keeps dead code."""
+    if portable:
+        return mlir.serialize_portable_artifact(module, _version_of(exported), use_mixed_serialization=True)
+    stream = io.BytesIO()
+    module.operation.write_bytecode(stream)
+    return stream.getvalue()
+
+
+def mutate(layer: str, programs: list[bytes], other: bytes, seed: str) -> tuple[list[bytes], str]:
+    """Each of a function's Programs that are to be changed, and what was done to them. The wire is not ours."""
+    rng = random.Random(seed)
+    if layer == "text":
+        made = [mutate_module(program, seed) for program in programs]
+        if all(made):
+            return [program for program, _ in filter(None, made)], made[0][1] if made[0] else ""
+        layer = "bytecode"
+    change: dict[str, Callable[[bytes], bytes]] = {
+        "bytes": lambda program: mutate_bytes(program, other, rng),
+        "header": lambda program: mutate_header(program, rng),
+        "export": lambda program: mutate_export(program, rng),
+        "bytecode": lambda program: mutate_bytecode(program, other, rng),
+    }
+    return [change[layer](program) for program in programs], layer
+
+
+def main() -> None:
+    """Serve requests: the Programs to change and one more to splice with; the answer holds the changed ones."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    wire.write(answers, {"ready": True})
+    while True:
+        try:
+            header, blobs = wire.read(requests)
+        except wire.WireError:
+            return
+        made, what = mutate(header["layer"], blobs[:-1], blobs[-1], header["seed"])
+        wire.write(answers, {"what": what}, made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Grade every attack through the real pipeline, and look at what a student could see afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autograder.contract.verdict import Report
+from autograder.grading.inside.launch import Limits, prctl
+from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.course import open_ledger
+from autograder.grading.nbgrader.export import grades_csv, overview
+from autograder.grading.nbgrader.feedback import write_feedback
+from autograder.grading.nbgrader.pools import Job, NewPool, local_pool
+from autograder.proof.attacks.canaries import IN_VARIABLE, VARIABLE, search
+from autograder.proof.attacks.fixtures import Attack, prepare
+from autograder.release.notebook import nbgrader_quiet
+
+PR_SET_CHILD_SUBREAPER = 36
+ENOUGH = 16 << 20
+# Lower than a class gets, so that what is ended by them ends soon.
+LIMITS = Limits(wall_s=45.0, cpu_s=10)
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one attack.
+
+    Attributes:
+        found: The verdicts of the attacked functions; one word where they agree.
+        points: What these functions earned together.
+        canaries: What a student could see and must not.
+        denied: What the sandbox refused and reported.
+        problem: Whatever else went wrong, such as a feedback page that could not be written.
+    """
+
+    name: str
+    group: str
+    says: str
+    expected: str
+    found: str
+    points: float
+    expected_points: float | None
+    canaries: tuple[str, ...]
+    denied: tuple[str, ...]
+    seconds: float
+    messages: tuple[str, ...]
+    problem: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether the grader did what it must."""
+        right = self.expected_points is None or abs(self.points - self.expected_points) < 0.005
+        return self.found == self.expected and right and not self.canaries and not self.problem
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row for each attack, and what was left behind by all of them together."""
+
+    rows: tuple[Row, ...]
+    left: tuple[str, ...]
+
+    @property
+    def held(self) -> bool:
+        return not self.left and all(row.held for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Outcome:
+        rows = (
+            Row(**{**row, **{name: tuple(row[name]) for name in ("canaries", "denied", "messages")}})
+            for row in data["rows"]
+        )
+        return cls(tuple(rows), tuple(data["left"]))
+
+
+def run_suite(
+    attacks: list[Attack], level: str, *, workers: int = 2, on_progress: Progress = lambda stage, done, total: None
+) -> Outcome:
+    """Grade the attacks as one class on one rung, write feedback, and search everything that a student may see."""
+    attacks = [attack for attack in attacks if not attack.rungs or level in attack.rungs]
+    seconds: dict[str, float] = {}
+    with workplace() as folder, watched() as left:
+        course = prepare(folder / "course", attacks)
+        before = untouchable(course)
+        reports, unwritten = [], {}
+        for chapter in sorted({attack.chapter for attack in attacks}):
+            found, failed = _graded(course, chapter, level, timed(local_pool(workers), seconds), on_progress)
+            reports += found
+            unwritten |= failed
+        left += [f"changed: {name}" for name in changed(before, untouchable(course))]
+        left += [f"left in scratch: {path.name}" for path in (folder / "tmp").iterdir()]
+        by_student = {report.student: report for report in reports}
+        seen = {chapter: _Seen(course, chapter) for chapter in {attack.chapter for attack in attacks}}
+        rows = []
+        for number, attack in enumerate(attacks, 1):
+            report = by_student.get(attack.name)
+            rows.append(
+                _row(
+                    attack, report, seen[attack.chapter], unwritten.get(attack.name, ""), seconds.get(attack.name, 0.0)
+                )
+            )
+            on_progress("searching", number, len(attacks))
+    return Outcome(tuple(rows), tuple(left))
+
+
+def _graded(course: Path, chapter: str, level: str, pool: NewPool, on_progress: Progress):
+    """The reports of a chapter, and why some students have no page, by student."""
+    reports = grade_course(course, chapter, level=level, limits=LIMITS, on_progress=on_progress, new_pool=pool)
+    paged = iter(range(1, len(reports) + 1))
+    _, unwritten = write_feedback(course, chapter, lambda _: on_progress("feedback", next(paged), len(reports)))
+    return reports, unwritten
+
+
+def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, seconds: float) -> Row:
+    results = [result for result in report.functions if result.name in attack.functions] if report else []
+    found = ", ".join(sorted({result.verdict for result in results})) or "no verdict"
+    notes = report.notes if report else ()
+    return Row(
+        name=attack.name,
+        group=attack.group,
+        says=attack.says,
+        expected=attack.verdict,
+        found=found,
+        points=round(sum(result.points for result in results), 2),
+        expected_points=attack.points,
+        canaries=tuple(seen.canaries(attack, report)),
+        denied=tuple(dict.fromkeys(call for result in results for call in result.denied)),
+        seconds=round(seconds, 1),
+        messages=tuple(dict.fromkeys(r.message or next(_failed(r), "") for r in results)),
+        problem="; ".join(filter(None, [problem, *(note for note in notes if "not in the gradebook" in note)])),
+    )
+
+
+def _failed(result: Any) -> Iterator[str]:
+    return (f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False and fact.weight)
+
+
+class _Seen:
+    """What students may see of a graded course, by student."""
+
+    def __init__(self, course: Path, chapter: str):
+        self.course = course
+        self.released = (course / "release" / chapter / f"{chapter}.ipynb").read_text()
+        with open_ledger(course) as ledger:
+            self.digests = {entry.student: entry.submission for entry in ledger.status(chapter)}
+        self.lines = {row["student"]: json.dumps(row) for row in overview(course, chapter)}
+        for line in grades_csv(course, [chapter]).splitlines():
+            for name in self.lines:
+                if f",{name}," in line:
+                    self.lines[name] += line
+        self.comments = _comments(course, chapter)
+
+    def canaries(self, attack: Attack, report: Report | None) -> list[str]:
+        parts = [json.dumps(report.to_json(), ensure_ascii=False) if report else ""]
+        parts += [self.lines.get(attack.name, ""), self.comments.get(attack.name, "")]
+        for kind in ("feedback", "autograded"):
+            for path in sorted((self.course / kind / attack.name).rglob("*")):
+                if path.is_file():
+                    parts.append(path.read_text(encoding="utf-8", errors="replace"))
+        submission = handed_in(self.course, attack)
+        digest = self.digests.get(attack.name, "")
+        return search("\n".join(parts), attack, submission, digest, self.released)
+
+
+def _comments(course: Path, chapter: str) -> dict[str, str]:
+    from nbgrader.api import Gradebook
+
+    with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+        return {
+            str(each.student.id): "\n".join(
+                f"{comment.auto_comment} {comment.manual_comment}"
+                for notebook in each.notebooks
+                for comment in notebook.comments
+            )
+            for each in gradebook.assignment_submissions(chapter)
+        }
+
+
+def timed(pool: NewPool, seconds: dict[str, float]) -> NewPool:
+    """The same pool; it notes how long each student's grading took."""
+
+    def make(alone: bool) -> tuple[Executor, int]:
+        executor, width = pool(alone)
+        submit = executor.submit
+
+        def timed_submit(function: Any, job: Job) -> Any:
+            begin, future = time.monotonic(), submit(function, job)
+            future.add_done_callback(lambda _: seconds.update({job.student: time.monotonic() - begin}))
+            return future
+
+        executor.submit = timed_submit  # type: ignore[method-assign]
+        return executor, width
+
+    return make
+
+
+def contents(path: Path) -> bytes:
+    """The first bytes of a file; nothing of what is no file, such as a link or a pipe."""
+    with suppress(OSError):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                return file.read(ENOUGH)
+    return b""
+
+
+def handed_in(course: Path, attack: Attack) -> bytes:
+    """The notebooks that were handed in, whatever they are called, one after the other."""
+    folder = course / "submitted" / attack.name / attack.chapter
+    files = sorted(folder.glob("*.ipynb")) if not folder.is_symlink() else []
+    return b"\n".join(map(contents, files))
+
+
+def untouchable(course: Path) -> dict[str, str]:
+    """The hashes of all files in the course folder that grading itself does not write."""
+    own = ("autograded/", "feedback/", "gradebook.db", ".meshcraft/ledger", ".meshcraft/lock", ".meshcraft/staging")
+    found = {}
+    for path in sorted(course.rglob("*")):
+        name = str(path.relative_to(course))
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif path.is_file() and not name.startswith(own):
+            found[name] = f"{path.stat().st_size} bytes: {hashlib.sha256(contents(path)).hexdigest()}"
+    return found
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """A list that gets, at the end, the processes that were started meanwhile and still run.
+
+    This process adopts whoever loses a parent, so that none can hide.
+    """
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    left: list[str] = []
+    before = set(_descendants())
+    os.environ[VARIABLE] = IN_VARIABLE
+    try:
+        yield left
+    finally:
+        del os.environ[VARIABLE]
+        left += [f"still running: {_descendants().get(pid)}" for pid in _running_after(before)]
+
+
+def _running_after(before: set[int]) -> set[int]:
+    for _ in range(50):  # what was killed may take a moment to be gone
+        more = set(_descendants()) - before
+        if not more:
+            break
+        time.sleep(0.1)
+    return more
+
+
+def _descendants() -> dict[int, str]:
+    """The processes below this one that are no zombies, and what they are called."""
+    parents, names = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            text = (folder / "stat").read_text()
+            state, parent = text.rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(folder.name)] = int(parent)
+                names[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    found, more = set(), {os.getpid()}
+    while more:
+        more = {pid for pid, parent in parents.items() if parent in more} - found
+        found |= more
+    own = ("resource_tracker", "forkserver")  # multiprocessing's, which live as long as this process
+    return {pid: names[pid] for pid in found if not any(word in names[pid] for word in own)}
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder for a course and for everything that grading writes to the side; gone afterwards.
+
+    Others may pass through it but not list it: the sandbox has a user of its own, and needs a way to its scratch
+    folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="meshcraft-hostile-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        (folder / "tmp").mkdir()
+        for path in (folder, folder / "tmp"):
+            path.chmod(0o711)
+        before, tempfile.tempdir = (os.environ.get("TMPDIR"), tempfile.tempdir), None
+        os.environ["TMPDIR"] = str(folder / "tmp")
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = before[1]
+            os.environ.pop("TMPDIR")
+            if before[0] is not None:
+                os.environ["TMPDIR"] = before[0]

@@ -1,0 +1,132 @@
+"""``make bench``: how long the things take that people wait for. Printed, never judged: machines differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autograder.proof.bench_grading import beside_stock, class_of, one_submission, timed
+from autograder.proof.demo.__main__ import HERE as DEMO
+from autograder.release.notebook import ROOT
+from course.curriculum import CHAPTERS
+
+CHAPTER = "fsdp"
+# What a check may take in a running notebook.
+FUNCTION_S, WHOLE_STEP_S = 3, 10
+
+
+def cold_check() -> list[tuple[str, str, str]]:
+    """``meshcraft check`` of a solved notebook, as a process of its own."""
+    notebook = DEMO / "submitted" / "right" / CHAPTER / f"{CHAPTER}.ipynb"
+    command = [sys.executable, "-m", "autograder.cli", "check", CHAPTER, "--notebook", str(notebook), "--json"]
+    seconds = timed(lambda: subprocess.run(command, check=True, capture_output=True))
+    return [("meshcraft check, whole, cold", f"{seconds:.1f} s", "under 12 s")]
+
+
+def warm_check(repeats: int) -> list[tuple[str, str, str]]:
+    """``check`` of each function in a process that has checked before, which is what a notebook's kernel is."""
+    from autograder.check import check_solution
+    from autograder.contract.task import load
+
+    rows = []
+    for chapter in CHAPTERS:
+        for task in load(chapter.name).tasks:
+            first = timed(lambda where=chapter.name, name=task.name: check_solution(where, [name]))
+            again = [
+                timed(lambda where=chapter.name, name=task.name: check_solution(where, [name])) for _ in range(repeats)
+            ]
+            limit = WHOLE_STEP_S if "step" in task.name else FUNCTION_S
+            rows.append((f"check({task.name}), repeated", f"{statistics.median(again):.2f} s", f"under {limit} s"))
+            rows.append((f"check({task.name}), first in a kernel", f"{first:.2f} s", f"under {limit} s"))
+    return rows
+
+
+def sandbox(repeats: int) -> list[tuple[str, str, str]]:
+    """A bare start on every rung that this machine has."""
+    from autograder.grading.outside.sandbox import measure_start_s, survey
+
+    rows = []
+    for rung in survey():
+        if rung.available:
+            times = [measure_start_s(rung.name) for _ in range(repeats)]
+            rows.append((f"sandbox start, {rung.name}", f"{1000 * statistics.median(times):.0f} ms", "under 50 ms"))
+        else:
+            rows.append((f"sandbox start, {rung.name}", "not measured", rung.reason))
+    return rows
+
+
+def lenses() -> list[tuple[str, str, str]]:
+    """Costs, liveness and timeline of the largest graded Program, and of a large step on many devices."""
+    import importlib
+
+    from autograder.contract.task import load, trace
+    from course.validation.programs import Sizes3D, three_d_step
+
+    task = [task for task in load(CHAPTER).tasks if task.analysed][-1]
+    assert task.analysed
+    solution = getattr(importlib.import_module(f"solutions.{CHAPTER}"), task.name)
+    rows = _look(f"of {task.name}", trace(task, solution, task.analysed[0], lambda _: None), ("300 ms", "1 s"))
+    rows += _look("of a 3D step, 1 billion parameters, 8 devices", three_d_step(), ("10 s", "10 s"))
+    mesh, sizes = {"data": 4, "pipe": 4, "tensor": 4}, Sizes3D(num_heads=16)
+    return rows + _look("of the same on 64 devices", three_d_step(mesh, sizes), ("", ""))
+
+
+def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:
+    """How long the lenses take on a Program, each beside reading it."""
+    from dataclasses import replace
+
+    from course.machines import machine
+    from course.program import costs, memory, parse, timeline
+
+    large = replace(machine("8xH100"), num_devices=64, links=(replace(machine("8xH100").links[0], group=64),))
+
+    def first() -> None:
+        module = parse(program)
+        costs(module)
+        memory(module, program)
+
+    module = parse(program)
+    limits = [f"under {limit}" if limit else "" for limit in wanted]
+    return [
+        (f"costs and liveness {what}", f"{1000 * timed(first):.0f} ms", limits[0]),
+        (f"timeline {what}", f"{1000 * timed(lambda: timeline(module, large)):.0f} ms", limits[1]),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--size", type=int, default=50, help="submissions in the class; 0 leaves grading out")
+    parser.add_argument("--long", type=int, default=200, help="submissions of one function in a row; 0 leaves it out")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--no-checks", dest="checks", action="store_false", help="leave checks and lenses out")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    rows = [*sandbox(10), *cold_check(), *warm_check(3), *lenses()] if options.checks else []
+    if options.size:
+        rows += [*one_submission(), *class_of(options.size, options.workers), *beside_stock(4)]
+    if options.long:
+        rows += class_of(options.long, options.workers, ("partial",))
+    if options.json:
+        print(json.dumps([{"what": what, "measured": measured, "wanted": wanted} for what, measured, wanted in rows]))
+        return
+    table = Table(title=f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", box=None)
+    for column in ("what", "measured", "wanted"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main()

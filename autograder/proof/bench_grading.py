@@ -1,0 +1,135 @@
+"""How fast official grading is, what it holds, and what it leaves: the second half of ``make bench``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autograder.contract.task import load
+from autograder.grading.inside.intake import parse_notebook
+from autograder.grading.inside.launch import Limits
+from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.course import make_course
+from autograder.grading.outside.pipeline import Grader
+from autograder.grading.outside.sandbox import best_level
+from autograder.proof.demo.__main__ import HERE as DEMO
+
+CHAPTER = "fsdp"
+Rows = list[tuple[str, str, str]]
+HANG = "class Hang:\n    while True:\n        pass\n"
+HANG_LIMIT_S = 3.0
+
+
+def timed(action: Callable[[], Any]) -> float:
+    """Seconds that it took."""
+    begin = time.monotonic()
+    action()
+    return time.monotonic() - begin
+
+
+def one_submission() -> Rows:
+    """A grading in cold processes and in warm ones, each function alone, and how soon a hang ends."""
+    path = DEMO / "submitted" / "right" / CHAPTER / f"{CHAPTER}.ipynb"
+    solved = [parse_notebook(str(path), _numbered(path, number)) for number in range(5)]
+    rows = []
+    with Grader(CHAPTER, secret=b"b" * 32, level=best_level()) as grader:
+        cold = timed(lambda: grader.grade_notebook(solved[0], "cold"))
+        rows.append(("grading one submission, cold processes", f"{cold:.1f} s", ""))
+        for task in load(CHAPTER).tasks:
+            times = [timed(lambda read=read, task=task: grader.grade_task(task, read)) for read in solved[1:]]
+            rows.append((f"grading {task.name}, warm processes", f"{statistics.median(times):.2f} s", ""))
+    cell = {"cell_type": "code", "source": HANG, "metadata": {}}
+    hang = parse_notebook("hang.ipynb", json.dumps({"cells": [cell]}).encode())
+    limits = Limits(wall_s=HANG_LIMIT_S, cpu_s=60)
+    with Grader(CHAPTER, secret=b"b" * 32, level=best_level(), limits=limits) as grader:
+        task = load(CHAPTER).tasks[0]
+        grader.grade_task(task, solved[0])
+        over = timed(lambda: grader.grade_task(task, hang)) - HANG_LIMIT_S
+    return [*rows, ("a hang ends after its limit by", f"{over:.2f} s", "under 1 s")]
+
+
+def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
+    """A class of ``size``: the demo's submissions, or some of them, over and over, no two the same."""
+    level = best_level()
+    chosen = models or tuple(sorted(path.name for path in (DEMO / "submitted").iterdir()))
+    with tempfile.TemporaryDirectory() as folder, _left() as left:
+        course = _course(Path(folder), chosen, size)
+        held: list[int] = []
+        seconds = timed(
+            lambda: grade_course(
+                course, CHAPTER, workers=workers, level=level, on_progress=lambda *_: held.append(_memory())
+            )
+        )
+    tasks = 1 if models else len(load(CHAPTER).tasks)
+    quarter = max(1, len(held) // 4)
+    early, late = (statistics.median(part) / 2**20 for part in (held[quarter : 2 * quarter], held[-quarter:]))
+    kind = f" of one function ({', '.join(models)})" if models else ""
+    return [
+        (f"a class of {size}{kind}, {workers} workers, {level}", f"{seconds:.0f} s", ""),
+        ("  functions an hour", f"{3600 * size * tasks / seconds:,.0f}", "2,500 or more"),
+        ("  memory of all processes, 2nd and last quarter", f"{early:,.0f} and {late:,.0f} MiB", "flat"),
+        ("  processes and files left", ", ".join(left) or "none", "none"),
+    ]
+
+
+def beside_stock(size: int) -> Rows:
+    """The same submissions, solved, through official grading and through stock nbgrader, one after the other."""
+    from autograder.proof.attacks.stock import grade_as_nbgrader_does
+
+    with tempfile.TemporaryDirectory() as folder:
+        course = _course(Path(folder) / "ours", ("right",), size)
+        ours = timed(lambda: grade_course(course, CHAPTER, workers=1, level=best_level()))
+        stock = _course(Path(folder) / "stock", ("right",), size)
+        students = sorted(path.name for path in (stock / "submitted").iterdir())
+        theirs = timed(lambda: [grade_as_nbgrader_does(stock, student) for student in students])
+    return [
+        (f"stock nbgrader beside official grading, {size} solved, in turn", f"{theirs / ours:.2f} times as long", "")
+    ]
+
+
+def _course(folder: Path, models: tuple[str, ...], size: int) -> Path:
+    course = make_course(folder / "course", [CHAPTER])
+    for number in range(size):
+        model = DEMO / "submitted" / models[number % len(models)] / CHAPTER / f"{CHAPTER}.ipynb"
+        target = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
+        target.parent.mkdir(parents=True)
+        target.write_bytes(_numbered(model, number))
+    return course
+
+
+def _numbered(path: Path, number: int) -> bytes:
+    """The notebook with a first line of its own, so that its inputs are other ones."""
+    content = json.loads(path.read_text())
+    content["cells"][0]["source"] = f"student {number}"
+    return json.dumps(content).encode()
+
+
+def _memory() -> int:
+    """Bytes that this process and all below it hold, shared pages counted once each."""
+    total = 0
+    for process in (me := psutil.Process(), *me.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total
+
+
+@contextmanager
+def _left() -> Iterator[list[str]]:
+    """Processes and scratch folders that are there afterwards and were not before."""
+    scratch = Path(tempfile.gettempdir())
+    before = {path.name for path in scratch.glob("meshcraft-*")}
+    ours = {*psutil.Process().children(recursive=True)}
+    left: list[str] = []
+    yield left
+    others = [process for process in psutil.Process().children(recursive=True) if process not in ours]
+    _, alive = psutil.wait_procs(others, timeout=5)
+    left += [f"process {process.pid}" for process in alive if "resource_tracker" not in " ".join(process.cmdline())]
+    left += sorted({path.name for path in scratch.glob("meshcraft-*")} - before)

@@ -1,0 +1,19 @@
+"""The bencher's short form: a small class is graded and every figure of it is there."""
+
+import json
+
+import pytest
+
+from autograder.grading.outside.sandbox import survey
+from autograder.proof import bench
+
+SANDBOXED = any(rung.available for rung in survey())
+
+
+@pytest.mark.skipif(not SANDBOXED, reason="no rung of the sandbox is available on this machine")
+def test_a_small_class_is_timed_and_leaves_nothing(capsys):
+    bench.main(["--size", "0", "--long", "4", "--workers", "1", "--no-checks", "--json"])
+    rows = {row["what"].strip(): row for row in json.loads(capsys.readouterr().out)}
+    assert rows["processes and files left"]["measured"] == "none"
+    assert float(rows["functions an hour"]["measured"].replace(",", "")) > 0
+    assert rows["memory of all processes, 2nd and last quarter"]["measured"].endswith("MiB")

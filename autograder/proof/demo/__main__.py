@@ -1,0 +1,81 @@
+"""``make demo``: build the exercise, grade the class, write gradebook and feedback pages, and say where they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from autograder.commands.grade import grade_table, unfinished
+from autograder.commands.terminal import bar, complain, explained, out, spinner
+from autograder.contract.verdict import Report
+from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.course import make_course
+from autograder.grading.nbgrader.feedback import write_feedback
+from autograder.grading.outside.sandbox import best_level
+from autograder.release.notebook import build
+
+HERE = Path(__file__).parent
+CHAPTER = "fsdp"
+
+
+def prepare(folder: Path) -> Path:
+    """A course folder with the class's submissions in it; one that is there already is brought up to date."""
+    course = make_course(folder, [CHAPTER])
+    for submission in sorted((HERE / "submitted").iterdir()):
+        shutil.copytree(submission, course / "submitted" / submission.name, dirs_exist_ok=True)
+    return course
+
+
+def surprises(reports: list[Report]) -> list[str]:
+    """Where the verdicts differ from those that the class must get."""
+    expected = json.loads((HERE / "expected.json").read_text())
+    found = {
+        report.student: {result.name: [result.verdict, _failed(result)] for result in report.functions}
+        for report in reports
+    }
+    return [
+        f"{student}: expected {expected.get(student)}, found {found.get(student)}"
+        for student in sorted({*expected, *found})
+        if expected.get(student) != found.get(student)
+    ]
+
+
+def _failed(result) -> list[str]:
+    return sorted(fact.name for fact in result.facts if fact.passed is False and fact.weight)
+
+
+def main(folder: Path, workers: int) -> int:
+    """Run the demo; 0 when every verdict is the expected one."""
+    with spinner("building the exercise"):
+        (exercise,) = build([CHAPTER])
+        course = prepare(folder)
+    level = best_level(allow_unsafe="--unsafe-local" in sys.argv)
+    with bar() as update:
+        reports = grade_course(course, CHAPTER, workers=workers, level=level, on_progress=update)
+    with spinner("writing feedback"):
+        pages, without = write_feedback(course, CHAPTER)
+    out().print(grade_table(reports))
+    for report in reports:
+        for result in report.functions:
+            if result.denied:
+                out().print(f"\nrefused to {report.student} in {result.name}: {', '.join(result.denied)}", markup=False)
+    out().print(
+        f"\nexercise   {exercise}\ngradebook  {course / 'gradebook.db'}\nfeedback", markup=False, soft_wrap=True
+    )
+    for page in pages:
+        out().print(f"  {page}", markup=False, soft_wrap=True)
+    lab = f"cd {course} && {Path(sys.executable).parent / 'jupyter'} lab"
+    out().print(f"grade the written question\n  {lab}\n  menu Nbgrader, Formgrader", markup=False, soft_wrap=True)
+    problems = [*surprises(reports), *(f"no feedback for {who}: {why}" for who, why in without.items())]
+    problems += [f"{report.student} needs a person" for report in reports if unfinished(report)]
+    for problem in problems:
+        complain(problem)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    with explained():
+        sys.exit(main(Path("build/demo"), max(1, os.cpu_count() or 1)))

@@ -1,0 +1,86 @@
+"""A notebook is judged the same in the kernel, by the command and officially: the table of ``rows.txt``."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from autograder.check import LOCAL, executor
+from autograder.contract.task import load
+from autograder.contract.verdict import PASS
+from autograder.grading.inside.intake import Notebook
+from autograder.grading.inside.tracing import Problem
+from autograder.grading.outside.judge import _run, plan
+from autograder.grading.outside.pipeline import LIMITS, trace_request, traced_by
+from autograder.grading.outside.sandbox import best_level
+from autograder.grading.outside.saved import same
+from autograder.grading.outside.workers import LocalProcess, Worker, local_tracer, sandboxed
+from autograder.proof.notebooks import CHAPTER, TASK, read_rows
+
+ROWS = read_rows()
+CONTRACT = load(CHAPTER).task(TASK)
+CASE = next(case for case in CONTRACT.cases if "forward alone" in case.name)
+FULL = bool(os.environ.get("MESHCRAFT_FULL"))
+
+
+@pytest.fixture(scope="module")
+def looks():
+    """The ways to look at a notebook, by name: each gives what ``traced_by`` does."""
+    workers = {
+        "kernel": Worker(lambda: LocalProcess("autograder.proof.notebooks.kernel"), greets=False, seconds=60),
+        "official": sandboxed("autograder.grading.inside.tracer", CHAPTER, best_level(), greets=False, seconds=60),
+        "file": local_tracer(60),
+    }
+
+    def look(way, cells):
+        limits = LIMITS if way == "official" else LOCAL
+        request = trace_request(CHAPTER, CONTRACT, Notebook(cells, ""), [CASE], limits)
+        return traced_by(workers[way], request, limits)
+
+    for worker in workers.values():
+        worker.start_early()
+    yield look
+    for worker in workers.values():
+        worker.close()
+
+
+@pytest.fixture(scope="module")
+def is_right(looks):
+    """Whether a Program of the one case gives the right values; most are the same as one that is known to."""
+    known = looks("file", next(row for row in ROWS if row.name == "nothing but a constant").cells)
+
+    def right(program):
+        if same(program, known.programs[CASE.name]) and program is not known.programs[CASE.name]:
+            return True
+        planned = plan(CHAPTER, CONTRACT, full=False)
+        found = _run(planned, CASE, {CASE.name: program.serialise()}, "", executor().ask)
+        return all(np.array_equal(found.measured[name], wanted) for name, wanted in found.expected.items())
+
+    assert right(known.programs[CASE.name])
+    return right
+
+
+# The lines that lost all points once come first; of the others, a plain run looks at every third.
+CHOSEN = ROWS if FULL else [*ROWS[:28], *ROWS[28::3]]
+
+
+def test_there_are_about_two_hundred_ways_and_each_has_a_name_of_its_own():
+    assert len({row.name for row in ROWS}) == len(ROWS) >= 200
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids=[row.name for row in CHOSEN])
+def test_kernel_file_and_official_grade_give_the_same(looks, is_right, row):
+    ways = ("kernel", "official", "file") if FULL or ROWS.index(row) % 8 == 0 else ("kernel", "official")
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(ways, pool.map(lambda way: looks(way, row.cells), ways), strict=True))
+    official = found["official"]
+    if isinstance(official, Problem):
+        assert official.verdict == row.verdict, official
+        assert {one.verdict for one in found.values() if isinstance(one, Problem)} == {row.verdict}, found
+        assert all(isinstance(one, Problem) for one in found.values()), found
+        return
+    for way, one in found.items():
+        assert not isinstance(one, Problem), (way, one)
+        assert same(one.programs[CASE.name], official.programs[CASE.name]), way
+    assert is_right(official.programs[CASE.name]) == (row.verdict == PASS)

@@ -1,0 +1,1 @@
+"""From a solution to what is released: the exercise's notebook, and what the reference measures."""

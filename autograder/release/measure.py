@@ -1,0 +1,69 @@
+"""What the reference and the naive version of each function measure: facts that limits are set against, no code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from autograder.contract.task import CHAPTERS, Task, load, references, trace
+from course.machines import machine
+from course.program import costs, memory, parse, timeline
+
+
+def measure(chapter: str) -> dict[str, Any]:
+    """Figures of every task that is analysed at a realistic size, for the installed jax.
+
+    Returns:
+        ``{task: {"temporaries": {"reference": bytes, "naive": bytes}, "flops": {...}, "seconds": {...}}}``; a
+        task's naive way may be another one for time than for memory.
+    """
+    solution = importlib.import_module(f"solutions.{chapter}")
+    mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS}
+    found = {}
+    for task in load(chapter).tasks:
+        if task.analysed:
+            reference = look(task, getattr(solution, task.name))
+            naive = {name: look(task, mutants[task.name, name].function) for name in {task.naive, task.slow} if name}
+            found[task.name] = {
+                figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
+                for figure, name in (
+                    ("temporaries", task.naive),
+                    ("flops", task.naive),
+                    ("seconds", task.slow),
+                    ("exposed", task.slow),
+                    ("spent", task.slow),
+                )
+                if figure in reference
+            }
+    return found
+
+
+def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
+    """Figures of one function at the realistic size of its task."""
+    assert task.analysed
+    program = trace(task, function, task.analysed[0], lambda _: None)
+    module = parse(program, data_branches=task.data_branches)
+    where = machine(task.machine)
+    time = timeline(module, where)
+    spent = {"spent": time.seconds - timeline(module, where, free=task.spent_on).seconds} if task.spent_on else {}
+    return {
+        "temporaries": memory(module, program).temporaries,
+        "flops": costs(module).flops,
+        "seconds": time.seconds,
+        "exposed": time.exposed_seconds,
+    } | spent
+
+
+def write(chapter: str) -> Path:
+    """Measure, and keep the figures beside those of other jax versions."""
+    path = CHAPTERS / chapter / "references.json"
+    every = json.loads(path.read_text()) if path.exists() else {}
+    every[jax.__version__] = measure(chapter)
+    path.write_text(json.dumps(every, indent=2, sort_keys=True) + "\n")
+    references.cache_clear()
+    return path
