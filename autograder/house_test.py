@@ -85,7 +85,7 @@ def test_one_word_finds_everything(chapter):
         f"autograder/chapters/{chapter}/__init__.py",
         f"autograder/chapters/{chapter}/hints.md",
         f"autograder/chapters/{chapter}/references.json",
-        f"autograder/chapters/{chapter}/mutants/__init__.py",
+        f"autograder/chapters/{chapter}/mutants.py",
         f"autograder/chapters/{chapter}/alternatives.py",
         f"autograder/chapters/{chapter}/{chapter}_test.py",
         f"site/pages/{chapter}.md",

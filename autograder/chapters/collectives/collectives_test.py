@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.collectives import CONTRACT
-from autograder.chapters.collectives.mutants.rings import keeps_every_chunk_until_the_end, stops_one_step_short
+from autograder.chapters.collectives.mutants import keeps_every_chunk_until_the_end, stops_one_step_short
 from autograder.chapters.collectives.puzzles import block_means, collective_means, copies_mean, questions, spec_means
 from autograder.chapters.collectives.rings import CASES, CHUNKS_ALIVE, MEANING, bytes_form, chunk_bytes
 from autograder.check import check_function
