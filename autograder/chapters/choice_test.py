@@ -64,7 +64,7 @@ def test_cases_ask_for_all_that_can_be_chosen():
 
 def test_nothing_of_what_was_drawn_is_in_a_message_of_the_official_grade():
     secret = [TASK.unseen(np.random.default_rng(7))]
-    for mutant in MUTANTS:
+    for mutant in (one for one in MUTANTS if one.task == "choose_mesh"):
         for fact in facts(mutant.function, secret, secret=True):
             assert not any(char.isdigit() for char in fact.message), fact.message
 
