@@ -1,6 +1,7 @@
 """The bencher's short form: a small class is graded and every figure of it is there."""
 
 import json
+import tempfile
 
 import pytest
 
@@ -11,7 +12,8 @@ SANDBOXED = any(rung.available for rung in survey())
 
 
 @pytest.mark.skipif(not SANDBOXED, reason="no rung of the sandbox is available on this machine")
-def test_a_small_class_is_timed_and_leaves_nothing(capsys):
+def test_a_small_class_is_timed_and_leaves_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests, beside this one, have folders in the usual
     bench.main(["--size", "0", "--long", "4", "--workers", "1", "--no-checks", "--json"])
     rows = {row["what"].strip(): row for row in json.loads(capsys.readouterr().out)}
     assert rows["processes and files left"]["measured"] == "none"
