@@ -216,7 +216,7 @@ def add_facts(
     results = []
     for result in report.functions:
         task = load(chapter).task(result.name)
-        if task.analysed and result.facts:
+        if task.at_scale and result.facts:
             result = with_facts(result, more(task, result, *found(task)))
         results.append(result)
     return replace(report, functions=tuple(results))

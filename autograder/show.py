@@ -7,8 +7,8 @@ and takes its colours from what surrounds it, so that it reads on light and on d
 from __future__ import annotations
 
 import math
-import re
 from html import escape
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -20,6 +20,7 @@ from autograder.contract.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
     NEEDS_HUMAN,
+    NOT_MEASURED,
     PARTIAL,
     PASS,
     REFUSED,
@@ -27,6 +28,7 @@ from autograder.contract.verdict import (
     Fact,
     Report,
     Result,
+    Unit,
 )
 
 WORDS = {
@@ -100,39 +102,34 @@ def number(value: float | str | None) -> str:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
-def size(value: str) -> str:
-    """Large numbers of bytes, one or "low to high", in the unit that people think in; "" for anything else."""
-    parts = [part.replace(",", "") for part in value.split(" to ")]
-    if not all(re.fullmatch(r"\d+", part) and int(part) >= LARGE for part in parts):
+def size(number: float) -> str:
+    """A large number of bytes in the unit that people think in; "" for a small one."""
+    if number < LARGE:
         return ""
-    return " to ".join(_scaled(float(part)) for part in parts)
-
-
-def _scaled(number: float) -> str:
     power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
     return f"{number / 1024**power:.4g} {UNITS[power]}"
 
 
 def _name(fact: Fact) -> tuple[str, str]:
     """What was measured, and its unit where neither the name nor the figures say it."""
-    name, unit = plain(fact.name), plain(fact.unit)
-    said = f"({unit})" if unit and unit not in name.split() and not _size(fact, fact.measured) else ""
+    name, unit = plain(fact.name), plain(fact.unit_text)
+    said = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
     return name, said if fact.weight else f"{said} advice".strip()
 
 
-def _size(fact: Fact, value: float | str | None) -> str:
-    return size(number(value)) if fact.unit == "bytes" else ""
+def _sizes(fact: Fact) -> tuple[str, ...]:
+    """Columns of large numbers of bytes, in larger units; empty where a column has another number."""
+
+    def scaled(number: Any) -> str:
+        return size(number) if isinstance(number, int | float) and fact.unit == Unit.BYTES else ""
+
+    texts = fact.texts(scaled)
+    return "", "", *(text if all(text.split(" to ")) else "" for text in texts)
 
 
 def _values(fact: Fact) -> tuple[str, ...]:
-    measured = "not measured" if fact.passed is None and fact.measured is None else _short(fact.measured)
-    rest = (_short(value) for value in (fact.limit, fact.reference, fact.naive))
-    return (plain(fact.name), plain(fact.case), measured, *rest)
-
-
-def _short(value: float | str | None) -> str:
-    shown = number(value)
-    return f"{float(shown):.2g}" if re.fullmatch(r"\d\.\d+e[+-]\d+", shown) else shown
+    measured, *rest = fact.texts()
+    return tuple(map(plain, (fact.name, fact.case, measured or NOT_MEASURED, *rest)))
 
 
 def _mark(fact: Fact) -> str:
@@ -215,10 +212,8 @@ def _cell_html(column: int, fact: Fact) -> str:
     if column == 0:
         name, unit = _name(fact)
         return f'{_html(name)} <span style="{_FAINT}">{_html(unit)}</span>'
-    value = _values(fact)[column]
-    if column in NUMBERS and _size(fact, value):
-        return f'{_size(fact, value)}<br><span style="{_FAINT}font-weight:normal;">{_html(value)}</span>'
-    return _html(value)
+    value, scaled = _values(fact)[column], _sizes(fact)[column]
+    return f'{scaled}<br><span style="{_FAINT}font-weight:normal;">{_html(value)}</span>' if scaled else _html(value)
 
 
 def _weight(column: int, fact: Fact) -> str:
@@ -293,8 +288,5 @@ def _cell_rich(column: int, fact: Fact) -> Text:
         name, unit = _name(fact)
         below = "\n" if len(name) + len(unit) > 18 else " "
         return Text.assemble(name, (f"{below}{unit}" if unit else "", "dim"))
-    value = _values(fact)[column]
-    return Text(
-        (column in NUMBERS and _size(fact, value)) or value,
-        style="bold" if column == 2 and fact.passed is False else "",
-    )
+    style = "bold" if column == 2 and fact.passed is False else ""
+    return Text(_sizes(fact)[column] or _values(fact)[column], style=style)

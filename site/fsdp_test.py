@@ -30,8 +30,8 @@ def test_numbers_of_the_walkthrough_are_printed_or_follow():
     text = (SITE / "pages" / "profiling" / "fsdp.md").read_text()
     prose = re.sub(r"```.*?```|<figure.*?</figure>", "", text, flags=re.DOTALL)
     task = load("fsdp").task("fsdp_train_step")
-    assert task.analysed
-    delayed = timeline(parse(trace(task, with_delay, task.analysed[0], lambda _: None)), machine(task.machine))
+    assert task.at_scale
+    delayed = timeline(parse(trace(task, with_delay, task.at_scale[0], lambda _: None)), machine(task.machine))
     carried = delayed.seconds / references("fsdp")["fsdp_train_step"]["seconds"]["reference"]
     unknown = set(re.findall(NUMBER, prose)) - printed() - {f"{carried:.2f}"}
     assert not unknown, f"no example prints {sorted(unknown)}"

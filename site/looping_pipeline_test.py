@@ -66,8 +66,8 @@ def test_times_of_averages_and_ticks_on_the_page_are_the_machines():
     assert said
     numbers = [float(n) for n in re.findall(r"\| ([\d.]+) [mM]", said[1])]
     task = load("looping_pipeline").task("looping_train_step")
-    assert task.analysed
-    sizes, where = task.analysed[0].sizes, machine(task.machine)
+    assert task.at_scale
+    sizes, where = task.at_scale[0].sizes, machine(task.machine)
     weights = 2 * sizes["width"] * sizes["hidden"]
     average = 2 * 3 / 4 * 4 * weights / where.links[-1].bandwidth
     tick = 3 * 2 * sizes["rows"] * weights / (where.peak("f32") * where.efficiency.matmul)

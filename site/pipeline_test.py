@@ -77,7 +77,7 @@ def test_the_hang_is_found_and_named():
 def test_the_budget_in_the_notebook_is_the_closed_form():
     from autograder.chapters.pipeline.step import PIPELINE_TRAIN_STEP, most_bytes
 
-    assert PIPELINE_TRAIN_STEP.analysed
-    most = most_bytes(PIPELINE_TRAIN_STEP.analysed[0]) / 2**20
+    assert PIPELINE_TRAIN_STEP.at_scale
+    most = most_bytes(PIPELINE_TRAIN_STEP.at_scale[0]) / 2**20
     text = (SITE.parent / "solutions" / "pipeline.py").read_text()
     assert f"at most {most:.0f} MiB of temporaries" in text

@@ -54,8 +54,8 @@ def test_numbers_of_the_walkthrough_are_printed():
 
 def test_what_the_walkthrough_says_of_its_tables_holds():
     task = load("tensor_parallel").task("tp_mlp")
-    assert task.analysed
-    sizes = task.analysed[0].sizes
+    assert task.at_scale
+    sizes = task.at_scale[0].sizes
     rows, hidden, weights = (4 * n / 2**20 for n in (sizes["rows"] * sizes["width"], sizes["rows"] * sizes["hidden"],
                                                      2 * sizes["width"] * sizes["hidden"]))  # fmt: skip
     assert re.findall(r"\| (\d+) \|", _between("arrays")) == [f"{n:.0f}" for n in (rows, hidden, weights)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from autograder.contract.cases import axis_size
-from autograder.contract.task import Case
+from autograder.contract.case import UNSEEN, Case, ModelSizes, Sizes
 from course.data import regression_batch, token_batch
 
 _LETTERS = list("abcdefghijklmnopqrstuvwxyz")
@@ -22,12 +24,7 @@ _MODELS = (
 )
 
 
-def axis_names(rng: np.random.Generator, count: int) -> list[str]:
-    """Names of axes that no learner's code can have met: six letters each."""
-    return ["".join(rng.choice(_LETTERS, 6)) for _ in range(count)]
-
-
-def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Case, ...]:
+def meshes(sizes: Sizes, two: Sizes | None = None) -> tuple[Case[Any], ...]:
     """The meshes that most functions are run on, two of them in a quick check; ``two`` are other sizes for ``data=2``.
 
     The first is the smallest that shows every fact.
@@ -38,6 +35,11 @@ def meshes(sizes: dict[str, int], two: dict[str, int] | None = None) -> tuple[Ca
         Case("data=2", {"data": 2}, two or sizes),
         Case("data=1", {"data": 1}, sizes),
     )
+
+
+def axis_names(rng: np.random.Generator, count: int) -> list[str]:
+    """Names of axes that no learner's code can have met: six letters each."""
+    return ["".join(rng.choice(_LETTERS, 6)) for _ in range(count)]
 
 
 def unseen_mesh(rng: np.random.Generator, *sizes: tuple[int, ...]) -> dict[str, int]:
@@ -52,9 +54,14 @@ def unseen_mesh(rng: np.random.Generator, *sizes: tuple[int, ...]) -> dict[str, 
     return dict(zip(axis_names(rng, len(drawn)), drawn, strict=True))
 
 
-def unseen_model(rng: np.random.Generator) -> dict[str, int]:
+def unseen_case(rng: np.random.Generator, sizes: Sizes, *meshes: tuple[int, ...]) -> Case[Any]:
+    """A case with these sizes on a mesh that learners have not seen, as ``unseen_mesh`` draws it."""
+    return Case(UNSEEN, unseen_mesh(rng, *meshes), sizes)
+
+
+def unseen_model(rng: np.random.Generator) -> dict[str, Any]:
     """Sizes of a model and rows a device, none of them a public case's; one model in three is a Transformer."""
-    return dict(_MODELS[rng.integers(len(_MODELS))])
+    return {**_MODELS[rng.integers(len(_MODELS))]}
 
 
 def flows_back(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -67,9 +74,50 @@ def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
     return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)
 
 
-def batch_of(case: Case, seed: int) -> dict[str, np.ndarray]:
-    """A batch with ``rows`` for each device of the axis."""
-    s, rows = case.sizes, case.sizes["rows"] * axis_size(case)
-    if "seq" in s:
-        return token_batch(seed, 0, batch=rows, seq=s["seq"], vocab=s["vocab"])
-    return regression_batch(seed, 0, batch=rows, num_inputs=s["features"], num_outputs=s["features"])
+def draw_keys(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Data of random keys, ``uint32[*shape, 2]``."""
+    return rng.integers(2**32, size=(*shape, 2), dtype=np.uint32)
+
+
+def draw_rate(rng: np.random.Generator, scale: float = 1.0) -> np.float32:
+    """A learning rate so large that no scale of a gradient can hide in it."""
+    return np.float32(rng.uniform(0.5, 1.0) * scale)
+
+
+def draw_batch(rng: np.random.Generator, sizes: ModelSizes, rows: int) -> dict[str, np.ndarray]:
+    """A batch of the course's data, in the shapes of ``case_builders.batch_shapes``."""
+    seed = int(rng.integers(2**31))
+    if sizes.seq:
+        return token_batch(seed, 0, batch=rows, seq=sizes.seq, vocab=sizes.vocab)
+    return regression_batch(seed, 0, batch=rows, num_inputs=sizes.features, num_outputs=sizes.features)
+
+
+def draw_batches(rng: np.random.Generator, sizes: ModelSizes, rows: int, steps: int) -> dict[str, np.ndarray]:
+    """A batch for each step, stacked."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(draw_batch(rng, sizes, rows) for _ in range(steps)))
+
+
+def sgd(loss_of: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """SGD on a single device, compiled: the oracle of a training step.
+
+    Args:
+        loss_of: ``(params, *given) -> loss``, where ``given`` is one step's batch and whatever else it takes.
+
+    Returns:
+        ``(params, given, learning_rate) -> (params after, losses [steps], sum of the gradients)``, where ``given`` is
+        a tuple of trees with a leading dim of steps.
+    """
+
+    def run(params, given, rate):
+        def step(carry, now):
+            params, total = carry
+            loss, gradients = jax.value_and_grad(loss_of)(params, *now)
+            after = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
+            return (after, jax.tree.map(jnp.add, total, gradients)), loss
+
+        start = params, jax.tree.map(jnp.zeros_like, params)
+        (after, total), losses = lax.scan(step, start, given)
+        return after, losses, total
+
+    jitted = jax.jit(run)
+    return lambda *args: jax.tree.map(np.asarray, jitted(*args))

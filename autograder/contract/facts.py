@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.task import Evidence
-from autograder.contract.verdict import Fact, Kind
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit
 from course.program import Collective
 from course.program.program import spec_of
 
 # float32 results of differently ordered sums agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
+# Closed forms of bytes may be fractions; measured ones are compared with room for rounding alone.
+ROUNDING = 1e-4
+
+Form = Callable[[Evidence], float]
+
+
+def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES) -> Fact:
+    """One fact for all cases: the first that fails, else the first, which contracts make the most telling one.
+
+    A fact over nothing fails, under ``name``: it says that there was nothing to look at, not that all of it is right.
+    """
+    if not facts:
+        message = "there is nothing to look at here"
+        return Fact(name, kind, False, "nothing", "something to look at", message=message)
+    failed = [fact for fact in facts if fact.passed is False]
+    chosen = failed[0] if failed else facts[0]
+    others = {fact.case for fact in failed} - {chosen.case}
+    more = f" (also falls short: {', '.join(sorted(others))})" if others else ""
+    return replace(chosen, message=chosen.message + more)
+
+
+def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
+    """A fact about one case, which passes if there is no message; ``how`` as for ``Fact``."""
+    return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name,
+                **{"line": e.line, **how})  # fmt: skip
+
+
+def unmeasured(name: str, kind: Kind, why: str, weight: float = 1) -> Fact:
+    """A fact that this check leaves out."""
+    return Fact(name, kind, None, NOT_MEASURED, message=why, weight=weight)
 
 
 def arrays_match(
@@ -26,76 +56,126 @@ def arrays_match(
 
     The measured figure is the largest difference relative to the largest expected element of the leaf.
     """
-    leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
-    found = [_leaf_match(name, e, leaf, hint, tolerance) for e, leaf in leaves]
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
-    return replace(worst(found, name), weight=weight, kind=kind)
+    leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
+    found = [_leaf_match(name, kind, e, leaf, hint, tolerance) for e, leaf in leaves]
+    return replace(worst(found, name, kind), weight=weight)
+
+
+def values_and_gradients(
+    cases: list[Evidence], values: str = "", gradients: str = "", *, weight: float = 2, norm: str = "gradients"
+) -> list[Fact]:
+    """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint."""
+    return [
+        arrays_match("values", cases, "values", values),
+        arrays_match("gradients", cases, "gradients", gradients, weight=weight),
+        global_norm_matches(cases, norm),
+    ]
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
     """The norm over all leaves under ``prefix`` equals the oracle's: what clipping by global norm would see."""
-    some = [e for e in evidence if any(_under(leaf, prefix) for leaf in e.expected)]
-    return replace(worst([_norm_matches(e, prefix) for e in some], "gradient norm"), kind=Kind.GRADIENTS)
+    name, some = "gradient norm", [e for e in evidence if any(_under(leaf, prefix) for leaf in e.expected)]
+    return worst([_norm_matches(name, e, prefix) for e in some], name, Kind.GRADIENTS)
 
 
-def _norm_matches(e: Evidence, prefix: str) -> Fact:
+def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
     measured, expected = (
         float(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for n, a in side.items() if _under(n, prefix))))
         for side in (e.measured, e.expected)
     )
     scale = max(expected, 1e-30)
-    passed = bool(abs(measured - expected) <= TOLERANCE * scale)
-    figures, said = (_short(measured), _short(expected), ""), f"{measured:.6g} and should be {expected:.6g}"
+    figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Limit.EXACTLY, "unit": Unit.NORM}
+    said = f"{measured:.6g} and should be {expected:.6g}"
     if e.secret:
-        figures = (f"{abs(measured - expected) / scale:.1e}", f"{TOLERANCE:.0e}", "relative")
+        figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
         said = f"{measured / scale:.4g} times what it should be"
-    message = "" if passed else f"on mesh {e.case.mesh_text} the norm over all leaves is {said}"
-    where: dict[str, Any] = {"case": e.case.name, "line": e.line}
-    return Fact("gradient norm", passed, *figures, **where, message=message)
+    wrong = not abs(measured - expected) <= TOLERANCE * scale
+    message = f"on mesh {e.case.mesh_text} the norm over all leaves is {said}" if wrong else ""
+    return at(e, name, Kind.GRADIENTS, message, **figures)
 
 
 def bytes_sent(
     name: str,
     evidence: list[Evidence],
-    kind: str,
-    expected: Callable[[Evidence], float],
+    kinds: str | Iterable[str] | None,
+    expected: Form,
     *,
     times: tuple[float, float] = (1, 1),
-    least: Callable[[Evidence], float] | None = None,
-    axes: tuple[str, ...] | None = None,
+    least: Form | None = None,
+    axes: Callable[[Case[Any]], Iterable[str]] | None = None,
+    over: Callable[[Case[Any]], str] | None = None,
+    hint: str = "",
     weight: float = 1,
 ) -> Fact:
-    """Bytes that a device sends by one kind of collective lie between ``times`` multiples of the closed form.
+    """Bytes that a device sends lie between ``times`` multiples of the closed form.
 
     Args:
         name: Of the fact.
         evidence: The cases.
-        kind: StableHLO's name, ``all_reduce``.
+        kinds: Collectives that count, by StableHLO's name, ``all_reduce``; None for all.
         expected: The closed form of a case.
         times: The least and the most multiples of it.
         least: Another closed form, where from that on it is enough.
-        axes: Count only what goes over exactly these axes; over any if left out.
+        axes: Count only what goes over exactly these axes of a case.
+        over: Count only what goes over this axis of a case, alone or with others.
+        hint: A question that ends the message.
         weight: How much the fact counts.
     """
-    found = []
-    for e in evidence:
-        sent = [c for c in e.costs.collectives if c.kind == kind and (axes is None or set(c.axes) == set(axes))]
+    kinds = (kinds,) if isinstance(kinds, str) else kinds if kinds is None else tuple(kinds)
+
+    def look(e: Evidence) -> Fact:
+        sent = [c for c in e.costs.collectives if kinds is None or c.kind in kinds]
+        sent = [c for c in sent if axes is None or set(c.axes) == set(axes(e.case))]
+        sent = [c for c in sent if over is None or over(e.case) in c.axes]
         total, form = sum(c.total_bytes for c in sent), expected(e)
         low, high = least(e) if least else form * times[0], form * times[1]
-        passed = bool(low * 0.9999 <= total <= high * 1.0001)
-        limit = bytes_text(low) if low == high else f"{bytes_text(low)} to {bytes_text(high)}"
-        message = "" if passed else _bytes_message(e, kind, sent, total, low, high)
+        message = ""
+        if not low * (1 - ROUNDING) <= total <= high * (1 + ROUNDING):
+            by = f" by {' or '.join(map(plain, kinds))}" if kinds and len(kinds) < 3 else ""
+            by += f" over {over(e.case)!r}" if over else ""
+            message = f"{_bytes_message(e, by, sent, total, low, high)} {hint}".strip()
         line = max(sent, key=lambda c: c.total_bytes).line if sent else e.line
-        found.append(
-            Fact(name, passed, bytes_text(total), limit, "bytes", None, None, e.case.name, line, message, weight)
-        )
-    return worst(found, name)
+        figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
+        return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
+
+    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
+
+
+def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str) -> Fact:
+    """What a device sends by all these kinds of collectives together is at most a closed form.
+
+    Args:
+        name: The fact's name.
+        evidence: The cases that were run.
+        kinds: Of collectives, by their names in StableHLO.
+        most: Bytes of one device.
+        hint: A sentence that ends the message.
+    """
+    kinds = tuple(kinds)
+
+    def look(e: Evidence) -> Fact:
+        sent = [c for c in e.costs.collectives if c.kind in kinds]
+        total, limit = sum(c.total_bytes for c in sent), most(e)
+        message, line = "", e.line
+        if total > limit * (1 + 1e-9):
+            largest = max(sent, key=lambda c: c.total_bytes)
+            message, line = (
+                (
+                    f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes and should send at most {limit:,.0f}; "
+                    f"most of it is {_array(largest)}. {hint}"
+                ),
+                largest.line,
+            )
+        return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
+
+    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
 
 def times_sent(name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str) -> Fact:
     """How often a device runs one kind of collective, each array of it counted, loops unrolled: exactly so often."""
-    found = []
-    for e in evidence:
+
+    def look(e: Evidence) -> Fact:
         sent = [c for c in e.costs.collectives if c.kind == kind]
         count, wanted = sum(c.count for c in sent), expected(e)
         most = max(sent, key=lambda c: c.count, default=None)
@@ -103,28 +183,77 @@ def times_sent(name: str, evidence: list[Evidence], kind: str, expected: Callabl
         if count != wanted:
             message = f"on mesh {e.case.mesh_text} there are {count} of {plain(kind)}, expected {wanted}"
             message += f"; most often {_describe(most)}. {hint}" if most else f". {hint}"
-        line = most.line if most else e.line
-        found.append(
-            Fact(name, count == wanted, str(count), str(wanted), "", case=e.case.name, line=line, message=message)
-        )
-    return worst(found, name)
+        how = {"direction": Limit.EXACTLY, "line": most.line if most else e.line}
+        return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
+
+    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
 
-def products_of(name: str, evidence: list[Evidence], allowed: str, hint: str) -> Fact:
-    """Every matrix product multiplies operands of the dtype ``allowed``, in StableHLO's words: ``bf16``."""
-    found = []
-    for e in evidence:
-        wanted = f"{allowed} x {allowed}"
+def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]) -> Fact:
+    """No collective but the allowed ones; a group of one device counts as none."""
+    allowed = set(allowed)
+
+    def look(e: Evidence) -> Fact:
+        others = [c for c in e.costs.collectives if c.kind not in allowed]
+        message = ""
+        if others:
+            first = max(others, key=lambda c: c.total_bytes)
+            said = " and ".join(plain(kind) for kind in sorted(allowed)) or "none at all"
+            message = (
+                f"on mesh {e.case.mesh_text} there is {_describe(first)}; allowed here: {said}. "
+                "What does each device need that it does not have?"
+            )
+        line = others[0].line if others else ""
+        return at(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
+
+    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
+
+
+def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
+    """The outputs, which are the state that a device keeps, have exactly the bytes of the closed form.
+
+    Args:
+        cases: Whose outputs are the state.
+        expected: The closed form of a case: bytes on one device, the sum of ``resident_bytes``.
+        whole: Bytes of the state if nothing is split.
+    """
+    name = "state bytes per device"
+
+    def look(e: Evidence) -> Fact:
+        resident, form = sum(part.local_bytes(e.case.mesh) for part in e.outputs), expected(e)
+        message = ""
+        if resident != form or not e.outputs:
+            message = (
+                f"on mesh {e.case.mesh_text} each device holds {resident:,} bytes and should hold {form:,}; "
+                f"the whole tree has {whole(e):,}"
+            )
+        how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "naive": whole(e)}
+        return at(e, name, Kind.MEMORY, message, resident, form, **how)
+
+    return worst([look(e) for e in cases], name, Kind.MEMORY)
+
+
+def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsize: int = 4) -> int:
+    """Bytes of an array on one device: all of them, divided by the size of every axis that its spec names."""
+    parts = math.prod(mesh[axis] for axes in spec_of(spec, len(shape)) for axis in axes)
+    return itemsize * math.prod(shape) // parts
+
+
+def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
+    """Every matrix product multiplies operands of ``dtype``, in StableHLO's words: ``bf16``."""
+
+    def look(e: Evidence) -> Fact:
+        wanted = f"{dtype} x {dtype}"
         others = {kind: count for kind, count in e.costs.products.items() if kind != wanted}
         every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
         said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
         message = f"beside {right} products of {wanted} there are {said}. {hint}" if others else ""
         if not every:
             message = f"no product was found that could be of {wanted}. {hint}"
-        passed = not others and every > 0
-        found.append(Fact(name, passed, f"{right} of {every}", f"{every} of {every}", f"{wanted} products",
-                          case=e.case.name, line=_line_of(e, others), message=message))  # fmt: skip
-    return worst(found, name)
+        how = {"direction": Limit.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
+        return at(e, name, Kind.COMPUTE, message, right, every, **how)
+
+    return worst([look(e) for e in evidence], name, Kind.COMPUTE)
 
 
 def precise_in(
@@ -139,8 +268,8 @@ def precise_in(
     ``least`` says of how many elements some functions have to be taken, any of a tuple's: what is made of others
     instead, such as an exponential of ``tanh``, is not counted and may be of any precision.
     """
-    found = []
-    for e in evidence:
+
+    def look(e: Evidence) -> Fact:
         every = e.costs.precise
         others = {kind: count for kind, count in every.items() if not kind.endswith(f" of {dtype}")}
         said = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
@@ -148,24 +277,21 @@ def precise_in(
         message = f"beside {total - wrong} of {dtype} there are {said}. {hint}" if others else ""
         if not every:
             message = f"no function or sum was found that could be of {dtype}. {hint}"
-        few = [
-            (kinds, sum(e.costs.taken.get(f"{kind} of {dtype}", 0) for kind in kinds), n)
-            for kinds, n in least(e).items()
-        ]
-        few = [(" or ".join(kinds), there, n) for kinds, there, n in few if there < n]
+        taken = {kinds: sum(e.costs.taken.get(f"{kind} of {dtype}", 0) for kind in kinds) for kinds in least(e)}
+        few = [(" or ".join(kinds), taken[kinds], n) for kinds, n in least(e).items() if taken[kinds] < n]
         if few and not message:
             message = "".join(
                 f"{kinds} is taken in {dtype} of {there:,} elements, and {n:,} are needed. " for kinds, there, n in few
             )
             message += hint
-        figures = f"{total - wrong} of {total}", f"{total} of {total}", f"of {dtype}"
-        passed = bool(every) and not others and not few
-        found.append(Fact(name, passed, *figures, case=e.case.name, line=_line_of(e, others), message=message))
-    return worst(found, name)
+        how = {"direction": Limit.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
+        return at(e, name, Kind.COMPUTE, message, total - wrong, total, **how)
+
+    return worst([look(e) for e in evidence], name, Kind.COMPUTE)
 
 
 def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
-    """Where the first operation of one of these kinds stands; the function's line if nobody knows."""
+    """Where the first operation of one of these kinds is; the function's line if that is not known."""
     return next((e.costs.lines[kind] for kind in kinds if kind in e.costs.lines), e.line)
 
 
@@ -177,150 +303,77 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     few, many = smaller.costs, larger.costs
     grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
     runs = [sum(costs.products.values()) for costs in (few, many)]
-    message = ""
+    cases, message = (smaller.case.name, larger.case.name), ""
     if grown or many.operations > few.operations:
         more = plain(grown[0]) if grown else "them"
         message = (
-            f"the program has {few.operations} operations in the case {smaller.case.name} and {many.operations} in "
-            f"{larger.case.name}, with more of {more}: it grows with {what}. {hint}")  # fmt: skip
+            f"the program has {few.operations} operations in the case {cases[0]} and {many.operations} in "
+            f"{cases[1]}, with more of {more}: it grows with {what}. {hint}"
+        )
     elif runs[1] <= runs[0]:
         message = (
-            f"the program runs {runs[0]} matrix products in the case {smaller.case.name} and {runs[1]} in "
-            f"{larger.case.name}, where there is more to do: it does as much in both. {hint}")  # fmt: skip
-    return Fact(name, not message, str(many.operations), str(few.operations), "operations", case=larger.case.name,
-                line=larger.line, message=message)  # fmt: skip
+            f"the program runs {runs[0]} matrix products in the case {cases[0]} and {runs[1]} in "
+            f"{cases[1]}, where there is more to do: it does as much in both. {hint}"
+        )
+    return at(larger, name, Kind.PROGRAM, message, many.operations, few.operations, unit=Unit.OPERATIONS)
 
 
-def bytes_at_most(
-    name: str, evidence: list[Evidence], kinds: Iterable[str], most: Callable[[Evidence], float], hint: str
+def specs_match(
+    evidence: list[Evidence], rules: Callable[[Evidence], list[P]], how: Callable[[Case[Any]], str]
 ) -> Fact:
-    """What a device sends by all these kinds of collectives together is at most a closed form.
+    """Every output is split as ``rules`` say, in the order of the outputs; ``how`` says what the rule was given."""
+    name = "split dims"
 
-    Args:
-        name: The fact's name.
-        evidence: The cases that were run.
-        kinds: Of collectives, by their names in StableHLO.
-        most: Bytes of one device; a form may be a fraction, so it is compared with room for rounding alone.
-        hint: A sentence that ends the message.
-    """
-    found = []
-    for e in evidence:
-        sent = [c for c in e.costs.collectives if c.kind in kinds]
-        total, limit = sum(c.total_bytes for c in sent), most(e)
-        passed, message, line = bool(total <= limit * (1 + 1e-9)), "", e.line
-        if not passed:
-            largest = max(sent, key=lambda c: c.total_bytes)
-            shape, line = "x".join(map(str, largest.shape)), largest.line
-            message = (
-                f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes and should send at most {limit:,.0f}; "
-                f"most of it is {plain(largest.kind)} of {largest.dtype}[{shape}]. {hint}")  # fmt: skip
-        found.append(Fact(name, passed, f"{total:,.0f}", f"{limit:,.0f}", "bytes", case=e.case.name, line=line,
-                          message=message))  # fmt: skip
-    return worst(found, name)
-
-
-def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]) -> Fact:
-    """No collective but the allowed ones; a group of one device counts as none."""
-    allowed = set(allowed)
-    found = []
-    for e in evidence:
-        others = [c for c in e.costs.collectives if c.kind not in allowed]
+    def look(e: Evidence) -> Fact:
+        pairs = list(zip(e.outputs, rules(e), strict=True))
+        wrong = [(part, rule) for part, rule in pairs if part.spec != spec_of(rule, len(part.shape))]
         message = ""
-        if others:
-            first = max(others, key=lambda c: c.total_bytes)
-            said = " and ".join(plain(kind) for kind in sorted(allowed)) or "none at all"
+        if wrong:
+            part, rule = wrong[0]
+            found, wanted = (str(spec).replace(",)", ")") for spec in (part.partition_spec, rule))
             message = (
-                f"on mesh {e.case.mesh_text} there is {_describe(first)}; allowed here: {said}. "
-                "What does each device need that it does not have?"
+                f"leaf {part.name.partition('/')[2]} {list(part.shape)} on mesh {e.case.mesh_text}: measured {found}, "
+                f"expected {wanted} ({how(e.case)})"
             )
-        count = sum(c.count for c in others)
-        line = others[0].line if others else ""
-        found.append(Fact(name, not others, str(count), "0", "", case=e.case.name, line=line, message=message))
-    return worst(found, name)
+        figures = {"direction": Limit.ALL, "unit": Unit.LEAVES}
+        return at(e, name, Kind.MEMORY, message, len(pairs) - len(wrong), len(pairs), **figures)
 
-
-def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
-    """The outputs, which are the state that a device keeps, have exactly the bytes of the closed form.
-
-    Args:
-        cases: Whose outputs are the state.
-        expected: The closed form of a case: bytes on one device, the sum of ``held_bytes``.
-        whole: Bytes of the state if nothing is split.
-    """
-    found = []
-    for e in cases:
-        held, form = sum(part.local_bytes(e.case.mesh) for part in e.outputs), expected(e)
-        passed = held == form and bool(e.outputs)
-        message = "" if passed else (
-            f"on mesh {e.case.mesh_text} each device holds {held:,} bytes and should hold {form:,}; "
-            f"the whole tree has {whole(e):,}")  # fmt: skip
-        found.append(Fact("state bytes per device", passed, f"{held:,}", f"{form:,}", "bytes",
-                          naive=f"{whole(e):,}", case=e.case.name, line=e.line, message=message))  # fmt: skip
-    return worst(found, "state bytes per device")
-
-
-def held_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsize: int = 4) -> int:
-    """Bytes that a device holds of an array: all of them, divided by the size of every axis that its spec names."""
-    parts = math.prod(mesh[axis] for axes in spec_of(spec, len(shape)) for axis in axes)
-    return itemsize * math.prod(shape) // parts
-
-
-def worst(facts: list[Fact], name: str = "values") -> Fact:
-    """One fact for all cases: the first that fails, else the first, which contracts make the most telling one.
-
-    A fact over nothing fails, under ``name``: it says that there was nothing to look at, not that all of it is right.
-    """
-    if not facts:
-        return Fact(name, False, "nothing", "something to look at", message="there is nothing to look at here")
-    failed = [fact for fact in facts if fact.passed is False]
-    chosen = failed[0] if failed else facts[0]
-    if len(failed) > 1:
-        others = {fact.case for fact in failed} - {chosen.case}
-        more = f" (also falls short: {', '.join(sorted(others))})" if others else ""
-        return replace(chosen, message=chosen.message + more)
-    return chosen
+    return worst([look(e) for e in evidence], name, Kind.MEMORY)
 
 
 def _under(leaf: str, prefix: str) -> bool:
     return leaf == prefix or leaf.startswith(prefix + "/")
 
 
-def _leaf_match(name: str, e: Evidence, leaf: str, hint: str, tolerance: float = TOLERANCE) -> Fact:
+def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, hint: str, tolerance: float) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
     where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
-    fail: dict[str, Any] = {"case": e.case.name, "line": e.line}
     if measured is None:
-        return Fact(name, False, "missing", "present", **fail, message=f"{where} is missing from the result")
+        return at(e, name, kind, f"{where} is missing from the result", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
         found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (measured, expected))
-        return Fact(name, False, found, wanted, **fail, message=f"{where}: measured {found}, expected {wanted}")
+        return at(e, name, kind, f"{where}: measured {found}, expected {wanted}", found, wanted)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
-        return Fact(
-            name, False, f"{bad} not finite", "finite", **fail, message=f"{where}: {bad} of {measured.size} not finite"
-        )
+        return at(e, name, kind, f"{where}: {bad} of {measured.size} not finite", f"{bad} not finite", "finite")
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale
+    figures: dict[str, Any] = {"measured": error, "limit": tolerance, "unit": Unit.RELATIVE}
     if error <= tolerance:
-        return Fact(name, True, f"{error:.1e}", f"{tolerance:.0e}", "relative", case=e.case.name)
-    at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-    place = f" at {list(map(int, at))}" if at else ""
-    said = f"measured {float(measured[at]):.6g}, expected {float(expected[at]):.6g}{place}"
+        return at(e, name, kind, "", **figures, line="")
+    worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    place = f" at {list(map(int, worst_at))}" if worst_at else ""
+    said = f"measured {float(measured[worst_at]):.6g}, expected {float(expected[worst_at]):.6g}{place}"
     if e.secret:
         wrong = int(np.sum(errors > tolerance * scale))
         said = (
             f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} wrong, the worst{place} by "
-            f"{_rough(error)} times the largest expected one"
+            f"{float(f'{error:.1e}'):g} times the largest expected one"
         )
     message = f"{where}: {said}. {_factor(measured, expected, e.case.mesh)}{hint}"
-    return Fact(name, False, f"{error:.1e}", f"{tolerance:.0e}", "relative", **fail, message=message.strip())
-
-
-def _rough(ratio: float) -> str:
-    """Two digits, and no exponent where people do without."""
-    return f"{float(f'{ratio:.1e}'):g}"
+    return at(e, name, kind, message.strip(), **figures)
 
 
 def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) -> str:
@@ -329,43 +382,35 @@ def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) ->
     if weight == 0:
         return ""
     ratio = float(np.sum(measured.astype(np.float64) * expected) / weight)
-    if np.max(np.abs(measured - ratio * expected)) > 1e-3 * np.max(np.abs(expected)):
-        return ""
-    if abs(ratio - 1) < 1e-3:  # rounding
+    same = np.max(np.abs(measured - ratio * expected)) <= 1e-3 * np.max(np.abs(expected))
+    if not same or abs(ratio - 1) < 1e-3:  # rounding
         return ""
     if abs(ratio) < 1e-6:
         return "All of it is zero. "
-    sizes = [axis for axis, size in mesh.items() if size > 1 and abs(ratio - size) < 1e-3 * size]
-    inverse = [axis for axis, size in mesh.items() if size > 1 and abs(ratio * size - 1) < 1e-3]
-    if sizes:
-        return f"All of it is {ratio:.4g} times too large, and axis {sizes[0]!r} has that size: sum or mean? "
-    if inverse:
-        return f"All of it is {1 / ratio:.4g} times too small, and axis {inverse[0]!r} has that size. "
+    for axis, size in mesh.items():
+        if size > 1 and abs(ratio - size) < 1e-3 * size:
+            return f"All of it is {ratio:.4g} times too large, and axis {axis!r} has that size: sum or mean? "
+        if size > 1 and abs(ratio * size - 1) < 1e-3:
+            return f"All of it is {1 / ratio:.4g} times too small, and axis {axis!r} has that size. "
     return f"All of it is {ratio:.4g} times what it should be. "
 
 
-def _bytes_message(e: Evidence, kind: str, sent: list[Collective], total: float, low: float, high: float) -> str:
-    where = f"on mesh {e.case.mesh_text} a device sends {bytes_text(total)} bytes by {plain(kind)}"
+def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
+    where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
     if total < low:
-        return f"{where} and should send at least {bytes_text(low)}: is another way taken, or something never sent?"
+        return f"{where} and should send at least {low:,.0f}: is another way taken, or something never sent?"
     largest = max(sent, key=lambda c: c.total_bytes)
-    return f"{where} and should send at most {bytes_text(high)}; most of it is {_describe(largest)}."
+    return f"{where} and should send at most {high:,.0f}; most of it is {_describe(largest)}."
+
+
+def _array(c: Collective) -> str:
+    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}]"
 
 
 def _describe(c: Collective) -> str:
-    times = f", {c.count} times" if c.count > 1 else ""
-    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}] over {' and '.join(c.axes)}{times}"
+    return f"{_array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
 
 
 def plain(kind: str) -> str:
     """A collective's name as people write it."""
     return kind.replace("_", "-").replace("collective-", "")
-
-
-def bytes_text(number: float) -> str:
-    """A number of bytes with thousands marked."""
-    return f"{number:,.0f}"
-
-
-def _short(number: float) -> str:
-    return f"{number:.6g}"

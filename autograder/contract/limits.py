@@ -1,14 +1,15 @@
-"""Facts whose limit is what the reference or the naive version takes: memory and time at a realistic size."""
+"""Facts whose limit is what the reference or the naive baseline takes: memory and time at a realistic size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from autograder.contract.facts import bytes_text, plain
-from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import Fact
+from autograder.contract import facts
+from autograder.contract.facts import plain, unmeasured
+from autograder.contract.task import Case, Evidence, Judged
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
 
 # A forward and a backward pass are 3/4 of a step that recomputes every activation, a little less where the first
 # layer's input needs no gradient.
@@ -20,111 +21,92 @@ _CHANGES = (
 )
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What a fact reads off the evidence: a figure, and where and what to say if it is too large."""
+def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+    """Live temporaries are at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
-    measured: float
-    unit: str
-    show: Callable[[float], str]
-    line: str
-    message: str
+    def look(e: Evidence, times: str) -> tuple[str, str]:
+        return _at_the_peak(e, times, hint)
 
-
-def temporaries_within(
-    evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any
-) -> Fact:
-    """Live temporaries are at most ``ratio`` times the reference's; ``how`` as for ``within``."""
-
-    def look(e: Evidence) -> _Look:
-        largest = next(iter(e.memory.alive), None)
-        said = f"at the peak {bytes_text(e.memory.temporaries)} bytes of temporaries live at once, {{times}}"
-        if largest:
-            shape = "x".join(map(str, largest.shape))
-            said += f"; the largest is a {largest.dtype}[{shape}] of {bytes_text(largest.bytes)} bytes"
-        return _Look(e.memory.temporaries, "bytes", bytes_text, largest.line if largest else "", f"{said}. {hint}")
-
-    return within("live temporaries", "temporaries", look, evidence, references, ratio, **how)
+    return _within("live temporaries", Kind.MEMORY, "temporaries", lambda e: e.memory.temporaries, look, judged, ratio,
+                   unit=Unit.BYTES, **how)  # fmt: skip
 
 
-def temporaries_at_most(
-    evidence: Evidence | None, references: dict[str, Any], most: Callable[[Case], int], hint: str, *, weight: float = 1
-) -> Fact:
-    """Live temporaries of the realistic size are at most so many bytes, by a closed form of its sizes."""
-    name, figure = "live temporaries", "temporaries"
-    if evidence is None or (bar := _incomparable(evidence, references, figure, REFERENCE)):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    held, limit = evidence.memory.temporaries, most(evidence.case)
-    largest = next(iter(evidence.memory.alive), None)
-    message, line = "", ""
-    if held > limit:
-        message = f"at the peak {bytes_text(held)} bytes of temporaries live at once, {bytes_text(limit)} are allowed"
-        if largest:
-            shape = "x".join(map(str, largest.shape))
-            message += f"; the largest is a {largest.dtype}[{shape}] of {bytes_text(largest.bytes)} bytes"
-        message, line = f"{message}. {hint}", largest.line if largest else ""
-    return Fact(name, held <= limit, bytes_text(held), bytes_text(limit), "bytes",
-                *_known(references[figure], bytes_text), evidence.case.name, line, message, weight)  # fmt: skip
+def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1) -> Fact:
+    """Live temporaries at scale have at most these bytes, by a closed form of the case."""
+    name, figure, e = "live temporaries", "temporaries", judged.at_scale
+    if barred := _barred(name, Kind.MEMORY, judged, figure, weight=weight):
+        return barred
+    assert e
+    resident, limit = e.memory.temporaries, most(e.case)
+    message, line = _at_the_peak(e, f"{limit:,.0f} are allowed", hint) if resident > limit else ("", "")
+    known = {key: judged.references[figure].get(key) for key in (REFERENCE, NAIVE)}
+    return facts.at(e, name, Kind.MEMORY, message, resident, limit, unit=Unit.BYTES, line=line, weight=weight, **known)
+
+
+def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
+    message, largest = f"at the peak {e.memory.temporaries:,.0f} bytes of temporaries live at once, {allowed}", None
+    if e.memory.alive:
+        largest = e.memory.alive[0]
+        message += f"; the largest is a {_array(largest)} of {largest.bytes:,.0f} bytes"
+    return f"{message}. {hint}", largest.line if largest else ""
+
+
+def _array(temporary: Any) -> str:
+    return f"{temporary.dtype}[{'x'.join(map(str, temporary.shape))}]"
 
 
 # --8<-- [start:flops_within]
-def flops_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
-    """FLOPs of matrix products are at most ``ratio`` times the reference's; ``how`` as for ``within``."""
+def flops_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+    """FLOPs of matrix products are at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
-    def look(e: Evidence) -> _Look:
-        said = f"a device computes {_flops(e.costs.flops)} FLOPs, {{times}}. {hint}"
-        return _Look(e.costs.flops, "FLOPs", _flops, e.line, said)
+    def look(e: Evidence, times: str) -> tuple[str, str]:
+        return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", e.line
 
-    return within("FLOPs", "flops", look, evidence, references, ratio, **how)
+    return _within("FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, judged, ratio, unit=Unit.FLOPS, **how)
 
 
 # --8<-- [end:flops_within]
 
 
 def largest_within(
-    evidence: Evidence | None,
-    references: dict[str, Any],
-    most: Callable[[Case], int],
-    hint: str,
-    *,
-    weight: float = 1,
-    least: float = LEAST_WORK,
+    judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1, least: float = LEAST_WORK
 ) -> Fact:
-    """No temporary of the realistic size has more than so many elements, at any moment; ``least`` as for ``within``."""
-    name = "largest temporary"
-    if evidence is None or (bar := _incomparable(evidence, references, "temporaries", REFERENCE, least)):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    largest, limit = evidence.memory.largest, most(evidence.case)
-    elements = evidence.memory.largest_numbers
+    """No temporary at scale has more elements than ``most`` says, at any moment; ``least`` as for ``_within``."""
+    name, e = "largest temporary", judged.at_scale
+    if barred := _barred(name, Kind.MEMORY, judged, "temporaries", least=least, weight=weight):
+        return barred
+    assert e
+    largest, elements, limit = e.memory.largest, e.memory.largest_numbers, most(e.case)
     message, line = "", ""
     if largest and elements > limit:
-        shape = "x".join(map(str, largest.shape))
-        message = f"a {largest.dtype}[{shape}] is held at some moment, {elements:,} elements. {hint}"
-        line = largest.line
-    return Fact(name, elements <= limit, f"{elements:,}", f"{limit:,}", "elements", case=evidence.case.name, line=line,
-                message=message, weight=weight)  # fmt: skip
+        message, line = f"a {_array(largest)} is held at some moment, {elements:,} elements. {hint}", largest.line
+    return facts.at(e, name, Kind.MEMORY, message, elements, limit, unit=Unit.ELEMENTS, line=line, weight=weight)
 
 
-def time_within(evidence: Evidence | None, references: dict[str, Any], ratio: float, hint: str, **how: Any) -> Fact:
-    """The step that the timeline predicts is at most ``ratio`` times the reference's; ``how`` as for ``within``."""
+def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+    """The step that the timeline predicts is at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
-    def look(e: Evidence) -> _Look:
+    def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
         first = e.timeline.critical[0]
-        said = (
-            f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {{times}}; "
+        return (
+            f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; "
             f"{_ms(first.seconds)} ms of the critical path are {plain(first.kind)}, {first.count} times. {hint}"
-        )
-        return _Look(e.timeline.seconds, f"ms on {e.timeline.machine}", _ms, first.line, said)
+        ), first.line
 
-    return within("predicted time", "seconds", look, evidence, references, ratio, **how)
+    return _within("predicted time", Kind.TIME, "seconds", _seconds, look, judged, ratio, **_MS, **how)
+
+
+def _seconds(e: Evidence) -> float:
+    assert e.timeline
+    return e.timeline.seconds
 
 
 def bubble_is(
-    evidence: Evidence | None,
-    ticks: Callable[[Case], int],
-    busy: Callable[[Case], int],
-    tick_seconds: Callable[[Case], float],
+    e: Evidence | None,
+    ticks: Callable[[Case[Any]], int],
+    busy: Callable[[Case[Any]], int],
+    tick_seconds: Callable[[Case[Any]], float],
     hint: str,
     *,
     within: float = 0.01,
@@ -136,7 +118,7 @@ def bubble_is(
     are the same. The pass takes time on ``Task.machine``, whose network must be free for the formula to hold.
 
     Args:
-        evidence: Of the realistic size, of a forward pass; None if this check leaves it out.
+        e: Evidence at scale, of a forward pass; None if this check leaves it out.
         ticks: How many stage times the pass lasts, by the formula.
         busy: In how many of them a stage has work.
         tick_seconds: What a stage's useful work takes in one of them.
@@ -145,165 +127,160 @@ def bubble_is(
         weight: How much the fact counts.
     """
     name = "bubble"
-    if evidence is None or evidence.difference:
-        different = ("not comparable", _CHANGES.format(evidence.difference)) if evidence else ""
-        return _unjudged(name, evidence, different, weight)
-    if evidence.timeline is None:
-        return _unjudged(name, evidence, "no time was predicted for this program", weight)
-    if not evidence.timeline.seconds:
-        return _unjudged(name, evidence, ("no time", f"the program takes no time at all. {hint}"), weight)
-    case = evidence.case
-    lasts = evidence.timeline.seconds / tick_seconds(case)
-    form, found = 1 - busy(case) / ticks(case), 1 - busy(case) / lasts
-    passed = bool(abs(found - form) <= within * max(form, within))
-    message = "" if passed else (
-        f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and with "
-        f"{busy(case)} in which each stage has work it should take {ticks(case)}. {hint}")  # fmt: skip
-    return Fact(name, passed, f"{found:.4f}", f"{form:.4f}", "of the devices' time", case=case.name,
-                line=evidence.line, message=message, weight=weight)  # fmt: skip
+    if e is None:
+        return unmeasured(name, Kind.TIME, _LEFT_OUT, weight)
+    if e.structural_mismatch:
+        return _different(name, Kind.TIME, e, weight)
+    if e.timeline is None:
+        return unmeasured(name, Kind.TIME, "no time was predicted for this program", weight)
+    if not e.timeline.seconds:
+        return facts.at(e, name, Kind.TIME, f"the program takes no time at all. {hint}", "no time", weight=weight)
+    lasts = e.timeline.seconds / tick_seconds(e.case)
+    form, found = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
+    message = ""
+    if abs(found - form) > within * max(form, within):
+        message = (
+            f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and with "
+            f"{busy(e.case)} in which each stage has work it should take {ticks(e.case)}. {hint}"
+        )
+    how = {"direction": Limit.EXACTLY, "unit": Unit.DEVICE_TIME, "weight": weight}
+    return facts.at(e, name, Kind.TIME, message, found, form, **how)
 
 
-def exposed_within(
-    evidence: Evidence | None,
-    references: dict[str, Any],
-    ratio: float,
-    hint: str,
-    *,
-    gains: bool = False,
-    **how: Any,
-) -> Fact:
-    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``within``.
+def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = False, **how: Any) -> Fact:
+    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``_within``.
 
-    With ``gains`` the step must be shorter than the naive version's too, by a quarter of what may be hidden: work that
-    only fills the wait is no gain.
+    With ``gains`` the step must be shorter than the naive baseline's too, by a quarter of what may be hidden: work
+    that only fills the wait is no gain.
     """
 
-    def look(e: Evidence) -> _Look:
+    def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
         axes = ", ".join(f"{axis} {_ms(seconds)} ms" for axis, seconds in e.timeline.exposed.items())
-        said = (
-            f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
-            f"transfer goes on ({axes}), {{times}}. {hint}"
-        )
         sent = next((piece.line for piece in e.timeline.critical if piece.stream != "compute"), "")
-        return _Look(e.timeline.exposed_seconds, f"ms on {e.timeline.machine}", _ms, sent or e.line, said)
+        return (
+            f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
+            f"transfer goes on ({axes}), {times}. {hint}"
+        ), sent or e.line
 
-    fact = within("exposed communication", "exposed", look, evidence, references, ratio, **how)
-    plain = references.get("seconds", {}).get(NAIVE)
-    if not fact.passed or not gains or plain is None:
+    def exposed(e: Evidence) -> float:
+        assert e.timeline
+        return e.timeline.exposed_seconds
+
+    name, naive = "exposed communication", judged.references.get("seconds", {}).get(NAIVE)
+    fact = _within(name, Kind.TIME, "exposed", exposed, look, judged, ratio, **_MS, **how)
+    if not fact.passed or not gains or naive is None:
         return fact
-    assert evidence and evidence.timeline
-    took, least = evidence.timeline.seconds, (1 - ratio) * references["exposed"][NAIVE] / 4
-    if plain - took >= least:
+    assert judged.at_scale and judged.at_scale.timeline
+    took, least = judged.at_scale.timeline.seconds, (1 - ratio) * judged.references["exposed"][NAIVE] / 4
+    if naive - took >= least:
         return fact
     message = (
-        f"hardly any communication is exposed, but on {evidence.timeline.machine} a step takes {_ms(took)} ms and the "
-        f"naive version's {_ms(plain)} ms: work that only fills the wait is no gain. {hint}"
+        f"hardly any communication is exposed, but on {judged.at_scale.timeline.machine} a step takes {_ms(took)} ms "
+        f"and the naive version's {_ms(naive)} ms: work that only fills the wait is no gain. {hint}"
     )
-    return replace(fact, passed=False, line=evidence.line, message=message)
+    return replace(fact, passed=False, line=judged.at_scale.line, message=message)
 
 
-def spent_within(
-    evidence: Evidence | None, references: dict[str, Any], ratio: float, axis: str, hint: str, **how: Any
-) -> Fact:
+def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **how: Any) -> Fact:
     """What a step takes longer for its communication over ``axis`` is at most ``ratio`` times the reference's.
 
     Counted is the step less the same step with free links on that axis: of a pipeline, whose devices wait for many
-    reasons, this is what hiding that communication could still win. ``Task.spent_on`` must name the axis.
+    reasons, this is what hiding that communication could still win. ``Task.exposed_axes`` must name the axis.
     """
     name = f"exposed over {axis}"
-    if evidence is not None and evidence.spent is None:
-        return _unjudged(name, evidence, "nobody timed this program without that communication", how.get("weight", 1))
+    if judged.at_scale and judged.at_scale.exposed is None:
+        why = "this program was not timed without that communication"
+        return unmeasured(name, Kind.TIME, why, how.get("weight", 1))
 
-    def look(e: Evidence) -> _Look:
-        assert e.timeline and e.spent is not None
-        said = (
-            f"on {e.timeline.machine} a step takes {_ms(e.timeline.seconds)} ms, and {_ms(e.spent)} ms less if sending "
-            f"over {axis!r} took no time, {{times}}. {hint}"
-        )
-        return _Look(e.spent, f"ms on {e.timeline.machine}", _ms, e.line, said)
+    def look(e: Evidence, times: str) -> tuple[str, str]:
+        assert e.timeline
+        return (
+            f"on {e.timeline.machine} a step takes {_ms(e.timeline.seconds)} ms, and {_ms(e.exposed or 0)} ms less if "
+            f"sending over {axis!r} took no time, {times}. {hint}"
+        ), e.line
 
-    return within(name, "spent", look, evidence, references, ratio, **how)
+    return _within(name, Kind.TIME, "spent", lambda e: e.exposed or 0, look, judged, ratio, **_MS, **how)
 
 
-def within(
+_MS: dict[str, Any] = {"unit": Unit.MILLISECONDS, "factor": 1e3}
+_LEFT_OUT = "this check leaves the realistic size out"
+
+
+def _within(
     name: str,
+    kind: Kind,
     figure: str,
-    look: Callable[[Evidence], _Look],
-    evidence: Evidence | None,
-    references: dict[str, Any],
+    measure: Callable[[Evidence], float],
+    explain: Callable[[Evidence, str], tuple[str, str]],
+    judged: Judged,
     ratio: float,
     *,
+    unit: Unit,
+    factor: float = 1,
     weight: float = 1,
     than: str = REFERENCE,
     least: float = LEAST_WORK,
 ) -> Fact:
-    """A figure of the realistic size is at most ``ratio`` times what the reference, or the naive version, has.
+    """A figure at scale is at most ``ratio`` times what the reference, or the naive baseline, has.
 
     Args:
         name: Of the fact.
+        kind: Of the fact.
         figure: Its name among the references.
-        look: Reads it off the evidence.
-        evidence: Of the realistic size; None if this check leaves it out.
-        references: What was measured of the task's reference and naive versions.
+        measure: Reads it off the evidence.
+        explain: The message and the line of one that is too large, given how many times too large it is in words.
+        judged: The evidence, and what was measured of the reference and the naive baselines.
         ratio: The limit.
+        unit: What it is shown in.
+        factor: What it is multiplied by to be in ``unit``.
         weight: How much the fact counts, 0 for advice.
         than: ``reference`` or ``naive``.
         least: The share of the reference's FLOPs below which a part of the work must have been left out.
     """
-    if evidence is None or (bar := _incomparable(evidence, references, figure, than, least)):
-        return _unjudged(name, evidence, "" if evidence is None else bar, weight)
-    found, against = look(evidence), references[figure][than]
-    passed = found.measured <= ratio * against
-    times = f"{found.measured / against:.2f} times the {than}'s" if against else f"and the {than}'s is 0"
-    message, line = ("", "") if passed else (found.message.replace("{times}", times), found.line)
-    figures = (
-        found.show(found.measured),
-        found.show(ratio * against),
-        found.unit,
-        *_known(references[figure], found.show),
-    )
-    return Fact(name, passed, *figures, evidence.case.name, line, message, weight)
+    if barred := _barred(name, kind, judged, figure, than, least, weight):
+        return barred
+    e, known = judged.at_scale, judged.references[figure]
+    assert e
+    found, against = measure(e), known[than]
+    message, line = "", ""
+    if found > ratio * against:
+        message, line = explain(e, f"{found / against:.2f} times the {than}'s" if against else f"and the {than}'s is 0")
+    shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
+    how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}
+    return facts.at(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)
 
 
-def _incomparable(
-    evidence: Evidence, references: dict[str, Any], figure: str, than: str, least: float = LEAST_WORK
-) -> str | tuple[str, str]:
-    """Why the realistic size cannot be compared with the reference; empty if it can.
-
-    A text alone is a reason for which nothing is measured, two are a failure: what was measured, and the message.
-    """
-    if evidence.difference:
-        return "not comparable", _CHANGES.format(evidence.difference)
-    if than not in references.get(figure, {}) or not references.get("flops"):
-        return f"the {than} version has not been measured with this version of jax"
-    work = references["flops"]["reference"]
-    if evidence.costs.flops < least * work:
-        return "not comparable", (
-            f"at the realistic size the program computes {evidence.costs.flops:.3g} FLOPs, and the work takes "
-            f"{work:.3g} with its recomputation: is a part of the arrays left out there?")  # fmt: skip
-    return ""
-
-
-def _unjudged(name: str, evidence: Evidence | None, bar: str | tuple[str, str], weight: float) -> Fact:
-    if evidence is None:
-        bar = "this check leaves the realistic size out"
-    if isinstance(bar, str):
-        return Fact(name, None, "not measured", message=bar, weight=weight)
-    assert evidence
-    measured, message = bar
-    return Fact(name, False, measured, case=evidence.case.name, line=evidence.line, message=message, weight=weight)
+def _barred(
+    name: str,
+    kind: Kind,
+    judged: Judged,
+    figure: str,
+    than: str = REFERENCE,
+    least: float = LEAST_WORK,
+    weight: float = 1,
+) -> Fact | None:
+    """The fact where the realistic size cannot be compared with the reference; None if it can."""
+    e, known = judged.at_scale, judged.references
+    if e is None:
+        return unmeasured(name, kind, _LEFT_OUT, weight)
+    if e.structural_mismatch:
+        return _different(name, kind, e, weight)
+    if than not in known.get(figure, {}) or not known.get("flops"):
+        return unmeasured(name, kind, f"the {than} version has not been measured with this version of jax", weight)
+    work = known["flops"]["reference"]
+    if e.costs.flops < least * work:
+        message = (
+            f"at the realistic size the program computes {e.costs.flops:.3g} FLOPs, and the work takes {work:.3g} with "
+            "its recomputation: is a part of the arrays left out there?"
+        )
+        return facts.at(e, name, kind, message, "not comparable", weight=weight)
+    return None
 
 
-def _known(figures: dict[str, float], show: Callable[[float], str]) -> tuple[str, str | None]:
-    """What the reference measures, and the naive version if it was measured."""
-    naive = figures.get("naive")
-    return show(figures["reference"]), None if naive is None else show(naive)
+def _different(name: str, kind: Kind, e: Evidence, weight: float) -> Fact:
+    return facts.at(e, name, kind, _CHANGES.format(e.structural_mismatch), "not comparable", weight=weight)
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g}"
-
-
-def _flops(number: float) -> str:
-    return f"{number:.4g}"

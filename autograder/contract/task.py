@@ -1,7 +1,7 @@
 """What an exercise is: the cases it is judged on, its oracle, and the facts that must hold.
 
-A chapter's contract lies in ``autograder/chapters/<chapter>.py`` as ``CONTRACT``. It never imports a solution: an
-oracle is a single-device computation, and limits come from closed forms or from measured references.
+A chapter's contract is ``CONTRACT`` in ``autograder/chapters/<chapter>``. It never imports a solution: an oracle is a
+single-device computation, and limits come from closed forms or from measured references.
 """
 
 from __future__ import annotations
@@ -9,36 +9,46 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from autograder.contract.case import Case
 from autograder.contract.verdict import Fact
-from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping, trace
+from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import chapter as find_chapter
 from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
 
 CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
-__all__ = ["Case", "Contract", "Evidence", "Mismatch", "Task", "Variant", "Wrapped", "Wrapping", "load", "named",
-           "references", "trace"]  # fmt: skip
+__all__ = ["Case", "Contract", "Evidence", "Judged", "Task", "Variant", "load", "named", "references", "trace"]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that was found out about one Program, for the facts to look at.
+    """Everything that is known about one Program, for the facts to look at.
 
-    ``measured`` and ``expected`` are empty, and ``difference`` may not be, for a Program that is only analysed, and
-    only such a one has a ``timeline``. ``secret`` says that nobody may learn a value of ``measured`` or ``expected``:
-    facts then say how far off a result is, and where. ``spent`` is how many seconds of the timeline go into
-    communication over ``Task.spent_on``. ``form`` says what the Program does, for finding others that do the same.
+    Attributes:
+        case: What it was exported for.
+        inputs: Its signature.
+        outputs: What it returns.
+        measured: Its results by name; empty for a Program that is only analysed.
+        expected: What the oracle gives; empty for a Program that is only analysed.
+        costs: FLOPs, products and collectives of one device.
+        memory: Of one device.
+        line: Where the function is defined.
+        structural_mismatch: How it differs from the small Program in more than sizes; only of one that is analysed.
+        timeline: Its predicted step; only of one that is analysed.
+        secret: Nobody may learn a value of ``measured`` or ``expected``: facts then say how far off a result is.
+        exposed: Seconds of the timeline that communication over ``Task.exposed_axes`` adds.
+        form: What the Program does, for finding others that do the same.
     """
 
-    case: Case
+    case: Case[Any]
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     measured: dict[str, np.ndarray]
@@ -46,11 +56,31 @@ class Evidence:
     costs: Costs
     memory: Memory
     line: str = ""
-    difference: str = ""
+    structural_mismatch: str = ""
     timeline: Timeline | None = None
     secret: bool = False
-    spent: float | None = None
+    exposed: float | None = None
     form: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the facts of a task are made of.
+
+    Attributes:
+        cases: Evidence of every case that was run.
+        at_scale: Evidence of the realistic size; None where a check leaves it out.
+        references: What the reference and the naive baselines measure at scale, with this jax; may be empty.
+    """
+
+    cases: list[Evidence]
+    at_scale: Evidence | None
+    references: dict[str, Any]
+
+    @property
+    def all(self) -> list[Evidence]:
+        """Every Program that was analysed: those that were run, and the one at scale."""
+        return [*self.cases, self.at_scale] if self.at_scale else self.cases
 
 
 # Sizes that grow at once in a case that is stretched: how much there is of the data, and two kinds of widths.
@@ -61,27 +91,23 @@ _TOGETHER = (
 )
 
 
-def _listed(sizes: Mapping[str, int]) -> str:
-    return " and ".join(f"{name} {size:,}" for name, size in sizes.items())
-
-
 @dataclass(frozen=True)
 class Variant:
     """Something else that a course may ask of a function, so that another course's answer does not fit.
 
     Attributes:
-        name: What ``check`` is told.
+        name: What ``check`` is given.
         sentence: What the released notebook says; it names what is usual.
         sizes: What it sets in every case.
     """
 
     name: str
     sentence: str
-    sizes: dict[str, int]
+    sizes: Mapping[str, Any]
 
-    def of(self, case: Case) -> Case:
+    def of(self, case: Case[Any]) -> Case[Any]:
         """The case as this variant has it."""
-        return replace(case, sizes={**case.sizes, **self.sizes})
+        return case.but(**self.sizes)
 
 
 # --8<-- [start:task]
@@ -91,45 +117,45 @@ class Task:
 
     Attributes:
         wrapping: Its name and signature, and how it is made into something that can be exported.
-        kind: ``local`` (runs inside ``shard_map``), ``step``, ``transform`` or ``value``.
         points: What it is worth.
         cases: The meshes and sizes that it is run on.
         unseen: Draws one more case, for official grading.
         draw: ``(generator, case) ->`` arrays in trees like ``Wrapped.inputs``.
         oracle: ``(inputs, case) ->`` what ``Wrapped.function`` must return, from a single device.
-        facts: What is judged, given the evidence of every case and that of ``analysed``.
-        analysed: A realistic size that only the lenses look at, and the name of the case that it enlarges.
-        stretches: Sizes for ``stretched``, where those of ``analysed`` would take too long or split other leaves.
-        naive: The mutant that shows what the naive way costs in memory.
-        slow: The mutant that shows what the naive way costs in time.
-        machine: What the time of ``analysed`` is predicted for.
-        data_branches: Whether the Program may branch on data: such a branch is priced as its dearer side.
-        compiled_exposed: How much of the naive version's exposed communication the compiled schedule may have, which
+        facts: What is judged.
+        at_scale: A realistic size that is only analysed, and the name of the case that it enlarges.
+        stretches: Sizes for ``stretched``, where those of ``at_scale`` would take too long or split other leaves.
+        naive_memory: The mutant that shows what the naive baseline costs in memory.
+        naive_time: The mutant that shows what the naive baseline costs in time.
+        machine: What the time of ``at_scale`` is predicted for.
+        kind: ``value`` where it returns plain data, ``transform`` where it takes a function.
+        data_branches: Whether the Program may branch on data: the more expensive branch is what counts.
+        compiled_exposed: How much of the naive baseline's exposed communication the compiled schedule may have, which
             ``check --aot`` gives as advice; 0 where it says nothing.
-        spent_on: Mesh axes whose communication is timed apart: how much longer a step of ``analysed`` takes with it
-            than it would if it took no time.
+        exposed_axes: Mesh axes whose communication is timed apart: how much longer a step of ``at_scale`` takes with
+            it than it would if it took no time.
         given: What the wrapper is given of a case and must not compute itself (``Case.given``), as plain data.
         variants: What a course may ask instead; without one, the function is what the public notebook says.
         varies_with: Functions of the same word here are asked for the same one of their variants.
     """
 
     wrapping: Wrapping
-    kind: str
     points: float
-    cases: tuple[Case, ...]
-    unseen: Callable[[np.random.Generator], Case]
-    draw: Callable[[np.random.Generator, Case], dict[str, Any]]
-    oracle: Callable[[dict[str, Any], Case], dict[str, Any]]
-    facts: Callable[[list[Evidence], Evidence | None, dict[str, Any]], list[Fact]]
-    analysed: tuple[Case, str] | None = None
-    stretches: tuple[Mapping[str, int], ...] = ()
-    naive: str = ""
-    slow: str = ""
+    cases: tuple[Case[Any], ...]
+    unseen: Callable[[np.random.Generator], Case[Any]]
+    draw: Callable[[np.random.Generator, Case[Any]], dict[str, Any]]
+    oracle: Callable[[dict[str, Any], Case[Any]], dict[str, Any]]
+    facts: Callable[[Judged], list[Fact]]
+    at_scale: tuple[Case[Any], str] | None = None
+    stretches: tuple[Mapping[str, Any], ...] = ()
+    naive_memory: str = ""
+    naive_time: str = ""
     machine: str = "8xH100"
+    kind: Literal["program", "transform", "value"] = "program"
     data_branches: bool = False
     compiled_exposed: float = 0
-    spent_on: tuple[str, ...] = ()
-    given: Callable[[Case], dict[str, Any]] | None = None
+    exposed_axes: tuple[str, ...] = ()
+    given: Callable[[Case[Any]], dict[str, Any]] | None = None
     variants: tuple[Variant, ...] = ()
     varies_with: str = ""
 
@@ -153,29 +179,33 @@ class Task:
             raise LookupError(f"{self.name} has no variant {name!r}; it has: {known}. The notebook says which is asked")
         return found
 
-    def stretched(self) -> tuple[Case, ...]:
-        """Cases in which some sizes are those of ``analysed``, or as close as can be run, and all others small.
+    def stretched(self) -> tuple[Case[Any], ...]:
+        """Cases in which some sizes are those of ``at_scale``, or as close as can be run, and all others small.
 
         What a program does otherwise from some size on shows in one of them: its values are wrong there, or no dim of
-        it is as large in ``analysed``.
+        it is as large in ``at_scale``.
         """
-        if self.analysed is None:
+        if self.at_scale is None:
             return ()
-        large = self.analysed[0]
-        small = next(case for case in self.cases if case.name == self.analysed[1])
-        grown = {name: size for name, size in large.sizes.items() if size > small.sizes.get(name, 0)}
+        large = self.at_scale[0].sizes
+        small = next(case for case in self.cases if case.name == self.at_scale[1])
+        grown = {
+            name: getattr(large, name)
+            for name in (entry.name for entry in fields(large))
+            if isinstance(getattr(large, name), int) and getattr(large, name) > getattr(small.sizes, name)
+        }
         every = self.stretches or [{name: grown[name] for name in group if name in grown} for group in _TOGETHER]
+        named = {" and ".join(f"{name} {size:,}" for name, size in sizes.items()): sizes for sizes in every if sizes}
         return tuple(
-            Case(f"{small.name}, but {_listed(sizes)}", small.mesh, {**small.sizes, **sizes})
-            for sizes in every
-            if sizes
+            replace(small, name=f"{small.name}, but {text}", sizes=small.sizes.but(**sizes), quick=False)
+            for text, sizes in named.items()
         )
 
-    def complete(self, case: Case) -> Case:
+    def complete(self, case: Case[Any]) -> Case[Any]:
         """The case with all that its wrapper is given."""
         return replace(case, given=self.given(case)) if self.given else case
 
-    def wrap(self, function: Callable[..., Any], case: Case) -> Wrapped:
+    def wrap(self, function: Callable[..., Any], case: Case[Any]) -> Wrapped:
         """The function on a case, ready to be exported."""
         return self.wrapping.wrap(function, self.complete(case))
 

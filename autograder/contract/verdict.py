@@ -1,57 +1,175 @@
-"""What a judgement says: facts of a function, functions of a submission. The same words everywhere."""
+"""Facts of a function, functions of a submission: what is measured, and the points that follow."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
+NOT_MEASURED = "not measured"
 
 
 class Kind(StrEnum):
-    """What a fact is about: right numbers, without which nothing else counts, or what they may cost."""
+    """What a fact is about. Without the right form, values and gradients nothing else counts."""
 
+    FORM = "form"
     VALUES = "values"
     GRADIENTS = "gradients"
-    BUDGET = "budget"
+    MEMORY = "memory"
+    COMMUNICATION = "communication"
+    TIME = "time"
+    COMPUTE = "compute"
+    PROGRAM = "program"
+
+    @property
+    def required(self) -> bool:
+        return self in (Kind.FORM, Kind.VALUES, Kind.GRADIENTS)
 
 
+class Unit(StrEnum):
+    """Of a fact's numbers; the value is how people read it. ``Fact.of`` completes some: a machine, a dtype."""
+
+    COUNT = ""
+    BYTES = "bytes"
+    ELEMENTS = "elements"
+    OPERATIONS = "operations"
+    LEAVES = "leaves"
+    QUESTIONS = "questions"
+    CHOICES = "choices"
+    STEPS = "steps"
+    FLOPS = "FLOPs"
+    MILLISECONDS = "ms"
+    RELATIVE = "relative"
+    NORM = "of the gradient"
+    DEVICE_TIME = "of the devices' time"
+    BEST_CHOICE = "of the best choice's"
+    ONE_DEVICE = "of one device's"
+    REFERENCE = "times the reference's"
+    COLLECTIVES = "of collectives"
+    PRODUCTS = "products"
+    DTYPE = "of"
+
+
+# How each unit's numbers are written; whole numbers otherwise.
+_WRITTEN = {
+    Unit.BYTES: ",.0f",
+    Unit.FLOPS: ".4g",
+    Unit.MILLISECONDS: ".4g",
+    Unit.RELATIVE: ".2g",
+    Unit.NORM: ".6g",
+    Unit.DEVICE_TIME: ".4f",
+    Unit.BEST_CHOICE: ".1%",
+    Unit.ONE_DEVICE: ".3f",
+    Unit.REFERENCE: ".3f",
+    Unit.COLLECTIVES: ".2f",
+}
+
+
+class Limit(StrEnum):
+    """How ``Fact.limit`` bounds the measured number."""
+
+    AT_MOST = "at most"
+    AT_LEAST = "at least"
+    EXACTLY = "exactly"
+    BETWEEN = "between"
+    ALL = "all of"
+    MOST = "most of"
+
+
+# --8<-- [start:fact]
 @dataclass(frozen=True)
 class Fact:
     """One thing that was measured about a program, and what it had to be.
 
-    ``passed`` is None where nothing was measured; such a fact is worth no points either way.
-    ``line`` is the learner's own, as ``cell:line``; ``weight`` is how much the fact counts among its function's, 0
-    for advice.
+    Attributes:
+        name: What a learner reads: ``all-gather bytes``.
+        kind: What it is about; ``conclude`` gives no points where one of a required kind fails.
+        passed: None where nothing was measured; such a fact is worth no points either way.
+        measured: A number in ``unit``, or what was found instead of one (``missing``).
+        limit: What it had to be, a pair where ``direction`` is ``BETWEEN``.
+        direction: How ``limit`` bounds ``measured``.
+        unit: Of all numbers here.
+        of: What completes the unit: a machine, a dtype.
+        reference: What the course's own solution measures.
+        naive: What the naive baseline measures.
+        interval: The least and the most that ``measured`` may be, where it is an estimate.
+        case: Where it was measured.
+        line: The learner's own, as ``cell:line``.
+        message: What fell short, and a question that leads on.
+        weight: How much the fact counts among its function's; 0 for advice.
     """
 
     name: str
+    kind: Kind
     passed: bool | None
     measured: float | str | None = None
-    limit: float | str | None = None
-    unit: str = ""
-    reference: float | str | None = None
-    naive: float | str | None = None
+    limit: float | tuple[float, float] | str | None = None
+    direction: Limit = Limit.AT_MOST
+    unit: Unit = Unit.COUNT
+    of: str = ""
+    reference: float | None = None
+    naive: float | None = None
+    interval: tuple[float, float] | None = None
     case: str = ""
     line: str = ""
     message: str = ""
     weight: float = 1.0
-    kind: Kind = Kind.BUDGET
+    # --8<-- [end:fact]
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Fact:
-        return cls(**{**data, "kind": Kind(data.get("kind", Kind.BUDGET))})
+    @property
+    def unit_text(self) -> str:
+        """The unit as people read it: ``ms on 8xH100``."""
+        join = {Unit.MILLISECONDS: f"ms on {self.of}", Unit.PRODUCTS: f"{self.of} x {self.of} products"}
+        return (join.get(self.unit) or f"{self.unit} {self.of}") if self.of else str(self.unit)
+
+    @property
+    def measured_text(self) -> str:
+        """What was measured, as people read it; empty where there is nothing."""
+        return self.texts()[0]
+
+    @property
+    def limit_text(self) -> str:
+        """What it had to be."""
+        return self.texts()[1]
+
+    def texts(self, write: Callable[[Any], str] | None = None) -> tuple[str, str, str, str]:
+        """Measured, limit, reference and naive as people read them, each number as ``write`` has it."""
+        write = write or self.write
+        measured, limit = write(self.measured), ""
+        if isinstance(self.limit, tuple):
+            limit = " to ".join(dict.fromkeys(map(write, self.limit)))
+        elif self.limit is not None:
+            limit = write(self.limit)
+        if self.interval:
+            low, high = map(write, self.interval)
+            measured = f"{'inconclusive: ' if self.passed is None else ''}{measured} ({low} to {high})"
+        if self.direction in (Limit.ALL, Limit.MOST) and not isinstance(self.measured, str):
+            measured, limit = (
+                f"{measured} of {limit}",
+                "most" if self.direction == Limit.MOST else f"{limit} of {limit}",
+            )
+        return measured, limit, write(self.reference), write(self.naive)
+
+    def write(self, number: Any) -> str:
+        """A number in this fact's unit, as people read it."""
+        if number is None or isinstance(number, str):
+            return number or ""
+        form = _WRITTEN.get(self.unit, ",.0f" if float(number).is_integer() or abs(number) >= 1000 else ".4g")
+        return format(number, form)
 
 
 @dataclass(frozen=True)
 class Result:
     """The judgement of one function.
 
-    ``message`` explains a verdict that no single fact explains. ``timeline`` is the step at the realistic size in
-    brief (``course.show.brief``), where official grading has looked at one, and ``form`` says what the Program of the
-    first case does, so that those that do the same are found.
+    ``message`` explains a verdict that no single fact explains. ``timeline`` is the step at scale in brief
+    (``course.show.brief``), where official grading has looked at one, and ``form`` says what the Program of the first
+    case does, so that those that do the same are found.
     """
 
     name: str
@@ -66,13 +184,13 @@ class Result:
     form: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; without ``timeline`` and ``form`` where there is none, as verdicts were written before them."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("timeline", "form")}
+        """Plain data."""
+        return msgspec.to_builtins(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
-        facts = tuple(map(Fact.from_json, data["facts"]))
-        return cls(**{**data, "facts": facts, "denied": tuple(data["denied"])})
+        """From ``to_json``; raises ``msgspec.ValidationError`` where it is no result."""
+        return msgspec.convert(data, cls)
 
 
 @dataclass(frozen=True)
@@ -83,7 +201,7 @@ class Report:
     functions: tuple[Result, ...]
     student: str = ""
     isolation: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def points(self) -> float:
@@ -98,12 +216,13 @@ class Report:
         return all(result.verdict == PASS for result in self.functions)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "functions": tuple(result.to_json() for result in self.functions)}
+        """Plain data."""
+        return msgspec.to_builtins(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
-        functions = tuple(Result.from_json(result) for result in data["functions"])
-        return cls(**{**data, "functions": functions, "notes": tuple(data["notes"])})
+        """From ``to_json``; raises ``msgspec.ValidationError`` where it is no report."""
+        return msgspec.convert(data, cls)
 
 
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
@@ -113,7 +232,7 @@ def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
     """
     counted = [fact for fact in facts if fact.passed is not None and fact.weight]
     passed = [fact for fact in counted if fact.passed]
-    if not counted or any(fact.kind != Kind.BUDGET and not fact.passed for fact in counted):
+    if not counted or any(fact.kind.required and not fact.passed for fact in counted):
         passed = []
     share = sum(fact.weight for fact in passed) / sum(fact.weight for fact in counted) if counted else 0.0
     points = round(max_points * share, 2)

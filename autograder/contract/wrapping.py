@@ -1,6 +1,6 @@
-"""What runs beside a learner's code: the cases, and how a function is made into something that can be exported.
+"""How a function is made into something that can be exported: all of a contract that runs next to a learner's code.
 
-The sandbox mounts this module and each chapter's ``wrapping``, and nothing else of a contract: no oracle, no expected
+The sandbox mounts this folder and each chapter's ``wrapping``, and nothing else of a chapter: no oracle, no expected
 value, no closed form of an answer. What a wrapper needs of such a kind is computed outside and comes with the case.
 """
 
@@ -12,44 +12,23 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
-from course.program import Locate, Program, export
+import jax
+from jax import lax
 
-# The name of the case that official grading draws.
-UNSEEN = "unseen"
+from autograder.contract.case import Case, Sizes
+from course.mesh import abstract_mesh
+from course.program import Locate, Program, export
 
 
 class Mismatch(Exception):
-    """The function ran and gave something of another form than its contract says; the message is for the learner."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A mesh and the sizes of everything that a function is given on it.
-
-    Attributes:
-        name: What a learner reads: ``data=8``.
-        mesh: Axis sizes by name.
-        sizes: Every other size, threshold and choice by name; the task's functions know what they mean.
-        quick: Whether a plain ``check`` includes it.
-        given: Plain data that the wrapper needs and must not compute, such as how leaves are split (``Task.given``).
-    """
-
-    name: str
-    mesh: dict[str, int]
-    sizes: dict[str, int]
-    quick: bool = False
-    given: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def mesh_text(self) -> str:
-        return " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+    """The function ran and returned something of another form than its contract says; the message is for the learner."""
 
 
 @dataclass(frozen=True)
 class Wrapped:
     """A learner's function made into something that can be exported: see ``course.program.export``.
 
-    ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is asked after tracing.
+    ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing.
     """
 
     function: Callable[..., dict[str, Any]]
@@ -68,11 +47,13 @@ class Wrapping:
         name: The function's name.
         signature: Its parameters as written in the stub, ``(params, axis_name, min_size)``.
         wrap: ``(function, case) -> Wrapped``.
+        sizes: The type of its cases' sizes.
     """
 
     name: str
     signature: str
-    wrap: Callable[[Callable[..., Any], Case], Wrapped]
+    wrap: Callable[[Callable[..., Any], Case[Any]], Wrapped]
+    sizes: type[Sizes]
 
 
 class Traceable(Protocol):
@@ -85,7 +66,53 @@ class Traceable(Protocol):
     def signature(self) -> str: ...
 
     @property
-    def wrap(self) -> Callable[[Callable[..., Any], Case], Wrapped]: ...
+    def wrap(self) -> Callable[[Callable[..., Any], Case[Any]], Wrapped]: ...
+
+
+def on_mesh(
+    local: Callable[..., dict[str, Any]],
+    case: Case[Any],
+    inputs: dict[str, tuple[Any, Any]],
+    results: dict[str, Any],
+    roles: dict[str, str] | None = None,
+    donate: tuple[str, ...] = (),
+) -> Wrapped:
+    """What every device of the case's mesh runs, as one function of whole arrays.
+
+    Args:
+        local: Takes a device's parts of ``inputs``, by position.
+        case: Whose mesh it runs on.
+        inputs: Trees of shapes and of specs (or one spec for all leaves) by name, in the order of ``local``.
+        results: Specs of what ``local`` returns.
+        roles: ``state``, ``batch`` (if not said) or ``key``, by input.
+        donate: Inputs whose buffers the step may reuse.
+    """
+    shapes = {name: tree for name, (tree, _) in inputs.items()}
+    specs = {name: tree for name, (_, tree) in inputs.items()}
+
+    def program(**arrays: Any) -> dict[str, Any]:
+        mesh = abstract_mesh(case.mesh)
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs.values()), out_specs=results)
+        return mapped(*(arrays[name] for name in specs))
+
+    return Wrapped(program, shapes, specs, results, roles or {}, donate)
+
+
+def sgd_steps(step: Callable[[Any, Any], tuple[Any, jax.Array]], params: Any, batches: Any, learning_rate: Any) -> Any:
+    """Take one step for each batch: ``(parameters after, loss of each step, sum of the gradients applied)``.
+
+    Args:
+        step: ``(params, batch) -> (params, loss)``.
+        params: Before the first step.
+        batches: A tree of arrays with a leading dim of steps; a single step is taken without a loop.
+        learning_rate: What ``step`` multiplies gradients by.
+    """
+    if len(jax.tree.leaves(batches)[0]) == 1:
+        after, loss = step(params, jax.tree.map(lambda leaf: leaf[0], batches))
+        losses = loss[None]
+    else:
+        after, losses = lax.scan(step, params, batches)
+    return after, losses, jax.tree.map(lambda old, new: (old - new) / learning_rate, params, after)
 
 
 @cache
@@ -95,7 +122,9 @@ def wrappings(chapter: str) -> dict[str, Wrapping]:
     return {wrapping.name: wrapping for wrapping in module.WRAPPINGS}
 
 
-def trace(task: Traceable, function: Callable[..., Any], case: Case, locate: Locate, platform: str = "cpu") -> Program:
+def trace(
+    task: Traceable, function: Callable[..., Any], case: Case[Any], locate: Locate, platform: str = "cpu"
+) -> Program:
     """The learner's function on a case, as a Program; nothing is computed.
 
     Raises:

@@ -25,7 +25,7 @@ def versions(chapter: str, task: Task) -> dict[str, Found]:
     A naive way is called after what it does: ``keeps gathered weights``. One task has two of them, one for memory and
     one for time, another has one or none.
     """
-    ways = dict.fromkeys(name for name in (task.naive, task.slow) if name)
+    ways = dict.fromkeys(name for name in (task.naive_memory, task.naive_time) if name)
     naive = {name.replace("_", " "): _mutant(chapter, task.name, name) for name in ways}
     return {REFERENCE: solution(chapter, task.name), **naive}
 

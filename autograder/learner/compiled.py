@@ -11,7 +11,7 @@ from typing import Any
 
 from autograder.check import add_facts, exported
 from autograder.contract.task import Task, references
-from autograder.contract.verdict import Fact, Report, Result
+from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Report, Result, Unit
 from autograder.learner.beside import solution
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
@@ -48,8 +48,8 @@ def add_compiled(
 
 def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> list[Fact]:
     """What the compiler makes of a function at its realistic size; "not measured" with the reason where it cannot."""
-    assert task.analysed
-    case = task.analysed[0]
+    assert task.at_scale
+    case = task.at_scale[0]
     name = f"{case.name}, {task.machine}"
     own = solution(chapter, task.name)
     asked = (*NAMES, EXPOSED) if task.compiled_exposed else NAMES
@@ -59,17 +59,19 @@ def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> l
         judged, ours = (exported(task, function, case, locate, platform) for platform in ("cpu", "cuda"))
         different = disagreement(parse(judged), parse(ours))
         if different:
-            other = Fact(NAMES[0], False, "other", "same", case=name, weight=0, message=different)
+            other = Fact(NAMES[0], Kind.PROGRAM, False, "other", "same", case=name, weight=0, message=different)
             return [other, *(_not_measured(fact, name, ANOTHER) for fact in asked[1:])]
         theirs = exported(task, own, case, lambda _: None, "cuda")
         found, reference = compile_all([ours, theirs], machine(task.machine))
     except (AotMissing, ProgramError) as error:
         return [_not_measured(fact, name, str(error)) for fact in asked]
     return [
-        Fact(NAMES[0], True, "same", "same", case=name, weight=0),
+        Fact(NAMES[0], Kind.PROGRAM, True, "same", "same", case=name, weight=0),
         _overlap(found, reference, name),
-        _within(NAMES[2], 1e3 * found.replay.seconds, 1e3 * reference.replay.seconds, "ms", ".4g", name),
-        _within(NAMES[3], found.memory.temporaries, reference.memory.temporaries, "bytes", ",.0f", name),
+        _within(
+            NAMES[2], Kind.TIME, 1e3 * found.replay.seconds, 1e3 * reference.replay.seconds, Unit.MILLISECONDS, name
+        ),
+        _within(NAMES[3], Kind.MEMORY, found.memory.temporaries, reference.memory.temporaries, Unit.BYTES, name),
         *([_exposed(found, reference, chapter, task, name)] if task.compiled_exposed else []),
     ]
 
@@ -87,9 +89,10 @@ def _overlap(found: GpuReport, reference: GpuReport, case: str) -> Fact:
     message = "" if passed or alone is None else (
         f"the compiler runs {alone.kind.replace('_', '-')} {alone.count} times with no matrix product beside it: what "
         "could be computed before its result is there?")  # fmt: skip
-    unit = "of collectives in loops" if in_loops else "of collectives"
-    return Fact(NAMES[1], passed, f"{ours:.2f}", f"{theirs:.2f}", unit, f"{theirs:.2f}", case=case,
-                line=alone.line if alone and not passed else "", message=message, weight=0)  # fmt: skip
+    figures: dict[str, Any] = {"measured": ours, "limit": theirs, "direction": Limit.AT_LEAST, "reference": theirs}
+    figures |= {"unit": Unit.COLLECTIVES, "of": "in loops" if in_loops else ""}
+    line = alone.line if alone and not passed else ""
+    return Fact(NAMES[1], Kind.TIME, passed, **figures, case=case, line=line, message=message, weight=0)
 
 
 def _exposed(found: GpuReport, reference: GpuReport, chapter: str, task: Task, case: str) -> Fact:
@@ -108,15 +111,16 @@ def _exposed(found: GpuReport, reference: GpuReport, chapter: str, task: Task, c
             "matrix product beside it. What must be computed before it can start, and in which iteration?")  # fmt: skip
     line = most.line if most else ""
     passed = ours <= limit
-    return Fact(EXPOSED, passed, f"{ours:.4g}", f"{limit:.4g}", f"ms on {task.machine}", f"{theirs:.4g}",
-                f"{1e3 * naive:.4g}", case, "" if passed else line, "" if passed else message, weight=0)  # fmt: skip
+    figures: dict[str, Any] = {"measured": ours, "limit": limit, "reference": theirs, "naive": 1e3 * naive}
+    figures |= {"unit": Unit.MILLISECONDS, "of": task.machine, "case": case, "weight": 0}
+    return Fact(EXPOSED, Kind.TIME, passed, **figures, **({} if passed else {"line": line, "message": message}))
 
 
-def _within(name: str, found: float, reference: float, unit: str, form: str, case: str) -> Fact:
+def _within(name: str, kind: Kind, found: float, reference: float, unit: Unit, case: str) -> Fact:
     """At most 1.15 times the reference's."""
-    return Fact(name, found <= RATIO * reference, f"{found:{form}}", f"{RATIO * reference:{form}}", unit,
-                f"{reference:{form}}", case=case, weight=0)  # fmt: skip
+    limit = RATIO * reference
+    return Fact(name, kind, found <= limit, found, limit, unit=unit, reference=reference, case=case, weight=0)
 
 
 def _not_measured(name: str, case: str, reason: str) -> Fact:
-    return Fact(name, None, "not measured", case=case, message=reason, weight=0)
+    return Fact(name, Kind.TIME, None, NOT_MEASURED, case=case, message=reason, weight=0)

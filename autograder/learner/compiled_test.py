@@ -21,7 +21,7 @@ from course.program.compiled.report import GpuMemory
 from solutions import data_parallel, fsdp, transformer_3d
 
 TASK = load("fsdp").task("fsdp_loss")
-NAIVE = next(mutant.function for mutant in MUTANTS if (mutant.task, mutant.name) == (TASK.name, TASK.naive))
+NAIVE = next(mutant.function for mutant in MUTANTS if (mutant.task, mutant.name) == (TASK.name, TASK.naive_memory))
 
 
 def installed():
@@ -46,10 +46,10 @@ def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
 @pytest.mark.skipif(bool(installed()), reason=installed())
 def test_what_a_single_tick_computes_again_is_not_kept(monkeypatch):
     task = load("transformer_3d").task("forward_3d")
-    assert task.analysed
+    assert task.at_scale
     small = {"num_microbatches": 1, "num_layers": 6, "num_repeats": 6, "rows": 4, "width": 64, "hidden": 256,
              "num_heads": 4, "seq": 256, "max_seq": 256, "vocab": 64}  # fmt: skip
-    like, mesh = task.analysed[0], {"data": 1, "pipe": 1, "tensor": 1}
+    like, mesh = task.at_scale[0], {"data": 1, "pipe": 1, "tensor": 1}
     case = replace(like, mesh=mesh, sizes={**like.sizes, **small})
 
     def held():

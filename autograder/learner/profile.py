@@ -233,8 +233,8 @@ def largest_case(task: Task) -> Case:
     """
     if task.kind == "value":
         raise LookupError(f"{task.name} returns plain data and runs on no device: there is nothing to profile")
-    if task.analysed:
-        return task.analysed[0]
+    if task.at_scale:
+        return task.at_scale[0]
     return max(enumerate(task.cases), key=lambda entry: (math.prod(entry[1].mesh.values()), entry[0]))[1]
 
 

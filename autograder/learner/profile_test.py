@@ -26,8 +26,8 @@ from solutions import fsdp
 
 KEEPS, FEW_ROWS = "keeps gathered weights", "computes a few rows at a time"
 TASK = load("fsdp").task("fsdp_loss")
-assert TASK.analysed
-LARGE = TASK.analysed[0]
+assert TASK.at_scale
+LARGE = TASK.at_scale[0]
 RIGHT = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
 
 
@@ -59,7 +59,7 @@ def test_tasks_with_one_naive_way_or_none_have_as_many():
     one = load("fsdp").task("gather_params")
     assert list(versions("fsdp", one)) == [REFERENCE, "sums padded parts"]
     assert list(versions("fsdp", replace(one, naive=""))) == [REFERENCE]
-    assert list(versions("fsdp", replace(one, slow=one.naive))) == [REFERENCE, "sums padded parts"]
+    assert list(versions("fsdp", replace(one, naive_time=one.naive_memory))) == [REFERENCE, "sums padded parts"]
 
 
 def test_a_function_that_computes_and_sends_nothing_gets_a_sentence_and_its_memory():

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from autograder.check import add_facts, exported
+from autograder.contract.case import from_plain, to_plain
 from autograder.contract.task import Case, Task, load, named, trace
-from autograder.contract.verdict import Fact, Report, Result
+from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Report, Result, Unit
 from course.measured import fresh
 from course.measured.fresh import MeasurementFailed
 from course.measured.memory import Peak, peak_memory
@@ -32,7 +33,6 @@ from course.program import Locate, Program, ProgramError, compile_program
 # Times the reference's: good and naive programs differ by more than this where a contract has such a fact.
 SPEED_RATIO = MEMORY_RATIO = 1.15
 SPEED, MEMORY = "measured speed", "measured peak memory"
-NOT_MEASURED = "not measured"
 # How long pairs are timed at most, and what starting, compiling and drawing inputs may take besides.
 PAIR_SECONDS, START_SECONDS = 120.0, 240.0
 # XLA merges the chunks of a ring's matmuls unless told not to, and nothing overlaps then.
@@ -122,9 +122,9 @@ def measured_facts(
     reason = reason or _unusable(bench)
     case = None if reason else realistic_case(task, bench.card["count"])
     if case is None:
-        assert task.analysed
+        assert task.at_scale
         reason = reason or too_few(smallest_mesh(task), bench.card["count"], bench.card["kind"])
-        return [_not_measured(name, task.analysed[0].name, reason) for name in (SPEED, MEMORY)]
+        return [_not_measured(name, task.at_scale[0].name, reason) for name in (SPEED, MEMORY)]
     try:
         ours = exported(task, function, case, locate, bench.exported_for)
         theirs = _reference(chapter, task, case, bench)
@@ -158,8 +158,8 @@ def smallest_mesh(task: Task) -> dict[str, int]:
 
 
 def _realistic(task: Task) -> list[Case]:
-    assert task.analysed
-    large, name = task.analysed
+    assert task.at_scale
+    large, name = task.at_scale
     small = next(case for case in task.cases if case.name == name)
     return [large] + [
         Case(large.name.replace(large.mesh_text, case.mesh_text), case.mesh, large.sizes)
@@ -169,7 +169,7 @@ def _realistic(task: Task) -> list[Case]:
 
 
 def _ask(chapter: str, task: Task, case: Case, do: str, bench: Bench, **more: Any) -> dict[str, Any]:
-    request = {"do": do, "chapter": chapter, "task": task.name, "case": asdict(case)}
+    request = {"do": do, "chapter": chapter, "task": task.name, "case": to_plain(case)}
     request |= {"exported_for": bench.exported_for, "pair_seconds": PAIR_SECONDS}
     return fresh.ask(request, module="autograder.learner.real", seconds=PAIR_SECONDS + START_SECONDS, **more)
 
@@ -195,7 +195,6 @@ def _speed(chapter: str, task: Task, case: Case, ours: Program, theirs: Program,
 def speed_fact(found: Comparison, case: str) -> Fact:
     """The fact that a comparison's outcome makes."""
     passed = {PASS: True, FAIL: False}.get(found.outcome)
-    between = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
     message = ""
     if not passed:
         message = (
@@ -203,9 +202,9 @@ def speed_fact(found: Comparison, case: str) -> Fact:
             f"95 % certainty on each side, {found.low:.3f} to {found.high:.3f}, and the limit is {found.threshold:g}. "
         )
         message += _SLOW if passed is False else "Inconclusive: run it again on a machine that does nothing else."
-    measured = between if passed is not None else f"inconclusive: {between}"
-    return Fact(SPEED, passed, measured, f"{found.threshold:g}", "times the reference's", "1", case=case,
-                message=message)  # fmt: skip
+    figures: dict[str, Any] = {"interval": (found.low, found.high), "limit": found.threshold, "reference": 1.0}
+    figures |= {"unit": Unit.REFERENCE, "case": case, "message": message}
+    return Fact(SPEED, Kind.TIME, passed, found.ratio, **figures)
 
 
 def _memory(case: Case, ours: Program, theirs: Program, bench: Bench) -> Fact:
@@ -231,26 +230,29 @@ def memory_fact(measured: Peak | None, reference: Peak, case: str) -> Fact:
     if reference.at_most or (measured is not None and measured.at_most):
         return _not_measured(MEMORY, case, "compiling held as much memory as the whole run, which hides the step's own")
     limit = MEMORY_RATIO * reference.bytes
-    known: dict[str, Any] = {"limit": f"{limit:,.0f}", "unit": "bytes", "reference": f"{reference.bytes:,}"}
-    known |= {"case": case}
+    known: dict[str, Any] = {"limit": limit, "unit": Unit.BYTES, "reference": reference.bytes, "case": case}
     if measured is None:
-        return Fact(MEMORY, False, "does not fit", **known, message="the device has not enough memory for the program, "
-                    "and the reference runs on it. What is held longer than it is needed?")  # fmt: skip
+        message = (
+            "the device has not enough memory for the program, and the reference runs on it. What is held longer than "
+            "it is needed?"
+        )
+        return Fact(MEMORY, Kind.MEMORY, False, "does not fit", **known, message=message)
     assert measured.bytes is not None
     passed = measured.bytes <= limit
     message = "" if passed else (
         f"at its peak a device holds {measured.bytes:,} bytes, {measured.bytes / reference.bytes:.2f} times the "
         "reference's. What is held longer than it is needed?")  # fmt: skip
-    return Fact(MEMORY, passed, f"{measured.bytes:,}", **known, message=message)
+    return Fact(MEMORY, Kind.MEMORY, passed, measured.bytes, **known, message=message)
 
 
 def _not_measured(name: str, case: str, why: str) -> Fact:
-    return Fact(name, None, NOT_MEASURED, case=case, message=why)
+    return Fact(name, Kind.TIME, None, NOT_MEASURED, case=case, message=why)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """In a process of its own: export the ``reference``, or time ``pairs``."""
-    task, case = load(request["chapter"]).task(request["task"]), Case(**request["case"])
+    task = load(request["chapter"]).task(request["task"])
+    case = from_plain(request["case"], task.wrapping.sizes)
     if request["do"] == "reference":
         function = getattr(importlib.import_module(f"solutions.{request['chapter']}"), task.name)
         program = trace(task, function, case, lambda _: None, platform=request["exported_for"])

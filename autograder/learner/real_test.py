@@ -32,7 +32,7 @@ NONE = {"platform": "cpu", "kind": "cpu", "count": 8, "versions": {"jax": "0"}}
 
 def test_plumbing_from_the_function_to_both_facts():
     small = Case("two devices", {"data": 2}, TASK.cases[0].sizes)
-    task = replace(TASK, analysed=(small, TASK.cases[0].name))
+    task = replace(TASK, at_scale=(small, TASK.cases[0].name))
     speed, memory = measured_facts("fsdp", task, fsdp.fsdp_loss, lambda _: None, Bench({**NONE, "count": 2}, "cpu"))
     assert (speed.name, memory.name) == (SPEED, MEMORY)
     # How fast an emulated mesh is says nothing: that there is a comparison is all that is looked at.
@@ -81,8 +81,8 @@ def test_a_function_that_was_stopped_stays_as_it_is(monkeypatch):
 
 
 def test_the_realistic_size_is_measured_on_the_largest_mesh_that_fits():
-    assert TASK.analysed
-    large = TASK.analysed[0]
+    assert TASK.at_scale
+    large = TASK.at_scale[0]
     assert realistic_case(TASK, 8) == large
     one = realistic_case(TASK, 1)
     assert one == Case("data=1, width 4096", {"data": 1}, large.sizes)

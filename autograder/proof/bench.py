@@ -71,10 +71,10 @@ def lenses() -> list[tuple[str, str, str]]:
     from autograder.contract.task import load, trace
     from course.validation.programs import Sizes3D, three_d_step
 
-    task = [task for task in load(CHAPTER).tasks if task.analysed][-1]
-    assert task.analysed
+    task = [task for task in load(CHAPTER).tasks if task.at_scale][-1]
+    assert task.at_scale
     solution = getattr(importlib.import_module(f"solutions.{CHAPTER}"), task.name)
-    rows = _look(f"of {task.name}", trace(task, solution, task.analysed[0], lambda _: None), ("300 ms", "1 s"))
+    rows = _look(f"of {task.name}", trace(task, solution, task.at_scale[0], lambda _: None), ("300 ms", "1 s"))
     rows += _look("of a 3D step, 1 billion parameters, 8 devices", three_d_step(), ("10 s", "10 s"))
     mesh, sizes = {"data": 4, "pipe": 4, "tensor": 4}, Sizes3D(num_heads=16)
     return rows + _look("of the same on 64 devices", three_d_step(mesh, sizes), ("", ""))

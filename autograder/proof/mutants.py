@@ -80,19 +80,19 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     if full:
         return _judged(planned, mutant, programs)
     shown_by = set(mutant.shown_by or (task.cases[0].name,))
-    small = replace(planned, cases=tuple(c for c in planned.cases if c.name in shown_by), analysed=None)
+    small = replace(planned, cases=tuple(c for c in planned.cases if c.name in shown_by), at_scale=None)
     result = _judged(small, mutant, programs)
     short = {fact.name for fact in result.facts if fact.passed is False and fact.weight}
-    if task.analysed is None or short == mutant.fails:
+    if task.at_scale is None or short == mutant.fails:
         return result
-    needed = shown_by | {task.analysed[1]}
+    needed = shown_by | {task.at_scale[1]}
     return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant, programs)
 
 
 def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: int = 0) -> Result:
     """The judgement of a function on one case that official grading may draw, and on nothing else."""
     planned = plan(chapter, load(chapter).task(task), full=False, secret=str(seed).encode())
-    only = replace(planned, cases=planned.cases[-1:], analysed=None)
+    only = replace(planned, cases=planned.cases[-1:], at_scale=None)
     return _judged(only, mutant(task, function), {})
 
 

@@ -26,17 +26,17 @@ def measure(chapter: str) -> dict[str, Any]:
     mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS}
     found = {}
     for task in load(chapter).tasks:
-        if task.analysed:
+        if task.at_scale:
             reference = look(task, getattr(solution, task.name))
-            naive = {name: look(task, mutants[task.name, name].function) for name in {task.naive, task.slow} if name}
+            naive = {name: look(task, mutants[task.name, name].function) for name in {task.naive_memory, task.naive_time} if name}
             found[task.name] = {
                 figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
                 for figure, name in (
-                    ("temporaries", task.naive),
-                    ("flops", task.naive),
-                    ("seconds", task.slow),
-                    ("exposed", task.slow),
-                    ("spent", task.slow),
+                    ("temporaries", task.naive_memory),
+                    ("flops", task.naive_memory),
+                    ("seconds", task.naive_time),
+                    ("exposed", task.naive_time),
+                    ("spent", task.naive_time),
                 )
                 if figure in reference
             }
@@ -45,12 +45,12 @@ def measure(chapter: str) -> dict[str, Any]:
 
 def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
     """Figures of one function at the realistic size of its task."""
-    assert task.analysed
-    program = trace(task, function, task.analysed[0], lambda _: None)
+    assert task.at_scale
+    program = trace(task, function, task.at_scale[0], lambda _: None)
     module = parse(program, data_branches=task.data_branches)
     where = machine(task.machine)
     time = timeline(module, where)
-    spent = {"spent": time.seconds - timeline(module, where, free=task.spent_on).seconds} if task.spent_on else {}
+    spent = {"spent": time.seconds - timeline(module, where, free=task.exposed_axes).seconds} if task.exposed_axes else {}
     return {
         "temporaries": memory(module, program).temporaries,
         "flops": costs(module).flops,

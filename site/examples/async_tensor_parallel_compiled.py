@@ -26,8 +26,8 @@ def row(name: str, report: GpuReport) -> str:
 
 
 def main() -> None:
-    assert TASK.analysed
-    case = TASK.analysed[0]
+    assert TASK.at_scale
+    case = TASK.at_scale[0]
     programs = {name: exported(function, platform="cuda") for name, function in WAYS.items()}
     passes = {name: trace(TASK, function, case, lambda _: None, "cuda") for name, function in PASSES.items()}
     precise = [exported(WAYS[name], dtype=jnp.float32, platform="cuda") for name in MERGED]

@@ -26,8 +26,8 @@ WAYS = {
 
 
 def main() -> None:
-    assert TASK.analysed
-    case = TASK.analysed[0]
+    assert TASK.at_scale
+    case = TASK.at_scale[0]
     programs = [trace(TASK, function, case, lambda _: None, "cuda") for function in WAYS.values()]
     reports = compile_all(programs, machine(TASK.machine), DEFAULT_FLAGS, time_limit=1800)
     print(f"{'reduced':30}{'replayed, ms':>13}{'exposed, ms':>13}{'beside a product':>18}{'temporaries, GB':>17}")

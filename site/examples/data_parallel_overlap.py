@@ -26,11 +26,11 @@ def located(name):
 
 
 def main(folder: Path) -> None:
-    assert TASK.analysed
+    assert TASK.at_scale
     print(f"{'reduced':30}{'step, ms':>10}{'busy, ms':>10}{'exposed, ms':>13}{'of naive':>10}{'sent, GB':>10}")
     naive = None
     for name, (label, function) in WAYS.items():
-        found = predict(trace(TASK, function, TASK.analysed[0], located(name)), TASK.machine)
+        found = predict(trace(TASK, function, TASK.at_scale[0], located(name)), TASK.machine)
         time = found.timeline
         naive = naive or time.exposed_seconds
         sent = sum(c.total_bytes for c in found.costs.collectives)
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         )
         (folder / f"data_parallel_overlap_{name}.svg").write_text(timeline_svg(time))
     each_way = machine(TASK.machine).bandwidth_of(tuple(range(8)))
-    print(f"\n{TASK.analysed[0].name} on {TASK.machine}; a ring over all of them sends {each_way / 1e9:g} GB/s")
+    print(f"\n{TASK.at_scale[0].name} on {TASK.machine}; a ring over all of them sends {each_way / 1e9:g} GB/s")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ BUFFERED = {**DEFAULT_FLAGS, "xla_gpu_enable_while_loop_double_buffering": True}
 
 
 def main() -> None:
-    assert TASK.analysed
-    case = TASK.analysed[0]
+    assert TASK.at_scale
+    case = TASK.at_scale[0]
     programs = [trace(TASK, WAYS[name], case, lambda _: None, "cuda") for name in SHOWN]
     for title, flags in (("as it is", DEFAULT_FLAGS), ("loops double-buffered", BUFFERED)):
         reports = compile_all(programs, MACHINE, flags, time_limit=1800)

@@ -11,8 +11,8 @@ TOKENS = (512, 1024, 2048, 4096, 8192)
 
 
 def seconds(function, tokens: int) -> tuple[float, float]:
-    assert TASK.analysed
-    case = TASK.analysed[0]
+    assert TASK.at_scale
+    case = TASK.at_scale[0]
     case = replace(case, sizes={**case.sizes, "rows": tokens})
     found = predict(trace(TASK, function, case, lambda _: None), MACHINE).timeline
     return found.seconds, found.exposed_seconds

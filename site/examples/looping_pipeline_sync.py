@@ -43,8 +43,8 @@ def slowed(times: float) -> Machine:
 
 
 def main(folder: Path) -> None:
-    assert TASK.analysed
-    traced = {name: trace(TASK, function, TASK.analysed[0], located) for name, function in WAYS.items()}
+    assert TASK.at_scale
+    traced = {name: trace(TASK, function, TASK.at_scale[0], located) for name, function in WAYS.items()}
     modules = {name: parse(program) for name, program in traced.items()}
     print(f"{'averaged over data':31}{'step, ms':>9}{'exposed over data, ms':>23}{'share':>7}{'held, GiB':>11}")
     first = None

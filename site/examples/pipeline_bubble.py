@@ -27,8 +27,8 @@ def drawn(case: Case) -> str:
 
 
 def main(folder: Path) -> None:
-    assert TASK.analysed
-    sizes = TASK.analysed[0].sizes
+    assert TASK.at_scale
+    sizes = TASK.at_scale[0].sizes
     print("stages  microbatches  ticks   bubble on the timeline   (S-1)/(M+S-1)")
     for stages in (4, 8):
         for count in (1, 4, 8, 16, 32):

@@ -39,10 +39,10 @@ WATTS = 700
 
 
 def main() -> None:
-    assert TASK.analysed
+    assert TASK.at_scale
     print("the loss is computed          computing, ms: first stage   last stage   step, ms   energy, J   held, MiB")
     for name, function in WAYS.items():
-        program = trace(TASK, function, TASK.analysed[0], lambda _: None)
+        program = trace(TASK, function, TASK.at_scale[0], lambda _: None)
         module = parse(program)
         time = timeline(module, machine("8xH100"))
         busy = {device: one.busy for one in time.devices for device in one.members}

@@ -21,8 +21,8 @@ MiB = 2**20
 
 
 def main(folder: Path) -> None:
-    assert TASK.analysed
-    large = TASK.analysed[0]
+    assert TASK.at_scale
+    large = TASK.at_scale[0]
     print("microbatches    kept, MiB  step, ms    computed again, MiB  step, ms    closed form, MiB")
     for count in (4, 8, 16, 32):
         case = replace(large, sizes={**large.sizes, "microbatches": count})

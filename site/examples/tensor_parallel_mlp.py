@@ -40,8 +40,8 @@ def located(file: str) -> str | None:
 
 
 def main(folder: Path) -> None:
-    assert TASK.analysed
-    case = TASK.analysed[0]
+    assert TASK.at_scale
+    case = TASK.at_scale[0]
     times = {}
     print(f"{'':31}{'step, ms':>9}{'busy, ms':>10}{'exposed, ms':>13}{'sent, MiB':>11}{'held, MiB':>11}")
     for name, function in WAYS.items():

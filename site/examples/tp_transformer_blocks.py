@@ -17,7 +17,7 @@ BLOCKS = {
     "in turn": ("tp_transformer_block", tp_transformer_block, 0),
     "side by side": ("parallel_transformer_block", parallel_transformer_block, 1),
 }
-ANALYSED = load("tp_transformer").task("parallel_transformer_block").analysed
+ANALYSED = load("tp_transformer").task("parallel_transformer_block").at_scale
 assert ANALYSED
 LARGE = ANALYSED[0]
 SIZES = {

@@ -20,8 +20,8 @@ MiB = 2**20
 
 
 def main() -> None:
-    assert TASK.analysed
-    case = TASK.analysed[0]
+    assert TASK.at_scale
+    case = TASK.at_scale[0]
     reports = compile_all([trace(TASK, f, case, lambda _: None, "cuda") for f in WAYS.values()], machine("8xH100"))
     every = 4 * case.sizes["rows"] * case.sizes["seq"] * case.sizes["vocab"]
     print(f"all logits: {every / MiB:,.0f} MiB; an eighth of them: {every / 8 / MiB:,.0f} MiB\n")

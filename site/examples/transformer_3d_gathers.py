@@ -29,8 +29,8 @@ def located(file: str) -> str | None:
 
 def more_microbatches(count: int) -> None:
     """The same mesh and layers, with more ticks, on two machines."""
-    assert TASK.analysed
-    case = replace(TASK.analysed[0], sizes={**TASK.analysed[0].sizes, "num_microbatches": count})
+    assert TASK.at_scale
+    case = replace(TASK.at_scale[0], sizes={**TASK.at_scale[0].sizes, "num_microbatches": count})
     names = ("8xH100", "8xA5000")
     print(
         f"\nwith {count} microbatches{'':18}" + "".join(f"{name + ', ms':>14}{'over data, ms':>15}" for name in names)
@@ -45,8 +45,8 @@ def more_microbatches(count: int) -> None:
 
 
 def main(folder: Path) -> None:
-    assert TASK.analysed
-    case = TASK.analysed[0]
+    assert TASK.at_scale
+    case = TASK.at_scale[0]
     s = case.sizes
     print(f"{case.mesh_text}, {s['num_layers']} layers of width {s['width']:,}, {s['num_repeats']} repeats,")
     print(f"{s['num_microbatches']} microbatches of {s['seq']} tokens\n")

@@ -1,9 +1,6 @@
 """The contract of ``fsdp``: every device holds a part of the model."""
 
-from autograder.chapters.fsdp.hybrid import HYBRID_SHARD_STEP
-from autograder.chapters.fsdp.loss import FSDP_LOSS
-from autograder.chapters.fsdp.parts import GATHER_PARAMS, SHARD_PARAMS
-from autograder.chapters.fsdp.step import FSDP_TRAIN_STEP
+from autograder.chapters.fsdp.tasks import FSDP_LOSS, FSDP_TRAIN_STEP, GATHER_PARAMS, HYBRID_SHARD_STEP, SHARD_PARAMS
 from autograder.contract.task import Contract
 
 READ = {

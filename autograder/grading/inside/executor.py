@@ -84,13 +84,13 @@ class Executor:
 def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[dict[str, Any]]:
     """Time and memory with collectives issued early and in program order, each pair from one and the same order."""
     where = machine(header["machine"])
-    free = timeline(module, where, free=header["spent_on"]).seconds if header.get("spent_on") else None
+    free = timeline(module, where, free=header["exposed_axes"]).seconds if header.get("exposed_axes") else None
     return [
         {
             "memory": memory(module, program, early=step.early).to_json(),
             "timeline": step.to_json(),
             "picture": to_brief(step),
-            "spent": None if free is None else step.seconds - free,
+            "exposed": None if free is None else step.seconds - free,
         }
         for step in timelines(module, where)
     ]

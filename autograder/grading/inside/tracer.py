@@ -21,7 +21,8 @@ from io import FileIO
 from typing import Any, BinaryIO
 
 import course  # noqa: F401  before anything that could start JAX
-from autograder.contract.wrapping import Case, wrappings
+from autograder.contract.case import from_plain
+from autograder.contract.wrapping import wrappings
 from autograder.grading.inside import wire
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.confine import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
@@ -48,7 +49,7 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
     if not isinstance(function, Problem):
         left = (limits.cpu_s or 60) - time.process_time()
         with time_limit(max(0.8 * left, 0.1), processor=True):
-            cases = [Case(**case) for case in header["cases"]]
+            cases = [from_plain(case, task.sizes) for case in header["cases"]]
             found = trace_cases(task, function, cases, locate_cell, platform=header.get("platform", "cpu"))
     if isinstance(found, Problem):
         wire.write(result, {"problem": ran.explained(found).to_json(), "left_out": ran.left_out})
@@ -96,7 +97,8 @@ class _NotHere:
 @cache
 def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
     """Do once what every submission needs: what a task's cases are made of. None of it is a student's."""
-    wrappings(chapter)[task].wrap(_nothing, Case(**json.loads(case)))
+    wrapping = wrappings(chapter)[task]
+    wrapping.wrap(_nothing, from_plain(json.loads(case), wrapping.sizes))
     lab_statements(lab)
     gc.collect()
     gc.freeze()  # a fork need not look for garbage among what is here already

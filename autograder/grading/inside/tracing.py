@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autograder.contract.wrapping import Case, Mismatch, Traceable, trace
+from autograder.contract.case import Case
+from autograder.contract.wrapping import Mismatch, Traceable, trace
 from course.program import Locate, Program, ProgramError
 
 

@@ -134,19 +134,19 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
     if result.verdict in (PASS, NEEDS_HUMAN):
         return ""
     check, hint, profile = (_code(f"meshcraft {word} {chapter} {result.name}") for word in ("check", "hint", "profile"))
-    judged = [fact for fact in failed if fact.measured != OTHER_FORM]
+    judged = [fact for fact in failed if fact.kind != Kind.FORM]
     said = [
         f"Read {_safe(f'“{heading}”')} on the course's page {_code(page)}."
         for page, heading in _places(chapter, result)
     ]
     said.append(f"{hint} gives one more hint each time.")
-    if any(fact.kind != Kind.BUDGET for fact in judged):
+    if any(fact.kind.required for fact in judged):
         said.append(HIDDEN.format(f"{check} {_code('--full')}"))
     elif judged:
         said.append(f"{check} {_code('--full')} judges what you change, on every mesh that is fixed.")
     else:
         said.append(f"{check} judges what you change, in seconds.")
-    if result.timeline and any(fact.unit == "bytes" or "time" in fact.name for fact in judged):
+    if result.timeline and any(fact.kind in (Kind.MEMORY, Kind.COMMUNICATION, Kind.TIME) for fact in judged):
         said.append(LINES.format(profile))
     return f"<p>What helps now:</p><ul>{''.join(f'<li>{sentence}</li>' for sentence in said)}</ul>"
 
@@ -154,7 +154,7 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
 def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
     """Where to read about what fell short: page and heading, each once."""
     known = {**load(chapter).read, **ABOUT}
-    names = [fact.name for fact in result.facts if fact.passed is False and fact.weight and fact.measured != OTHER_FORM]
+    names = [fact.name for fact in result.facts if fact.passed is False and fact.weight and fact.kind != Kind.FORM]
     return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
 
 
@@ -163,7 +163,7 @@ def _step(chapter: str, result: Result) -> str:
     own = _read(result.timeline)
     if own is None:
         return ""
-    case = next((t.analysed[0].name for t in load(chapter).tasks if t.name == result.name and t.analysed), "")
+    case = next((t.at_scale[0].name for t in load(chapter).tasks if t.name == result.name and t.at_scale), "")
     reference = reference_step(chapter, result.name)
     timelines = {YOURS: pictured(own)} | ({REFERENCE: pictured(reference)} if reference else {})
     picture = side_by_side(timelines, reference=REFERENCE).replace(' xmlns="http://www.w3.org/2000/svg"', "")

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.contract.task import Case, Evidence, Task, Variant, load, named, references
+from autograder.contract.task import Case, Evidence, Judged, Task, Variant, load, named, references
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Kind, Result, conclude
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem
@@ -44,17 +44,17 @@ class Plan:
 
     chapter: str
     task: Task
-    cases: tuple[Case, ...]
-    analysed: Case | None
+    cases: tuple[Case[Any], ...]
+    at_scale: Case[Any] | None
     seed: int
     shared: int
     official: bool = False
     variant: Variant | None = None
 
     @property
-    def traced(self) -> list[Case]:
+    def traced(self) -> list[Case[Any]]:
         """Everything that the tracer must export."""
-        return [self.task.complete(case) for case in (*self.cases, *([self.analysed] if self.analysed else []))]
+        return [self.task.complete(case) for case in (*self.cases, *([self.at_scale] if self.at_scale else []))]
 
 
 def plan(
@@ -86,10 +86,10 @@ def plan(
     cases = tuple(case for case in task.cases if full or case.quick) + (task.stretched() if stretched else ())
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
-    analysed, asked = task.analysed[0] if task.analysed else None, task.variant(variant)
+    at_scale, asked = task.at_scale[0] if task.at_scale else None, task.variant(variant)
     if asked:
-        cases, analysed = tuple(map(asked.of, cases)), analysed and asked.of(analysed)
-    return Plan(chapter, task, cases, analysed, seed, shared, bool(secret), asked)
+        cases, at_scale = tuple(map(asked.of, cases)), at_scale and asked.of(at_scale)
+    return Plan(chapter, task, cases, at_scale, seed, shared, bool(secret), asked)
 
 
 def _seed(secret: bytes, text: str) -> int:
@@ -111,7 +111,7 @@ def judge(
             cases.append(_run(plan, case, programs, line, execute))
             if progress:
                 progress(case.name)
-        orders = _analyse(plan, programs, line, execute) if plan.analysed else [(None, None)]
+        orders = _analyse(plan, programs, line, execute) if plan.at_scale else [(None, None)]
     except ProgramError as error:
         return stopped(plan.task, Problem(REFUSED, str(error)[:2000], line))
     known = references(plan.chapter).get(plan.task.name, {})
@@ -123,14 +123,14 @@ def _concluded(
     plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
 ) -> Result:
     """The result with the realistic size in one of its orders."""
-    facts = [_asked(fact, plan.variant) for fact in plan.task.facts(cases, large, known)]
+    facts = [_asked(fact, plan.variant) for fact in plan.task.facts(Judged(cases, large, known))]
     result = conclude(plan.task.name, plan.task.points, facts)
     return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
 
 
 def _asked(fact: Fact, variant: Variant | None) -> Fact:
     """The fact; one about wrong numbers says what this course asks for, where that is not what is usual."""
-    if variant is None or fact.passed is not False or fact.kind == Kind.BUDGET:
+    if variant is None or fact.passed is not False or not fact.kind.required:
         return fact
     return replace(fact, message=f"{fact.message.rstrip('. ')}. In this course: {variant.sentence}")
 
@@ -138,8 +138,8 @@ def _asked(fact: Fact, variant: Variant | None) -> Fact:
 def stopped(task: Task, problem: Problem) -> Result:
     """The result of a function that has no Program to judge."""
     if problem.verdict == FAIL:
-        form = Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message,
-                    kind=Kind.VALUES)  # fmt: skip
+        found, limit = "of another form", "as specified"
+        form = Fact("values", Kind.FORM, False, found, limit, line=problem.line, message=problem.message)
         return Result(task.name, 0.0, task.points, FAIL, (form,))
     return Result(task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message)
 
@@ -193,23 +193,23 @@ def _analyse(
 
     The order in which a Program does best counts, for all facts: what begins early needs its memory early.
     """
-    assert plan.analysed and plan.task.analysed
-    program = _load(plan, plan.analysed, programs)
-    smaller = programs[plan.task.analysed[1]]
+    assert plan.at_scale and plan.task.at_scale
+    program = _load(plan, plan.at_scale, programs)
+    smaller = programs[plan.task.at_scale[1]]
     theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
     if theirs != ours:
         raise ProgramError("the Program of the realistic size does not give what the small one gives")
     request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches,
-               "spent_on": list(plan.task.spent_on)}  # fmt: skip
+               "exposed_axes": list(plan.task.exposed_axes)}  # fmt: skip
     stretched = [programs[case.name] for case in plan.task.stretched() if case.name in programs]
-    answer, _ = execute(request, [programs[plan.analysed.name], smaller, *stretched])
+    answer, _ = execute(request, [programs[plan.at_scale.name], smaller, *stretched])
     costs, _ = _looked(answer)
     leaves = (program.inputs, program.outputs)
     found = []
     for order in answer["orders"]:
         looked = {}, {}, costs, Memory.from_json(order["memory"]), line, answer["difference"]
         time = Timeline.from_json(order["timeline"])
-        evidence = Evidence(plan.analysed, *leaves, *looked, time, spent=order["spent"])
+        evidence = Evidence(plan.at_scale, *leaves, *looked, time, exposed=order["exposed"])
         found.append((evidence, _picture(order["picture"])))
     return found
 
@@ -236,15 +236,13 @@ def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs drawn for a case, and what a single device makes of them, by name."""
     stretched = case.name in {other.name for other in plan.task.stretched()}
     make = _drawn if plan.official and not stretched else _kept  # no other submission is given the same
-    sizes = tuple(case.sizes.items())
-    return make(plan.chapter, plan.task.name, (case.name, tuple(case.mesh.items()), sizes),
-                plan.shared if stretched else plan.seed)  # fmt: skip
+    return make(plan.chapter, plan.task.name, replace(case, given={}), plan.shared if stretched else plan.seed)
 
 
-def _drawn(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    case = Case(key[0], dict(key[1]), dict(key[2]))
+def _drawn(chapter: str, task: str, case: Case[Any], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     found = load(chapter).task(task)
-    salt = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
+    what = repr((case.name, list(case.mesh.items()), case.sizes))
+    salt = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big")
     inputs = found.draw(np.random.default_rng([seed, salt]), case)
     with _quick_compilation():
         return named(inputs), named(found.oracle(inputs, case))

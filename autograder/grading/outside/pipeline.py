@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from autograder.contract.case import UNSEEN, to_plain
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import (
     FAIL,
@@ -27,7 +28,6 @@ from autograder.contract.verdict import (
     Result,
     with_denied,
 )
-from autograder.contract.wrapping import UNSEEN
 from autograder.grading.inside import wire
 from autograder.grading.inside.intake import Notebook, read_notebook, whole
 from autograder.grading.inside.launch import STALL_S, Limits
@@ -216,8 +216,8 @@ def trace_request(
     asked = {name for variant in task.variants for name in variant.sizes}
 
     def shown(case: Case) -> dict[str, Any]:
-        found = asdict(task.complete(case))
-        return {**found, "sizes": {name: size for name, size in case.sizes.items() if name not in asked}}
+        found = to_plain(task.complete(case))
+        return {**found, "sizes": {name: size for name, size in found["sizes"].items() if name not in asked}}
 
     return {
         "chapter": chapter,

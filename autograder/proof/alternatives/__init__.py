@@ -56,10 +56,10 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool, realisti
     ran = run_cells([Cell("alternative", inspect.getsource(module)), Cell(task.name, calls)], [task.name])
     planned = plan(chapter, task)
     if not full:
-        analysed = task.analysed if realistic else None
+        analysed = task.at_scale if realistic else None
         needed = {task.cases[0].name} | ({analysed[1]} if analysed else set())
         cases = tuple(case for case in planned.cases if case.name in needed)
-        planned = replace(planned, cases=cases, analysed=analysed[0] if analysed else None)
+        planned = replace(planned, cases=cases, at_scale=analysed[0] if analysed else None)
     found = ran.function(task)
     traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)
     if isinstance(traced, Problem):

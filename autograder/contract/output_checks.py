@@ -1,4 +1,4 @@
-"""Whether what a learner's function returned has the form that its contract says; messages for where it has not."""
+"""Validate the form of what a learner's function returned; messages say what it is and what it should be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.wrapping import Case, Mismatch
+from autograder.contract.case import Case
+from autograder.contract.wrapping import Mismatch
 from course.program.program import path_name
 
 
@@ -43,7 +44,7 @@ def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
     )
 
 
-def same_shapes(name: str, tree: Any, like: Any, case: Case) -> None:
+def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
     """Every leaf has the shape and dtype of ``like``.
 
     Raises:
@@ -57,7 +58,17 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case) -> None:
             )
 
 
-def state_and_loss(name: str, what: str, found: Any, like: Any, case: Case) -> tuple[Any, Any]:
+def scalar(name: str, found: Any, what: str) -> None:
+    """It is a scalar.
+
+    Raises:
+        Mismatch: It is something else; ``what`` says what it should be.
+    """
+    if not hasattr(found, "shape") or found.shape != ():
+        raise Mismatch(f"{name} returned {describe(found)}, expected a scalar, {what}")
+
+
+def state_and_loss(name: str, what: str, found: Any, like: Any, case: Case[Any]) -> tuple[Any, Any]:
     """What a step returned: a tree like ``like``, which messages call ``what``, and a scalar.
 
     Raises:

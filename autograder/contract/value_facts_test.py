@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autograder.contract import answers
-from autograder.contract.answer_facts import LARGEST, answer_matches, decode, every_answer_matches, is_answer
 from autograder.contract.task import Case, Evidence
+from autograder.contract.value_facts import LARGEST, answer_matches, decode, every_answer_matches, is_answer
 from autograder.contract.verdict import Kind
 from course.program import Costs, Memory
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.forms import describe, show_spec
-from autograder.contract.wrapping import Case, Mismatch, Wrapped
-from course.mesh import abstract_mesh
+from autograder.contract.case import Case
+from autograder.contract.output_checks import describe, show_spec
+from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
 
 MOST, DEEPEST = 1024, 8
 
@@ -31,7 +30,7 @@ class Refusal:
     message: str
 
 
-def wrap_answer(name: str, answer: Callable[[], Any], like: Any, mesh: dict[str, int], most: int = MOST) -> Wrapped:
+def wrap_answer(name: str, answer: Callable[[], Any], like: Any, case: Case[Any], most: int = MOST) -> Wrapped:
     """What a function answers, as something that can be exported.
 
     Args:
@@ -39,17 +38,14 @@ def wrap_answer(name: str, answer: Callable[[], Any], like: Any, mesh: dict[str,
         answer: Calls it.
         like: Any answer of the right form, and not the right one: what is a tuple, a spec, a number or a text there
             must be one; where it is None, the answer may be None, a number, a text, or a tuple of such.
-        mesh: The case's, since every Program is a ``shard_map``.
+        case: Whose mesh it runs on, since every Program is a ``shard_map``.
         most: Bytes that the answer may have as text.
     """
 
     def local(nothing):
         return {"values": jnp.asarray(encode(_formed(name, answer(), like), most))}
 
-    def program(nothing):
-        return jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=P(), out_specs=P())(nothing)
-
-    return Wrapped(program, {"nothing": np.zeros((), np.uint8)}, {"nothing": P()}, {"values": P()})
+    return on_mesh(local, case, {"nothing": (np.zeros((), np.uint8), P())}, {"values": P()})
 
 
 def no_inputs(_: Any, __: Case) -> dict[str, Any]:

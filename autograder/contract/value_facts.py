@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.answers import DEEPEST, Refusal, depth_of, show
-from autograder.contract.facts import worst
+from autograder.contract.facts import at, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import Fact, Kind
+from autograder.contract.value_tasks import DEEPEST, Refusal, depth_of, show
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
 
 # No size, count or index that a right answer holds comes near it.
 LARGEST = 2**53
@@ -33,34 +33,24 @@ def is_answer(values: np.ndarray) -> bool:
     return decode(values) is not None or values.tobytes().rstrip(b"\0") == b"null"
 
 
-def answer_matches(evidence: list[Evidence], explain: Callable[[Case, Any], str]) -> Fact:
+def answer_matches(evidence: list[Evidence], explain: Callable[[Case[Any], Any], str]) -> Fact:
     """The answer is the right one in every case; ``explain`` says what a wrong one would mean, not what is right."""
-    found = []
-    for e in evidence:
+
+    def look(e: Evidence) -> Fact:
         measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
-        passed = measured == expected and is_answer(e.measured["values"])
-        said = "" if passed else _or_none(explain, e.case, measured) or ""
-        message = "" if passed else f"your answer is {show(measured)}. {said}".strip()
-        found.append(
-            Fact(
-                "values",
-                passed,
-                show(measured),
-                "the one answer",
-                case=e.case.name,
-                line=e.line,
-                message=message,
-                kind=Kind.VALUES,
-            )
-        )
-    return worst(found, "values")
+        message = ""
+        if measured != expected or not is_answer(e.measured["values"]):
+            message = f"your answer is {show(measured)}. {_or_none(explain, e.case, measured) or ''}".strip()
+        return at(e, "values", Kind.VALUES, message, show(measured), "the one answer")
+
+    return worst([look(e) for e in evidence])
 
 
 def every_answer_matches(
     evidence: list[Evidence],
-    questions: Callable[[Case], Sequence[Any]],
-    right: Callable[[Case, Any, Any], bool],
-    explain: Callable[[Case, Any, Any], str],
+    questions: Callable[[Case[Any]], Sequence[Any]],
+    right: Callable[[Case[Any], Any, Any], bool],
+    explain: Callable[[Case[Any], Any, Any], str],
 ) -> Fact:
     """Every question of every case is answered rightly.
 
@@ -70,20 +60,19 @@ def every_answer_matches(
         right: Whether an answer to a question is right: ``(case, question, answer)``.
         explain: What the first wrong answer of a case would mean; takes the same.
     """
-    found = []
-    for e in evidence:
+
+    def look(e: Evidence) -> Fact:
         given, asked = decode(e.measured["values"]), questions(e.case)
         given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-        wrong = [
-            (question, a) for question, a in zip(asked, given, strict=True) if not _or_none(right, e.case, question, a)
-        ]
-        passed = bool(asked) and not wrong and is_answer(e.measured["values"])
-        message = "" if passed else "this is no answer to any question"
-        message = _or_none(explain, e.case, *wrong[0]) or "" if wrong else message
-        counts = f"{len(asked) - len(wrong)} of {len(asked)}", f"{len(asked)} of {len(asked)}"
-        found.append(Fact("values", passed, *counts, "questions", case=e.case.name, line=e.line, message=message,
-                          kind=Kind.VALUES))  # fmt: skip
-    return worst(found, "values")
+        pairs = zip(asked, given, strict=True)
+        wrong = [(question, answer) for question, answer in pairs if not _or_none(right, e.case, question, answer)]
+        message = "" if asked and not wrong and is_answer(e.measured["values"]) else "this is no answer to any question"
+        if wrong:
+            message = _or_none(explain, e.case, *wrong[0]) or message
+        how = {"direction": Limit.ALL, "unit": Unit.QUESTIONS}
+        return at(e, "values", Kind.VALUES, message, len(asked) - len(wrong), len(asked), **how)
+
+    return worst([look(e) for e in evidence])
 
 
 def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,0 +1,371 @@
+"""How the functions of ``fsdp`` are judged: who holds what, what one device makes of it, and what may be sent."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder.chapters.closed_forms import split_spec
+from autograder.chapters.fsdp.wrapping import (
+    Axes,
+    Leaves,
+    Training,
+    holders_of,
+    hybrid_axes,
+    leaf_shapes,
+    rows_of,
+    step_axes,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case import ModelSizes
+from autograder.contract.case_builders import axis_of, axis_size, build_model, params_of
+from autograder.contract.draws import (
+    ODD,
+    draw_batch,
+    draw_batches,
+    draw_leaves,
+    draw_rate,
+    flows_back,
+    meshes,
+    sgd,
+    unseen_case,
+    unseen_model,
+)
+from autograder.contract.facts import resident_bytes
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+from course.model import full_loss
+from course.program import Leaf
+from course.program.program import path_name
+
+WRAPPINGS = wrappings("fsdp")
+
+
+def specs_of(case: Case[Training]) -> Any:
+    """Specs of the model's parameters; the dim that stacks layers is never split."""
+
+    def split(part: str, tree: Any) -> Any:
+        return jax.tree.map(lambda s: _rule(case, s.shape, skip=int(part == "layers")), tree)
+
+    return {part: split(part, tree) for part, tree in params_of(case).items()}
+
+
+def _rule(case: Case[Any], shape: tuple[int, ...], skip: int = 0) -> P:
+    return split_spec(shape, axis_size(case), case.sizes.min_size, axis_of(case), skip)
+
+
+def as_given(specs: Any) -> dict[str, Any]:
+    """Specs as plain data, by the leaf's path."""
+    return {"specs": {path_name("", path): list(spec) for path, spec in jax.tree.leaves_with_path(specs)}}
+
+
+def _leaf_specs(case: Case[Leaves]) -> Any:
+    return jax.tree.map(lambda s: _rule(case, s.shape), leaf_shapes(case))
+
+
+def mean_or_own(stacked: Any, specs: Any) -> Any:
+    """What a device keeps of the gradients of all: its part of their mean, or its own where the leaf is whole."""
+    return jax.tree.map(lambda g, spec: np.mean(g, 0, np.float64).astype(g.dtype) if len(spec) else g, stacked, specs)
+
+
+def whole_and_split(e: Evidence) -> tuple[list[Leaf], list[Leaf]]:
+    """The shards that are whole leaves, and those that are parts."""
+    leaves = [leaf for leaf in e.inputs if leaf.name.startswith("shards/")]
+    return [leaf for leaf in leaves if not any(leaf.spec)], [leaf for leaf in leaves if any(leaf.spec)]
+
+
+def bytes_of(leaves: list[Leaf]) -> int:
+    """Of whole float32 leaves together."""
+    return sum(4 * math.prod(leaf.shape) for leaf in leaves)
+
+
+def ring_bytes(e: Evidence) -> float:
+    """(n-1)/n of the bytes of each split leaf: what a device sends in an all-gather or a reduce-scatter of them."""
+    n = axis_size(e.case)
+    return getattr(e.case.sizes, "steps", 1) * (n - 1) / n * bytes_of(whole_and_split(e)[1])
+
+
+def _both_ways(evidence: list[Evidence], times: tuple[float, float] = (1, 1), allowed: tuple[str, ...] = ()) -> Any:
+    """Bytes of all-gathers, at most ``times`` a travel of all parts, and of reduce-scatters; what else is sent."""
+    axes: Any = lambda case: (axis_of(case),)  # noqa: E731
+    kinds = ("all_gather", "reduce_scatter")
+    return [
+        facts.bytes_sent("all-gather bytes", evidence, "all_gather", ring_bytes, times=times, axes=axes),
+        facts.bytes_sent("reduce-scatter bytes", evidence, "reduce_scatter", ring_bytes, axes=axes),
+        facts.only_collectives("other collectives", evidence, (*kinds, *allowed)),
+    ]
+
+
+# shard_params and gather_params: a tree of leaves of every kind, split and put together again.
+
+
+def shard_params_facts(judged: Judged) -> list[Fact]:
+    def resident(e: Evidence, split: bool = True) -> int:
+        specs = [_rule(e.case, leaf.shape) if split else P() for leaf in e.inputs]
+        return sum(resident_bytes(leaf.shape, s, e.case.mesh) for leaf, s in zip(e.inputs, specs, strict=True))
+
+    cases = judged.cases
+    return [
+        facts.arrays_match("values", cases, "values", "Put together, the parts must give back the leaf. "),
+        facts.specs_match(
+            cases,
+            lambda e: [_rule(e.case, leaf.shape) for leaf in e.inputs],
+            lambda case: f"axis_name {axis_of(case)!r}, min_size {case.sizes.min_size}",
+        ),
+        facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
+        facts.only_collectives("communication", cases, ()),
+    ]
+
+
+def gather_params_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
+    """Whole leaves on every device; the mean over devices of what flows back, or each device's own."""
+    return {
+        "values": jax.tree.map(lambda a: np.repeat(a[None], axis_size(case), 0), inputs["shards"]),
+        "gradients": mean_or_own(inputs["upstream"], _leaf_specs(case)),
+    }
+
+
+def gather_params_facts(judged: Judged) -> list[Fact]:
+    return [
+        facts.arrays_match("values", judged.cases, "values"),
+        facts.arrays_match("gradients", judged.cases, "gradients", weight=3),
+        *_both_ways(judged.cases),
+    ]
+
+
+def _unseen_leaves(rng: np.random.Generator) -> Case[Leaves]:
+    unit, low = int(rng.choice([12, 24, 40])), int(rng.choice([32, 96, 128]))
+    return unseen_case(rng, Leaves(unit=unit, min_size=low, turn=int(rng.integers(1, 8))), *ODD)
+
+
+SHARD_PARAMS = Task(
+    wrapping=WRAPPINGS["shard_params"],
+    points=2,
+    cases=meshes(Leaves()),
+    unseen=_unseen_leaves,
+    draw=lambda rng, case: {"params": draw_leaves(rng, leaf_shapes(case))},
+    oracle=lambda inputs, case: {"values": inputs["params"]},
+    facts=shard_params_facts,
+    naive_memory="keeps_everything",
+)
+
+GATHER_PARAMS = Task(
+    wrapping=WRAPPINGS["gather_params"],
+    points=3,
+    cases=meshes(Leaves()),
+    unseen=_unseen_leaves,
+    given=lambda case: as_given(_leaf_specs(case)),
+    draw=lambda rng, case: draw_leaves(rng, GATHER_PARAMS.wrap(print, case).inputs),
+    oracle=gather_params_oracle,
+    facts=gather_params_facts,
+    naive_memory="sums_padded_parts",
+)
+
+# fsdp_loss: a model's loss and gradient, one layer whole at a time.
+
+TOO_MUCH = "Whose weights are whole at that moment? Which of them could be gathered later, or again?"
+
+
+def draw_fsdp_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    return {
+        "shards": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
+        "batch": draw_batch(rng, case.sizes, rows_of(case, step_axes(case))),
+        # The same on every device, as it is for a mean over them: averaging the gradient first is right too.
+        "upstream": np.repeat(flows_back(rng, 1), axis_size(case)),
+    }
+
+
+def fsdp_loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    """Loss and gradient of each device's rows on one device; sharded leaves then get the mean over devices."""
+    rows = jax.tree.map(lambda a: a.reshape(axis_size(case), -1, *a.shape[1:]), inputs["batch"])
+    each = _loss_of_each_device(case.sizes.model)
+    losses, gradients = jax.tree.map(np.asarray, each(inputs["shards"], rows, inputs["upstream"]))
+    return {"values": losses, "gradients": mean_or_own(gradients, specs_of(case))}
+
+
+@cache
+def _loss_of_each_device(sizes: ModelSizes) -> Any:
+    def one(params, batch, upstream):
+        loss, back = jax.vjp(lambda params: full_loss(build_model(sizes), params, batch), params)
+        return loss, *back(upstream)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+
+
+def fsdp_loss_facts(judged: Judged) -> list[Fact]:
+    slow = "What is computed or read more often than it must be?"
+    exposed = "The next function, `fsdp_train_step`, gathers one layer while another computes."
+    return [
+        *facts.values_and_gradients(judged.cases),
+        limits.temporaries_within(judged, 1.15, TOO_MUCH, weight=4),
+        limits.time_within(judged, 1.15, slow),
+        limits.exposed_within(judged, 1.15, exposed, weight=0),
+        *_both_ways(judged.all, (1, 2)),
+    ]
+
+
+# Four rows a device: a program that takes them in halves must not meet a single row, which JAX lowers differently.
+_MLP = Training(width=16, hidden=32, num_layers=3, features=8, rows=4)
+_TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=4)
+_LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "rows": 2048, "min_size": 16384}
+
+
+def _unseen_loss(rng: np.random.Generator) -> Case[Training]:
+    return unseen_case(rng, Training(**unseen_model(rng), min_size=int(rng.choice([32, 100, 160]))), *ODD)
+
+
+FSDP_LOSS = Task(
+    wrapping=WRAPPINGS["fsdp_loss"],
+    points=5,
+    cases=meshes(_MLP, two=_TRANSFORMER),
+    unseen=_unseen_loss,
+    given=lambda case: as_given(specs_of(case)),
+    draw=draw_fsdp_loss,
+    oracle=fsdp_loss_oracle,
+    facts=fsdp_loss_facts,
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE)), "data=8"),
+    # The same leaves are split, along the same dims, as at both sizes.
+    stretches=({"rows": 2048}, {"features": 64, "width": 512, "hidden": 4096, "min_size": 4097}),
+    naive_memory="keeps_gathered_weights",
+    naive_time="computes_a_few_rows_at_a_time",
+)
+
+# fsdp_train_step and hybrid_shard_step: the learning rate is drawn with the rest and is large, so that an update is of
+# the size of the parameters: what a step subtracts, divided by it, is the raw gradient, and no scale can hide.
+
+
+def unseen_step(rng: np.random.Generator) -> Training:
+    """Sizes of a step, or of two, that nobody has seen."""
+    model = unseen_model(rng)
+    # The gradient is read off the update, so that must not be small beside the parameter: a Transformer's is.
+    steps, largest = (1, 3.0) if "seq" in model else (int(rng.choice([1, 2])), 0.9)
+    scale = float(rng.uniform(2 / 3, 1)) * largest / steps
+    return Training(**model, min_size=int(rng.choice([32, 100, 160])), steps=steps, rate_scale=scale)
+
+
+def draw_step(rng: np.random.Generator, case: Case[Training], axes: Axes) -> dict[str, Any]:
+    """Parameters, a batch for every step, and a learning rate."""
+    return {
+        "shards": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
+        "batch": draw_batches(rng, case.sizes, rows_of(case, axes), case.sizes.steps),
+        "learning_rate": draw_rate(rng, case.sizes.rate_scale),
+    }
+
+
+def step_oracle(inputs: dict[str, Any], case: Case[Training], axes: Axes) -> dict[str, Any]:
+    """The steps on one device, with all rows; every holder of a leaf gets the same."""
+    run = _steps_on_one_device(case.sizes.model)
+    after, losses, gradients = run(inputs["shards"], (inputs["batch"],), inputs["learning_rate"])
+
+    def copies(leaf, spec):
+        holders = holders_of(spec, axes)
+        return np.repeat(leaf[None], math.prod(case.mesh[axis] for axis in holders), 0) if holders else leaf
+
+    after, gradients = (jax.tree.map(copies, tree, specs_of(case)) for tree in (after, gradients))
+    return {"values": {"loss": copies(losses, P()), "shards": after}, "gradients": gradients}
+
+
+@cache
+def _steps_on_one_device(sizes: ModelSizes) -> Any:
+    return sgd(partial(full_loss, build_model(sizes)))
+
+
+def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
+    slow = (
+        "Look at the timeline: which transfer does the device wait for, forward and backward, and what could it "
+        "compute in the meantime?"
+    )
+    exposed = "The first gather and the end of the last reduce-scatter have nothing to hide behind; the others do."
+
+    def averaged(e: Evidence) -> float:
+        """The all-reduces of a step: the gradient of every whole leaf, and the loss."""
+        n = axis_size(e.case)
+        return 2 * (n - 1) / n * e.case.sizes.steps * (bytes_of(whole_and_split(e)[0]) + 4)
+
+    return [
+        *facts.values_and_gradients(judged.cases),
+        # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.09
+        # times as long; one that gathers ahead in the forward pass only, 1.21.
+        limits.time_within(judged, 1.15, slow, weight=4),
+        limits.temporaries_within(judged, 1.15, TOO_MUCH, weight=2),
+        limits.exposed_within(judged, 1.15, exposed, weight=0),
+        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", averaged),
+        *_both_ways(judged.all, (1, 2), ("all_reduce",)),
+    ]
+
+
+# As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
+_DEEP = _MLP.but(num_layers=8)
+_THREE_STEPS = _MLP.but(steps=3, rate_scale=0.2)
+_EIGHT, _FOUR, _TWO, _ONE = meshes(_DEEP, two=_TRANSFORMER.but(rate_scale=2.0))
+
+FSDP_TRAIN_STEP = Task(
+    wrapping=WRAPPINGS["fsdp_train_step"],
+    points=5,
+    cases=(_EIGHT, Case(_FOUR.name, _FOUR.mesh, _THREE_STEPS, quick=True), _TWO, _ONE),
+    unseen=lambda rng: unseen_case(rng, unseen_step(rng), *ODD),
+    given=lambda case: as_given(specs_of(case)),
+    draw=lambda rng, case: draw_step(rng, case, step_axes(case)),
+    oracle=lambda inputs, case: step_oracle(inputs, case, step_axes(case)),
+    facts=fsdp_train_step_facts,
+    at_scale=(Case("data=8, 8 layers of width 4096", {"data": 8}, _DEEP.but(**_LARGE)), "data=8"),
+    # The same leaves are split, along the same dims, as at both sizes.
+    stretches=({"rows": 2048}, {"features": 64, "width": 256, "hidden": 2048, "min_size": 2048}),
+    naive_memory="gathers_everything_first",
+    naive_time="gathers_when_it_computes",
+)
+
+
+def _between_nodes(e: Evidence, most: bool) -> float:
+    """The least, or the most, that a device has to send across nodes: an all-reduce of its parts of the gradient.
+
+    Leaves that stay whole, and the loss, are all-reduced over all devices at once, or inside a node and then across.
+    """
+    inside, across = (e.case.mesh[axis] for axis in hybrid_axes(e.case))
+    if across == 1:
+        return 0.0
+    whole, split = map(bytes_of, whole_and_split(e))
+    ring, at_once = 2 * (across - 1) / across, 2 * (inside * across - 1) / (inside * across)
+    return e.case.sizes.steps * (ring * split / inside + (at_once * (whole + 4) if most else ring * whole))
+
+
+def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
+    whose = "Is this leaf split or whole, and along which axes do devices hold gradients of the same numbers? "
+    return [
+        *facts.values_and_gradients(judged.cases, gradients=whose),
+        *_both_ways(judged.cases, (1, 2), ("all_reduce",)),
+        facts.bytes_sent(
+            "bytes between nodes",
+            judged.cases,
+            None,
+            partial(_between_nodes, most=True),
+            least=partial(_between_nodes, most=False),
+            over=lambda case: hybrid_axes(case)[1],
+            hint="What is the least that nodes must tell each other?",
+        ),
+    ]
+
+
+HYBRID_SHARD_STEP = Task(
+    wrapping=WRAPPINGS["hybrid_shard_step"],
+    points=3,
+    # Names and order of the axes differ from mesh to mesh; parameters are split over `data`, or over the first axis.
+    cases=(
+        Case("replica=2 x data=4", {"replica": 2, "data": 4}, _MLP, quick=True),
+        Case("device=2 x node=4", {"device": 2, "node": 4}, _THREE_STEPS, quick=True),
+        Case("replica=1 x data=8", {"replica": 1, "data": 8}, _MLP),
+        Case("replica=4 x data=1", {"replica": 4, "data": 1}, _MLP),
+    ),
+    unseen=lambda rng: unseen_case(rng, unseen_step(rng), (4, 2), (2, 4), (2, 2), (2, 3), (3, 2)),
+    given=lambda case: as_given(specs_of(case)),
+    draw=lambda rng, case: draw_step(rng, case, hybrid_axes(case)),
+    oracle=lambda inputs, case: step_oracle(inputs, case, hybrid_axes(case)),
+    facts=hybrid_shard_step_facts,
+    naive_memory="reduces_whole_gradients_between_nodes",
+)

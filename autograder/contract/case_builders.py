@@ -1,0 +1,111 @@
+"""Builders that wrappers share: axes of a case, models, shapes of batches. Nothing here draws a case or an input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.contract.case import Case, ModelSizes
+from course.mesh import as_varying, varying_axes
+from course.model import Model, mlp, transformer
+
+LEARNING_RATE = jax.ShapeDtypeStruct((), np.float32)
+KEY = jax.ShapeDtypeStruct((2,), np.uint32)
+
+
+def axis_of(case: Case[Any]) -> str:
+    """The axis that a function works over: ``data`` where there is one, else the first."""
+    return "data" if "data" in case.mesh else next(iter(case.mesh))
+
+
+def axis_size(case: Case[Any]) -> int:
+    """The size of ``axis_of``."""
+    return case.mesh[axis_of(case)]
+
+
+def pipe_of(case: Case[Any]) -> str:
+    """The axis of a pipeline's stages: ``pipe`` where there is one, else the last."""
+    return "pipe" if "pipe" in case.mesh else list(case.mesh)[-1]
+
+
+def stages_of(case: Case[Any]) -> int:
+    """How many stages a pipeline has."""
+    return case.mesh[pipe_of(case)]
+
+
+def tensor_of(case: Case[Any]) -> str:
+    """The axis that features are split over: ``tensor`` where there is one, else the last."""
+    return "tensor" if "tensor" in case.mesh else list(case.mesh)[-1]
+
+
+def parts_of(case: Case[Any]) -> int:
+    """The size of ``tensor_of``: in how many parts features are split."""
+    return case.mesh[tensor_of(case)]
+
+
+def others_of(case: Case[Any]) -> tuple[str, ...]:
+    """All axes but ``tensor_of``: those along which the rows of a batch are split."""
+    return tuple(axis for axis in case.mesh if axis != tensor_of(case))
+
+
+def groups_of(case: Case[Any]) -> int:
+    """How many devices have the same place on the tensor axis, each with rows of its own."""
+    return math.prod(case.mesh[axis] for axis in others_of(case))
+
+
+def varying(tree: Any, axes: Iterable[str]) -> Any:
+    """Every leaf, typed as another on each device of these axes."""
+    for axis in axes:
+        tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
+    return tree
+
+
+def pull_back(loss_of: Callable[[Any], jax.Array], tree: Any, upstream: jax.Array) -> tuple[jax.Array, Any]:
+    """The loss of ``tree``, and its gradient when ``upstream`` flows back into the loss; inside ``shard_map``.
+
+    ``upstream`` may vary over no axis over which the loss does not.
+    """
+    loss, back = jax.vjp(loss_of, tree)
+    (gradients,) = back(varying(upstream.astype(loss.dtype), varying_axes(loss)))
+    return loss, gradients
+
+
+# Kept, since making a model from modules takes a tenth of a second and every case asks several times.
+@lru_cache(maxsize=128)
+def build_model(sizes: ModelSizes) -> Model:
+    """The model on one device: ``build_model(case.sizes.model)``."""
+    common: dict[str, Any] = {"width": sizes.width, "hidden": sizes.hidden, "num_layers": sizes.num_layers,
+                              "dropout": sizes.dropout}  # fmt: skip
+    if sizes.seq:
+        positions = sizes.max_seq or sizes.seq
+        more = {"parallel": sizes.parallel} if sizes.parallel else {}
+        return transformer(**common, num_heads=sizes.num_heads, vocab=sizes.vocab, max_seq=positions, **more)
+    return mlp(**common, num_inputs=sizes.features, num_outputs=sizes.outputs or sizes.features)
+
+
+@lru_cache(maxsize=128)
+def param_shapes(sizes: ModelSizes) -> Any:
+    """Shapes of the parameters of ``build_model``."""
+    model = build_model(sizes)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
+
+
+def model_of(case: Case[ModelSizes]) -> Model:
+    """The model that the case's sizes describe."""
+    return build_model(case.sizes.model)
+
+
+def params_of(case: Case[ModelSizes]) -> Any:
+    """Shapes of the model's parameters."""
+    return param_shapes(case.sizes.model)
+
+
+def batch_shapes(sizes: ModelSizes, rows: int, *steps: int) -> dict[str, Any]:
+    """Shapes and dtypes of a model's batch, ``[*steps, rows, ...]``: tokens, or an MLP's features."""
+    shape, dtype = ((sizes.seq,), np.int32) if sizes.seq else ((sizes.features,), np.float32)
+    return {name: jax.ShapeDtypeStruct((*steps, rows, *shape), dtype) for name in ("inputs", "targets")}
