@@ -160,13 +160,8 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
         message, line = "", e.line
         if total > limit * (1 + 1e-9):
             largest = max(sent, key=lambda c: c.total_bytes)
-            message, line = (
-                (
-                    f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes and should send at most {limit:,.0f}; "
-                    f"most of it is {_array(largest)}. {hint}"
-                ),
-                largest.line,
-            )
+            line, sends = largest.line, f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes"
+            message = f"{sends} and should send at most {limit:,.0f}; most of it is {_array(largest)}. {hint}"
         return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)

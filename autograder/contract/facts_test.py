@@ -7,15 +7,16 @@ import jax
 import numpy as np
 import pytest
 
+from autograder.contract.case import Sizes
 from autograder.contract.facts import (
     arrays_match,
     bytes_at_most,
     bytes_sent,
     global_norm_matches,
-    held_bytes,
     only_collectives,
     precise_in,
     products_of,
+    resident_bytes,
     same_program_size,
     state_bytes,
     times_sent,
@@ -30,7 +31,7 @@ ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4
 
 
 def evidence(measured, *, secret, name="gradients/layers/up"):
-    case = Case("data=8", {"data": 8, "tensor": 1}, {})
+    case = Case("data=8", {"data": 8, "tensor": 1}, Sizes())
     return Evidence(case, (), (), {name: measured}, {name: DRAWN}, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()),
                     "mine:3", secret=secret)  # fmt: skip
 
@@ -46,10 +47,12 @@ def test_secret_inputs_are_judged_alike_and_no_value_is_said(measured):
     values = [f"{abs(float(v)):.4g}" for v in (*measured.flat, *DRAWN.flat, *norms) if abs(v) > 1e-6 and v % 1]
     for public, secret in zip(both(measured, False), both(measured, True), strict=True):
         assert (public.passed, public.line, public.case) == (secret.passed, secret.line, secret.case)
-        said = f"{secret.measured} {secret.limit} {secret.message}"
+        said = f"{secret.measured_text} {secret.limit_text} {secret.message}"
         assert [value for value in values if len(value) > 4 and value in said] == []
         if public.passed is False:
-            assert any(value in f"{public.measured} {public.message}" for value in values), "the public one says it"
+            assert any(value in f"{public.measured_text} {public.message}" for value in values), (
+                "the public one says it"
+            )
 
 
 def test_a_secret_message_says_where_how_many_how_far_and_which_factor():
@@ -83,7 +86,7 @@ def test_a_tolerance_may_be_stated_and_none_means_to_the_last_bit():
 def test_functions_and_sums_in_another_dtype_are_named():
     found = replace(evidence(DRAWN, secret=True), costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2, "sum of bf16": 3}))
     fact = precise_in("functions", [found], "f32", "Look here.")
-    assert (fact.passed, fact.measured, fact.limit) == (False, "2 of 5", "5 of 5")
+    assert (fact.passed, fact.measured_text, fact.limit_text, fact.unit_text) == (False, "2 of 5", "5 of 5", "of f32")
     assert fact.message == "beside 2 of f32 there are 3 sum of bf16. Look here."
     assert fact.line == "mine:3", "nobody knows where"
     known = replace(found, costs=replace(found.costs, lines={"log of f32": "mine:8", "sum of bf16": "mine:9"}))
@@ -94,15 +97,15 @@ def test_functions_and_sums_in_another_dtype_are_named():
 
 def test_state_bytes_are_those_of_the_parts_that_a_device_holds():
     mesh = {"data": 4, "tensor": 2}
-    assert held_bytes((16, 8), jax.P(), mesh) == 512
-    assert held_bytes((16, 8), jax.P("data"), mesh) == 128
-    assert held_bytes((16, 8), jax.P(("data", "tensor")), mesh, itemsize=2) == 32
-    assert held_bytes((16, 8), jax.P("data", "tensor"), mesh) == 64
+    assert resident_bytes((16, 8), jax.P(), mesh) == 512
+    assert resident_bytes((16, 8), jax.P("data"), mesh) == 128
+    assert resident_bytes((16, 8), jax.P(("data", "tensor")), mesh, itemsize=2) == 32
+    assert resident_bytes((16, 8), jax.P("data", "tensor"), mesh) == 64
     split = Leaf("values/up", (16, 8), "float32", (("data",), ()), "result")
-    e = replace(evidence(DRAWN, secret=False), case=Case("two axes", mesh, {}), outputs=(split,))
+    e = replace(evidence(DRAWN, secret=False), case=Case("two axes", mesh, Sizes()), outputs=(split,))
     for form, passed in ((128, True), (512, False)):
         fact = state_bytes([e], lambda _, form=form: form, lambda _: 512)
-        assert (fact.passed, fact.measured, fact.limit, fact.naive) == (passed, "128", str(form), "512")
+        assert (fact.passed, fact.measured, fact.limit, fact.naive) == (passed, 128, form, 512)
         assert bool(fact.message) is not passed
 
 
@@ -116,12 +119,12 @@ def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
     kinds = ("reduce_scatter", "all_gather")
     assert bytes_at_most("bytes", [e], kinds, lambda _: 350, "").passed
     over = bytes_at_most("bytes", [e], kinds, lambda _: 349, "Look.")
-    assert (over.passed, over.measured, over.limit, over.line) == (False, "350", "349", "mine:5")
+    assert (over.passed, over.measured, over.limit, over.line) == (False, 350, 349, "mine:5")
     assert over.message.endswith("of f32[5x2]. Look.")
     assert bytes_at_most("bytes", [replace(e, costs=Costs(0, 0, 0, (), {}))], kinds, lambda _: 0, "").passed
 
 
-NOTHING = Evidence(Case("data=8", {"data": 8}, {}), (), (), {}, {}, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))
+NOTHING = Evidence(Case("data=8", {"data": 8}, Sizes()), (), (), {}, {}, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))
 VACUOUS = {
     "arrays of no case": lambda: arrays_match("values", [], "values"),
     "arrays of no leaf": lambda: arrays_match("values", [NOTHING], "values"),

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from autograder.contract.case import Sizes
 from autograder.contract.limits import (
     NAIVE,
     bubble_is,
+    exposed_over_within,
     exposed_within,
-    spent_within,
     temporaries_at_most,
     temporaries_within,
     time_within,
 )
-from autograder.contract.task import Case, Evidence
+from autograder.contract.task import Case, Evidence, Judged
 from course.program import Costs, Memory, Timeline
 from course.program.simulator import DeviceTime, Piece
 
@@ -31,8 +32,12 @@ def evidence(temporaries=100 * MiB, seconds=1.0, exposed=0.1, flops=1e12, differ
     piece = Piece("all_gather", "mine:7", "data", exposed, 3)
     time = Timeline("8xH100", {"data": 2}, seconds, (device,), (piece,))
     memory = Memory(0, 0, 0, temporaries, ())
-    case = Case("data=2", {"data": 2}, {})
+    case = Case("data=2", {"data": 2}, Sizes())
     return Evidence(case, (), (), {}, {}, Costs(flops, 0, 0, (), {}), memory, "mine:1", difference, time)
+
+
+def judged(at_scale, references):
+    return Judged([], at_scale, references)
 
 
 FACTS = [
@@ -44,17 +49,17 @@ FACTS = [
 
 @pytest.mark.parametrize(("fact", "figure", "unit"), FACTS[1:])
 def test_a_limit_is_a_multiple_of_the_references_figure(fact, figure, unit):
-    assert fact(evidence(**{figure: 1.14 * unit}), REFERENCES, 1.15, "").passed is True
-    failed = fact(evidence(**{figure: 1.16 * unit}), REFERENCES, 1.15, "Look here.")
+    assert fact(judged(evidence(**{figure: 1.14 * unit}), REFERENCES), 1.15, "").passed is True
+    failed = fact(judged(evidence(**{figure: 1.16 * unit}), REFERENCES), 1.15, "Look here.")
     assert (failed.passed, failed.message.endswith("Look here.")) == (False, True)
 
 
 def test_a_limit_may_be_a_share_of_what_the_naive_version_takes():
-    assert exposed_within(evidence(exposed=0.34), REFERENCES, 0.35, "", than=NAIVE).passed is True
-    assert exposed_within(evidence(exposed=0.36), REFERENCES, 0.35, "", than=NAIVE).passed is False
-    filled = exposed_within(evidence(exposed=0.0, seconds=3.9), REFERENCES, 0.35, "", than=NAIVE, gains=True)
+    assert exposed_within(judged(evidence(exposed=0.34), REFERENCES), 0.35, "", than=NAIVE).passed is True
+    assert exposed_within(judged(evidence(exposed=0.36), REFERENCES), 0.35, "", than=NAIVE).passed is False
+    filled = exposed_within(judged(evidence(exposed=0.0, seconds=3.9), REFERENCES), 0.35, "", than=NAIVE, gains=True)
     assert filled.passed is False and "3900 ms and the naive version's 4000 ms: work that only fills" in filled.message
-    slow = time_within(evidence(seconds=3.1), REFERENCES, 0.75, "", than=NAIVE)
+    slow = time_within(judged(evidence(seconds=3.1), REFERENCES), 0.75, "", than=NAIVE)
     assert (slow.passed, slow.line) == (False, "mine:7")
     assert "3100 ms, 0.78 times the naive's" in slow.message
 
@@ -62,34 +67,37 @@ def test_a_limit_may_be_a_share_of_what_the_naive_version_takes():
 @pytest.mark.parametrize(("fact", "figure", "unit"), FACTS)
 def test_without_measured_references_nothing_is_judged(fact, figure, unit):
     for known in ({}, {"flops": REFERENCES["flops"]}, {figure: {"reference": unit}}):
-        found = fact(evidence(), known, 1.15, "")
+        found = fact(judged(evidence(), known), 1.15, "")
         assert (found.passed, found.measured) == (None, "not measured")
-    assert fact(None, REFERENCES, 1.15, "").passed is None
+    assert fact(judged(None, REFERENCES), 1.15, "").passed is None
 
 
 @pytest.mark.parametrize(("fact", "figure", "unit"), FACTS)
 def test_a_program_that_does_less_or_something_else_at_the_realistic_size_fails(fact, figure, unit):
-    assert fact(evidence(flops=0.6e12), REFERENCES, 1.15, "").passed is False
-    assert fact(evidence(difference="add is multiply"), REFERENCES, 1.15, "").measured == "not comparable"
+    assert fact(judged(evidence(flops=0.6e12), REFERENCES), 1.15, "").passed is False
+    assert fact(judged(evidence(difference="add is multiply"), REFERENCES), 1.15, "").measured == "not comparable"
 
 
 def test_temporaries_may_be_held_against_a_closed_form():
     found = temporaries_at_most(
-        evidence(temporaries=3 * MiB), REFERENCES, lambda case: case.mesh["data"] * MiB, "Look."
+        judged(evidence(temporaries=3 * MiB), REFERENCES), lambda case: case.mesh["data"] * MiB, "Look."
     )
-    assert (found.passed, found.measured, found.limit) == (False, f"{3 * MiB:,}", f"{2 * MiB:,}")
-    assert (found.reference, found.naive) == (f"{100 * MiB:,}", f"{400 * MiB:,}")
+    assert (found.passed, found.measured, found.limit) == (False, 3 * MiB, 2 * MiB)
+    assert (found.reference, found.naive) == (100 * MiB, 400 * MiB)
     assert found.message.endswith("are allowed. Look.")
-    assert temporaries_at_most(evidence(temporaries=2 * MiB), REFERENCES, lambda _: 2 * MiB, "").passed is True
-    assert temporaries_at_most(None, REFERENCES, lambda _: 1, "").passed is None
-    assert temporaries_at_most(evidence(), {}, lambda _: 1, "").passed is None
-    assert temporaries_at_most(evidence(difference="add"), REFERENCES, lambda _: 1, "").measured == "not comparable"
+    assert temporaries_at_most(judged(evidence(temporaries=2 * MiB), REFERENCES), lambda _: 2 * MiB, "").passed is True
+    assert temporaries_at_most(judged(None, REFERENCES), lambda _: 1, "").passed is None
+    assert temporaries_at_most(judged(evidence(), {}), lambda _: 1, "").passed is None
+    assert (
+        temporaries_at_most(judged(evidence(difference="add"), REFERENCES), lambda _: 1, "").measured
+        == "not comparable"
+    )
 
 
 def test_a_contract_may_say_that_less_work_is_right_too():
     half = evidence(flops=0.5e12)
-    assert temporaries_within(half, REFERENCES, 1.15, "").measured == "not comparable"
-    assert temporaries_within(half, REFERENCES, 1.15, "", least=0.45).passed is True
+    assert temporaries_within(judged(half, REFERENCES), 1.15, "").measured == "not comparable"
+    assert temporaries_within(judged(half, REFERENCES), 1.15, "", least=0.45).passed is True
 
 
 def bubble(seconds, difference="", stages=4, microbatches=8):
@@ -101,7 +109,7 @@ def bubble(seconds, difference="", stages=4, microbatches=8):
 def test_a_bubble_is_what_the_schedule_says_and_no_other():
     assert bubble(11 * 2e-3).passed is True
     longer, shorter = bubble(12 * 2e-3), bubble(10 * 2e-3)
-    assert (longer.passed, longer.measured, longer.limit) == (False, "0.3333", "0.2727")
+    assert (longer.passed, longer.measured_text, longer.limit_text) == (False, "0.3333", "0.2727")
     assert longer.message.startswith("on a free network the forward pass takes as long as 12 ticks of one stage")
     assert longer.message.endswith("it should take 11. Look.")
     assert shorter.passed is False
@@ -122,11 +130,11 @@ def test_a_bubble_that_nobody_measured_is_not_judged_and_one_of_another_program_
 
 def test_what_an_axis_costs_is_compared_where_it_was_timed_apart():
     known = {**REFERENCES, "spent": {"reference": 0.05, "naive": 0.2}}
-    timed = [replace(evidence(), spent=spent) for spent in (0.09, 0.11)]
-    found = [spent_within(e, known, 0.5, "data", "Look here.", than=NAIVE) for e in timed]
+    timed = [replace(evidence(), exposed=exposed) for exposed in (0.09, 0.11)]
+    found = [exposed_over_within(judged(e, known), 0.5, "data", "Look here.", than=NAIVE) for e in timed]
     assert [fact.passed for fact in found] == [True, False]
     assert found[1].name == "exposed over data"
     assert "and 110 ms less if sending over 'data' took no time, 0.55 times the naive's. Look" in found[1].message
-    assert spent_within(evidence(), known, 0.5, "data", "").passed is None, "nobody timed it apart"
-    assert spent_within(timed[0], REFERENCES, 0.5, "data", "").passed is None, "no reference is known"
-    assert spent_within(None, known, 0.5, "data", "").passed is None
+    assert exposed_over_within(judged(evidence(), known), 0.5, "data", "").passed is None, "nobody timed it apart"
+    assert exposed_over_within(judged(timed[0], REFERENCES), 0.5, "data", "").passed is None, "no reference is known"
+    assert exposed_over_within(judged(None, known), 0.5, "data", "").passed is None

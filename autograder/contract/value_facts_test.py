@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from autograder.contract import answers
+from autograder.contract import value_tasks as answers
+from autograder.contract.case import Sizes
 from autograder.contract.task import Case, Evidence
 from autograder.contract.value_facts import LARGEST, answer_matches, decode, every_answer_matches, is_answer
 from autograder.contract.verdict import Kind
 from course.program import Costs, Memory
 
-CASE = Case("data=8", {"data": 8}, {})
+CASE = Case("data=8", {"data": 8}, Sizes())
 NO_ANSWERS = ["NaN", "-Infinity", "1e400", "9" * 300, str(-2 * LARGEST), "[1,NaN]", "{}", '{"spec":3}', "[" * 500,
               "", "nul", "\xff"]  # fmt: skip
 

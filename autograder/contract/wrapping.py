@@ -21,7 +21,7 @@ from course.program import Locate, Program, export
 
 
 class Mismatch(Exception):
-    """The function ran and returned something of another form than its contract says; the message is for the learner."""
+    """The function ran and returned something of another form than the contract's; the message is for the learner."""
 
 
 @dataclass(frozen=True)
