@@ -1,8 +1,12 @@
 """The contract of ``data_parallel``: one model, many batches."""
 
-from autograder.chapters.data_parallel import keys, overlap, step, sync
-from autograder.contract.task import Contract, Task
-from autograder.contract.wrapping import wrappings
+from autograder.chapters.data_parallel.tasks import (
+    FOLD_KEY_OVER_AXES,
+    OVERLAPPED_GRADIENTS,
+    SYNC_GRADIENTS,
+    TRAIN_STEP_DP,
+)
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("data_parallel", "Mistakes that cost people days"),
@@ -18,60 +22,9 @@ READ = {
     "predicted time": ("data_parallel", "Reduce while the backward pass goes on"),
 }
 
-WRAPPINGS = wrappings("data_parallel")
 CONTRACT = Contract(
     "data_parallel",
-    (
-        Task(
-            wrapping=WRAPPINGS["fold_key_over_axes"],
-            kind="local",
-            points=1,
-            cases=keys.CASES,
-            unseen=keys.unseen,
-            draw=keys.draw,
-            oracle=keys.oracle,
-            facts=keys.key_facts,
-        ),
-        Task(
-            wrapping=WRAPPINGS["sync_gradients"],
-            kind="local",
-            points=2,
-            cases=sync.CASES,
-            unseen=sync.unseen,
-            draw=sync.draw,
-            oracle=sync.oracle,
-            facts=sync.sync_facts,
-        ),
-        Task(
-            wrapping=WRAPPINGS["train_step_dp"],
-            kind="local",
-            points=3,
-            cases=step.CASES,
-            unseen=step.unseen,
-            draw=step.draw,
-            oracle=step.oracle,
-            facts=step.step_facts,
-            analysed=step.ANALYSED,
-            stretches=({"rows": 8192}, {"width": 1024}, {"hidden": 4096}),
-            naive="takes_all_rows_at_once",
-        ),
-        Task(
-            wrapping=WRAPPINGS["overlapped_gradients"],
-            kind="local",
-            points=4,
-            cases=overlap.CASES,
-            unseen=overlap.unseen,
-            draw=overlap.draw,
-            oracle=overlap.oracle,
-            facts=overlap.overlap_facts,
-            analysed=overlap.ANALYSED,
-            stretches=({"rows": 8192}, {"width": 2048}, {"hidden": 8192}),
-            naive="reduces_after_the_backward_pass",
-            slow="reduces_after_the_backward_pass",
-            machine="8xA5000",
-            compiled_exposed=overlap.EXPOSED,
-        ),
-    ),
+    (FOLD_KEY_OVER_AXES, SYNC_GRADIENTS, TRAIN_STEP_DP, OVERLAPPED_GRADIENTS),
     question_points=2,
     read=READ,
 )

@@ -4,48 +4,26 @@ import jax
 import numpy as np
 import pytest
 
-from autograder.chapters.data_parallel import CONTRACT, keys, sync
-from autograder.contract.task import Evidence, references
+from autograder.chapters.data_parallel import CONTRACT
+from autograder.chapters.data_parallel.wrapping import of_leaves
+from autograder.contract.task import Evidence, Judged, references
 from autograder.contract.task import named as by_name
 from autograder.contract.verdict import FAIL
+from autograder.proof.central_differences import check
 from autograder.proof.mutants import judged_unseen
 from course.program import Costs, Memory
 from solutions.data_parallel import fold_key_over_axes, overlapped_gradients, sync_gradients, train_step_dp
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
-
-
-def moved(tree, path, at, by):
-    def leaf(p, x):
-        if p != path:
-            return x
-        x = np.array(x)
-        x[at] += by
-        return x
-
-    return jax.tree.map_with_path(leaf, tree)
-
-
-def central(loss, params, path, at, step=5e-3):
-    return (loss(moved(params, path, at, step)) - loss(moved(params, path, at, -step))) / (2 * step)
+KEYS, SYNC = TASKS["fold_key_over_axes"], TASKS["sync_gradients"]
 
 
 @pytest.mark.parametrize("place", ["data=8", "pipe=4 x tensor=2", "data=2"])
-@pytest.mark.parametrize("name", ["train_step_dp", "overlapped_gradients"])
-def test_gradients_of_the_oracle_equal_central_differences_of_its_loss(name, place):
-    task = TASKS[name]
-    case = next(case for case in task.cases if case.name == place)
-    inputs = task.draw(np.random.default_rng(0), case)
-    expected = task.oracle(inputs, case)["gradients"]
-
-    def loss(params):
-        values = task.oracle({**inputs, "params": params}, case)["values"]
-        return float(values["losses"][0] if name == "train_step_dp" else np.mean(values, dtype=np.float64))
-
-    for path, gradient in jax.tree.leaves_with_path(expected):
-        gradient = gradient if name == "train_step_dp" else gradient[-1]
-        at = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
-        assert gradient[at] == pytest.approx(central(loss, inputs["params"], path, at), rel=1e-2), path
+def test_gradients_of_the_oracles_equal_central_differences_of_their_losses(place):
+    check(TASKS["train_step_dp"], place, "params", lambda values, _: values["losses"][0])
+    check(
+        TASKS["overlapped_gradients"], place, "params", lambda values, _: values, one=lambda gradient, _: gradient[-1]
+    )
 
 
 def test_oracle_of_the_step_is_three_steps_along_its_gradients():
@@ -59,9 +37,9 @@ def test_oracle_of_the_step_is_three_steps_along_its_gradients():
 
 
 def test_mean_of_sync_gradients_is_over_the_named_and_replicated_axes_alone():
-    case = sync.CASES[0]
-    inputs = sync.draw(np.random.default_rng(0), case)
-    given, expected = inputs["gradients"], sync.oracle(inputs, case)["values"]
+    case = SYNC.cases[0]
+    inputs = SYNC.draw(np.random.default_rng(0), case)
+    given, expected = inputs["gradients"], SYNC.oracle(inputs, case)["values"]
     np.testing.assert_allclose(
         expected["norm"]["scale"][3, 1], given["norm"]["scale"].mean((0, 1), np.float64), rtol=1e-6
     )
@@ -71,8 +49,8 @@ def test_mean_of_sync_gradients_is_over_the_named_and_replicated_axes_alone():
 
 
 def key_evidence(change, secret=True):
-    case = keys.CASES[0]
-    expected = by_name(keys.oracle(keys.draw(np.random.default_rng(3), case), case))
+    case = KEYS.cases[0]
+    expected = by_name(KEYS.oracle(KEYS.draw(np.random.default_rng(3), case), case))
     rng = np.random.default_rng(4)
     good = {n: np.repeat(rng.integers(0, 2**32, (4, 1, 2), np.uint32), 2, 1) for n in expected}
     change(good, expected)
@@ -81,7 +59,7 @@ def key_evidence(change, secret=True):
 
 
 def test_keys_that_differ_over_the_named_axis_alone_pass():
-    assert keys.key_facts([key_evidence(lambda good, _: None)], None, {})[0].passed
+    assert KEYS.facts(Judged([key_evidence(lambda good, _: None)], None, {}))[0].passed
 
 
 @pytest.mark.parametrize("secret", [False, True])
@@ -99,10 +77,10 @@ def test_keys_that_differ_over_the_named_axis_alone_pass():
 )
 def test_wrong_keys_are_told_which_devices_and_no_number(wrong, said, secret):
     evidence = key_evidence(wrong, secret)
-    fact = keys.key_facts([evidence], None, {})[0]
+    fact = KEYS.facts(Judged([evidence], None, {}))[0]
     assert fact.passed is False
     assert said in fact.message
-    text = f"{fact.measured} {fact.limit} {fact.message}"
+    text = f"{fact.measured_text} {fact.limit_text} {fact.message}"
     numbers = {
         str(v) for side in (evidence.measured, evidence.expected) for a in side.values() for v in a.flat if v > 9
     }
@@ -125,8 +103,8 @@ def folds_public_axes(key, axis_names):
 
 
 def knows_which_leaf_is_split_how(gradients, specs, axis_names):
-    case = sync.CASES[0]
-    public = sync.of_leaves(case, lambda _, spec: spec)
+    case = SYNC.cases[0]
+    public = of_leaves(case, lambda _, spec: spec)
     turned = dict(zip(case.mesh, axis_names, strict=False))
     specs = jax.tree.map(lambda s: jax.P(*jax.tree.map(turned.get, tuple(s))), public)
     return sync_gradients(gradients, specs, axis_names)

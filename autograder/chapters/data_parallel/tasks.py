@@ -1,0 +1,369 @@
+"""How the functions of ``data_parallel`` are judged: keys, sums of gradients, whole steps, and what hides them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder.chapters.data_parallel.wrapping import STEPS, Leaves, Named, Training, of_leaves, rows_of
+from autograder.contract import facts, limits
+from autograder.contract.case import UNSEEN, ModelSizes
+from autograder.contract.case_builders import axis_size, build_model, params_of
+from autograder.contract.draws import (
+    ODD,
+    draw_batch,
+    draw_batches,
+    draw_leaves,
+    sgd,
+    unseen_case,
+    unseen_mesh,
+    unseen_model,
+)
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
+from course.model import full_loss
+from course.program import Leaf
+from course.program.program import spec_of
+
+WRAPPINGS = wrappings("data_parallel")
+
+
+def case_over(mesh: dict[str, int], sizes: Named, *names: str, quick: bool = False) -> Case[Named]:
+    """A case in which the function is given ``names``; the case says so in its name."""
+    text = " x ".join(f"{axis}={size}" for axis, size in mesh.items())
+    return Case(f"{text}, over {' and '.join(names) or 'no axis'}", mesh, sizes.but(names=names), quick)
+
+
+def unseen_over(rng: np.random.Generator, sizes: Named) -> Case[Named]:
+    """Axes of unknown names, of any sizes, and some of them given, at least one."""
+    mesh = unseen_mesh(rng, (2, 4), (4, 2), (2, 2, 2), (3, 2), (6,), (5,))
+    chosen = {*map(str, rng.permutation(list(mesh))[: rng.integers(1, len(mesh) + 1)])}
+    return replace(case_over(mesh, sizes, *(axis for axis in mesh if axis in chosen)), name=UNSEEN)
+
+
+# fold_key_over_axes: there is no one right answer, so the keys themselves are looked at.
+
+
+def draw_keys(rng: np.random.Generator, _: Case[Named]) -> dict[str, Any]:
+    """Two keys that are neighbours, as ``jax.random.key(seed)`` and ``jax.random.key(seed + 1)`` are."""
+    first = rng.integers(0, 2**32 - 1, 2, np.uint32)
+    return {"keys": {"first": first, "second": first + np.array([0, 1], np.uint32)}}
+
+
+def keys_oracle(inputs: dict[str, Any], case: Case[Named]) -> dict[str, Any]:
+    """The keys as they were given, on every device: ``key_facts`` says what must be different about the result."""
+    sizes = tuple(case.mesh.values())
+    return {"values": {name: np.broadcast_to(key, (*sizes, 2)).copy() for name, key in inputs["keys"].items()}}
+
+
+def key_facts(judged: Judged) -> list[Fact]:
+    return [facts.worst([_keys(e) for e in judged.cases]), facts.only_collectives("communication", judged.cases, ())]
+
+
+def _keys(e: Evidence) -> Fact:
+    """Keys differ over, and only over, the named axes; no message has a number that they are made of."""
+    wrong = next(_mistakes(e), "")
+    named = " and ".join(e.case.sizes.names)
+    message = f"on mesh {e.case.mesh_text}, over {named or 'no axis'}: {wrong}" if wrong else ""
+    limit = f"different over {named}, and only there" if named else "equal everywhere"
+    return facts.at(e, "values", Kind.VALUES, message, "other keys" if wrong else "such keys", limit)
+
+
+def _mistakes(e: Evidence) -> Iterator[str]:
+    names, mesh = e.case.sizes.names, e.case.mesh
+    wanted = (*mesh.values(), 2)
+    for which in ("first", "second"):
+        keys = e.measured[f"values/{which}"]
+        if (keys.shape, keys.dtype) != (wanted, np.dtype(np.uint32)):
+            yield f"the keys' data are {keys.dtype}{list(keys.shape)}, expected uint32{list(wanted)}"
+            return
+    first, second = (_by_device(e.measured[f"values/{which}"]) for which in ("first", "second"))
+    given = tuple(e.expected["values/first"].reshape(-1, 2)[0].tolist())
+    devices = list(np.ndindex(*mesh.values()))
+    same_place: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for device in devices:
+        place = tuple(i for i, axis in zip(device, mesh, strict=True) if axis in names)
+        other = same_place.setdefault(place, device)
+        if first[device] != first[other]:
+            yield (
+                f"the devices at {_at(other, mesh)} and {_at(device, mesh)} hold different keys, though they differ "
+                "only along axes that were not named. What would a dropout mask do there?"
+            )
+    holder: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for device in same_place.values():
+        other = holder.setdefault(first[device], device)
+        if other != device:
+            yield (
+                f"the devices at {_at(other, mesh)} and {_at(device, mesh)} hold the same key. Do all named axes "
+                "count, and does each place give a number of its own?"
+            )
+    if names and given in holder:
+        yield (
+            f"the device at {_at(holder[given], mesh)} still holds the key that was given. Whoever draws from that key "
+            "for something that is equal everywhere gets the same numbers there"
+        )
+    for device, key in second.items():
+        if key in holder and (names or first == second):
+            yield (
+                f"a run with the next key, as from the next seed, gives the device at {_at(device, mesh)} the same key "
+                f"as this run gives the device at {_at(holder[key], mesh)}: how does the result depend on the key?"
+            )
+
+
+def _by_device(keys: np.ndarray) -> dict[tuple[int, ...], tuple[int, ...]]:
+    return {device: tuple(keys[device].tolist()) for device in np.ndindex(*keys.shape[:-1])}
+
+
+def _at(device: tuple[int, ...], mesh: dict[str, int]) -> str:
+    return ", ".join(f"{axis} {i}" for i, axis in zip(device, mesh, strict=True))
+
+
+FOLD_KEY_OVER_AXES = Task(
+    wrapping=WRAPPINGS["fold_key_over_axes"],
+    points=1,
+    cases=(
+        case_over({"data": 4, "tensor": 2}, Named(), "data", quick=True),
+        case_over({"data": 4, "tensor": 2}, Named(), "data", "tensor", quick=True),
+        case_over({"data": 8}, Named(), "data"),
+        case_over({"pipe": 2, "tensor": 2}, Named(), "tensor"),
+        case_over({"data": 2}, Named()),
+        case_over({"data": 1, "tensor": 2}, Named(), "data"),
+        case_over({"data": 1}, Named(), "data"),
+    ),
+    unseen=lambda rng: unseen_over(rng, Named()),
+    draw=draw_keys,
+    oracle=keys_oracle,
+    facts=key_facts,
+)
+
+# sync_gradients: a mean over the axes that a leaf is replicated over, and nothing else.
+
+
+def open_axes(spec: P, case: Case[Any]) -> tuple[str, ...]:
+    """The mesh axes that a leaf is not split over: it has one gradient for each of their places."""
+    named = {axis for entry in spec_of(spec, len(spec)) for axis in entry}
+    return tuple(axis for axis in case.mesh if axis not in named)
+
+
+def sync_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
+    """The mean over the dims of the named axes that a leaf is not split over, given to each of their places."""
+
+    def mean(stacked, spec):
+        averaged = {*open_axes(spec, case)} & {*case.sizes.names}
+        dims = tuple(i for i, axis in enumerate(case.mesh) if axis in averaged)
+        average = np.mean(stacked, dims, np.float64, keepdims=True).astype(np.float32)
+        return np.broadcast_to(average, stacked.shape).copy()
+
+    return {"values": jax.tree.map(mean, inputs["gradients"], of_leaves(case, lambda _, spec: spec))}
+
+
+def _reduced(case: Case[Leaves]) -> list[tuple[int, int]]:
+    """Of each leaf that must be reduced: how many devices take part, and its local bytes."""
+
+    def group_and_bytes(shape: tuple[int, ...], spec: P) -> tuple[int, int]:
+        return math.prod(case.mesh[a] for a in open_axes(spec, case) if a in case.sizes.names), 4 * math.prod(shape)
+
+    every = jax.tree.leaves(of_leaves(case, group_and_bytes), is_leaf=lambda x: isinstance(x, tuple))
+    return [(group, size) for group, size in every if group > 1]
+
+
+def sync_facts(judged: Judged) -> list[Fact]:
+    def form(e: Evidence) -> float:
+        return sum(2 * (n - 1) / n * size for n, size in _reduced(e.case))
+
+    one, cases = "One for each leaf that needs a mean, over all the axes that it needs one over.", judged.cases
+    return [
+        facts.arrays_match("values", cases, "values", "Which axes does this leaf's spec name? ", weight=2),
+        facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one),
+        facts.bytes_sent("all-reduce bytes", cases, "all_reduce", form),
+        facts.only_collectives("other collectives", cases, ("all_reduce",)),
+    ]
+
+
+SYNC_GRADIENTS = Task(
+    wrapping=WRAPPINGS["sync_gradients"],
+    points=2,
+    cases=(
+        case_over({"data": 4, "tensor": 2}, Leaves(), "data", "tensor", quick=True),
+        case_over({"data": 8}, Leaves(), "data", quick=True),
+        case_over({"pipe": 4, "tensor": 2}, Leaves(), "tensor"),
+        case_over({"data": 2, "tensor": 1}, Leaves(), "data", "tensor"),
+        case_over({"data": 1}, Leaves(), "data"),
+    ),
+    unseen=lambda rng: unseen_over(rng, Leaves(unit=int(rng.choice([8, 24, 32])), turn=int(rng.integers(1, 8)))),
+    draw=lambda rng, case: draw_leaves(rng, SYNC_GRADIENTS.wrap(print, case).inputs),
+    oracle=sync_oracle,
+    facts=sync_facts,
+)
+
+# train_step_dp: three steps of SGD on many devices are three steps on one.
+
+
+def params_in(e: Evidence) -> list[Leaf]:
+    """The parameters among a Program's inputs."""
+    return [leaf for leaf in e.inputs if leaf.name.startswith("params/")]
+
+
+def ring_bytes(e: Evidence, more: int = 0) -> float:
+    """What one all-reduce of every parameter's gradient, and of ``more`` bytes, sends."""
+    n = axis_size(e.case)
+    return 2 * (n - 1) / n * (more + sum(leaf.local_bytes(e.case.mesh) for leaf in params_in(e)))
+
+
+def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    batches = draw_batches(rng, case.sizes, rows_of(case), STEPS)
+    return {"params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)), "batches": batches}
+
+
+def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    """Plain SGD on one device, on all rows at once; gradients are those of the first step."""
+    model, rate = case.sizes.model, np.float32(case.sizes.learning_rate)
+    after, losses, _ = _sgd(model)(inputs["params"], (inputs["batches"],), rate)
+    first = jax.tree.map(lambda rows: rows[0], inputs["batches"])
+    _, gradients = jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(_loss(model)))(inputs["params"], first))
+    return {"values": {"losses": losses, "params": after}, "gradients": gradients}
+
+
+@cache
+def _loss(sizes: ModelSizes) -> Any:
+    return partial(full_loss, build_model(sizes))
+
+
+@cache
+def _sgd(sizes: ModelSizes) -> Any:
+    return sgd(_loss(sizes))
+
+
+def step_facts(judged: Judged) -> list[Fact]:
+    def count(e: Evidence) -> int:
+        return STEPS * (len(params_in(e)) + 1) if axis_size(e.case) > 1 else 0
+
+    once = f"In {STEPS} steps, one a step for each leaf and one for the loss: where does each of yours run?"
+    too_much = "How many rows' activations are there at that moment, and how many are in a microbatch?"
+    sent = facts.bytes_sent(
+        "all-reduce bytes", judged.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 4), weight=2
+    )
+    return [
+        *facts.values_and_gradients(judged.cases),
+        sent,
+        facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once),
+        facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
+        limits.temporaries_within(judged, 1.5, too_much),
+    ]
+
+
+_MLP = Training(width=16, hidden=32, num_layers=2, features=8, rows=8, num_microbatches=4)
+_TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=4, num_microbatches=2)
+
+
+def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+    more = {"num_microbatches": int(rng.choice([3, 6])), "learning_rate": float(rng.choice([0.07, 0.13, 0.17, 0.26]))}
+    return unseen_case(rng, Training(**unseen_model(rng), **more), *ODD)
+
+
+TRAIN_STEP_DP = Task(
+    wrapping=WRAPPINGS["train_step_dp"],
+    points=3,
+    cases=(
+        Case("data=8", {"data": 8}, _MLP, quick=True),
+        Case(
+            "pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, _MLP.but(num_microbatches=2, learning_rate=0.05), quick=True
+        ),
+        Case("data=2", {"data": 2}, _TRANSFORMER.but(learning_rate=0.2)),
+        Case("data=1", {"data": 1}, _MLP.but(num_microbatches=1)),
+    ),
+    unseen=_unseen_step,
+    draw=draw_step,
+    oracle=step_oracle,
+    facts=step_facts,
+    at_scale=(
+        Case("data=8, width 1024", {"data": 8}, _MLP.but(width=1024, hidden=4096, features=1024, rows=8192)),
+        "data=8",
+    ),
+    stretches=({"rows": 8192}, {"width": 1024}, {"hidden": 4096}),
+    naive_memory="takes_all_rows_at_once",
+)
+
+# overlapped_gradients: the reductions run while the last microbatch's backward pass goes on.
+
+# Of what one synchronisation after the whole backward pass exposes; also asked of the compiled schedule, as advice.
+EXPOSED = 0.35
+
+
+def draw_overlap(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    batch = draw_batch(rng, case.sizes, rows_of(case))
+    return {"params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)), "batch": batch}
+
+
+def overlap_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    """Each device's loss, and on every device the mean of their gradients."""
+    rows = jax.tree.map(lambda a: a.reshape(axis_size(case), -1, *a.shape[1:]), inputs["batch"])
+    losses, gradients = jax.tree.map(np.asarray, _loss_of_each_device(case.sizes.model)(inputs["params"], rows))
+
+    def mean(stacked):
+        average = np.mean(stacked, 0, np.float64, keepdims=True).astype(np.float32)
+        return np.broadcast_to(average, stacked.shape).copy()
+
+    return {"values": losses, "gradients": jax.tree.map(mean, gradients)}
+
+
+@cache
+def _loss_of_each_device(sizes: ModelSizes) -> Any:
+    return jax.jit(jax.vmap(jax.value_and_grad(_loss(sizes)), in_axes=(None, 0)))
+
+
+def overlap_facts(judged: Judged) -> list[Fact]:
+    exposed = (
+        "Which computation is left to hide a reduction behind when it begins, and is the sum that it needs computed by "
+        "then? Computations run in the order in which your program has them."
+    )
+    slow = "What is computed more often than it must be? Work that only fills the wait is no gain."
+    return [
+        *facts.values_and_gradients(judged.cases),
+        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", ring_bytes, weight=2),
+        facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
+        limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE, gains=True),
+        limits.time_within(judged, 1.25, slow),
+    ]
+
+
+_DEEP = Training(width=8, hidden=16, num_layers=12, features=8, rows=4, num_microbatches=2)
+_THREE = _MLP.but(num_layers=3, rows=6, num_microbatches=3)
+
+
+def _unseen_overlap(rng: np.random.Generator) -> Case[Training]:
+    return unseen_case(rng, Training(**unseen_model(rng), num_microbatches=int(rng.choice([4, 6]))), *ODD)
+
+
+OVERLAPPED_GRADIENTS = Task(
+    wrapping=WRAPPINGS["overlapped_gradients"],
+    points=4,
+    cases=(
+        Case("data=8", {"data": 8}, _DEEP, quick=True),
+        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, _THREE, quick=True),
+        Case("data=2", {"data": 2}, _TRANSFORMER),
+        Case("data=1", {"data": 1}, _MLP.but(num_layers=1, rows=4, num_microbatches=1)),
+    ),
+    unseen=_unseen_overlap,
+    draw=draw_overlap,
+    oracle=overlap_oracle,
+    facts=overlap_facts,
+    # Two microbatches of 4,096 rows a device.
+    at_scale=(
+        Case("data=8, width 2048", {"data": 8}, _DEEP.but(width=2048, hidden=8192, features=2048, rows=8192)),
+        "data=8",
+    ),
+    stretches=({"rows": 8192}, {"width": 2048}, {"hidden": 8192}),
+    naive_memory="reduces_after_the_backward_pass",
+    naive_time="reduces_after_the_backward_pass",
+    machine="8xA5000",
+    compiled_exposed=EXPOSED,
+)
