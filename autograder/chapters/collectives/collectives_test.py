@@ -10,9 +10,11 @@ from autograder.chapters.collectives import CONTRACT
 from autograder.chapters.collectives.mutants import keeps_every_chunk_until_the_end, stops_one_step_short
 from autograder.chapters.collectives.puzzles import block_means, collective_means, copies_mean, questions, spec_means
 from autograder.chapters.collectives.rings import CASES, CHUNKS_ALIVE, MEANING, bytes_form, chunk_bytes
+from autograder.chapters.collectives.wrapping import Chunks, Questions
 from autograder.check import check_function
-from autograder.contract import answer_facts, answers
-from autograder.contract.task import Case, Evidence, references
+from autograder.contract import value_facts, value_tasks
+from autograder.contract.case import Sizes
+from autograder.contract.task import Case, Evidence, Judged, references
 from course.machines import machine
 from course.program import Costs, Memory
 from course.show.holdings import layout
@@ -24,13 +26,13 @@ MESH = {"data": 4, "tensor": 2}
 
 
 def analysed_of(name):
-    analysed = TASKS[name].analysed
+    analysed = TASKS[name].at_scale
     assert analysed
     return analysed[0]
 
 
 @pytest.mark.parametrize("name", RINGS)
-@pytest.mark.parametrize("case", [case for case in CASES if case.sizes["backward"]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.sizes.backward], ids=lambda case: case.name)
 def test_oracle_of_a_gradient_equals_central_differences(name, case):
     task = TASKS[name]
     inputs = task.draw(np.random.default_rng(0), case)
@@ -50,10 +52,10 @@ def test_oracle_of_a_gradient_equals_central_differences(name, case):
 
 @pytest.mark.parametrize(("name", "times"), [(name, 2 if name == "ring_all_reduce" else 1) for name in RINGS])
 def test_bytes_are_those_of_the_theory(name, times):
-    case = Case("", {"data": 8}, {"chunk": 3, "width": 5, "backward": 0})
+    case = Case("", {"data": 8}, Chunks(chunk=3, width=5, backward=False))
     whole = 8 * 4 * 3 * 5
     assert bytes_form(case, name) == times * 7 / 8 * whole
-    both = Case("", {"data": 8}, {**case.sizes, "backward": 1})
+    both = case.but(backward=True)
     assert bytes_form(both, name) == 2 * bytes_form(case, name)
     assert bytes_form(Case("", {"data": 1}, case.sizes), name) == 0
 
@@ -100,7 +102,7 @@ def test_a_wrong_spec_is_told_what_it_would_mean():
 
 
 def test_a_wrong_number_is_told_what_it_would_mean():
-    case = Case("", MESH, {"seed": 0})
+    case = Case("", MESH, Questions(seed=0))
     assert "cut into 4 equal parts" in block_means(case, (32, 16), P(("data", "tensor")), (8, 16))
     assert "as many dims as the array, here 2" in block_means(case, (32, 16), P("data"), (8,))
     assert "do not make up its 32" in block_means(case, (32, 16), P("data"), (128, 16))
@@ -109,7 +111,7 @@ def test_a_wrong_number_is_told_what_it_would_mean():
 
 
 def test_a_wrong_collective_is_told_what_it_would_leave():
-    case, blocks = Case("", MESH, {}), [(4, 4), (4, 8)]
+    case, blocks = Case("", MESH, Sizes()), [(4, 4), (4, 8)]
     said = collective_means(case, ("psum", "tensor"), blocks, ("all_gather", "tensor"))
     assert "the whole sum of what those 2 devices hold" in said
     assert "[4, 4] before and [4, 8] after" in said
@@ -126,22 +128,22 @@ def test_forged_answers_of_any_form_are_wrong_and_nothing_breaks(name):
     task, case = TASKS[name], TASKS[name].cases[0]
     expected = task.oracle({}, case)
     for odd in ODD:
-        measured = {"values": answers.encode(odd)}
+        measured = {"values": value_tasks.encode(odd)}
         evidence = Evidence(case, (), (), measured, expected, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))
-        (fact,) = task.facts([evidence], None, {})
+        (fact,) = task.facts(Judged([evidence], None, {}))
         assert fact.passed is False and fact.message
 
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_no_answer_is_right_on_every_mesh_by_naming_axes_outright(name):
-    right = [answer_facts.decode(TASKS[name].oracle({}, case)["values"]) for case in TASKS[name].cases]
+    right = [value_facts.decode(TASKS[name].oracle({}, case)["values"]) for case in TASKS[name].cases]
     assert len({repr(answer) for answer in right}) == len(right)
 
 
 def test_every_block_and_its_copies_make_up_the_mesh():
     case = TASKS["puzzle_block"].cases[0]
-    blocks = answer_facts.decode(TASKS["puzzle_block"].oracle({}, case)["values"])
-    copies = answer_facts.decode(TASKS["puzzle_copies"].oracle({}, case)["values"])
+    blocks = value_facts.decode(TASKS["puzzle_block"].oracle({}, case)["values"])
+    copies = value_facts.decode(TASKS["puzzle_copies"].oracle({}, case)["values"])
     for (shape, spec), block, count in zip(questions(case), blocks, copies, strict=True):
         found = layout(shape, spec, case.mesh)
         assert (found.block, found.copies) == (block, count)

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.collectives.wrapping import axes_of, questions
-from autograder.contract import answer_facts, answers
-from autograder.contract.answers import show
-from autograder.contract.draws import axis_names
-from autograder.contract.forms import show_spec
-from autograder.contract.task import Case, Evidence, Task
+from autograder.chapters.collectives.wrapping import Questions, axes_of, questions
+from autograder.contract import value_facts, value_tasks
+from autograder.contract.case import UNSEEN, Sizes
+from autograder.contract.draws import axis_names, unseen_case
+from autograder.contract.output_checks import show_spec
+from autograder.contract.task import Case, Judged, Task
+from autograder.contract.value_tasks import show
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.puzzles import PANELS, mesh_of
 from course.show.holdings import Layout, layout
 
-Explain = Callable[[Case, Any], str]
+Explain = Callable[[Case[Any], Any], str]
 AXES_OF_CASES = (("data", "tensor"), ("pipe", "data"), ("tensor", "expert"))
 # What a device then holds, by JAX's name; {n} is the size of the axis.
 MEANS = {
@@ -33,23 +34,19 @@ MEANS = {
 }
 
 
-def _picture_cases() -> tuple[Case, ...]:
-    every = (mesh_of(axes) for axes in AXES_OF_CASES)
-    return tuple(
-        Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, {}, quick=i < 2)
-        for i, mesh in enumerate(every)
-    )
-
-
-def _unseen_picture(rng: np.random.Generator) -> Case:
-    first, second = axis_names(rng, 2)
-    return Case("unseen", mesh_of((first, second)), {})
+def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case[Any], ...]:
+    """A case for each mesh, the first two in a quick check; ``sizes`` takes its number."""
+    named = {" x ".join(f"{axis}={size}" for axis, size in mesh.items()): mesh for mesh in meshes}
+    return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(named.items()))
 
 
 def _task(
-    name: str, answer: Callable[[Case], Any], judged: Callable[[list[Evidence]], Fact], cases: tuple[Case, ...],
-    unseen: Callable[[np.random.Generator], Case]
-) -> Task:  # fmt: skip
+    name: str,
+    answer: Callable[[Case[Any]], Any],
+    fact: Callable[[Judged], Fact],
+    cases: tuple[Case[Any], ...],
+    unseen: Callable[[np.random.Generator], Case[Any]],
+) -> Task:
     """A function of plain data; ``answer`` is the right one."""
     return Task(
         wrapping=wrappings("collectives")[name],
@@ -57,24 +54,28 @@ def _task(
         points=0.5,
         cases=cases,
         unseen=unseen,
-        draw=answers.no_inputs,
-        oracle=lambda inputs, case: {"values": answers.encode(answer(case))},
-        facts=lambda evidence, _, __: [judged(evidence)],
+        draw=value_tasks.no_inputs,
+        oracle=lambda inputs, case: {"values": value_tasks.encode(answer(case))},
+        facts=lambda judged: [fact(judged)],
     )
 
 
-def _of_picture(name: str, answer: Callable[[Case], Any], explain: Explain) -> Task:
-    def judged(evidence: list[Evidence]) -> Fact:
-        return answer_facts.answer_matches(evidence, explain)
+def _of_picture(name: str, answer: Callable[[Case[Any]], Any], explain: Explain) -> Task:
+    def fact(judged: Judged) -> Fact:
+        return value_facts.answer_matches(judged.cases, explain)
 
-    return _task(f"puzzle_{name}", answer, judged, _picture_cases(), _unseen_picture)
+    def unseen(rng: np.random.Generator) -> Case[Sizes]:
+        first, second = axis_names(rng, 2)
+        return Case(UNSEEN, mesh_of((first, second)), Sizes())
+
+    return _task(f"puzzle_{name}", answer, fact, _cases(*map(mesh_of, AXES_OF_CASES), sizes=lambda _: Sizes()), unseen)
 
 
 def spec_puzzle(name: str) -> Task:
     """The picture's ``PartitionSpec``."""
     (panel,) = PANELS[name]
 
-    def explain(case: Case, found: Any) -> str:
+    def explain(case: Case[Any], found: Any) -> str:
         wanted = layout(panel.shape, panel.spec(*axes_of(case)), case.mesh)
         return spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
 
@@ -112,14 +113,14 @@ def collective_puzzle(name: str, collective: str, over: int) -> Task:
     """The collective between two pictures and the axis that it runs over, the mesh's ``over``-th."""
     before, after = PANELS[name]
 
-    def explain(case: Case, found: Any) -> str:
+    def explain(case: Case[Any], found: Any) -> str:
         blocks = [layout(p.shape, p.spec(*axes_of(case)), case.mesh).block for p in (before, after)]
         return collective_means(case, found, blocks, (collective, axes_of(case)[over]))
 
     return _of_picture(name, lambda case: (collective, axes_of(case)[over]), explain)
 
 
-def collective_means(case: Case, found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
+def collective_means(case: Case[Any], found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
     """What a wrong collective would leave on a device, and what the picture has there."""
     if not isinstance(found, tuple) or len(found) != 2:
         return "Expected two texts: JAX's name of the collective, and the axis that it runs over."
@@ -150,11 +151,11 @@ def copies_of(spec: P, mesh: dict[str, int]) -> int:
     return math.prod(mesh.values()) // math.prod(_entry_size(entry, mesh) for entry in spec)
 
 
-def _asked(case: Case, shape: tuple[int, ...], spec: P) -> str:
+def _asked(case: Case[Any], shape: tuple[int, ...], spec: P) -> str:
     return f"for shape {list(shape)} with {show_spec(spec)} on mesh {case.mesh_text} you say that"
 
 
-def block_means(case: Case, shape: tuple[int, ...], spec: P, answer: Any) -> str:
+def block_means(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -> str:
     """What a wrong local shape would mean."""
     said = f"{_asked(case, shape, spec)} each device holds {show(answer)}. "
     if not isinstance(answer, tuple) or len(answer) != len(shape):
@@ -171,7 +172,7 @@ def block_means(case: Case, shape: tuple[int, ...], spec: P, answer: Any) -> str
     )
 
 
-def copies_mean(case: Case, shape: tuple[int, ...], spec: P, answer: Any) -> str:
+def copies_mean(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -> str:
     """What a wrong number of copies would mean."""
     devices = math.prod(case.mesh.values())
     said = f"{_asked(case, shape, spec)} a block is held by {show(answer)} of {devices} devices. "
@@ -181,37 +182,33 @@ def copies_mean(case: Case, shape: tuple[int, ...], spec: P, answer: Any) -> str
     return f"{said}There would be {blocks} then: into how many does the spec cut the array?"
 
 
-def _number_cases() -> tuple[Case, ...]:
-    every = ({"data": 4, "tensor": 2}, {"pipe": 2, "data": 2, "tensor": 2}, {"data": 8}, {"tensor": 1, "data": 4},
-             {"data": 1})  # fmt: skip
-    return tuple(
-        Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, {"seed": i}, quick=i < 2)
-        for i, mesh in enumerate(every)
-    )
-
-
-def _unseen_numbers(rng: np.random.Generator) -> Case:
-    every = [(2, 4), (4, 1, 2), (4,), (2, 2)]
-    sizes = every[rng.integers(len(every))]
-    mesh = dict(zip(axis_names(rng, len(sizes)), sizes, strict=True))
-    return Case("unseen", mesh, {"seed": int(rng.integers(2**31))})
+_MESHES = (
+    {"data": 4, "tensor": 2},
+    {"pipe": 2, "data": 2, "tensor": 2},
+    {"data": 8},
+    {"tensor": 1, "data": 4},
+    {"data": 1},
+)
 
 
 def _number_puzzle(name: str, right: Callable[..., Any], means: Callable[..., str]) -> Task:
     """``right`` gives the answer for one shape, spec and mesh; ``means`` says what a wrong one would mean."""
 
-    def answer(case: Case) -> Any:
+    def answer(case: Case[Questions]) -> Any:
         return tuple(right(shape, spec, case.mesh) for shape, spec in questions(case))
 
-    def judged(evidence: list[Evidence]) -> Fact:
-        return answer_facts.every_answer_matches(
-            evidence,
+    def fact(judged: Judged) -> Fact:
+        return value_facts.every_answer_matches(
+            judged.cases,
             questions,
             lambda case, question, given: given == right(*question, case.mesh),
             lambda case, question, given: means(case, *question, given),
         )
 
-    return _task(name, answer, judged, _number_cases(), _unseen_numbers)
+    def unseen(rng: np.random.Generator) -> Case[Questions]:
+        return unseen_case(rng, Questions(seed=int(rng.integers(2**31))), (2, 4), (4, 1, 2), (4,), (2, 2))
+
+    return _task(name, answer, fact, _cases(*_MESHES, sizes=lambda i: Questions(seed=i)), unseen)
 
 
 PUZZLES = (

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from autograder.chapters.collectives.wrapping import wrap_ring
+from autograder.chapters.collectives.wrapping import Chunks
 from autograder.contract import facts, limits
-from autograder.contract.cases import axis_size
-from autograder.contract.draws import ODD, unseen_mesh
+from autograder.contract.case_builders import axis_size
+from autograder.contract.draws import ODD, draw_leaves, unseen_case
 from autograder.contract.orders import orders, places
-from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
@@ -21,9 +23,9 @@ from autograder.contract.wrapping import wrappings
 CHUNKS_ALIVE = 4
 
 
-def chunk_bytes(case: Case) -> int:
+def chunk_bytes(case: Case[Chunks]) -> int:
     """The bytes of one chunk."""
-    return 4 * case.sizes["chunk"] * case.sizes.get("depth", 1) * case.sizes["width"]
+    return 4 * case.sizes.chunk * math.prod(case.sizes.dims)
 
 
 def gathered(x: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -73,7 +75,7 @@ MEANING: dict[str, tuple[Stacked, Stacked]] = {
 }
 
 
-def _oracle(name: str, inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+def _oracle(name: str, inputs: dict[str, Any], case: Case[Chunks]) -> dict[str, Any]:
     n, (forward, backward) = axis_size(case), MEANING[name]
     place = places(case, n)
     x = inputs["x"].reshape(n, -1, *inputs["x"].shape[1:])
@@ -83,14 +85,9 @@ def _oracle(name: str, inputs: dict[str, Any], case: Case) -> dict[str, Any]:
     return {"values": forward(x, place), "gradients": backward(upstream, place)}
 
 
-def _draw(name: str, rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    inputs = wrap_ring(name, None, case).inputs
-    return {key: rng.standard_normal(s.shape).astype(s.dtype) for key, s in inputs.items()}
-
-
-def bytes_form(case: Case, name: str) -> float:
+def bytes_form(case: Case[Chunks], name: str) -> float:
     """The closed form: (n-1)/n of the array that is whole somewhere, twice for an all-reduce, again for a gradient."""
-    times = (2 if name == "ring_all_reduce" else 1) * (2 if case.sizes["backward"] else 1)
+    times = (2 if name == "ring_all_reduce" else 1) * (2 if case.sizes.backward else 1)
     return times * (axis_size(case) - 1) * chunk_bytes(case)
 
 
@@ -102,35 +99,34 @@ _HELD = (
 )
 
 
-def _facts(name: str, cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
-    counted = [*cases, large] if large else cases
+def _facts(name: str, judged: Judged) -> list[Fact]:
+    def form(e: Evidence) -> float:
+        return bytes_form(e.case, name)
+
     return [
-        facts.arrays_match("values", cases, "values", _WHERE, weight=2),
-        facts.arrays_match("gradients", cases, "gradients", _BACK),
-        facts.bytes_sent("permute bytes", counted, "collective_permute", lambda e: bytes_form(e.case, name)),
-        facts.only_collectives("other collectives", counted, ("collective_permute",)),
-        limits.temporaries_at_most(large, references, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
+        facts.arrays_match("values", judged.cases, "values", _WHERE, weight=2),
+        facts.arrays_match("gradients", judged.cases, "gradients", _BACK),
+        facts.bytes_sent("permute bytes", judged.all, "collective_permute", form),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        limits.temporaries_at_most(judged, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
     ]
 
 
-_BOTH = {"chunk": 2, "width": 3, "backward": 1}
-_FORWARD = {"chunk": 2, "width": 3, "backward": 0}
-_LARGE = {"chunk": 1024, "width": 4096, "backward": 0}
-_DEEP = {"chunk": 3, "depth": 2, "width": 5, "backward": 1}
+_BOTH, _DEEP = Chunks(chunk=2, width=3), Chunks(chunk=3, depth=2, width=5)
 SMALL = "data=8, forward alone"
 CASES = (
     Case("data=8", {"data": 8}, _BOTH, quick=True),
-    Case(SMALL, {"data": 8}, _FORWARD, quick=True),
+    Case(SMALL, {"data": 8}, _BOTH.but(backward=False), quick=True),
     Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, _DEEP, quick=True),
     Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _BOTH),
     Case("data=2", {"data": 2}, _DEEP),
     Case("data=1", {"data": 1}, _BOTH),
 )
+LARGE = Case("data=8, chunks of 16 MiB", {"data": 8}, Chunks(chunk=1024, width=4096, backward=False))
 
 
-def _unseen(rng: np.random.Generator) -> Case:
-    sizes = {"chunk": int(rng.choice([1, 4, 5])), "width": int(rng.choice([1, 7, 16])), "backward": 1}
-    return Case("unseen", unseen_mesh(rng, *ODD), sizes)
+def _unseen(rng: np.random.Generator) -> Case[Chunks]:
+    return unseen_case(rng, Chunks(chunk=int(rng.choice([1, 4, 5])), width=int(rng.choice([1, 7, 16]))), *ODD)
 
 
 # What a course may ask of each. The first two must agree, for then one after the other is still an all-reduce.
@@ -142,18 +138,18 @@ _SENTENCES = {
 
 
 def ring(name: str, naive: str) -> Task:
-    """The task of one of the four, and the mutant that shows what the naive way holds."""
+    """The task of one of the four, and the mutant that shows what the naive baseline holds."""
+    wrapping = wrappings("collectives")[name]
     return Task(
-        wrapping=wrappings("collectives")[name],
-        kind="local",
+        wrapping=wrapping,
         points=2,
         cases=CASES,
         unseen=_unseen,
-        draw=lambda rng, case: _draw(name, rng, case),
-        oracle=lambda inputs, case: _oracle(name, inputs, case),
-        facts=lambda cases, large, references: _facts(name, cases, large, references),
-        analysed=(Case("data=8, chunks of 16 MiB", {"data": 8}, _LARGE), SMALL),
-        naive=naive,
+        draw=lambda rng, case: draw_leaves(rng, wrapping.wrap(print, case).inputs),
+        oracle=partial(_oracle, name),
+        facts=partial(_facts, name),
+        at_scale=(LARGE, SMALL),
+        naive_memory=naive,
         variants=orders(_SENTENCES[name]) if name in _SENTENCES else (),
         varies_with="" if name == "ring_all_to_all" else "chunks",
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autograder.chapters.single_device import accumulation, attention, layers, mixed_precision, scaling
+from autograder.chapters.single_device.memory import ACCUMULATION, ATTENTION, REMAT, SCAN
+from autograder.chapters.single_device.precision import MIXED_PRECISION, SCALING
 from autograder.contract.task import Contract
 
 READ = {
@@ -23,14 +24,7 @@ READ = {
 
 CONTRACT = Contract(
     "single_device",
-    (
-        mixed_precision.TASK,
-        accumulation.TASK,
-        layers.SCAN,
-        layers.REMAT,
-        scaling.TASK,
-        attention.TASK,
-    ),
+    (MIXED_PRECISION, ACCUMULATION, SCAN, REMAT, SCALING, ATTENTION),
     question_points=2,
     read=READ,
 )

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autograder.chapters.single_device import CONTRACT, scaling
+from autograder.chapters.single_device import CONTRACT
 from autograder.chapters.single_device.alternatives import with_products_without_batch_dims
-from autograder.chapters.single_device.attention import TOLERANCE
+from autograder.chapters.single_device.memory import TOLERANCE
 from autograder.chapters.single_device.mutants import (
     How_in_scaling,
     _step,
@@ -17,7 +17,7 @@ from autograder.chapters.single_device.mutants import (
     keeps_every_product,
 )
 from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model_loss
-from autograder.contract.cases import model_of, params_of
+from autograder.contract.case_builders import model_of, params_of
 from autograder.contract.task import references
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen
@@ -119,7 +119,7 @@ def test_bad_steps_have_a_finite_loss_and_good_ones_are_well_within_float16():
             params = inputs["params"] if step == 0 else jax.tree.map(lambda a, s=step: a[s - 1], expected["values"])
             gradients = [np.abs(g).max() for g in jax.tree.leaves(jax.grad(loss)(params))]
             largest = np.max(gradients) * scales[step]
-            if step in scaling.bad_steps(case):
+            if step in case.sizes.bad:
                 assert not largest <= 4 * 65504
             else:
                 assert largest < 65504 / 64
@@ -128,9 +128,7 @@ def test_bad_steps_have_a_finite_loss_and_good_ones_are_well_within_float16():
 def test_tolerance_of_mixed_precision_leaves_room_and_not_too_much():
     task = TASKS["mixed_precision_loss"]
     for case in task.cases:
-        step = jax.jit(
-            jax.value_and_grad(lambda p, b, c=case: solutions.mixed_precision_loss(p, b, c.sizes["num_heads"]))
-        )
+        step = jax.jit(jax.value_and_grad(lambda p, b, c=case: solutions.mixed_precision_loss(p, b, c.sizes.num_heads)))
         for seed in range(5):
             inputs = task.draw(np.random.default_rng(seed), case)
             expected = task.oracle(inputs, case)
@@ -151,14 +149,14 @@ def test_reference_of_accumulation_holds_one_microbatch_and_one_gradient():
         rows = jax.tree.leaves(batch)[0].shape[0] // num_microbatches
         return jax.value_and_grad(loss_fn)(params, jax.tree.map(lambda leaf: leaf[:rows], batch))
 
-    analysed = TASKS["accumulate_gradients"].analysed
+    analysed = TASKS["accumulate_gradients"].at_scale
     assert analysed
     case = analysed[0]
     gradient = sum(4 * np.prod(leaf.shape) for leaf in jax.tree.leaves(params_of(case)))
     one = measured("accumulate_gradients", one_microbatch)["temporaries"]
     reference = references("single_device")["accumulate_gradients"]["temporaries"]["reference"]
     assert reference <= 1.15 * (one + gradient)
-    assert case.sizes["num_microbatches"] == 8
+    assert case.sizes.num_microbatches == 8
 
 
 def test_limits_separate_good_from_naive_by_more_than_15_percent():
@@ -188,7 +186,7 @@ def test_float32_loss_of_the_notebook_is_the_oracles():
     task = TASKS["mixed_precision_loss"]
     for case in task.cases:
         inputs = task.draw(np.random.default_rng(1), case)
-        loss = computes_in_float32(inputs["params"], inputs["batch"], case.sizes["num_heads"])
+        loss = computes_in_float32(inputs["params"], inputs["batch"], case.sizes.num_heads)
         assert loss == pytest.approx(task.oracle(inputs, case)["values"], rel=1e-5)
 
 
@@ -258,7 +256,7 @@ def test_unseen_gradients_are_infinite_or_undefined_in_single_elements_of_any_le
                 for kind, test in (("infinite", np.isinf), ("undefined", np.isnan))
                 if test(leaf).any()
             }
-            assert len(bad) <= 1 and (not bad or step in scaling.bad_steps(case))
+            assert len(bad) <= 1 and (not bad or step in case.sizes.bad)
             places |= bad
     assert {count for *_, count in places} == {1}
     assert len({(half, kind) for half, _, kind, _ in places}) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,31 +12,74 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import forms
-from autograder.contract.cases import batch_shapes, model_of, params_of, pull_back
-from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
-from course.mesh import abstract_mesh
+from autograder.contract.case import Case, ModelSizes, Sizes
+from autograder.contract.case_builders import batch_shapes, model_of, params_of, pull_back
+from autograder.contract.output_checks import describe, same_shapes, same_tree
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 
 MESH = {"data": 1}
 # So many steps of ``scaled_step`` are taken one after the other.
 STEPS = 6
 HALVES = ("first", "second")
 _SCALAR = jax.ShapeDtypeStruct((), np.float32)
+_ONE_DEVICE = Case("", MESH, Sizes())
 
 
-def _on_one_device(local: Callable[..., dict[str, Any]], inputs: dict[str, Any], results: tuple[str, ...]) -> Wrapped:
-    """``local``, which takes ``inputs`` by name and gives ``results``, inside ``shard_map`` over one device."""
+@dataclass(frozen=True, kw_only=True)
+class Batch(ModelSizes):
+    """A model and the rows of its batch, and in how many microbatches it is taken."""
 
-    def program(**trees):
-        def ordered(*blocks):
-            return local(**dict(zip(inputs, blocks, strict=True)))
+    rows: int
+    num_microbatches: int = 1
 
-        given = [trees[name] for name in inputs]
-        specs = (P(),) * len(inputs)
-        out_specs = dict.fromkeys(results, P())
-        return jax.shard_map(ordered, mesh=abstract_mesh(MESH), in_specs=specs, out_specs=out_specs)(*given)
 
-    return Wrapped(program, inputs, dict.fromkeys(inputs, P()), dict.fromkeys(results, P()), {"params": "state"})
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Sizes):
+    """What ``scaled_step`` meets.
+
+    Attributes:
+        features: Of inputs and targets.
+        hidden: Of each of two small MLPs.
+        rows: Of each step's batch.
+        weight_bits: The loss is multiplied by two to the minus this.
+        scale_bits: The scale begins at two to the power of this.
+        growth_interval: Good steps until the scale doubles.
+        bad: The steps whose gradient is not finite.
+        all_overflow: Whether they are bad because the scale is far too large, and for no other reason.
+        kind: How the first of them is bad, of ``tasks.KINDS``.
+        half: Which MLP is bad then.
+        rate: The learning rate, divided by the loss's weight.
+    """
+
+    features: int
+    hidden: int
+    rows: int
+    weight_bits: int
+    scale_bits: int
+    growth_interval: int
+    bad: tuple[int, ...]
+    all_overflow: bool = False
+    kind: int = 0
+    half: int = 1
+    rate: float = 0.125
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(Sizes):
+    """Attention, ``[rows, seq, num_heads, head_dim]``, over chunks of keys; ``offset`` is added to every score."""
+
+    rows: int
+    seq: int
+    num_heads: int
+    head_dim: int
+    chunk: int
+    offset: int = 100
+
+
+def _on_one_device(local: Callable[..., dict[str, Any]], inputs: dict[str, Any], *results: str) -> Wrapped:
+    """``local``, which takes ``inputs`` in order and gives ``results``, inside ``shard_map`` over one device."""
+    given = {name: (shapes, P()) for name, shapes in inputs.items()}
+    return on_mesh(local, _ONE_DEVICE, given, dict.fromkeys(results, P()), {"params": "state"})
 
 
 def _float32_scalar(name: str, loss: Any) -> Any:
@@ -45,51 +89,48 @@ def _float32_scalar(name: str, loss: Any) -> Any:
         Mismatch: It is not.
     """
     if getattr(loss, "shape", None) != () or loss.dtype != np.float32:
-        raise Mismatch(f"{name} returned {forms.describe(loss)}, expected a scalar, float32[]")
+        raise Mismatch(f"{name} returned {describe(loss)}, expected a scalar, float32[]")
     return loss
 
 
-def _like(name: str, found: Any, expected: Any, case: Case) -> Any:
+def _like(name: str, found: Any, expected: Any, case: Case[Any]) -> Any:
     """``found``, if it is an array like ``expected``.
 
     Raises:
         Mismatch: It is not.
     """
     if (getattr(found, "shape", None), getattr(found, "dtype", None)) != (expected.shape, expected.dtype):
-        raise Mismatch(
-            f"{name} returned {forms.describe(found)}, expected {forms.describe(expected)} in the case {case.name}"
-        )
+        raise Mismatch(f"{name} returned {describe(found)}, expected {describe(expected)} in the case {case.name}")
     return found
 
 
-def transformer_params(case: Case) -> Any:
+def transformer_params(case: Case[Batch]) -> Any:
     """Shapes of the parameters of ``mixed_precision_loss``."""
-    s = case.sizes
-    width, hidden = s["width"], s["hidden"]
-    layer = {"attention_norm": (width,), "qkv": (width, 3 * width), "out": (width, width), "mlp_norm": (width,),
-             "up": (width, hidden), "down": (hidden, width)}  # fmt: skip
-    shapes = {"token": (s["vocab"], width), "position": (s["seq"], width), "layers": [layer] * s["num_layers"],
-              "norm": (width,), "head": (width, s["vocab"])}  # fmt: skip
+    s, width, hidden = case.sizes, case.sizes.width, case.sizes.hidden
+    norms = {"attention_norm": (width,), "mlp_norm": (width,)}
+    layer = {**norms, "qkv": (width, 3 * width), "out": (width, width), "up": (width, hidden), "down": (hidden, width)}
+    shapes = {"token": (s.vocab, width), "position": (s.seq, width), "norm": (width,), "head": (width, s.vocab)}
+    shapes |= {"layers": [layer] * s.num_layers}
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x, np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def wrap_mixed_precision(function: Any, case: Case) -> Wrapped:
+def wrap_mixed_precision(function: Any, case: Case[Batch]) -> Wrapped:
     """The loss, and the gradient of all parameters when ``upstream`` flows back into it."""
-    tokens = jax.ShapeDtypeStruct((case.sizes["rows"], case.sizes["seq"]), np.int32)
+    tokens = jax.ShapeDtypeStruct((case.sizes.rows, case.sizes.seq), np.int32)
 
     def local(params, batch, upstream):
         def loss_of(params):
-            return _float32_scalar("mixed_precision_loss", function(params, batch, case.sizes["num_heads"]))
+            return _float32_scalar("mixed_precision_loss", function(params, batch, case.sizes.num_heads))
 
         loss, gradients = pull_back(loss_of, params, upstream)
         return {"values": loss, "gradients": gradients}
 
     batch = {"inputs": tokens, "targets": tokens}
     inputs = {"params": transformer_params(case), "batch": batch, "upstream": _SCALAR}
-    return _on_one_device(local, inputs, ("values", "gradients"))
+    return _on_one_device(local, inputs, "values", "gradients")
 
 
-def model_loss(case: Case) -> Callable[[Any, Any], jax.Array]:
+def model_loss(case: Case[Batch]) -> Callable[[Any, Any], jax.Array]:
     """The model's mean loss, each layer computed again in the backward pass: what gradients are accumulated of."""
     model = model_of(case)
 
@@ -101,31 +142,31 @@ def model_loss(case: Case) -> Callable[[Any, Any], jax.Array]:
     return loss
 
 
-def wrap_accumulation(function: Any, case: Case) -> Wrapped:
+def wrap_accumulation(function: Any, case: Case[Batch]) -> Wrapped:
     shapes = params_of(case)
 
     def local(params, batch):
-        result = function(model_loss(case), params, batch, case.sizes["num_microbatches"])
+        result = function(model_loss(case), params, batch, case.sizes.num_microbatches)
         if not isinstance(result, tuple | list) or len(result) != 2:
-            raise Mismatch(
-                f"accumulate_gradients returned {forms.describe(result)}, expected a tuple (loss, gradients)"
-            )
+            raise Mismatch(f"accumulate_gradients returned {describe(result)}, expected a tuple (loss, gradients)")
         loss, gradients = result
         _float32_scalar("accumulate_gradients, as loss,", loss)
-        gradients = forms.same_tree("gradients", gradients, params)
-        forms.same_shapes("accumulate_gradients", gradients, shapes, case)
+        gradients = same_tree("gradients", gradients, params)
+        same_shapes("accumulate_gradients", gradients, shapes, case)
         return {"values": loss, "gradients": gradients}
 
-    return _on_one_device(local, {"params": shapes, "batch": batch_shapes(case)}, ("values", "gradients"))
+    return _on_one_device(
+        local, {"params": shapes, "batch": batch_shapes(case.sizes, case.sizes.rows)}, "values", "gradients"
+    )
 
 
-def activations(case: Case) -> jax.ShapeDtypeStruct:
+def activations(case: Case[Batch]) -> jax.ShapeDtypeStruct:
     """What enters and leaves each layer."""
     s = case.sizes
-    return jax.ShapeDtypeStruct((s["rows"], *([s["seq"]] if "seq" in s else []), s["width"]), np.float32)
+    return jax.ShapeDtypeStruct((s.rows, *([s.seq] if s.seq else []), s.width), np.float32)
 
 
-def wrap_layers(name: str, function: Any, case: Case) -> Wrapped:
+def wrap_layers(name: str, function: Any, case: Case[Batch]) -> Wrapped:
     x, layer = activations(case), model_of(case).layer
 
     def local(params, inputs, upstream):
@@ -137,13 +178,13 @@ def wrap_layers(name: str, function: Any, case: Case) -> Wrapped:
         return {"values": values, "gradients": {"layers": of_params, "x": of_inputs}}
 
     inputs = {"params": params_of(case)["layers"], "inputs": x, "upstream": x}
-    return _on_one_device(local, inputs, ("values", "gradients"))
+    return _on_one_device(local, inputs, "values", "gradients")
 
 
-def halves_params(case: Case) -> Any:
+def halves_params(case: Case[Scaling]) -> Any:
     """Shapes of the parameters of ``halves_loss``."""
     s = case.sizes
-    half = {"up": (s["features"], s["hidden"]), "bias": (s["hidden"],), "down": (s["hidden"], s["features"])}
+    half = {"up": (s.features, s.hidden), "bias": (s.hidden,), "down": (s.hidden, s.features)}
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x, np.float32),
         dict.fromkeys(HALVES, half),
@@ -151,12 +192,12 @@ def halves_params(case: Case) -> Any:
     )
 
 
-def halves_loss(case: Case) -> Callable[[Any, Any], jax.Array]:
+def halves_loss(case: Case[Scaling]) -> Callable[[Any, Any], jax.Array]:
     """Two small MLPs side by side, whose losses are added and multiplied by a small weight.
 
     Where an element of ``probe`` equals one of the two pivots, the gradient of that parameter is infinite, or NaN.
     """
-    weight = 2.0 ** -case.sizes["weight_bits"]
+    weight = 2.0**-case.sizes.weight_bits
 
     def half_loss(params, inputs, targets):
         hidden = jax.nn.gelu(inputs.astype(params["up"].dtype) @ params["up"] + params["bias"])
@@ -177,9 +218,9 @@ def halves_loss(case: Case) -> Callable[[Any, Any], jax.Array]:
     return loss
 
 
-def halves_rate(case: Case) -> float:
+def halves_rate(case: Case[Scaling]) -> float:
     """Such that an update is about as large as the parameters, whatever the loss's weight."""
-    return case.sizes["rate"] / 1000 * 2.0 ** case.sizes["weight_bits"]
+    return case.sizes.rate * 2.0**case.sizes.weight_bits
 
 
 def by_step(losses: Any) -> dict[str, Any]:
@@ -187,17 +228,17 @@ def by_step(losses: Any) -> dict[str, Any]:
     return {f"step_{step}": losses[step] for step in range(STEPS)}
 
 
-def wrap_scaled_step(function: Any, case: Case) -> Wrapped:
+def wrap_scaled_step(function: Any, case: Case[Scaling]) -> Wrapped:
     s, params = case.sizes, halves_params(case)
-    rows = jax.ShapeDtypeStruct((STEPS, s["rows"], s["features"]), np.float32)
+    rows = jax.ShapeDtypeStruct((STEPS, s.rows, s.features), np.float32)
 
     def step(carry, batch):
-        result = function(halves_loss(case), *carry, batch, halves_rate(case), s["growth_interval"])
+        result = function(halves_loss(case), *carry, batch, halves_rate(case), s.growth_interval)
         if not isinstance(result, tuple | list) or len(result) != 3:
-            raise Mismatch(f"scaled_step returned {forms.describe(result)}, expected a tuple (params, state, loss)")
+            raise Mismatch(f"scaled_step returned {describe(result)}, expected a tuple (params, state, loss)")
         new, state, loss = result
-        forms.same_shapes("scaled_step", forms.same_tree("params", new, params), params, case)
-        state = forms.same_tree("state", state, carry[1])
+        same_shapes("scaled_step", same_tree("params", new, params), params, case)
+        state = same_tree("state", state, carry[1])
         for name in ("scale", "good_steps"):
             _like(f"scaled_step, as {name},", state[name], carry[1][name], case)
         _float32_scalar("scaled_step, as loss,", loss)
@@ -218,28 +259,30 @@ def wrap_scaled_step(function: Any, case: Case) -> Wrapped:
             "pivots": jax.ShapeDtypeStruct((STEPS, 2), np.float32),
         },
     }
-    return _on_one_device(local, inputs, ("values", "losses", "scale", "good_steps"))
+    return _on_one_device(local, inputs, "values", "losses", "scale", "good_steps")
 
 
-def wrap_attention(function: Any, case: Case) -> Wrapped:
+def wrap_attention(function: Any, case: Case[Heads]) -> Wrapped:
     s = case.sizes
-    x = jax.ShapeDtypeStruct((s["rows"], s["seq"], s["num_heads"], s["head_dim"]), np.float32)
+    x = jax.ShapeDtypeStruct((s.rows, s.seq, s.num_heads, s.head_dim), np.float32)
 
     def local(q, k, v, upstream):
         def attend(q, k, v):
-            return _like("chunked_attention", function(q, k, v, s["chunk"]), x, case)
+            return _like("chunked_attention", function(q, k, v, s.chunk), x, case)
 
         values, transpose = jax.vjp(attend, q, k, v)
         return {"values": values, "gradients": dict(zip("qkv", transpose(upstream), strict=True))}
 
-    return _on_one_device(local, {"q": x, "k": x, "v": x, "upstream": x}, ("values", "gradients"))
+    return _on_one_device(local, {"q": x, "k": x, "v": x, "upstream": x}, "values", "gradients")
 
 
 WRAPPINGS = (
-    Wrapping("mixed_precision_loss", "(params, batch, num_heads)", wrap_mixed_precision),
-    Wrapping("accumulate_gradients", "(loss_fn, params, batch, num_microbatches)", wrap_accumulation),
-    Wrapping("scan_layers", "(layer, stacked_params, x)", partial(wrap_layers, "scan_layers")),
-    Wrapping("remat_layers", "(layer, stacked_params, x)", partial(wrap_layers, "remat_layers")),
-    Wrapping("scaled_step", "(loss_fn, params, state, batch, learning_rate, growth_interval)", wrap_scaled_step),
-    Wrapping("chunked_attention", "(q, k, v, chunk)", wrap_attention),
+    Wrapping("mixed_precision_loss", "(params, batch, num_heads)", wrap_mixed_precision, Batch),
+    Wrapping("accumulate_gradients", "(loss_fn, params, batch, num_microbatches)", wrap_accumulation, Batch),
+    Wrapping("scan_layers", "(layer, stacked_params, x)", partial(wrap_layers, "scan_layers"), Batch),
+    Wrapping("remat_layers", "(layer, stacked_params, x)", partial(wrap_layers, "remat_layers"), Batch),
+    Wrapping(
+        "scaled_step", "(loss_fn, params, state, batch, learning_rate, growth_interval)", wrap_scaled_step, Scaling
+    ),
+    Wrapping("chunked_attention", "(q, k, v, chunk)", wrap_attention, Heads),
 )

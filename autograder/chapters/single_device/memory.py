@@ -1,0 +1,295 @@
+"""Gradients from microbatches, depth as a loop, attention in chunks: what is kept, and what is computed again."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.chapters.single_device.wrapping import MESH, Batch, Heads, activations
+from autograder.contract import facts, limits
+from autograder.contract.case import UNSEEN, ModelSizes
+from autograder.contract.case_builders import build_model, params_of
+from autograder.contract.draws import draw_batch, draw_leaves, unseen_model
+from autograder.contract.task import Case, Judged, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
+from course.model import full_loss
+
+WRAPPINGS = wrappings("single_device")
+
+
+def does_not_grow(judged: Judged, small: str, large: str, what: str, hint: str) -> Fact:
+    """The Program has as many operations in the case ``large`` as in ``small``, if both were looked at."""
+    found = {e.case.name: e for e in judged.cases}
+    if small in found and large in found:
+        return facts.same_program_size("program size", found[small], found[large], what, hint)
+    return facts.unmeasured("program size", Kind.PROGRAM, f"this check leaves out {small} or {large}")
+
+
+# accumulate_gradients: the gradient of a batch from microbatches, one at a time.
+
+FEW, MANY = "2 microbatches", "8 microbatches"
+
+
+def draw_accumulation(rng: np.random.Generator, case: Case[Batch]) -> dict[str, Any]:
+    return {
+        "params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
+        "batch": draw_batch(rng, case.sizes, case.sizes.rows),
+    }
+
+
+@cache
+def _of_whole_batch(sizes: ModelSizes) -> Any:
+    return jax.jit(jax.value_and_grad(partial(full_loss, build_model(sizes))))
+
+
+def accumulation_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
+    """Loss and gradient of the whole batch at once."""
+    loss, gradients = _of_whole_batch(case.sizes.model)(inputs["params"], inputs["batch"])
+    return {"values": np.asarray(loss), "gradients": jax.tree.map(np.asarray, gradients)}
+
+
+_GROWS = "What is written once for each microbatch, and could be a loop?"
+_TOO_MUCH = "What of one microbatch is still there when the next one starts?"
+_TWICE = "Is a forward or backward pass run that another one has done already?"
+
+
+def accumulation_facts(judged: Judged) -> list[Fact]:
+    mean = "Mean over rows: of each microbatch, and of them all? "
+    return [
+        *facts.values_and_gradients(judged.cases, gradients=mean, weight=1),
+        does_not_grow(judged, FEW, MANY, "the number of microbatches", _GROWS),
+        limits.temporaries_within(judged, 1.15, _TOO_MUCH, weight=2),
+        limits.flops_within(judged, 1.15, _TWICE),
+    ]
+
+
+_MLP = Batch(width=16, hidden=32, num_layers=2, features=8, rows=32, num_microbatches=8)
+_TRANSFORMER = Batch(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=12, num_microbatches=4)
+# A batch that is small beside a gradient: laying it out anew costs little.
+_LARGE = _MLP.but(width=2048, hidden=8192, features=128, rows=16384)
+
+
+def _unseen_batch(rng: np.random.Generator) -> Case[Batch]:
+    return Case(UNSEEN, MESH, Batch(**unseen_model(rng), num_microbatches=int(rng.choice([3, 6]))))
+
+
+ACCUMULATION = Task(
+    wrapping=WRAPPINGS["accumulate_gradients"],
+    kind="transform",
+    points=2,
+    cases=(
+        Case(MANY, MESH, _MLP, quick=True),
+        Case(FEW, MESH, _MLP.but(num_microbatches=2), quick=True),
+        Case("4 microbatches of tokens", MESH, _TRANSFORMER),
+        Case("1 microbatch", MESH, _MLP.but(num_microbatches=1)),
+    ),
+    unseen=_unseen_batch,
+    draw=draw_accumulation,
+    oracle=accumulation_oracle,
+    facts=accumulation_facts,
+    at_scale=(Case("8 microbatches, width 2048", MESH, _LARGE), MANY),
+    naive_memory="differentiates_the_scanned_loss",
+)
+
+# scan_layers and remat_layers: depth as a loop, and what of it is kept for the backward pass.
+
+SHALLOW, DEEP = "2 layers", "8 layers"
+
+
+def draw_layers(rng: np.random.Generator, case: Case[Batch]) -> dict[str, Any]:
+    x = activations(case)
+    leaves = draw_leaves(rng, {"params": params_of(case)["layers"], "inputs": x, "upstream": x})
+    # Small enough that a deep stack's gradients do not explode, nor do their rounding errors.
+    return {**leaves, "params": jax.tree.map(lambda a: a * np.float32(a.shape[1] ** -0.5), leaves["params"])}
+
+
+@cache
+def _run_and_transpose(sizes: ModelSizes) -> Any:
+    layer = jax.jit(build_model(sizes).layer)  # traced once, for all layers
+
+    def run(params, x):
+        for i in range(sizes.num_layers):
+            x = layer(jax.tree.map(lambda leaf, i=i: leaf[i], params), x)
+        return x
+
+    @jax.jit
+    def both(params, x, upstream):
+        values, transpose = jax.vjp(run, params, x)
+        return values, transpose(upstream)
+
+    return both
+
+
+def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
+    """Layer after layer in a Python loop."""
+    run = _run_and_transpose(case.sizes.model)
+    values, (of_params, of_inputs) = run(inputs["params"], inputs["inputs"], inputs["upstream"])
+    return jax.tree.map(np.asarray, {"values": values, "gradients": {"layers": of_params, "x": of_inputs}})
+
+
+_KEPT = "What is kept for every layer until the backward pass gets there? Which of it is cheap to compute again?"
+_AGAIN = "How often is each matrix product of the forward pass computed?"
+
+
+def _scan_facts(judged: Judged) -> list[Fact]:
+    grows = "What is written once for each layer, and could be a loop?"
+    return [
+        *facts.values_and_gradients(judged.cases, weight=1),
+        does_not_grow(judged, SHALLOW, DEEP, "depth", grows),
+    ]
+
+
+def _remat_facts(judged: Judged) -> list[Fact]:
+    return [
+        *facts.values_and_gradients(judged.cases, weight=1),
+        limits.temporaries_within(judged, 0.35, _KEPT, than=limits.NAIVE, weight=2),
+        limits.flops_within(judged, 4 / 3, _AGAIN, than=limits.NAIVE, weight=2),
+    ]
+
+
+_STACK = Batch(width=16, hidden=32, num_layers=8, features=8, rows=4)
+_WITH_ATTENTION = Batch(width=16, hidden=32, num_layers=3, vocab=8, seq=8, rows=2)
+# At these, attention's squares are what a policy that keeps every product pays most for.
+_TWELVE = Batch(width=1024, hidden=4096, num_heads=16, num_layers=12, vocab=8, seq=1024, rows=4)
+_UNSEEN = (
+    Batch(width=12, hidden=20, num_layers=5, features=8, rows=6),
+    Batch(width=24, hidden=40, num_layers=4, features=8, rows=5),
+    Batch(width=24, hidden=20, num_layers=6, num_heads=3, vocab=8, seq=6, rows=3),
+    Batch(width=12, hidden=40, num_layers=5, num_heads=3, vocab=8, seq=10, rows=3),
+)
+
+
+def _unseen_stack(rng: np.random.Generator) -> Case[Batch]:
+    return Case(UNSEEN, MESH, _UNSEEN[rng.integers(len(_UNSEEN))])
+
+
+SCAN = Task(
+    wrapping=WRAPPINGS["scan_layers"],
+    kind="transform",
+    points=1,
+    cases=(
+        Case(DEEP, MESH, _STACK, quick=True),
+        Case(SHALLOW, MESH, _STACK.but(num_layers=2), quick=True),
+        Case("3 layers with attention", MESH, _WITH_ATTENTION),
+        Case("1 layer", MESH, _STACK.but(num_layers=1)),
+    ),
+    unseen=_unseen_stack,
+    draw=draw_layers,
+    oracle=layers_oracle,
+    facts=_scan_facts,
+)
+
+REMAT = Task(
+    wrapping=WRAPPINGS["remat_layers"],
+    kind="transform",
+    points=2,
+    cases=(
+        Case("12 layers", MESH, _WITH_ATTENTION.but(num_layers=12), quick=True),
+        Case("3 layers", MESH, _WITH_ATTENTION, quick=True),
+        Case("8 layers without attention", MESH, _STACK),
+    ),
+    unseen=_unseen_stack,
+    draw=draw_layers,
+    oracle=layers_oracle,
+    facts=_remat_facts,
+    at_scale=(Case("12 layers, width 1024", MESH, _TWELVE), "12 layers"),
+    stretches=({"seq": 640}, {"width": 256, "num_heads": 4}, {"hidden": 1024}),
+    naive_memory="keeps_everything",
+)
+
+# chunked_attention: causal attention over chunks of keys and values, forward and backward.
+
+# Scores go up to about 110, where float32 is exact to 2^-18 (4e-6). A score adds up ten such roundings, what
+# is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.2e-5 here.
+TOLERANCE = 1e-4
+# Masked chunks may be left out, and then hardly more than half of the work remains.
+LEAST_WORK = 0.45
+
+
+def draw_attention(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any]:
+    """Normal numbers; the first feature of queries and keys is large and alike, which adds ``offset`` to each score."""
+    arrays = draw_leaves(rng, WRAPPINGS["chunked_attention"].wrap(print, case).inputs)
+    large = np.sqrt(case.sizes.offset * np.sqrt(case.sizes.head_dim))
+    for name in "qk":
+        arrays[name][..., 0] = large
+    return arrays
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Causal attention in float64: values ``[batch, seq, num_heads, head_dim]`` and weights."""
+    q, k, v = (np.moveaxis(x, 1, 2) for x in (q, k, v))
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])
+    scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.moveaxis(weights @ v, 2, 1), weights
+
+
+def attention_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any]:
+    """Attention and its gradient in float64, with the whole square of scores."""
+    q, k, v, upstream = (inputs[name].astype(np.float64) for name in ("q", "k", "v", "upstream"))
+    values, weights = attention(q, k, v)
+    q, k, v, upstream = (np.moveaxis(x, 1, 2) for x in (q, k, v, upstream))
+    of_weights = upstream @ v.swapaxes(2, 3)
+    of_scores = weights * (of_weights - np.sum(weights * of_weights, -1, keepdims=True)) / np.sqrt(q.shape[-1])
+    gradients = {
+        "q": np.moveaxis(of_scores @ k, 2, 1),
+        "k": np.moveaxis(of_scores.swapaxes(2, 3) @ q, 2, 1),
+        "v": np.moveaxis(weights.swapaxes(2, 3) @ upstream, 2, 1),
+    }
+    return jax.tree.map(lambda a: a.astype(np.float32), {"values": values, "gradients": gradients})
+
+
+_SQUARE = "Which array has an element for each pair of a query and a key, even if it is made in parts?"
+_ALIVE = "What of each chunk is still there when all chunks have been seen?"
+_TWICE_ATTENDED = "How often is the product of queries and keys taken, and how often that of weights and values?"
+
+
+def attention_facts(judged: Judged) -> list[Fact]:
+    how: dict[str, Any] = {"least": LEAST_WORK}
+    return [
+        facts.arrays_match("values", judged.cases, "values", tolerance=TOLERANCE),
+        facts.arrays_match("gradients", judged.cases, "gradients", tolerance=TOLERANCE, weight=2),
+        limits.largest_within(judged, _quarter, _SQUARE, weight=2, **how),
+        limits.temporaries_within(judged, 0.4, _ALIVE, than=limits.NAIVE, **how),
+        limits.flops_within(judged, 1.35, _TWICE_ATTENDED, than=limits.NAIVE, **how),
+    ]
+
+
+def _quarter(case: Case[Heads]) -> int:
+    s = case.sizes
+    return s.rows * s.num_heads * s.seq**2 // 4
+
+
+# No two sizes are equal: JAX would merge what they make.
+_HEADS = Heads(rows=2, num_heads=3, head_dim=10, seq=48, chunk=6)
+_LONG = Heads(rows=2, num_heads=4, head_dim=64, seq=4096, chunk=512, offset=0)
+
+
+def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
+    chunk, chunks = int(rng.choice([4, 8, 12])), int(rng.choice([4, 5, 7]))
+    rows, offset = int(rng.choice([1, 3])), int(rng.integers(5, 90))
+    heads = {"num_heads": int(rng.choice([2, 5])), "head_dim": int(rng.choice([6, 14]))}
+    return Case(UNSEEN, MESH, Heads(chunk=chunk, seq=chunk * chunks, rows=rows, offset=offset, **heads))
+
+
+ATTENTION = Task(
+    wrapping=WRAPPINGS["chunked_attention"],
+    points=4,
+    cases=(
+        Case("8 chunks", MESH, _HEADS, quick=True),
+        Case("3 chunks", MESH, _HEADS.but(chunk=16, num_heads=4, offset=0), quick=True),
+        Case("1 chunk", MESH, _HEADS.but(seq=16, chunk=16)),
+    ),
+    unseen=_unseen_heads,
+    draw=draw_attention,
+    oracle=attention_oracle,
+    facts=attention_facts,
+    at_scale=(Case("4,096 tokens, 8 chunks", MESH, _LONG), "8 chunks"),
+    stretches=({"seq": 3072, "chunk": 384, "num_heads": 2}, {"num_heads": 4, "head_dim": 64}),
+    naive_memory="keeps_the_square",
+)

@@ -1,0 +1,278 @@
+"""``mixed_precision_loss`` and ``scaled_step``: which numbers are rounded, and which must not be."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.single_device.wrapping import (
+    HALVES,
+    MESH,
+    STEPS,
+    Batch,
+    Scaling,
+    by_step,
+    halves_loss,
+    halves_rate,
+    transformer_params,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case import UNSEEN
+from autograder.contract.draws import draw_batch, draw_leaves, flows_back
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.wrapping import wrappings
+
+WRAPPINGS = wrappings("single_device")
+
+# An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on the average. On its way through two layers
+# and back a gradient meets some thirty such roundings in random directions: 2^-9 times the root of 30 is 1 %, and the
+# worst of some thousand elements is off by up to four times as much. A loss is a mean over all tokens: most cancels.
+OF_THE_LOSS, OF_A_GRADIENT = 2**-9, 2**-4
+
+
+def draw_mixed_precision(rng: np.random.Generator, case: Case[Batch]) -> dict[str, Any]:
+    params = draw_leaves(rng, transformer_params(case))
+    # Norms near one; kernels such that what they give is as large as what they get.
+    scaled = jax.tree.map(lambda a: 1 + a / 10 if a.ndim == 1 else a * np.float32(a.shape[0] ** -0.5), params)
+    scaled |= {name: params[name] for name in ("token", "position")}
+    return {"params": scaled, "batch": draw_batch(rng, case.sizes, case.sizes.rows), "upstream": flows_back(rng)}
+
+
+def plain_loss(params: Any, batch: Any, num_heads: int) -> jax.Array:
+    """The Transformer's loss in the dtype of its parameters, written apart from the notebook's."""
+
+    def norm(x, scale):
+        return scale * x / jnp.sqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+
+    rows, seq = batch["inputs"].shape
+    x = jnp.take(params["token"], batch["inputs"], axis=0) + params["position"][None]
+    seen = jnp.arange(seq)[:, None] >= jnp.arange(seq)
+    for layer in params["layers"]:
+        q, k, v = jnp.split(norm(x, layer["attention_norm"]) @ layer["qkv"], 3, axis=-1)
+        q, k, v = (a.reshape(rows, seq, num_heads, -1).swapaxes(1, 2) for a in (q, k, v))
+        scores = jnp.where(seen, q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1]).astype(np.float32), -1e30)
+        exponentials = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+        mixed = exponentials / exponentials.sum(-1, keepdims=True) @ v
+        x = x + mixed.swapaxes(1, 2).reshape(x.shape) @ layer["out"]
+        x = x + jax.nn.gelu(norm(x, layer["mlp_norm"]) @ layer["up"]) @ layer["down"]
+    logits = norm(x, params["norm"]) @ params["head"]
+    right = jnp.sum(logits * jax.nn.one_hot(batch["targets"], logits.shape[-1], dtype=logits.dtype), -1)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - right)
+
+
+@cache
+def _value_and_gradient(num_heads: int) -> Any:
+
+    @jax.jit
+    def run(params, batch, upstream):
+        loss, back = jax.vjp(lambda params: plain_loss(params, batch, num_heads), params)
+        return loss, *back(upstream)
+
+    return run
+
+
+def mixed_precision_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
+    """Loss and gradient in float32."""
+    run = _value_and_gradient(case.sizes.num_heads)
+    loss, gradients = run(inputs["params"], inputs["batch"], inputs["upstream"])
+    return {"values": np.asarray(loss), "gradients": jax.tree.map(np.asarray, gradients)}
+
+
+_PRODUCTS = "Which operand arrives in another dtype? In a product of two dtypes the smaller one is converted first."
+_PRECISE = (
+    "Softmax, norms, the loss and sums over many elements belong into float32, in the backward pass too: a gradient is "
+    "summed in the dtype of the array that it belongs to, so where do you cast?"
+)
+_KEPT = "What does the backward pass keep in float32 that could be kept in bfloat16? Look at the largest first."
+
+
+def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
+    """Of how many elements the model takes an exponential (of each softmax what a query sees, and the loss's), a root
+    (each norm's) and a logarithm.
+    """
+    s = e.case.sizes
+    tokens, layers = s.rows * s.seq, s.num_layers
+    return {
+        ("exponential", "exponential_minus_one"): tokens * (layers * s.num_heads * s.seq // 2 + s.vocab),
+        ("rsqrt", "sqrt", "power"): tokens * (2 * layers + 1),
+        ("log", "log_plus_one"): tokens,
+    }
+
+
+def mixed_precision_facts(judged: Judged) -> list[Fact]:
+    return [
+        facts.arrays_match("values", judged.cases, "values", tolerance=OF_THE_LOSS),
+        facts.arrays_match("gradients", judged.cases, "gradients", tolerance=OF_A_GRADIENT),
+        facts.products_of("product dtypes", judged.cases, "bf16", _PRODUCTS),
+        facts.precise_in("float32 functions and sums", judged.cases, "f32", _PRECISE, _functions),
+        limits.temporaries_within(judged, 0.7, _KEPT, than=limits.NAIVE),
+    ]
+
+
+_SMALL = Batch(width=32, hidden=64, num_layers=2, vocab=32, seq=16, rows=4)
+_LARGE = Batch(width=1024, hidden=4096, num_layers=2, num_heads=8, vocab=2048, seq=512, rows=16)
+_UNSEEN = (
+    Batch(width=24, hidden=80, num_layers=2, num_heads=1, vocab=40, seq=10, rows=8),
+    Batch(width=40, hidden=72, num_layers=2, num_heads=5, vocab=28, seq=12, rows=5),
+    Batch(width=40, hidden=48, num_layers=1, num_heads=5, vocab=20, seq=14, rows=7),
+)
+
+MIXED_PRECISION = Task(
+    wrapping=WRAPPINGS["mixed_precision_loss"],
+    points=2,
+    cases=(
+        Case("2 layers", MESH, _SMALL, quick=True),
+        Case("1 layer", MESH, _SMALL.but(num_layers=1, num_heads=4, seq=8), quick=True),
+        Case("width 48", MESH, _SMALL.but(width=48, hidden=96, num_heads=3, vocab=24, seq=12, rows=6)),
+    ),
+    unseen=lambda rng: Case(UNSEEN, MESH, _UNSEEN[rng.integers(len(_UNSEEN))]),
+    draw=draw_mixed_precision,
+    oracle=mixed_precision_oracle,
+    facts=mixed_precision_facts,
+    at_scale=(Case("2 layers, width 1024", MESH, _LARGE), "2 layers"),
+    naive_memory="computes_in_float32",
+)
+
+# scaled_step: SGD in float16 with a loss scale that is found while training goes on.
+
+# float16 rounds by 2^-11 at most, and by about 2^-12 on the average. A gradient meets a dozen roundings on its way; the
+# update is about as large as the parameter, and the steps add up.
+HALF_TOLERANCE = 2**-8
+# How a gradient becomes bad: a target so far off that it is beyond float16 at any scale from 1 on, while its loss is
+# well within float32; or one element of one leaf that is infinite, and none NaN; or one NaN, and none infinite.
+KINDS = ("outlier", "infinite", "undefined")
+
+
+def draw_scaling(rng: np.random.Generator, case: Case[Scaling]) -> dict[str, Any]:
+    inputs = draw_leaves(rng, WRAPPINGS["scaled_step"].wrap(print, case).inputs)
+    params = jax.tree.map(lambda a: a * np.float32(a.shape[0] ** -0.5), inputs["params"])
+    batches = inputs["batches"]
+    batches["inputs"] *= np.float32(rng.uniform(0.8, 1.2))
+    # A half of the gradient stays good: the one that somebody who looks at a part may look at.
+    half = HALVES[case.sizes.half]
+    for number, step in enumerate(case.sizes.bad):
+        kind = KINDS[(case.sizes.kind + number) % len(KINDS)]
+        if not case.sizes.all_overflow:
+            _spoil(rng, kind, batches["targets"][half][step], batches["probe"][half], batches["pivots"][step], step)
+    return {"params": params, "scale": np.float32(2.0**case.sizes.scale_bits), "batches": batches}
+
+
+def _spoil(rng: np.random.Generator, kind: str, target: Any, probe: Any, pivots: Any, step: int) -> None:
+    """Make the gradient of a step bad, somewhere in one half."""
+    if kind == "outlier":
+        target[_anywhere(rng, target)] = rng.choice([-1, 1]) * 10 ** rng.uniform(9, 10)
+        return
+    leaf = probe[rng.choice(sorted(probe))][step]
+    leaf[_anywhere(rng, leaf)] = pivots[KINDS.index(kind) - 1]
+
+
+def _anywhere(rng: np.random.Generator, array: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(rng.integers(size)) for size in array.shape)
+
+
+@cache
+def _of_both_halves(sizes: Scaling) -> Any:
+    return jax.jit(jax.value_and_grad(halves_loss(Case("", MESH, sizes))))
+
+
+def scaling_oracle(inputs: dict[str, Any], case: Case[Scaling]) -> dict[str, Any]:
+    """Every step in float32, where nothing overflows; the bad ones are known beforehand and skipped."""
+    step = _of_both_halves(case.sizes)
+    params, scale, good, rate = inputs["params"], float(inputs["scale"]), 0, halves_rate(case)
+    found = []
+    for i in range(STEPS):
+        loss, gradients = step(params, jax.tree.map(lambda a, i=i: a[i], inputs["batches"]))
+        if i in case.sizes.bad:
+            scale, good = max(scale / 2, 1.0), 0
+        else:
+            params = jax.tree.map(lambda p, g: np.asarray(p - np.float32(rate) * g), params, gradients)
+            good += 1
+            if good == case.sizes.growth_interval:
+                scale, good = 2 * scale, 0
+        found.append((params, np.asarray(loss), np.float32(scale), np.int32(good)))
+    values, losses, scales, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    # Each loss by itself: that of an outlier is larger than any error of the others.
+    return {"values": values, "losses": by_step(losses), "scale": scales, "good_steps": counts}
+
+
+def _skipped(e: Evidence) -> Fact:
+    """After a bad step every parameter is what it was before, to the last bit."""
+    bad, moved = e.case.sizes.bad, []
+    for name in (name for name in e.expected if name.startswith("values/")):
+        for step in bad:
+            before = e.measured[name][step - 1] if step else e.expected[name][0]
+            if not np.array_equal(e.measured[name][step], before):
+                moved.append((name.partition("/")[2], step))
+    message = ""
+    if moved:
+        leaf, step = moved[0]
+        message = (
+            f"in the case {e.case.name!r}, step {step} has a gradient that is not finite, and leaf {leaf} changes. "
+            "Does one bad element anywhere stop the whole update?"
+        )
+    right, how = len(bad) - len({step for _, step in moved}), {"direction": Limit.ALL, "unit": Unit.STEPS}
+    return facts.at(e, "skipped steps", Kind.VALUES, message, right, len(bad), **how)
+
+
+# Where steps are stacked, the first index says which one.
+_VALUES = "The first index is the step, from 0. Is it to be skipped? If not: in which dtype is a gradient divided? "
+_LOSSES = "It is the loss before the update, without the scale. Were the parameters right that it was taken at? "
+_SCALE = "The index is the step, from 0. Which steps so far were good, and which of them ended an interval? "
+_PRODUCTS = "What dtype do the parameters have that the loss function gets?"
+
+
+def scaling_facts(judged: Judged) -> list[Fact]:
+    cases = judged.cases
+    return [
+        facts.arrays_match("values", cases, "values", _VALUES, tolerance=HALF_TOLERANCE),
+        facts.arrays_match("losses", cases, "losses", _LOSSES, tolerance=HALF_TOLERANCE),
+        facts.worst([_skipped(e) for e in cases]),
+        facts.arrays_match("scale", cases, "scale", _SCALE, tolerance=0),
+        facts.arrays_match("good steps", cases, "good_steps", _SCALE, tolerance=0),
+        facts.products_of("product dtypes", cases, "f16", _PRODUCTS),
+    ]
+
+
+_ONE_BAD = Scaling(features=8, hidden=16, rows=4, weight_bits=20, scale_bits=17, growth_interval=2, bad=(3,))
+_LOWEST = _ONE_BAD.but(weight_bits=0, scale_bits=0, growth_interval=3, bad=(0, 4), kind=1)
+# A scale that overflows even when it has been halved five times.
+_HIGH = _ONE_BAD.but(scale_bits=60, bad=tuple(range(STEPS)), all_overflow=True)
+
+
+def _unseen_scaling(rng: np.random.Generator) -> Case[Scaling]:
+    """Three bad steps, one of each kind, and three good ones after each other."""
+    bits, bad = int(rng.choice([18, 19, 21])), ((0, 1, 2), (3, 4, 5), (0, 1, 5), (0, 4, 5))[rng.integers(4)]
+    sizes = Scaling(
+        features=int(rng.choice([6, 10])),
+        hidden=12,
+        rows=int(rng.choice([3, 5])),
+        weight_bits=bits,
+        scale_bits=bits - int(rng.integers(3, 6)),
+        growth_interval=int(rng.choice([3, 4])),
+        bad=bad,
+        kind=int(rng.integers(len(KINDS))),
+        half=int(rng.integers(2)),
+        rate=float(rng.uniform(0.08, 0.12)),
+    )
+    return Case(UNSEEN, MESH, sizes)
+
+
+SCALING = Task(
+    wrapping=WRAPPINGS["scaled_step"],
+    points=2,
+    cases=(
+        Case("one bad step", MESH, _ONE_BAD, quick=True),
+        Case("scale of 1", MESH, _LOWEST, quick=True),
+        Case("scale far too large", MESH, _HIGH),
+    ),
+    unseen=_unseen_scaling,
+    draw=draw_scaling,
+    oracle=scaling_oracle,
+    facts=scaling_facts,
+    data_branches=True,
+)
