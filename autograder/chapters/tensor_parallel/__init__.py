@@ -1,9 +1,13 @@
 """The contract of ``tensor_parallel``: every device holds some features."""
 
-from autograder.chapters.tensor_parallel.blocks import TP_ATTENTION, TP_MLP
-from autograder.chapters.tensor_parallel.dense import COLUMN_PARALLEL_DENSE, ROW_PARALLEL_DENSE
 from autograder.chapters.tensor_parallel.init import INIT_DENSE
-from autograder.chapters.tensor_parallel.step import TP_TRAIN_STEP
+from autograder.chapters.tensor_parallel.tasks import (
+    COLUMN_PARALLEL_DENSE,
+    ROW_PARALLEL_DENSE,
+    TP_ATTENTION,
+    TP_MLP,
+    TP_TRAIN_STEP,
+)
 from autograder.contract.task import Contract
 
 READ = {

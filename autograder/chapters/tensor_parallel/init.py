@@ -9,25 +9,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.chapters.tensor_parallel.shared import unseen_mesh
-from autograder.chapters.tensor_parallel.wrapping import SPLITS, init_shapes, others_of, split_of, tensor_of
+from autograder.chapters.tensor_parallel.wrapping import SPLITS, Kernel, init_shapes
 from autograder.contract import facts
-from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import Fact, Kind
+from autograder.contract.case import UNSEEN
+from autograder.contract.case_builders import others_of, parts_of, tensor_of
+from autograder.contract.draws import unseen_mesh
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
 from autograder.contract.wrapping import wrappings
 
 # 6,144 normal numbers have a mean within 0.013 standard deviations of 0, and a spread within 0.9 % of the right one, in
 # two of three draws; 768 numbers on one device that have nothing to do with 768 others correlate by 0.036.
 OFF, ALIKE = 0.1, 0.25
+# The axis of features last.
+UNSEEN_MESHES = ((2, 3), (2, 4), (3, 2), (1, 5), (4, 2))
 
 
-def draw(rng: np.random.Generator, _: Case) -> dict[str, Any]:
+def draw(rng: np.random.Generator, _: Case[Kernel]) -> dict[str, Any]:
     """Two keys that are neighbours, as from one seed and the next."""
     first = rng.integers(0, 2**32 - 1, 2, np.uint32)
     return {"keys": {"first": first, "second": first + np.array([0, 1], np.uint32)}}
 
 
-def oracle(_: dict[str, Any], case: Case) -> dict[str, Any]:
+def oracle(_: dict[str, Any], case: Case[Kernel]) -> dict[str, Any]:
     """Zeros in the shapes that are expected: ``init_facts`` says what must be true of the numbers."""
     devices = int(np.prod(list(case.mesh.values())))
     return {
@@ -39,20 +43,19 @@ def oracle(_: dict[str, Any], case: Case) -> dict[str, Any]:
     }
 
 
-def init_facts(cases: list[Evidence], _: Evidence | None, __: dict[str, Any]) -> list[Fact]:
+def init_facts(judged: Judged) -> list[Fact]:
     return [
-        facts.worst([_values(e) for e in cases]),
-        facts.worst([_scale(e) for e in cases]),
-        facts.only_collectives("communication", cases, ()),
+        facts.worst([_values(e) for e in judged.cases]),
+        facts.worst([_scale(e) for e in judged.cases]),
+        facts.only_collectives("communication", judged.cases, ()),
     ]
 
 
 def _values(e: Evidence) -> Fact:
     wrong = next(_mistakes(e), "")
     message = f"on mesh {e.case.mesh_text}: {wrong}" if wrong else ""
-    limit = "parts that differ, copies that are equal"
-    return Fact("values", not wrong, "other numbers" if wrong else "such numbers", limit, case=e.case.name,
-                line=e.line if wrong else "", message=message, kind=Kind.VALUES)  # fmt: skip
+    measured, limit = "other numbers" if wrong else "such numbers", "parts that differ, copies that are equal"
+    return facts.at(e, "values", Kind.VALUES, message, measured, limit)
 
 
 def _by_place(e: Evidence, name: str) -> np.ndarray:
@@ -60,7 +63,7 @@ def _by_place(e: Evidence, name: str) -> np.ndarray:
     kernels = e.measured[f"values/{name}/kernel"]
     grid = kernels.reshape(*e.case.mesh.values(), -1)
     return np.moveaxis(grid, list(e.case.mesh).index(tensor_of(e.case)), -2).reshape(
-        -1, split_of(e.case), grid.shape[-1]
+        -1, parts_of(e.case), grid.shape[-1]
     )
 
 
@@ -85,7 +88,7 @@ def _mistakes(e: Evidence) -> Iterator[str]:
         if _alike(first[0], second[0]):
             yield f"{what} comes out alike with two different keys"
         if split is not None:
-            for i, j in itertools.combinations(range(split_of(e.case)), 2):
+            for i, j in itertools.combinations(range(parts_of(e.case)), 2):
                 if _alike(first[0, i], first[0, j]):
                     yield f"devices {i} and {j} along {axis!r} drew the same part of {what}"
 
@@ -94,37 +97,35 @@ def _scale(e: Evidence) -> Fact:
     """The standard deviation of a whole kernel, relative to ``d_in ** -0.5``: the one that is farthest off."""
     found = {}
     for name, split in SPLITS.items():
-        kernel = _by_place(e, f"{name}_first")[0].astype(np.float64) * np.sqrt(e.case.sizes["d_in"])
+        kernel = _by_place(e, f"{name}_first")[0].astype(np.float64) * np.sqrt(e.case.sizes.d_in)
         found[split] = np.std(kernel), np.mean(kernel)
     split = max(found, key=lambda s: abs(found[s][0] - 1) + abs(found[s][1]))
     spread, mean = found[split]
-    passed = bool(abs(spread - 1) <= OFF and abs(mean) <= OFF)
-    what = f"the kernel split by {split}" if split else "the kernel that is not split"
-    message = "" if passed else (
-        f"on mesh {e.case.mesh_text} {what} has {spread:.3g} times the standard deviation that it has on one device, "
-        f"and a mean of {mean:.2g} of it. How many inputs has each output of the whole layer?")  # fmt: skip
-    return Fact("initial scale", passed, f"{spread:.3f}", f"{1 - OFF:g} to {1 + OFF:g}", "of one device's",
-                case=e.case.name, line="" if passed else e.line, message=message)  # fmt: skip
+    what, message = f"the kernel split by {split}" if split else "the kernel that is not split", ""
+    if abs(spread - 1) > OFF or abs(mean) > OFF:
+        message = (
+            f"on mesh {e.case.mesh_text} {what} has {spread:.3g} times the standard deviation that it has on one "
+            f"device, and a mean of {mean:.2g} of it. How many inputs has each output of the whole layer?"
+        )
+    how = {"direction": Limit.BETWEEN, "unit": Unit.ONE_DEVICE}
+    return facts.at(e, "initial scale", Kind.PROGRAM, message, float(spread), (1 - OFF, 1 + OFF), **how)
 
 
-_SIZES = {"d_in": 64, "d_out": 96}
-
-
-def _unseen(rng: np.random.Generator) -> Case:
-    mesh = unseen_mesh(rng)
+def _unseen(rng: np.random.Generator) -> Case[Kernel]:
+    mesh = unseen_mesh(rng, *UNSEEN_MESHES)
     n = list(mesh.values())[-1]
-    return Case("unseen", mesh, {name: (int(rng.integers(80, 130)) // n) * n for name in ("d_in", "d_out")})
+    d_in, d_out = ((int(rng.integers(80, 130)) // n) * n for _ in range(2))
+    return Case(UNSEEN, mesh, Kernel(d_in=d_in, d_out=d_out))
 
 
 INIT_DENSE = Task(
     wrapping=wrappings("tensor_parallel")["init_dense"],
-    kind="local",
     points=2,
     cases=(
-        Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _SIZES, quick=True),
-        Case("tensor=8", {"tensor": 8}, _SIZES, quick=True),
-        Case("model=2", {"model": 2}, _SIZES),
-        Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _SIZES),
+        Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, Kernel(), quick=True),
+        Case("tensor=8", {"tensor": 8}, Kernel(), quick=True),
+        Case("model=2", {"model": 2}, Kernel()),
+        Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, Kernel()),
     ),
     unseen=_unseen,
     draw=draw,

@@ -1,18 +1,15 @@
 """The contract of ``tensor_parallel``: oracles against central differences, the limit's margin, the classic mistake."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
 
 from autograder.chapters.tensor_parallel import CONTRACT
 from autograder.chapters.tensor_parallel.alternatives import ALTERNATIVES
-from autograder.chapters.tensor_parallel.blocks import SLOWER
 from autograder.chapters.tensor_parallel.init import _mistakes, _scale
 from autograder.chapters.tensor_parallel.mutants import MUTANTS
-from autograder.chapters.tensor_parallel.wrapping import places_of, split_of
-from autograder.contract.cases import model_of
+from autograder.chapters.tensor_parallel.tasks import SLOWER
+from autograder.contract.case_builders import groups_of, model_of, parts_of
 from autograder.contract.task import Evidence, references, trace
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import judged, judged_unseen
@@ -57,7 +54,7 @@ def test_oracle_of_a_layer_equals_central_differences_leaf_by_leaf(name, place):
             return scalar({**inputs, "params": moved(inputs["params"], path, changed)})
 
         # The oracle has each place's gradient by itself: a change to the leaf meets the rows of all of them.
-        size = places_of(case)
+        size = groups_of(case)
         agrees(gradients[path].reshape(size, *leaf.shape).sum(0), leaf, along)
 
 
@@ -84,10 +81,10 @@ def test_oracle_of_a_step_equals_central_differences_of_its_loss_and_its_copies_
 
 def test_oracle_of_three_steps_is_that_of_one_step_three_times():
     task = TASKS["tp_train_step"]
-    case = next(case for case in task.cases if case.sizes["steps"] == 3)
+    case = next(case for case in task.cases if case.sizes.steps == 3)
     inputs = task.draw(np.random.default_rng(1), case)
     found, params = task.oracle(inputs, case)["values"], inputs["params"]
-    one, model = replace(case, sizes={**case.sizes, "steps": 1}), model_of(case)
+    one, model = case.but(steps=1), model_of(case)
     for i in range(3):
         batch = {name: rows[i : i + 1] for name, rows in inputs["batch"].items()}
         loss = full_loss(model, params, {name: rows[0] for name, rows in batch.items()})
@@ -99,7 +96,7 @@ def test_oracle_of_three_steps_is_that_of_one_step_three_times():
 
 
 def test_steps_are_judged_on_the_six_meshes():
-    shapes = {(places_of(case), split_of(case)) for case in TASKS["tp_train_step"].cases}
+    shapes = {(groups_of(case), parts_of(case)) for case in TASKS["tp_train_step"].cases}
     assert shapes == {(1, 8), (2, 4), (4, 2), (8, 1), (1, 1), (2, 2)}
     assert all(task.cases[0].mesh == {"data": 2, "tensor": 4} for task in CONTRACT.tasks), "two sizes that differ"
 
@@ -121,12 +118,12 @@ def test_limit_on_time_separates_right_answers_from_naive_ones_by_more_than_15_p
 
 def test_what_travels_is_the_smallest_array():
     task = TASKS["tp_mlp"]
-    assert task.analysed
-    case = task.analysed[0]
+    assert task.at_scale
+    case = task.at_scale[0]
     sizes = case.sizes
     sent = costs(parse(trace(task, tp_mlp, case, lambda _: None))).collectives
-    rows = 4 * sizes["rows"] * sizes["width"]
-    assert rows < min(4 * sizes["rows"] * sizes["hidden"], 4 * sizes["width"] * sizes["hidden"])
+    rows = 4 * sizes.rows * sizes.width
+    assert rows < min(4 * sizes.rows * sizes.hidden, 4 * sizes.width * sizes.hidden)
     assert sum(c.total_bytes for c in sent) == pytest.approx(4 * 7 / 8 * rows)
 
 

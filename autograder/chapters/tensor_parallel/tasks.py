@@ -1,0 +1,399 @@
+"""How the functions of ``tensor_parallel`` are judged: layers on one device, what may travel, and whole steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.tensor_parallel.init import UNSEEN_MESHES
+from autograder.chapters.tensor_parallel.wrapping import (
+    LAYERS,
+    Dense,
+    Heads,
+    Mlp,
+    Training,
+    leaf,
+    rows_of,
+    specs_of,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case import UNSEEN, ModelSizes
+from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
+from autograder.contract.draws import draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
+from course.model import full_loss
+
+WRAPPINGS = wrappings("tensor_parallel")
+FORWARD = "collectives forward"
+ALLOWED = ("all_gather", "reduce_scatter")
+# The features that travel, then how often forward and backward: gathers, more gathers at most, scatters.
+Travels = tuple[str, tuple[int, int], tuple[int, int], tuple[int, int]]
+SHARE = "Which rows has each device seen, and how often is each counted? "
+
+
+def draw_layer(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str, Any]:
+    """Parameters of about the size that they are trained with, biases that are not zero, activations of any size."""
+    layer = LAYERS[name](case)
+
+    def weights(struct):
+        fan_in = math.prod(struct.shape[:-1]) if len(struct.shape) < 4 else struct.shape[0]
+        scale = fan_in**-0.5 if len(struct.shape) > 1 else 1.0
+        return np.asarray(scale * rng.standard_normal(struct.shape), struct.dtype)
+
+    found = {
+        "params": jax.tree.map(weights, layer.params),
+        "x": draw_leaves(rng, leaf(*layer.x[0]), rng.uniform(0.5, 2)),
+    }
+    back = draw_leaves(rng, leaf(*layer.y[0]), rng.uniform(0.1, 10))
+    return found | ({"upstream": back} if case.sizes.backward else {})
+
+
+def layer_oracle(inputs: dict[str, Any], case: Case[Any], on_one_device: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """The layer on one device, for each place's rows; of a replicated leaf, the sum of its holders' gradients."""
+    run = _each_place(on_one_device, groups_of(case))
+    values, gradients = jax.tree.map(np.asarray, run(inputs["params"], inputs["x"], inputs.get("upstream")))
+    return {"values": values} | ({} if gradients is None else {"gradients": gradients})
+
+
+@cache
+def _each_place(on_one_device: Callable[[Any, Any], Any], places: int) -> Any:
+    def by_place(a):
+        return a.reshape(places, -1, *a.shape[1:])
+
+    def whole(a):
+        return a.reshape(-1, *a.shape[2:])
+
+    def run(params, x, upstream):
+        if upstream is None:
+            return whole(jax.vmap(on_one_device, in_axes=(None, 0))(params, by_place(x))), None
+
+        def one(x, upstream):
+            values, back = jax.vjp(on_one_device, params, x)
+            return values, back(upstream)
+
+        values, (of_params, of_x) = jax.vmap(one)(by_place(x), by_place(upstream))
+        return whole(values), {"x": whole(of_x), "params": of_params}
+
+    return jax.jit(run)
+
+
+def summed(e: Evidence) -> Evidence:
+    """With the shares of each replicated leaf's gradient added up: no device need hold all of it."""
+    added = {
+        name: a.reshape(groups_of(e.case), -1, *a.shape[1:]).sum(1, dtype=a.dtype)
+        for name, a in e.measured.items()
+        if name.startswith("gradients/params/") and a.shape != e.expected[name].shape
+    }
+    return replace(e, measured={**e.measured, **added})
+
+
+def ring_bytes(case: Case[Any], features: int) -> float:
+    """(n-1)/n of the bytes of one place's rows with so many features: one all-gather of them, or reduce-scatter."""
+    s, n = case.sizes, parts_of(case)
+    return 4 * (n - 1) / n * max(s.batch, 1) * s.rows * features
+
+
+def sent(
+    name: str, cases: list[Evidence], kind: str, features: str, least: tuple[int, int], more: tuple[int, int] = (0, 0)
+) -> Fact:
+    """How many collectives of one kind run forward and backward: ``least``, and at most ``more`` in addition.
+
+    ``features`` names the size of the array that travels: it is the smaller one.
+    """
+
+    def times(e: Evidence, pair: tuple[int, int]) -> float:
+        return (pair[0] + e.case.sizes.backward * pair[1]) * ring_bytes(e.case, getattr(e.case.sizes, features))
+
+    def most(e: Evidence) -> float:
+        return times(e, least) + times(e, more)
+
+    return facts.bytes_sent(name, cases, kind, most, least=lambda e: times(e, least))
+
+
+def layer_facts(judged: Judged, travels: Travels) -> list[Fact]:
+    """Values, gradients, and what travels."""
+    unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
+    backward = [summed(e) for e in judged.cases if e.case.sizes.backward]
+    features, gathers, more, scatters = travels
+    return [
+        facts.arrays_match("values", judged.cases, "values"),
+        facts.arrays_match("gradients", backward, "gradients", SHARE, weight=2) if backward else unknown,
+        sent("all-gather bytes", judged.all, "all_gather", features, gathers, more),
+        sent("reduce-scatter bytes", judged.all, "reduce_scatter", features, scatters),
+        facts.only_collectives("other collectives", judged.all, ALLOWED),
+    ]
+
+
+# column_parallel_dense and row_parallel_dense: rows are gathered on the way in, or summed on the way out.
+
+
+def dense(params: Any, x: Any) -> Any:
+    """The layer on one device, ``[..., d_in] -> [..., d_out]``."""
+    return x @ params["kernel"] + params.get("bias", 0)
+
+
+def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fact]]) -> Task:
+    # Rows with the features that travel, twice over, are fewer numbers than the kernel, and than rows with the others.
+    features: dict[str, Any] = {narrow: 12, wide: 112}
+    sizes = Dense(rows=16, **features)
+
+    def unseen(rng: np.random.Generator) -> Case[Dense]:
+        mesh = unseen_mesh(rng, *UNSEEN_MESHES)
+        n, batch, bias = list(mesh.values())[-1], int(rng.choice([0, 2])), bool(rng.integers(2))
+        features: dict[str, Any] = {narrow: int(rng.choice([5, 7, 10])), wide: int(rng.integers(7, 12)) * n}
+        return Case(UNSEEN, mesh, Dense(batch=batch, bias=bias, rows=int(rng.choice([1, 2])) * n, **features))
+
+    return Task(
+        wrapping=WRAPPINGS[name],
+        points=2,
+        cases=(
+            Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, sizes, quick=True),
+            Case("tensor=8", {"tensor": 8}, sizes.but(batch=0), quick=True),
+            Case("replica=2 x model=2, no bias", {"replica": 2, "model": 2}, sizes.but(bias=False, batch=0)),
+            Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, sizes),
+        ),
+        unseen=unseen,
+        draw=partial(draw_layer, name),
+        oracle=partial(layer_oracle, on_one_device=dense),
+        facts=judge,
+    )
+
+
+def column_facts(judged: Judged) -> list[Fact]:
+    return layer_facts(judged, ("d_in", (1, 0), (0, 1), (0, 1)))
+
+
+def row_facts(judged: Judged) -> list[Fact]:
+    return layer_facts(judged, ("d_out", (0, 1), (0, 0), (1, 0)))
+
+
+COLUMN_PARALLEL_DENSE = _dense("column_parallel_dense", "d_in", "d_out", column_facts)
+ROW_PARALLEL_DENSE = _dense("row_parallel_dense", "d_out", "d_in", row_facts)
+
+# tp_mlp and tp_attention: two dense layers, and nothing sent between them.
+
+# Right answers that gather or multiply once more in the backward pass take up to 1.12 times as long; a step that sends
+# twice as much by all-reduces 1.33, and the naive ones, which send what is larger, 1.85 and 1.88.
+SLOWER = 1.25
+
+
+def mlp_on_one_device(params: Any, x: Any) -> Any:
+    return dense(params["down"], jax.nn.gelu(dense(params["up"], x)))
+
+
+def attention_on_one_device(params: Any, x: Any) -> Any:
+    """Causal, one softmax a head; ``[batch, seq, width]`` to the same."""
+    q, k, v = jnp.einsum("bsw,wthd->tbshd", x, params["qkv"]["kernel"])
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.float32(np.sqrt(q.shape[-1]))
+    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+    return jnp.einsum("bhqk,bkhd,hdw->bqw", weights, v, params["out"]["kernel"])
+
+
+def _collectives_forward(e: Evidence) -> Fact:
+    """One all-gather and one reduce-scatter."""
+    n = int(parts_of(e.case) > 1)
+    counted = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
+    every = sum(c.count for c in e.costs.collectives)
+    said = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in counted.items())
+    said += f", {every - sum(counted.values())} others" if every > sum(counted.values()) else ""
+    message, line = "", e.line
+    if every != 2 * n or any(count != n for count in counted.values()):
+        between = "Can a device go on from the first dense layer to the second with the features that it has?"
+        message = f"on mesh {e.case.mesh_text} the forward pass has {said}; expected {n} of each. {between}"
+        line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
+    return facts.at(e, FORWARD, Kind.COMMUNICATION, message, said, f"{n} of each", line=line)
+
+
+def block_facts(judged: Judged) -> list[Fact]:
+    forward = [_collectives_forward(e) for e in judged.cases if not e.case.sizes.backward]
+    why = "this check has no case without a backward pass"
+    return [
+        *layer_facts(judged, ("width", (1, 1), (0, 1), (1, 1))),
+        facts.worst(forward) if forward else facts.unmeasured(FORWARD, Kind.COMMUNICATION, why),
+    ]
+
+
+def mlp_facts(judged: Judged) -> list[Fact]:
+    too_slow = "Which transfer is the longest, and must that array be whole anywhere?"
+    return [*block_facts(judged), limits.time_within(judged, SLOWER, too_slow, weight=2)]
+
+
+_MLP = Mlp(rows=32, width=12, hidden=80)
+_HEADS = Heads(rows=16, width=12, num_heads=8, head_dim=5)
+
+
+def _unseen_mlp(rng: np.random.Generator) -> Case[Mlp]:
+    mesh = unseen_mesh(rng, *UNSEEN_MESHES)
+    n, batch, width = list(mesh.values())[-1], int(rng.choice([0, 2])), int(rng.choice([5, 8, 10]))
+    return Case(UNSEEN, mesh, Mlp(batch=batch, rows=2 * n, width=width, hidden=int(rng.integers(5, 9)) * n))
+
+
+def _unseen_attention(rng: np.random.Generator) -> Case[Heads]:
+    mesh = unseen_mesh(rng, *UNSEEN_MESHES)
+    n, batch, width = list(mesh.values())[-1], int(rng.choice([1, 2])), int(rng.choice([6, 10]))
+    rows, heads = (int(rng.choice([1, 2])) * n for _ in range(2))
+    return Case(UNSEEN, mesh, Heads(batch=batch, rows=rows, width=width, num_heads=heads, head_dim=3))
+
+
+TP_MLP = Task(
+    wrapping=WRAPPINGS["tp_mlp"],
+    points=3,
+    cases=(
+        Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _MLP, quick=True),
+        Case("tensor=8", {"tensor": 8}, _MLP.but(batch=0), quick=True),
+        Case("tensor=4, forward", {"tensor": 4}, _MLP.but(backward=False), quick=True),
+        Case("replica=2 x model=2", {"replica": 2, "model": 2}, _MLP.but(batch=0)),
+        Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _MLP),
+    ),
+    unseen=_unseen_mlp,
+    draw=partial(draw_layer, "tp_mlp"),
+    oracle=partial(layer_oracle, on_one_device=mlp_on_one_device),
+    facts=mlp_facts,
+    at_scale=(
+        Case("tensor=8, 4,096 rows of width 4,096", {"tensor": 8}, Mlp(batch=0, rows=4096, width=4096, hidden=16384)),
+        "tensor=8",
+    ),
+    naive_memory="gathers_the_hidden_features",
+    naive_time="gathers_the_hidden_features",
+)
+
+TP_ATTENTION = Task(
+    wrapping=WRAPPINGS["tp_attention"],
+    points=3,
+    cases=(
+        Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
+        Case("tensor=8", {"tensor": 8}, _HEADS, quick=True),
+        Case("tensor=2, 6 heads, forward", {"tensor": 2}, _HEADS.but(num_heads=6, backward=False), quick=True),
+        Case("replica=2 x model=2, 6 heads", {"replica": 2, "model": 2}, _HEADS.but(num_heads=6)),
+        Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
+    ),
+    unseen=_unseen_attention,
+    draw=partial(draw_layer, "tp_attention"),
+    oracle=partial(layer_oracle, on_one_device=attention_on_one_device),
+    facts=block_facts,
+)
+
+# tp_train_step: the course's MLP on ``data`` x ``tensor``, with sharded and replicated leaves alongside each other. The
+# learning rate is drawn with the rest and is large, so that an update is of the size of the parameters: what a step
+# subtracts, divided by it, is the raw gradient, and no scale can hide.
+
+
+def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    """Parameters, a batch for every step, and a learning rate."""
+    return {
+        "params": draw_leaves(rng, params_of(case), 0.3),
+        "batch": draw_batches(rng, case.sizes, rows_of(case), case.sizes.steps),
+        "learning_rate": draw_rate(rng, case.sizes.rate_scale),
+    }
+
+
+def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    """The steps on one device, with all rows; every holder of a leaf gets the same."""
+    run = _steps_on_one_device(case.sizes.model)
+    after, losses, gradients = run(inputs["params"], (inputs["batch"],), inputs["learning_rate"])
+    places, every = groups_of(case), groups_of(case) * parts_of(case)
+
+    def copies(leaf, spec):
+        return np.repeat(leaf[None], places if any(spec) else every, 0)
+
+    after, gradients = (jax.tree.map(copies, tree, specs_of(case)) for tree in (after, gradients))
+    return {"values": {"loss": np.repeat(losses[None], every, 0), "params": after}, "gradients": gradients}
+
+
+@cache
+def _steps_on_one_device(sizes: ModelSizes) -> Any:
+    return sgd(partial(full_loss, build_model(sizes)))
+
+
+def _ring(devices: int, size: float) -> float:
+    return 2 * (devices - 1) / devices * size
+
+
+def _resident(e: Evidence) -> tuple[int, int]:
+    """Bytes of copies and of parts on one device."""
+    leaves = [leaf for leaf in e.inputs if leaf.name.startswith("params/")]
+    copies, parts = ([leaf for leaf in leaves if any(leaf.spec) == split] for split in (False, True))
+    return tuple(sum(leaf.local_bytes(e.case.mesh) for leaf in some) for some in (copies, parts))  # type: ignore
+
+
+def _apart(e: Evidence) -> float:
+    """All-reduces of a step: copies and the loss over both axes, one after the other; parts over the data axis."""
+    (copies, parts), places, n = _resident(e), groups_of(e.case), parts_of(e.case)
+    return e.case.sizes.steps * (_ring(places, copies + parts + 4) + _ring(n, copies + 4))
+
+
+def _together(e: Evidence) -> float:
+    """The same, copies over both axes at once, and the loss not counted."""
+    (copies, parts), places, n = _resident(e), groups_of(e.case), parts_of(e.case)
+    return e.case.sizes.steps * (_ring(places * n, copies) + _ring(places, parts))
+
+
+def _travels(e: Evidence, times: int) -> float:
+    """``times`` gathers, or scatters, of one place's activations in every layer and step."""
+    s, n = e.case.sizes, parts_of(e.case)
+    return times * s.steps * s.num_layers * (n - 1) / n * 4 * n * s.rows * s.width
+
+
+def step_facts(judged: Judged) -> list[Fact]:
+    whose = "Is this leaf split or a copy, and whose losses does a device's gradient of it belong to? "
+    cases = judged.cases
+    two, three = partial(_travels, times=2), partial(_travels, times=3)
+    return [
+        *facts.values_and_gradients(cases, gradients=whose, weight=3),
+        facts.bytes_sent("all-gather bytes", cases, "all_gather", three, least=two),
+        facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", two),
+        facts.bytes_sent("all-reduce bytes", cases, "all_reduce", _apart, least=_together),
+        facts.only_collectives("other collectives", cases, (*ALLOWED, "all_reduce")),
+    ]
+
+
+_ONE = Training(width=12, hidden=40, num_layers=2, features=6, outputs=10, rows=3)
+_THREE = _ONE.but(num_layers=3, steps=3, rate_scale=0.2)
+
+
+def _on(data: int, tensor: int, sizes: Training, **how: Any) -> Case[Training]:
+    said = ", 3 steps" if sizes.steps == 3 else ""
+    return Case(f"data={data} x tensor={tensor}{said}", {"data": data, "tensor": tensor}, sizes, **how)
+
+
+def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+    mesh = unseen_mesh(rng, *UNSEEN_MESHES)
+    sizes = Training(
+        features=int(rng.choice([3, 5])),
+        outputs=int(rng.choice([4, 7])),
+        width=int(rng.choice([8, 10])),
+        hidden=int(rng.integers(4, 8)) * list(mesh.values())[-1],
+        num_layers=3,
+        rows=2,
+        steps=int(rng.choice([1, 2])),
+        rate_scale=float(rng.uniform(0.3, 0.9)),
+    )
+    return Case(UNSEEN, mesh, sizes)
+
+
+TP_TRAIN_STEP = Task(
+    wrapping=WRAPPINGS["tp_train_step"],
+    points=5,
+    cases=(
+        _on(2, 4, _ONE, quick=True),
+        _on(1, 8, _THREE, quick=True),
+        _on(4, 2, _ONE),
+        _on(8, 1, _ONE),
+        _on(1, 1, _ONE.but(rows=6)),
+        Case("replica=2 x model=2", {"replica": 2, "model": 2}, _ONE),
+    ),
+    unseen=_unseen_step,
+    draw=draw_step,
+    oracle=step_oracle,
+    facts=step_facts,
+)
