@@ -107,5 +107,7 @@ def params_of(case: Case[ModelSizes]) -> Any:
 
 def batch_shapes(sizes: ModelSizes, rows: int, *steps: int) -> dict[str, Any]:
     """Shapes and dtypes of a model's batch, ``[*steps, rows, ...]``: tokens, or an MLP's features."""
-    shape, dtype = ((sizes.seq,), np.int32) if sizes.seq else ((sizes.features,), np.float32)
-    return {name: jax.ShapeDtypeStruct((*steps, rows, *shape), dtype) for name in ("inputs", "targets")}
+    lasts = (sizes.seq, sizes.seq) if sizes.seq else (sizes.features, sizes.outputs or sizes.features)
+    dtype = np.int32 if sizes.seq else np.float32
+    shapes = (jax.ShapeDtypeStruct((*steps, rows, last), dtype) for last in lasts)
+    return dict(zip(("inputs", "targets"), shapes, strict=True))

@@ -89,7 +89,8 @@ def draw_batch(rng: np.random.Generator, sizes: ModelSizes, rows: int) -> dict[s
     seed = int(rng.integers(2**31))
     if sizes.seq:
         return token_batch(seed, 0, batch=rows, seq=sizes.seq, vocab=sizes.vocab)
-    return regression_batch(seed, 0, batch=rows, num_inputs=sizes.features, num_outputs=sizes.features)
+    outputs = sizes.outputs or sizes.features
+    return regression_batch(seed, 0, batch=rows, num_inputs=sizes.features, num_outputs=outputs)
 
 
 def draw_batches(rng: np.random.Generator, sizes: ModelSizes, rows: int, steps: int) -> dict[str, np.ndarray]:

@@ -1,8 +1,7 @@
 """The contract of ``async_tensor_parallel``: communicate while computing."""
 
-from autograder.chapters.async_tensor_parallel import mlp, rings
-from autograder.contract.task import Contract, Task
-from autograder.contract.wrapping import wrappings
+from autograder.chapters.async_tensor_parallel.tasks import ASYNC_TP_MLP, RINGS
+from autograder.contract.task import Contract
 
 READ = {
     "values": ("async_tensor_parallel", "A product in a ring"),
@@ -17,25 +16,4 @@ READ = {
     "compiled exposed": ("profiling/async_tensor_parallel", "The third witness"),
 }
 
-CONTRACT = Contract(
-    "async_tensor_parallel",
-    (
-        *rings.TASKS,
-        Task(
-            wrapping=wrappings("async_tensor_parallel")["async_tp_mlp"],
-            kind="local",
-            points=4,
-            cases=mlp.CASES,
-            unseen=mlp.unseen,
-            draw=mlp.draw,
-            oracle=mlp.oracle,
-            facts=mlp.mlp_facts,
-            analysed=mlp.ANALYSED,
-            naive="synchronous",
-            slow="synchronous",
-            compiled_exposed=mlp.EXPOSED,
-        ),
-    ),
-    question_points=2,
-    read=READ,
-)
+CONTRACT = Contract("async_tensor_parallel", (*RINGS, ASYNC_TP_MLP), question_points=2, read=READ)

@@ -1,0 +1,307 @@
+"""How the functions of ``async_tensor_parallel`` are judged: products in rings, and two layers made of them."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.async_tensor_parallel.wrapping import (
+    GATHER,
+    KINDS,
+    SCATTER,
+    Mlp,
+    Product,
+    Rows,
+    mlp_shapes,
+    rows_shape,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case import UNSEEN
+from autograder.contract.case_builders import groups_of, parts_of
+from autograder.contract.draws import draw_leaves, unseen_mesh
+from autograder.contract.orders import orders, places
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.wrapping import wrappings
+
+WRAPPINGS = wrappings("async_tensor_parallel")
+# At these sizes, on eight idealised H100, a chunk of rows travels about as long as it is multiplied.
+WIDTH, HIDDEN, TOKENS = 4608, 18432, 4096
+# Of the synchronous version's: what a ring takes and holds, and what one does that goes both ways.
+TIME, TEMPORARIES, BOTH_WAYS = 0.75, 0.6, 0.95
+SMALL = "tensor=8, forward alone"
+
+
+def chunk_bytes(case: Case[Rows], features: int) -> int:
+    """Of one device's rows with ``features``, in float32."""
+    return 4 * max(case.sizes.batch, 1) * case.sizes.rows * features
+
+
+def grouped(array: np.ndarray, case: Case[Rows]) -> np.ndarray:
+    """``[groups, batch, rows, features]``: what each group of devices works on, in float64."""
+    return array.reshape(groups_of(case), -1, *array.shape[-2:]).astype(np.float64)
+
+
+def unseen(rng: np.random.Generator) -> tuple[dict[str, int], dict[str, Any]]:
+    """A mesh that learners have not seen, the axis of features last, and rows; without a batch on some."""
+    mesh = unseen_mesh(rng, (4,), (3,), (2, 3), (2, 4), (4, 2), (5,), (6,))
+    return mesh, {"rows": int(rng.choice([2, 4, 6])), "batch": int(rng.integers(len(mesh) - 1, 4))}
+
+
+# Four products in rings: two that go one way round, and two that send half of everything each way.
+
+
+def draw_product(name: str, rng: np.random.Generator, case: Case[Product]) -> dict[str, Any]:
+    """Rows and gradients of any size, and a kernel that keeps it."""
+    shapes = WRAPPINGS[name].wrap(print, case).inputs
+    found = {name: rng.uniform(0.5, 2) * rng.standard_normal(shape.shape) for name, shape in shapes.items()}
+    found["kernel"] /= np.sqrt(len(found["kernel"]))
+    return {name: array.astype(np.float32) for name, array in found.items()}
+
+
+def product(inputs: dict[str, Any], case: Case[Product]) -> dict[str, Any]:
+    """One product on one device, and its gradients."""
+    kernel = inputs["kernel"].astype(np.float64)
+    values = (inputs["x"].astype(np.float64) @ kernel).astype(np.float32)
+    if "upstream" not in inputs:
+        return {"values": values}
+    of_x = (inputs["upstream"].astype(np.float64) @ kernel.T).astype(np.float32)
+    x, upstream = grouped(inputs["x"], case), grouped(inputs["upstream"], case)
+    of_kernel = np.einsum("gbri,gbro->gio", x, upstream).astype(np.float32)
+    return {"values": values, "gradients": {"x": of_x, "kernel": of_kernel.reshape(-1, of_kernel.shape[-1])}}
+
+
+_SENTENCES = {
+    GATHER: "the rows of the one with index `i` belong at place `{}` of the result's, and not at place `i`.",
+    SCATTER: "the one with index `i` leaves with part `{}` of the rows, and not with part `i`.",
+}
+
+
+def ring_oracle(inputs: dict[str, Any], case: Case[Product], kind: str) -> dict[str, Any]:
+    """The product, its rows in the order that the case asks for."""
+    place, given = places(case, parts_of(case)), dict(inputs)
+    moved, back = ("x", "gradients") if kind == GATHER else ("upstream", "values")
+    if moved in given:
+        given[moved] = _chunks(given[moved], np.argsort(place))
+    found = product(given, case)
+    if kind == SCATTER:
+        return {**found, back: _chunks(found[back], place)}
+    if back in found:
+        found[back] = {**found[back], "x": _chunks(found[back]["x"], place)}
+    return found
+
+
+def _chunks(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """``[..., rows, features]`` with its devices' rows in that order."""
+    chunks = rows.reshape(*rows.shape[:-2], len(order), -1, rows.shape[-1])
+    return chunks[..., order, :, :].reshape(rows.shape)
+
+
+def _permuted(evidence: list[Evidence], features: str) -> Fact:
+    """Permutes send (n-1)/n of the rows forward, as much again backward, and once more at most for the kernel."""
+
+    def form(e: Evidence, most: bool) -> float:
+        once = (parts_of(e.case) - 1) * chunk_bytes(e.case, getattr(e.case.sizes, features))
+        return once * (1 if not e.case.sizes.backward else 3 if most else 2)
+
+    least = partial(form, most=False)
+    return facts.bytes_sent("permute bytes", evidence, "collective_permute", partial(form, most=True), least=least)
+
+
+def equal_ways(e: Evidence) -> Fact:
+    """As many bytes travel towards higher places on the axis as towards lower ones, by the shorter way round."""
+    forth = back = 0.0
+    for c in e.costs.collectives:
+        if c.kind == "collective_permute" and c.shift is not None:
+            half = c.group_size / 2
+            # Half-way round, both ways are as long.
+            forth += c.total_bytes * (0.5 if c.shift == half else c.shift < half)
+            back += c.total_bytes * (0.5 if c.shift == half else c.shift > half)
+    sends, message = forth + back > 0 or parts_of(e.case) == 1, ""
+    if not sends or abs(forth - back) > 1e-4 * max(forth, back):
+        message = (
+            f"on mesh {e.case.mesh_text} a device sends {forth:,.0f} bytes towards higher places on the axis and "
+            f"{back:,.0f} towards lower ones. Which way does each half go?"
+        )
+    how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "weight": 2}
+    return facts.at(e, "bytes each way", Kind.COMMUNICATION, message, forth, back, **how)
+
+
+def ring_facts(judged: Judged, kind: str, both_ways: bool) -> list[Fact]:
+    where = {
+        GATHER: "After k steps, whose rows does a device hold, and where do they belong in the result? ",
+        SCATTER: "Which rows has a partial sum been made of when it arrives, and where does it end? ",
+    }
+    back = "Is every device's product differentiated, and does what flows back end on the device that it belongs to? "
+    late = (
+        "What does each transfer wait for, and what is computed meanwhile? In an iteration of a loop, a transfer can "
+        "hide behind what needs neither its result nor gives its operand."
+    )
+    resident = "Which array is as large as all rows, and must all of it be there at once?"
+    slow = "What is read, written or copied in every step besides the products, and how large is it?"
+    differentiated = [e for e in judged.cases if e.case.sizes.backward]
+    common = [
+        facts.arrays_match("values", judged.cases, "values", where[kind], weight=2),
+        facts.arrays_match("gradients", differentiated, "gradients", back),
+        _permuted(judged.all, "d_in" if kind == GATHER else "d_out"),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+    ]
+    naive: dict[str, Any] = {"than": limits.NAIVE}
+    if both_ways:
+        ways = facts.worst([equal_ways(e) for e in judged.all])
+        return [*common, ways, limits.time_within(judged, BOTH_WAYS, slow, weight=2, **naive)]
+    return [
+        *common,
+        limits.time_within(judged, TIME, late, weight=3, **naive),
+        limits.temporaries_within(judged, TEMPORARIES, resident, weight=2, **naive),
+    ]
+
+
+def _ring(name: str, points: float, *, both_ways: bool) -> Task:
+    """The task of one of the four; the naive baseline is the synchronous one, in memory as in time."""
+    kind = KINDS[name]
+    # Dims of one device; a scatter's are those of a gather in reverse.
+    small, large = (6, 5), (WIDTH, HIDDEN // 8)
+    (d_in, d_out), (wide_in, wide_out) = (small, large) if kind == GATHER else (small[::-1], large[::-1])
+    sizes, naive = Product(rows=2, d_in=d_in, d_out=d_out), "gathers_then_multiplies"
+    batched = sizes.but(rows=4, batch=3)
+    at_scale = Product(rows=TOKENS // 8, d_in=wide_in, d_out=wide_out, backward=False)
+
+    def unseen_product(rng: np.random.Generator) -> Case[Product]:
+        mesh, rows = unseen(rng)
+        fixed, free = int(rng.choice([4, 8, 10])), int(rng.choice([3, 6, 7]))
+        d_in, d_out = (fixed, free) if kind == GATHER else (free, fixed)
+        return Case(UNSEEN, mesh, Product(d_in=d_in, d_out=d_out, **rows))
+
+    return Task(
+        wrapping=WRAPPINGS[name],
+        points=points,
+        cases=(
+            Case("tensor=8", {"tensor": 8}, sizes, quick=True),
+            Case(SMALL, {"tensor": 8}, sizes.but(backward=False), quick=True),
+            Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, batched, quick=True),
+            Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, batched),
+            Case("model=2", {"model": 2}, sizes),
+            Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, batched),
+        ),
+        unseen=unseen_product,
+        draw=partial(draw_product, name),
+        oracle=partial(ring_oracle, kind=kind),
+        facts=partial(ring_facts, kind=kind, both_ways=both_ways),
+        at_scale=(Case(f"tensor=8, width {WIDTH}", {"tensor": 8}, at_scale), SMALL),
+        naive_memory=naive if kind == GATHER else "multiplies_then_scatters",
+        naive_time=naive if kind == GATHER else "multiplies_then_scatters",
+        variants=orders(_SENTENCES[kind]),
+        varies_with="rows",  # a gather's rows and a scatter's then fit together, as in ``async_tp_mlp``
+    )
+
+
+RINGS = (
+    _ring("ring_gather_matmul", 3, both_ways=False),
+    _ring("matmul_ring_scatter", 3, both_ways=False),
+    _ring("bidirectional_gather_matmul", 2, both_ways=True),
+    _ring("bidirectional_matmul_scatter", 2, both_ways=True),
+)
+
+# async_tp_mlp: two layers, forward and backward, with every transfer next to a product.
+
+# Of tp_mlp's, forward and backward: what may be exposed, and how long it may take.
+EXPOSED, MLP_TIME = 0.4, 1.0
+
+
+def unseen_mlp(rng: np.random.Generator) -> Case[Mlp]:
+    mesh, rows = unseen(rng)
+    return Case(UNSEEN, mesh, Mlp(width=int(rng.choice([4, 7])), hidden=int(rng.choice([3, 7])), **rows))
+
+
+def draw_mlp(rng: np.random.Generator, case: Case[Mlp]) -> dict[str, Any]:
+    shape = rows_shape(case, case.sizes.width)
+    x, upstream = (np.float32(rng.uniform(0.5, 2) * rng.standard_normal(shape)) for _ in range(2))
+    return {"params": draw_leaves(rng, mlp_shapes(case), 0.5), "x": x, "upstream": upstream}
+
+
+def mlp_oracle(inputs: dict[str, Any], case: Case[Mlp]) -> dict[str, Any]:
+    """The MLP on one device, and the gradients of half of ``upstream`` times the square of what it gives."""
+    n, groups = parts_of(case), groups_of(case)
+    x, upstream = (inputs[name].reshape(groups, -1, *inputs[name].shape[-2:]) for name in ("x", "upstream"))
+    values, of_params, of_x = jax.tree.map(np.asarray, _both_ways(inputs["params"], x, upstream))
+    # The bias of the result is whole on every device, and each has its own rows' gradient of it.
+    own = values * upstream
+    rows = own.reshape(groups, -1, n, own.shape[2] // n, own.shape[3])
+    of_params["down"]["bias"] = rows.sum((1, 3), np.float64).astype(np.float32).reshape(-1)
+    for layer, leaf in (("up", "kernel"), ("down", "kernel"), ("up", "bias")):
+        found = of_params[layer][leaf]
+        of_params[layer][leaf] = found.reshape(-1, *found.shape[2:])
+    shape = inputs["x"].shape
+    return {"values": values.reshape(shape), "gradients": {"params": of_params, "x": of_x.reshape(shape)}}
+
+
+def plain(params: Any, x: Any) -> Any:
+    """The two layers on one device."""
+    hidden = jax.nn.gelu(x @ params["up"]["kernel"] + params["up"]["bias"])
+    return hidden @ params["down"]["kernel"] + params["down"]["bias"]
+
+
+@cache
+def _grouped() -> Any:
+    def one(params, x, upstream):
+        value, transpose = jax.vjp(plain, params, x)
+        return value, *transpose(upstream * value)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+
+
+def _both_ways(params: Any, x: Any, upstream: Any) -> Any:
+    return _grouped()(jax.tree.map(jnp.asarray, params), x, upstream)
+
+
+def mlp_facts(judged: Judged) -> list[Fact]:
+    exposed = (
+        "Which transfer is it, and of which pass? What is computed in the same iteration that neither needs its result "
+        "nor gives its operand?"
+    )
+    slow = (
+        "Little may be exposed, and yet it takes longer than waiting would: what does the backward pass read and write "
+        "in every step that it would not without a ring?"
+    )
+
+    def form(e: Evidence) -> float:
+        return (parts_of(e.case) - 1) * chunk_bytes(e.case, e.case.sizes.width)
+
+    return [
+        *facts.values_and_gradients(judged.cases, norm="gradients/params"),
+        facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(4, 6)),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE),
+        limits.time_within(judged, MLP_TIME, slow, weight=2, than=limits.NAIVE),
+    ]
+
+
+_MLP = Mlp(rows=3, batch=2, width=6, hidden=5)
+
+ASYNC_TP_MLP = Task(
+    wrapping=WRAPPINGS["async_tp_mlp"],
+    points=4,
+    cases=(
+        Case("tensor=8", {"tensor": 8}, _MLP.but(rows=2, batch=0), quick=True),
+        Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _MLP, quick=True),
+        Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _MLP.but(batch=1)),
+        Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, _MLP),
+        Case("model=2", {"model": 2}, _MLP.but(rows=4, batch=0)),
+    ),
+    unseen=unseen_mlp,
+    draw=draw_mlp,
+    oracle=mlp_oracle,
+    facts=mlp_facts,
+    at_scale=(
+        Case(f"tensor=8, width {WIDTH}", {"tensor": 8}, Mlp(rows=TOKENS // 8, width=WIDTH, hidden=HIDDEN // 8)),
+        "tensor=8",
+    ),
+    naive_memory="synchronous",
+    naive_time="synchronous",
+    compiled_exposed=EXPOSED,
+)
