@@ -1,9 +1,12 @@
 """The contract of ``tp_transformer``: a Transformer over ``data`` x ``tensor``."""
 
-from autograder.chapters.tp_transformer.blocks import PARALLEL_TRANSFORMER_BLOCK, TP_TRANSFORMER_BLOCK
-from autograder.chapters.tp_transformer.embed import VOCAB_PARALLEL_EMBED
-from autograder.chapters.tp_transformer.loss import VOCAB_PARALLEL_LOSS
 from autograder.chapters.tp_transformer.step import TP_TRANSFORMER_STEP
+from autograder.chapters.tp_transformer.tasks import (
+    PARALLEL_TRANSFORMER_BLOCK,
+    TP_TRANSFORMER_BLOCK,
+    VOCAB_PARALLEL_EMBED,
+    VOCAB_PARALLEL_LOSS,
+)
 from autograder.contract.task import Contract
 
 READ = {

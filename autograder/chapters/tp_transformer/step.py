@@ -11,53 +11,44 @@ from typing import Any
 import jax
 import numpy as np
 
-from autograder.chapters.tp_transformer.loss import sums_bytes
-from autograder.chapters.tp_transformer.shared import (
+from autograder.chapters.tp_transformer.tasks import (
     OTHER,
     SIZES,
+    WRAPPINGS,
     activation_bytes,
     loss_and_gradient,
     of_model,
     ring_bytes,
+    sums_bytes,
     unseen,
 )
-from autograder.chapters.tp_transformer.wrapping import groups_of, is_split, params_of, parts_of, rows_of
+from autograder.chapters.tp_transformer.wrapping import Sizes, is_split, params_of, rows_of
 from autograder.contract import facts, limits
-from autograder.contract.draws import draw_leaves
-from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.case_builders import groups_of, parts_of
+from autograder.contract.draws import draw_batches, draw_keys, draw_leaves, draw_rate
+from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
-from autograder.contract.wrapping import wrappings
-from course.data import token_batch
 
-_GRADIENTS = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
-_EXPOSED = "Which activations travel while nothing is multiplied, forward or backward?"
-_LOGITS = "Which of all logits does a device need, and what of the others is enough?"
-_SENT = "What travels more often than twice in each direction for a layer?"
 # Of a step whose activations are gathered and scattered in one piece.
 EXPOSED = 0.4
 MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all")
 
 
-def draw(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    s = case.sizes
-    every = [
-        token_batch(int(rng.integers(2**31)), 0, batch=rows_of(case), seq=s["seq"], vocab=s["vocab"])
-        for _ in range(s["steps"])
-    ]
+def draw(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
     return {
         "params": draw_leaves(rng, params_of(case), 0.3),
-        "batch": {name: np.stack([batch[name] for batch in every]) for name in every[0]},
-        "key": rng.integers(0, 2**32 - 1, 2, np.uint32),
-        "learning_rate": np.float32(rng.uniform(0.5, 1.0) * s["rate"] / 100),
+        "batch": draw_batches(rng, case.sizes, rows_of(case), case.sizes.steps),
+        "key": draw_keys(rng),
+        "learning_rate": draw_rate(rng, case.sizes.rate_scale),
     }
 
 
-def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
+def oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     """The steps on one device, group by group, and the mean over groups; every holder of a leaf gets the same."""
     groups, parts, rate = groups_of(case), parts_of(case), inputs["learning_rate"]
     run, key = loss_and_gradient(*of_model(case)), jax.random.wrap_key_data(inputs["key"])
     params, total, losses = inputs["params"], None, []
-    for number in range(case.sizes["steps"]):
+    for number in range(case.sizes.steps):
         batch = {name: rows[number].reshape(groups, -1, rows.shape[-1]) for name, rows in inputs["batch"].items()}
         own = jax.random.fold_in(key, number)
         each = [
@@ -69,7 +60,7 @@ def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
         total = gradients if total is None else jax.tree.map(np.add, total, gradients)
         losses.append(loss)
 
-    def held(tree):
+    def copied(tree):
         def copies(leaf, split):
             every = np.repeat(leaf[None], groups, 0)
             return every if split else np.repeat(every[:, None], parts, 1)
@@ -77,10 +68,10 @@ def oracle(inputs: dict[str, Any], case: Case) -> dict[str, Any]:
         return jax.tree.map(copies, tree, is_split(tree))
 
     losses = np.repeat(np.stack(losses)[None], groups * parts, 0)
-    return {"values": {"loss": losses, "params": held(params)}, "gradients": held(total)}
+    return {"values": {"loss": losses, "params": copied(params)}, "gradients": copied(total)}
 
 
-def _held(case: Case) -> tuple[int, int]:
+def _resident(case: Case[Sizes]) -> tuple[int, int]:
     """Bytes of the leaves that are split, on one device, and of those that are whole."""
     sizes = {True: 0, False: 0}
     shapes = params_of(case)
@@ -95,89 +86,83 @@ def _all_reduced(devices: int, size: float) -> float:
 
 def _apart(e: Evidence) -> float:
     """A step's all-reduces: whole leaves over the tensor axis, all and the loss over the others; sums of the loss."""
-    groups, (split, whole) = groups_of(e.case), _held(e.case)
+    groups, (split, whole) = groups_of(e.case), _resident(e.case)
     gradients = _all_reduced(parts_of(e.case), whole) + _all_reduced(groups, split + whole + 4)
-    return e.case.sizes["steps"] * (gradients + sums_bytes(e.case))
+    return e.case.sizes.steps * (gradients + sums_bytes(e.case))
 
 
 def _together(e: Evidence) -> float:
     """The same with whole leaves over all devices at once, and the loss not counted."""
-    groups, (split, whole) = groups_of(e.case), _held(e.case)
-    return e.case.sizes["steps"] * (_all_reduced(groups * parts_of(e.case), whole) + _all_reduced(groups, split))
+    groups, (split, whole) = groups_of(e.case), _resident(e.case)
+    return e.case.sizes.steps * (_all_reduced(groups * parts_of(e.case), whole) + _all_reduced(groups, split))
 
 
-def half_of_logits(case: Case) -> int:
+def half_of_logits(case: Case[Sizes]) -> int:
     """Elements; a device's part is a quarter of that on eight devices, and stacks of activations lie between."""
-    return case.sizes["rows"] * case.sizes["seq"] * case.sizes["vocab"] // 2
+    return case.sizes.rows * case.sizes.seq * case.sizes.vocab // 2
 
 
 # --8<-- [start:activations]
-def most_moved(case: Case) -> float:
+def most_moved(case: Case[Sizes]) -> float:
     """Bytes of activations that a device sends in a step: so many gathers and scatters, forward and backward.
 
     The embedding scatters, the loss gathers, and a layer does both, once if attention and MLP are side by side and
     twice if not. A half more is allowed for those who gather once more in the backward pass what they did not keep.
     """
-    moves = 2 + case.sizes["num_layers"] * (2 if case.sizes["parallel"] else 4)
-    return 1.5 * 2 * case.sizes["steps"] * moves * ring_bytes(case, activation_bytes(case))
+    moves = 2 + case.sizes.num_layers * (2 if case.sizes.parallel else 4)
+    return 1.5 * 2 * case.sizes.steps * moves * ring_bytes(case, activation_bytes(case))
 
 
 # --8<-- [end:activations]
 
 
-def step_facts(cases: list[Evidence], large: Evidence | None, references: dict[str, Any]) -> list[Fact]:
-    counted = [*cases, large] if large else cases
+def step_facts(judged: Judged) -> list[Fact]:
+    gradients = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
+    exposed = "Which activations travel while nothing is multiplied, forward or backward?"
+    logits = "Which of all logits does a device need, and what of the others is enough?"
+    sent = "What travels more often than twice in each direction for a layer?"
     return [
-        facts.arrays_match("values", cases, "values"),
-        facts.arrays_match("gradients", cases, "gradients", _GRADIENTS, weight=2),
-        facts.global_norm_matches(cases, "gradients"),
-        limits.exposed_within(large, references, EXPOSED, _EXPOSED, than=limits.NAIVE, weight=4, gains=True),
-        limits.largest_within(large, references, half_of_logits, _LOGITS, weight=2),
-        facts.bytes_at_most("activation bytes", counted, MOVES, lambda e: most_moved(e.case), _SENT),
-        facts.bytes_sent("all-reduce bytes", counted, "all_reduce", _apart, least=_together),
-        facts.only_collectives(OTHER, counted, ("all_reduce", *MOVES)),
+        *facts.values_and_gradients(judged.cases, gradients=gradients),
+        limits.exposed_within(judged, EXPOSED, exposed, than=limits.NAIVE, weight=4, gains=True),
+        limits.largest_within(judged, half_of_logits, logits, weight=2),
+        facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),
+        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
+        facts.only_collectives(OTHER, judged.all, ("all_reduce", *MOVES)),
     ]
 
 
-_SIZES = {**SIZES, "steps": 1, "rate": 200}
-_BESIDE = {**_SIZES, "parallel": 1}
-_THREE = {**_SIZES, "steps": 3, "rate": 40, "dropout": 0}
-_RING = {**_SIZES, "width": 32, "hidden": 128, "num_heads": 16, "dropout": 0}
-_LARGE = {**_RING, "width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 8, "rate": 1}
+_RING = SIZES.but(width=32, hidden=128, num_heads=16, dropout=0.0)
+_WIDE = {"width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 8, "rate_scale": 0.01}
+_PLAIN = SIZES.but(rows=1, dropout=0.0)
 
 
-def _unseen(rng: np.random.Generator) -> Case:
-    steps = int(rng.choice([1, 2]))
-    more = {
-        "parallel": int(rng.integers(2)),
-        "steps": steps,
-        "rate": int(rng.integers(60, 160)) // steps,
-    }
+def _unseen(rng: np.random.Generator) -> Case[Sizes]:
+    steps, parallel = int(rng.choice([1, 2])), bool(rng.integers(2))
+    how: dict[str, Any] = {"parallel": parallel, "steps": steps, "rate_scale": float(rng.uniform(0.6, 1.6)) / steps}
     # Two groups on each, so that the oracle is compiled for few sizes only.
-    return unseen(rng, ((2, 4), (2, 3), (2, 2)), dropout=15, **more)
+    return unseen(rng, (2, 4), (2, 3), (2, 2), dropout=0.15, **how)
 
 
 TP_TRANSFORMER_STEP = Task(
-    wrapping=wrappings("tp_transformer")["tp_transformer_step"],
-    kind="local",
+    wrapping=WRAPPINGS["tp_transformer_step"],
     points=6,
     cases=(
-        Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, _SIZES, quick=True),
+        Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, SIZES, quick=True),
         Case("data=1 x tensor=8", {"data": 1, "tensor": 8}, _RING, quick=True),
-        Case("data=2 x tensor=4, side by side", {"data": 2, "tensor": 4}, _BESIDE),
-        Case("tensor=2 x replica=4, 3 steps", {"tensor": 2, "replica": 4}, {**_THREE, "rows": 1}),
-        Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, {**_SIZES, "rows": 1, "dropout": 0}),
-        Case("data=1 x tensor=1", {"data": 1, "tensor": 1}, {**_SIZES, "rows": 1, "dropout": 0}),
+        Case("data=2 x tensor=4, side by side", {"data": 2, "tensor": 4}, SIZES.but(parallel=True)),
+        Case("tensor=2 x replica=4, 3 steps", {"tensor": 2, "replica": 4}, _PLAIN.but(steps=3, rate_scale=0.4)),
+        Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, _PLAIN),
+        Case("data=1 x tensor=1", {"data": 1, "tensor": 1}, _PLAIN),
     ),
     unseen=_unseen,
     draw=draw,
     oracle=oracle,
     facts=step_facts,
     stretches=({"seq": 128, "max_seq": 128}, {"rows": 8, "width": 1024}, {"hidden": 16384, "vocab": 32000}),
-    analysed=(
-        Case("data=1 x tensor=8, two layers of width 4096", {"data": 1, "tensor": 8}, _LARGE),
+    at_scale=(
+        Case("data=1 x tensor=8, two layers of width 4096", {"data": 1, "tensor": 8}, _RING.but(**_WIDE)),
         "data=1 x tensor=8",
     ),
-    naive="keeps_all_logits",
-    slow="gathers_and_scatters_whole",
+    naive_memory="keeps_all_logits",
+    naive_time="gathers_and_scatters_whole",
 )

@@ -1,19 +1,16 @@
 """The contract of ``tp_transformer``: oracles against central differences, masks, logits and the limits' margins."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from autograder.chapters.tp_transformer import CONTRACT
-from autograder.chapters.tp_transformer.blocks import FASTER
-from autograder.chapters.tp_transformer.loss import part_of_logits
 from autograder.chapters.tp_transformer.mutants import gathers_logits
-from autograder.chapters.tp_transformer.shared import keys_of_parts
 from autograder.chapters.tp_transformer.step import EXPOSED
-from autograder.chapters.tp_transformer.wrapping import groups_of, is_split, params_of, parts_of
+from autograder.chapters.tp_transformer.tasks import FASTER, heads_together, keys_of_parts, part_of_logits
+from autograder.chapters.tp_transformer.wrapping import is_split, params_of
+from autograder.contract.case_builders import groups_of, model_of, parts_of, varying
 from autograder.contract.task import references, trace
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import judged_unseen
@@ -66,14 +63,14 @@ def test_oracle_of_the_embedding_is_what_a_table_gives(place):
     task, case = TASKS["vocab_parallel_embed"], case_of("vocab_parallel_embed", place)
     inputs = task.draw(np.random.default_rng(0), case)
     found, params = task.oracle(inputs, case), inputs["params"]
-    plain = params["token"][inputs["tokens"]] + params["position"][: case.sizes["seq"]]
+    plain = params["token"][inputs["tokens"]] + params["position"][: case.sizes.seq]
     np.testing.assert_allclose(found["values"], plain, rtol=1e-6)
     by_hand = np.zeros_like(params["token"])
     np.add.at(by_hand, inputs["tokens"], inputs["upstream"])
     np.testing.assert_allclose(found["gradients"]["token"].sum(0), by_hand, atol=1e-4)
     seen = found["gradients"]["position"].sum(0)
-    np.testing.assert_allclose(seen[: case.sizes["seq"]], inputs["upstream"].sum(0), atol=1e-4)
-    assert not seen[case.sizes["seq"] :].any()
+    np.testing.assert_allclose(seen[: case.sizes.seq], inputs["upstream"].sum(0), atol=1e-4)
+    assert not seen[case.sizes.seq :].any()
 
 
 @pytest.mark.parametrize("place", ["tensor=4", "data=4 x model=2"])
@@ -131,8 +128,8 @@ def test_steps_are_judged_on_the_six_meshes_and_both_blocks():
     cases = TASKS["tp_transformer_step"].cases
     found = {(groups_of(case), parts_of(case)) for case in cases}
     assert found == SIX
-    assert {case.sizes["parallel"] for case in cases} == {0, 1}
-    assert any(case.sizes["steps"] == 3 for case in cases) and any(case.sizes["dropout"] for case in cases)
+    assert {case.sizes.parallel for case in cases} == {False, True}
+    assert any(case.sizes.steps == 3 for case in cases) and any(case.sizes.dropout for case in cases)
 
 
 def test_masks_differ_between_the_parts_of_a_sequence_and_are_each_parts_own():
@@ -149,8 +146,8 @@ def test_masks_differ_between_the_parts_of_a_sequence_and_are_each_parts_own():
 
 def test_one_part_of_a_sequence_holds_no_more_than_its_part_of_the_logits():
     task = TASKS["vocab_parallel_loss"]
-    assert task.analysed
-    case = task.analysed[0]
+    assert task.at_scale
+    case = task.at_scale[0]
     held = {}
     for function in (vocab_parallel_loss, gathers_logits):
         program = trace(task, function, case, lambda _: None)
@@ -172,16 +169,12 @@ def test_limits_lie_between_reference_and_naive_version():
 
 
 def test_a_step_without_dropout_on_one_device_is_the_courses_own():
-    from autograder.chapters.tp_transformer.shared import heads_together, model_sizes
-    from autograder.chapters.tp_transformer.wrapping import model_of
-    from autograder.contract.cases import varying
     from course.layout import tensor_specs
     from course.mesh import make_mesh
     from course.model import full_loss
 
     task = TASKS["tp_transformer_step"]
-    case = replace(case_of("tp_transformer_step", "data=1 x tensor=1"), name="plain")
-    case = replace(case, sizes={**case.sizes, "dropout": 0})
+    case = case_of("tp_transformer_step", "data=1 x tensor=1").but(dropout=0.0)
     inputs = task.draw(np.random.default_rng(2), case)
     batch = {name: rows[0] for name, rows in inputs["batch"].items()}
     specs, key = tensor_specs(inputs["params"], "tensor"), jax.random.key(0)
@@ -193,7 +186,7 @@ def test_a_step_without_dropout_on_one_device_is_the_courses_own():
     mesh, spec = make_mesh(case.mesh), jax.sharding.PartitionSpec
     step = jax.shard_map(local, mesh=mesh, in_specs=(specs, spec("data")), out_specs=spec())
     whole = {**inputs["params"], "layers": heads_together(inputs["params"]["layers"])}
-    expected = full_loss(model_of(model_sizes(case)), whole, batch)
+    expected = full_loss(model_of(case), whole, batch)
     assert float(jax.jit(step)(inputs["params"], batch)) == pytest.approx(float(expected), rel=1e-5)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -13,66 +12,66 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import forms
-from autograder.contract.cases import varying
-from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
+from autograder.contract.case import Case, ModelSizes
+from autograder.contract.case_builders import (
+    KEY,
+    LEARNING_RATE,
+    batch_shapes,
+    build_model,
+    groups_of,
+    others_of,
+    parts_of,
+    tensor_of,
+    varying,
+)
+from autograder.contract.output_checks import describe, same_shapes, scalar, state_and_loss
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 from course.layout import tensor_specs
-from course.mesh import abstract_mesh
-from course.model import Model, split_heads, transformer
+from course.model import split_heads
 
 SEQUENTIAL, PARALLEL = "tp_transformer_block", "parallel_transformer_block"
 
 
-def tensor_of(case: Case) -> str:
-    """The axis that features are split over: ``tensor`` where there is one, else the last."""
-    return "tensor" if "tensor" in case.mesh else list(case.mesh)[-1]
+@dataclass(frozen=True, kw_only=True)
+class Sizes(ModelSizes):
+    """A Transformer over ``data`` x ``tensor``.
+
+    Attributes:
+        rows: Sequences of each group of devices.
+        by_sum: Whether the functions that a block is given sum everything, where they usually gather and scatter.
+        offset: Added to all logits.
+        steps: How many steps are taken.
+        rate_scale: What the drawn learning rate is multiplied by.
+    """
+
+    rows: int
+    by_sum: bool = False
+    offset: int = 0
+    steps: int = 1
+    rate_scale: float = 2.0
 
 
-def parts_of(case: Case) -> int:
-    """Its size: in how many parts features and sequences are split."""
-    return case.mesh[tensor_of(case)]
-
-
-def others_of(case: Case) -> tuple[str, ...]:
-    """The axes along which the rows of a batch are split: all others."""
-    return tuple(axis for axis in case.mesh if axis != tensor_of(case))
-
-
-def groups_of(case: Case) -> int:
-    """How many devices there are for each place on the tensor axis, each with sequences of its own."""
-    return math.prod(case.mesh[axis] for axis in others_of(case))
-
-
-def rows_of(case: Case) -> int:
+def rows_of(case: Case[Sizes]) -> int:
     """Sequences in the whole batch."""
-    return case.sizes["rows"] * groups_of(case)
+    return case.sizes.rows * groups_of(case)
 
 
-@lru_cache(maxsize=64)
-def model_of(sizes: tuple[tuple[str, int], ...]) -> Model:
-    """The course's model on one device, by a case's sizes."""
-    s = dict(sizes)
-    return transformer(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_heads=s["num_heads"],
-                       vocab=s["vocab"], max_seq=s["max_seq"], dropout=s["dropout"] / 100,
-                       parallel=bool(s["parallel"]))  # fmt: skip
+def params_of(case: Case[Sizes]) -> Any:
+    """Shapes of the model's parameters, heads apart."""
+    return _params_of(case.sizes.model)
 
 
-def params_of(case: Case) -> Any:
-    """Shapes of its parameters, heads apart."""
-    return _params_of(tuple(case.sizes.items()))
-
-
-@lru_cache(maxsize=64)
-def _params_of(sizes: tuple[tuple[str, int], ...]) -> Any:
+@cache
+def _params_of(sizes: ModelSizes) -> Any:
     def init():
-        params = model_of(sizes).init(jax.random.key(0))
-        params["layers"]["attention"] = split_heads(params["layers"]["attention"], dict(sizes)["num_heads"])
+        params = build_model(sizes).init(jax.random.key(0))
+        params["layers"]["attention"] = split_heads(params["layers"]["attention"], sizes.num_heads)
         return params
 
     return jax.eval_shape(init)
 
 
-def layer_of(case: Case) -> Any:
+def layer_of(case: Case[Sizes]) -> Any:
     """Shapes of one layer's."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params_of(case)["layers"])
 
@@ -97,10 +96,10 @@ def matmul_scatter_by_sum(x: jax.Array, kernel: jax.Array, axis_name: str) -> ja
     return lax.dynamic_slice_in_dim(lax.psum(x @ kernel, axis_name), lax.axis_index(axis_name) * rows, rows, -2)
 
 
-def _given(case: Case) -> tuple[Any, Any]:
+def _given(case: Case[Sizes]) -> tuple[Any, Any]:
     """The two functions that a block or a loss is handed."""
     by_sum = gather_matmul_by_sum, matmul_scatter_by_sum
-    return by_sum if case.sizes.get("by_sum") else (gather_matmul, matmul_scatter)
+    return by_sum if case.sizes.by_sum else (gather_matmul, matmul_scatter)
 
 
 def is_split(params: Any) -> Any:
@@ -108,7 +107,7 @@ def is_split(params: Any) -> Any:
     return jax.tree.map(lambda spec: "tensor" in spec, tensor_specs(params, "tensor"))
 
 
-def _held_specs(params: Any, case: Case) -> Any:
+def _held_specs(params: Any, case: Case[Sizes]) -> Any:
     """Of results with a leading dim for what each group holds, and one more for copies of a leaf that is whole."""
     rows, axis = others_of(case) or None, tensor_of(case)
     return jax.tree.map(lambda spec: P(rows, *spec) if axis in spec else P(rows, axis), tensor_specs(params, axis))
@@ -119,18 +118,7 @@ def _hold(tree: Any) -> Any:
     return jax.tree.map(lambda leaf, split: leaf[None] if split else leaf[None, None], tree, is_split(tree))
 
 
-def _on_mesh(local: Callable[..., Any], case: Case, in_specs: dict[str, Any], results: dict[str, Any]) -> Any:
-    """What every device runs, as one function of whole arrays."""
-
-    def program(**inputs):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(*inputs.values())
-
-    return program
-
-
-def wrap_block(name: str, function: Any, case: Case) -> Wrapped:
+def wrap_block(name: str, function: Any, case: Case[Sizes]) -> Wrapped:
     """Output and gradients of every device; each returns its own share of the gradients of leaves that are whole."""
     axis, rows, shapes = tensor_of(case), others_of(case) or None, layer_of(case)
     block = P(rows, axis)
@@ -140,54 +128,57 @@ def wrap_block(name: str, function: Any, case: Case) -> Wrapped:
         key = jax.random.wrap_key_data(key[0])
 
         def run(params, x):
-            y = function(params, x, key, case.sizes["dropout"] / 100, *_given(case), axis)
+            y = function(params, x, key, case.sizes.dropout, *_given(case), axis)
             if not hasattr(y, "shape"):
-                raise Mismatch(f"{name} returned {forms.describe(y)}, expected what it adds to x and x, like x")
-            forms.same_shapes(name, {"y": y}, {"y": x}, case)
+                raise Mismatch(f"{name} returned {describe(y)}, expected what it adds to x and x, like x")
+            same_shapes(name, {"y": y}, {"y": x}, case)
             return varying(y, case.mesh)
 
         values, back = jax.vjp(run, varying(params, case.mesh), x)
         of_params, of_x = back(upstream)
         return {"values": values, "gradients": {"params": _hold(of_params), "x": of_x}}
 
-    in_specs = {"params": tensor_specs(shapes, axis), "x": block, "key": P(rows), "upstream": block}
-    x = jax.ShapeDtypeStruct((rows_of(case), case.sizes["seq"], case.sizes["width"]), np.float32)
+    x = jax.ShapeDtypeStruct((rows_of(case), case.sizes.seq, case.sizes.width), np.float32)
     key = jax.ShapeDtypeStruct((groups_of(case), 2), np.uint32)
-    inputs = {"params": shapes, "x": x, "key": key, "upstream": x}
-    roles = {"params": "state", "key": "key"}
-    return Wrapped(_on_mesh(local, case, in_specs, results), inputs, in_specs, results, roles)
+    inputs = {
+        "params": (shapes, tensor_specs(shapes, axis)),
+        "x": (x, block),
+        "key": (key, P(rows)),
+        "upstream": (x, block),
+    }
+    return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})
 
 
-def _tokens(case: Case, *first: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((*first, rows_of(case), case.sizes["seq"]), np.int32)
+def _tokens(case: Case[Sizes]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows_of(case), case.sizes.seq), np.int32)
 
 
-def wrap_embed(function: Any, case: Case) -> Wrapped:
+def wrap_embed(function: Any, case: Case[Sizes]) -> Wrapped:
     """Activations and gradients of every device; each returns its own share of the positions' gradient."""
     axis, rows, shapes = tensor_of(case), others_of(case) or None, params_of(case)["embed"]
     block, name = P(rows, axis), "vocab_parallel_embed"
     results = {"values": block, "gradients": _held_specs(shapes, case)}
-    expected = (case.sizes["rows"], case.sizes["seq"] // parts_of(case), case.sizes["width"])
+    expected = (case.sizes.rows, case.sizes.seq // parts_of(case), case.sizes.width)
 
     def local(params, tokens, upstream):
         def run(params):
             x = function(params, tokens, axis)
             if not hasattr(x, "shape"):
-                raise Mismatch(f"{name} returned {forms.describe(x)}, expected activations of this device's rows")
-            forms.same_shapes(name, {"x": x}, {"x": jax.ShapeDtypeStruct(expected, np.float32)}, case)
+                raise Mismatch(f"{name} returned {describe(x)}, expected activations of this device's rows")
+            same_shapes(name, {"x": x}, {"x": jax.ShapeDtypeStruct(expected, np.float32)}, case)
             return varying(x, case.mesh)
 
         values, back = jax.vjp(run, varying(params, case.mesh))
         return {"values": values, "gradients": _hold(back(upstream)[0])}
 
-    in_specs = {"params": tensor_specs(shapes, axis), "tokens": P(rows), "upstream": block}
     tokens = _tokens(case)
-    upstream = jax.ShapeDtypeStruct((*tokens.shape, case.sizes["width"]), np.float32)
-    inputs = {"params": shapes, "tokens": tokens, "upstream": upstream}
-    return Wrapped(_on_mesh(local, case, in_specs, results), inputs, in_specs, results, {"params": "state"})
+    upstream = jax.ShapeDtypeStruct((*tokens.shape, case.sizes.width), np.float32)
+    specs = tensor_specs(shapes, axis)
+    inputs = {"params": (shapes, specs), "tokens": (tokens, P(rows)), "upstream": (upstream, block)}
+    return on_mesh(local, case, inputs, results, {"params": "state"})
 
 
-def wrap_loss(function: Any, case: Case) -> Wrapped:
+def wrap_loss(function: Any, case: Case[Sizes]) -> Wrapped:
     """Loss and gradients of every device; each returns its own share of the gradient of the norm."""
     axis, others, shapes = tensor_of(case), others_of(case), params_of(case)["head"]
     rows, name = others or None, "vocab_parallel_loss"
@@ -196,23 +187,25 @@ def wrap_loss(function: Any, case: Case) -> Wrapped:
     def local(params, x, targets, upstream):
         def run(params, x):
             loss = function(params, x, targets, _given(case)[0], axis)
-            if not hasattr(loss, "shape") or loss.shape != ():
-                raise Mismatch(f"{name} returned {forms.describe(loss)}, expected a scalar, the mean over all tokens")
+            scalar(name, loss, "the mean over all tokens")
             return upstream * loss, loss
 
         differentiated = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
         (_, loss), (of_params, of_x) = differentiated(varying(params, case.mesh), x)
         return {"values": varying(loss, case.mesh)[None], "gradients": {"params": _hold(of_params), "x": of_x}}
 
-    in_specs = {"params": tensor_specs(shapes, axis), "x": P(rows, axis), "targets": P(rows), "upstream": P()}
     targets = _tokens(case)
-    x = jax.ShapeDtypeStruct((*targets.shape, case.sizes["width"]), np.float32)
-    upstream = jax.ShapeDtypeStruct((), np.float32)
-    inputs = {"params": shapes, "x": x, "targets": targets, "upstream": upstream}
-    return Wrapped(_on_mesh(local, case, in_specs, results), inputs, in_specs, results, {"params": "state"})
+    x = jax.ShapeDtypeStruct((*targets.shape, case.sizes.width), np.float32)
+    inputs = {
+        "params": (shapes, tensor_specs(shapes, axis)),
+        "x": (x, P(rows, axis)),
+        "targets": (targets, P(rows)),
+        "upstream": (LEARNING_RATE, P()),
+    }
+    return on_mesh(local, case, inputs, results, {"params": "state"})
 
 
-def wrap_step(function: Any, case: Case) -> Wrapped:
+def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
     """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
     axis, others, shapes = tensor_of(case), others_of(case), params_of(case)
     rows, specs, held = others or None, tensor_specs(shapes, axis), _held_specs(shapes, case)
@@ -223,45 +216,30 @@ def wrap_step(function: Any, case: Case) -> Wrapped:
 
         def one(params, step):
             number, part = step
-            own, rate = jax.random.fold_in(key, number), case.sizes["dropout"] / 100
-            parallel = bool(case.sizes["parallel"])
-            found = function(params, specs, part, own, rate, parallel, *others, axis, learning_rate)
-            return varying(forms.state_and_loss("tp_transformer_step", "params", found, params, case), case.mesh)
+            own, rate = jax.random.fold_in(key, number), case.sizes.dropout
+            found = function(params, specs, part, own, rate, case.sizes.parallel, *others, axis, learning_rate)
+            return varying(state_and_loss("tp_transformer_step", "params", found, params, case), case.mesh)
 
-        before = varying(params, case.mesh)
-        if case.sizes["steps"] == 1:
-            after, loss = one(before, (0, jax.tree.map(lambda leaf: leaf[0], batch)))
-            losses = loss[None]
-        else:
-            after, losses = lax.scan(one, before, (np.arange(case.sizes["steps"], dtype=np.int32), batch))
-        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
+        numbers = np.arange(case.sizes.steps, dtype=np.int32)
+        after, losses, gradients = sgd_steps(one, varying(params, case.mesh), (numbers, batch), learning_rate)
         return {"values": {"loss": losses[None], "params": _hold(after)}, "gradients": _hold(gradients)}
 
-    in_specs = {"params": specs, "batch": P(None, rows), "key": P(), "learning_rate": P()}
-    tokens = _tokens(case, case.sizes["steps"])
+    batch = batch_shapes(case.sizes, rows_of(case), case.sizes.steps)
     inputs = {
-        "params": shapes,
-        "batch": {"inputs": tokens, "targets": tokens},
-        "key": jax.ShapeDtypeStruct((2,), np.uint32),
-        "learning_rate": jax.ShapeDtypeStruct((), np.float32),
+        "params": (shapes, specs),
+        "batch": (batch, P(None, rows)),
+        "key": (KEY, P()),
+        "learning_rate": (LEARNING_RATE, P()),
     }
-    roles = {"params": "state", "key": "key"}
-    return Wrapped(_on_mesh(local, case, in_specs, results), inputs, in_specs, results, roles)
+    return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})
 
 
-def _of_block(name: str) -> Wrapping:
-    signature = "(params, x, key, rate, gather_matmul, matmul_scatter, axis_name)"
-    return Wrapping(name, signature, lambda function, case: wrap_block(name, function, case))
-
-
+_BLOCK = "(params, x, key, rate, gather_matmul, matmul_scatter, axis_name)"
+_STEP = "(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate)"
 WRAPPINGS = (
-    _of_block(SEQUENTIAL),
-    _of_block(PARALLEL),
-    Wrapping("vocab_parallel_embed", "(params, tokens, axis_name)", wrap_embed),
-    Wrapping("vocab_parallel_loss", "(params, x, targets, gather_matmul, axis_name)", wrap_loss),
-    Wrapping(
-        "tp_transformer_step",
-        "(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate)",
-        wrap_step,
-    ),
+    Wrapping(SEQUENTIAL, _BLOCK, partial(wrap_block, SEQUENTIAL), Sizes),
+    Wrapping(PARALLEL, _BLOCK, partial(wrap_block, PARALLEL), Sizes),
+    Wrapping("vocab_parallel_embed", "(params, tokens, axis_name)", wrap_embed, Sizes),
+    Wrapping("vocab_parallel_loss", "(params, x, targets, gather_matmul, axis_name)", wrap_loss, Sizes),
+    Wrapping("tp_transformer_step", _STEP, wrap_step, Sizes),
 )

@@ -1,0 +1,364 @@
+"""How the functions of ``tp_transformer`` are judged: blocks, embedding and loss, whose features are split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.chapters.tp_transformer.wrapping import (
+    PARALLEL,
+    SEQUENTIAL,
+    Sizes,
+    is_split,
+    layer_of,
+    params_of,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case import UNSEEN, ModelSizes
+from autograder.contract.case_builders import build_model, groups_of, parts_of
+from autograder.contract.draws import draw_keys, draw_leaves, unseen_mesh
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from autograder.contract.wrapping import wrappings
+from course.model import full_loss
+
+WRAPPINGS = wrappings("tp_transformer")
+OTHER = "other collectives"
+EVERY = ("all_gather", "reduce_scatter", "all_reduce", "collective_permute", "all_to_all")
+SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=2, vocab=56, seq=24, max_seq=32, rows=2, dropout=0.25)
+
+
+def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> Case[Sizes]:
+    """A case that learners have not seen, by names and sizes, the axis of features last.
+
+    What an oracle is compiled for has few values, since that takes longer than all the rest.
+    """
+    mesh = unseen_mesh(rng, *meshes)
+    n = list(mesh.values())[-1]
+    sizes = {"width": 12 * n, "hidden": 7 * n, "num_heads": 2 * n, "vocab": 11 * n, "seq": 2 * n, "max_seq": 3 * n}
+    how: dict[str, Any] = {"num_layers": 1, "rows": 3, "dropout": float(rng.choice([0.15, 0.4])), **more}
+    return Case(UNSEEN, mesh, SIZES.but(**sizes, **how))
+
+
+def heads_together(layers: Any) -> Any:
+    """One layer's parameters, or those of stacked layers, as the course's model has them."""
+    qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
+    *stacked, _, _, width = out.shape
+    kernels = {"qkv": qkv.reshape(*stacked, width, -1), "out": out.reshape(*stacked, -1, width)}
+    return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
+
+
+def keys_of_parts(key: jax.Array, parts: int) -> jax.Array:
+    """The keys with which the holders of the parts of a sequence drop: ``[parts]``."""
+    return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
+
+
+def of_model(case: Case[Sizes]) -> tuple[ModelSizes, int]:
+    """What an oracle is compiled for: the sizes of its model, and the parts that it drops in."""
+    return case.sizes.model, parts_of(case) if case.sizes.dropout else 1
+
+
+@cache
+def loss_and_gradient(sizes: ModelSizes, parts: int) -> Callable[..., Any]:
+    """``(params, a group's rows, its key) ->`` their mean loss and its gradient, with masks drawn for each part."""
+    model = build_model(sizes)
+    in_parts = replace(model, layer=lambda params, x, key: model.layer(params, x, keys_of_parts(key, parts)))
+
+    def loss(params, rows, key):
+        return full_loss(in_parts, {**params, "layers": heads_together(params["layers"])}, rows, key)
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def activation_bytes(case: Case[Sizes]) -> int:
+    """Of a group's activations between blocks, all parts of the sequences together."""
+    return 4 * case.sizes.rows * case.sizes.seq * case.sizes.width
+
+
+def ring_bytes(case: Case[Sizes], size: float) -> float:
+    """What a device sends to gather or to scatter an array of ``size`` bytes."""
+    return (parts_of(case) - 1) / parts_of(case) * size
+
+
+def added_up(e: Evidence, names: set[str]) -> Evidence:
+    """With the devices' shares of a gradient added up, for these leaves of ``gradients``."""
+    found = {name: a.sum(1, dtype=a.dtype) if name in names else a for name, a in e.measured.items()}
+    return replace(e, measured=found)
+
+
+def shared_leaves(params: Any, prefix: str) -> set[str]:
+    """Names of the results for leaves that every device holds whole."""
+    leaves = jax.tree.leaves_with_path(is_split(params))
+    return {"/".join([prefix, *(str(entry.key) for entry in path)]) for path, split in leaves if not split}
+
+
+# The two blocks: one layer, its features and sequences split.
+
+# Of a block that gathers and scatters twice, on eight H100.
+FASTER = 0.85
+
+
+def draw_block(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
+    shapes = WRAPPINGS[SEQUENTIAL].wrap(print, case).inputs
+    scales = {"params": 0.3, "x": rng.uniform(0.5, 2), "upstream": rng.uniform(0.5, 2)}
+    found = {name: draw_leaves(rng, shapes[name], scale) for name, scale in scales.items()}
+    return {**found, "key": draw_keys(rng, groups_of(case))}
+
+
+def block_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
+    """The course's layer on one device for each group, and what it keeps of the gradient of its weights."""
+    run, groups = _one_group(*of_model(case)), groups_of(case)
+    x, upstream = (np.split(inputs[name], groups) for name in ("x", "upstream"))
+    each = [run(inputs["params"], *group) for group in zip(x, inputs["key"], upstream, strict=True)]
+    values, of_params, of_x = zip(*each, strict=True)
+    of_params = jax.tree.map(lambda *found: np.stack(found), *of_params)
+    return {"values": np.concatenate(values), "gradients": {"params": of_params, "x": np.concatenate(of_x)}}
+
+
+@cache
+def _one_group(sizes: ModelSizes, parts: int) -> Any:
+    model = build_model(sizes)
+
+    def run(params, x, key, upstream):
+        keys = keys_of_parts(jax.random.wrap_key_data(key), parts)
+        values, back = jax.vjp(lambda params, x: model.layer(heads_together(params), x, keys), params, x)
+        return values, *back(upstream)
+
+    return jax.jit(run)
+
+
+def whole_gradients(cases: list[Evidence], shapes: Callable[[Case[Sizes]], Any], prefix: str) -> list[Evidence]:
+    """With the shares of leaves that every device holds added up."""
+    return [added_up(e, shared_leaves(shapes(e.case), prefix)) for e in cases]
+
+
+def block_facts(judged: Judged, times: int) -> list[Fact]:
+    """``times`` is how often a pass gathers, and how often it scatters."""
+    values = "Which rows does this device hold, which heads, and which keys does it drop with?"
+    gradients = "A leaf that all devices hold has a share of its gradient on each; is every part counted once?"
+    whole = whole_gradients(judged.cases, layer_of, "gradients/params")
+
+    def sent(e: Evidence, by_sum: bool) -> float:
+        """Of whole activations, forward and backward; or twice the bytes by sums, which do both."""
+        moves = 2 * times * (2 if by_sum else 1)
+        return moves * ring_bytes(e.case, activation_bytes(e.case)) if e.case.sizes.by_sum == by_sum else 0.0
+
+    gathered, summed = partial(sent, by_sum=False), partial(sent, by_sum=True)
+    return [
+        *facts.values_and_gradients(whole, values, gradients),
+        facts.bytes_sent("all-gather bytes", judged.all, "all_gather", gathered, weight=2),
+        facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", gathered, weight=2),
+        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: 2 * summed(e)),
+        facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter", "all_reduce")),
+    ]
+
+
+def parallel_facts(judged: Judged) -> list[Fact]:
+    twice = "What do attention and MLP both need, and what becomes of what both give?"
+    return [*block_facts(judged, 1), limits.time_within(judged, FASTER, twice, than=limits.NAIVE, weight=3)]
+
+
+def _cases(parallel: bool) -> tuple[Case[Sizes], ...]:
+    sizes = SIZES.but(num_layers=1, parallel=parallel)
+    # The proportions of the realistic size: what is split off a product keeps its share.
+    heads = sizes.but(width=32, hidden=128, num_heads=16, dropout=0.0)
+    return (
+        Case("tensor=4", {"tensor": 4}, sizes, quick=True),
+        Case("tensor=8, 16 heads", {"tensor": 8}, heads, quick=True),
+        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, sizes.but(by_sum=True, dropout=0.0)),
+        Case("data=4 x model=2", {"data": 4, "model": 2}, sizes.but(rows=1)),
+        Case("tensor=1", {"tensor": 1}, sizes.but(dropout=0.0)),
+    )
+
+
+def _unseen_block(rng: np.random.Generator, parallel: bool) -> Case[Sizes]:
+    return unseen(rng, (2, 4), (2,), (3,), (2, 3), (4, 2), parallel=parallel)
+
+
+_LARGE = _cases(True)[1].sizes.but(width=2048, hidden=8192, seq=1024, max_seq=1024, rows=8)
+
+TP_TRANSFORMER_BLOCK = Task(
+    wrapping=WRAPPINGS[SEQUENTIAL],
+    points=4,
+    cases=_cases(False),
+    unseen=partial(_unseen_block, parallel=False),
+    draw=draw_block,
+    oracle=block_oracle,
+    facts=partial(block_facts, times=2),
+)
+PARALLEL_TRANSFORMER_BLOCK = Task(
+    wrapping=WRAPPINGS[PARALLEL],
+    points=4,
+    cases=_cases(True),
+    unseen=partial(_unseen_block, parallel=True),
+    draw=draw_block,
+    oracle=block_oracle,
+    facts=parallel_facts,
+    stretches=({"seq": 1024, "max_seq": 1024}, {"rows": 8, "width": 2048}, {"hidden": 8192}),
+    at_scale=(Case("tensor=8, width 2048", {"tensor": 8}, _LARGE), "tensor=8, 16 heads"),
+    naive_time="one_after_the_other",
+)
+
+# vocab_parallel_embed: tokens and positions, with the table split over the vocabulary.
+
+
+def draw_embed(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
+    shapes = WRAPPINGS["vocab_parallel_embed"].wrap(print, case).inputs
+    found = {name: draw_leaves(rng, shapes[name], rng.uniform(0.5, 2)) for name in ("params", "upstream")}
+    return {**found, "tokens": rng.integers(0, case.sizes.vocab, shapes["tokens"].shape, np.int32)}
+
+
+def embed_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
+    """The course's embedding on one device for each group."""
+    groups = groups_of(case)
+    tokens, upstream = (inputs[name].reshape(groups, -1, *inputs[name].shape[1:]) for name in ("tokens", "upstream"))
+    run = _embed_each_group(case.sizes.model)
+    values, gradients = jax.tree.map(np.asarray, run(inputs["params"], tokens, upstream))
+    return {"values": values.reshape(inputs["upstream"].shape), "gradients": gradients}
+
+
+@cache
+def _embed_each_group(sizes: ModelSizes) -> Any:
+    model = build_model(sizes)
+
+    def one(params, tokens, upstream):
+        values, back = jax.vjp(lambda params: model.embed(params, tokens), params)
+        return values, back(upstream)[0]
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+
+
+def embed_facts(judged: Judged) -> list[Fact]:
+    values = (
+        "Which tokens does this device know, what does it give for the others, and at which position do its rows begin?"
+    )
+    gradients = "Whose rows of the table, and which positions, has this device a part in?"
+    whole = whole_gradients(judged.cases, lambda case: params_of(case)["embed"], "gradients")
+
+    def once(e: Evidence) -> float:
+        return ring_bytes(e.case, activation_bytes(e.case))
+
+    return [
+        *facts.values_and_gradients(whole, values, gradients),
+        facts.bytes_sent("reduce-scatter bytes", judged.all, "reduce_scatter", once, weight=2),
+        facts.bytes_sent("all-gather bytes", judged.all, "all_gather", once),
+        facts.only_collectives(OTHER, judged.all, ("all_gather", "reduce_scatter")),
+    ]
+
+
+_ONE_LAYER = SIZES.but(num_layers=1)
+
+
+VOCAB_PARALLEL_EMBED = Task(
+    wrapping=WRAPPINGS["vocab_parallel_embed"],
+    points=3,
+    cases=(
+        Case("tensor=4", {"tensor": 4}, _ONE_LAYER, quick=True),
+        Case("data=2 x model=2", {"data": 2, "model": 2}, _ONE_LAYER, quick=True),
+        Case("tensor=8, as long as there are positions", {"tensor": 8}, _ONE_LAYER.but(seq=32)),
+        Case("data=4 x tensor=2", {"data": 4, "tensor": 2}, _ONE_LAYER.but(rows=1)),
+        Case("tensor=1", {"tensor": 1}, _ONE_LAYER),
+    ),
+    unseen=lambda rng: unseen(rng, (2, 4), (2,), (3,), (2, 3), (5,)),
+    draw=draw_embed,
+    oracle=embed_oracle,
+    facts=embed_facts,
+)
+
+# vocab_parallel_loss: cross-entropy of logits that no device has all of.
+
+
+def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
+    """All logits are large, of either sign: the loss is what it would be without, and ``exp`` of them is not."""
+    shapes = WRAPPINGS["vocab_parallel_loss"].wrap(print, case).inputs
+    found = {"params": draw_leaves(rng, shapes["params"], 0.3), "x": draw_leaves(rng, shapes["x"])}
+    found["params"]["out"]["bias"] += np.float32(case.sizes.offset)
+    targets = rng.integers(0, case.sizes.vocab, shapes["targets"].shape, np.int32)
+    return {**found, "targets": targets, "upstream": np.float32(rng.uniform(-4, -2))}
+
+
+def loss_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
+    """The course's head and loss on one device for each group, and ``upstream`` times its gradients."""
+    groups = groups_of(case)
+    x, targets = (inputs[name].reshape(groups, -1, *inputs[name].shape[1:]) for name in ("x", "targets"))
+    run = _lose_each_group(case.sizes.model)
+    losses, (of_params, of_x) = jax.tree.map(np.asarray, run(inputs["params"], x, targets))
+    gradients = {"params": of_params, "x": of_x.reshape(inputs["x"].shape)}
+    scaled = jax.tree.map(lambda gradient: inputs["upstream"] * gradient, gradients)
+    return {"values": np.repeat(losses, parts_of(case)), "gradients": scaled}
+
+
+@cache
+def _lose_each_group(sizes: ModelSizes) -> Any:
+    model = build_model(sizes)
+    return jax.jit(jax.vmap(jax.value_and_grad(model.loss, argnums=(0, 1)), in_axes=(None, 0, 0)))
+
+
+# --8<-- [start:logits]
+def part_of_logits(case: Case[Sizes]) -> int:
+    """Elements of the logits that a device has: all tokens of its group, and its part of the vocabulary."""
+    return case.sizes.rows * case.sizes.seq * case.sizes.vocab // parts_of(case)
+
+
+# --8<-- [end:logits]
+
+
+def sums_bytes(case: Case[Sizes]) -> float:
+    """Three numbers a token, all-reduced: the largest logit, the sum of the exponentials, the target's logit.
+
+    And a scalar, for those who add up parts of the loss.
+    """
+    return 2 * ring_bytes(case, 4 * (3 * case.sizes.rows * case.sizes.seq + 1))
+
+
+def most_sent(case: Case[Sizes]) -> float:
+    """Those sums, and the activations once in each direction, or twice as much where the sum of all is how they go."""
+    return (4 if case.sizes.by_sum else 2) * ring_bytes(case, activation_bytes(case)) + sums_bytes(case)
+
+
+def loss_facts(judged: Judged) -> list[Fact]:
+    values = "Which numbers must all devices agree on before the logarithm, and what happens to exp of a large one?"
+    gradients = (
+        "How many devices return this loss, how is it typed, and which rows of logits has this device a part in?"
+    )
+    logits = "Which of all logits does a device need, and what of the others is enough?"
+    sent = "What does a token's loss need of another device's logits?"
+    whole = whole_gradients(judged.cases, lambda case: params_of(case)["head"], "gradients/params")
+    return [
+        *facts.values_and_gradients(whole, values, gradients),
+        limits.largest_within(judged, part_of_logits, logits, weight=3),
+        facts.bytes_at_most("bytes sent", judged.all, EVERY, lambda e: most_sent(e.case), sent),
+    ]
+
+
+_LOGITS = _ONE_LAYER.but(offset=120)
+_VOCABULARY = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 1024, "max_seq": 1024, "rows": 8}
+
+
+def _unseen_loss(rng: np.random.Generator) -> Case[Sizes]:
+    offset = int(rng.choice([-1, 1]) * rng.integers(100, 250))
+    return unseen(rng, (2, 4), (2,), (3,), (2, 3), (5,), offset=offset)
+
+
+VOCAB_PARALLEL_LOSS = Task(
+    wrapping=WRAPPINGS["vocab_parallel_loss"],
+    points=5,
+    cases=(
+        Case("tensor=4", {"tensor": 4}, _LOGITS.but(offset=-150), quick=True),
+        Case("tensor=8", {"tensor": 8}, _LOGITS, quick=True),
+        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, _LOGITS.but(by_sum=True, offset=0)),
+        Case("data=4 x model=2", {"data": 4, "model": 2}, _LOGITS.but(rows=1)),
+        Case("tensor=1", {"tensor": 1}, _LOGITS),
+    ),
+    unseen=_unseen_loss,
+    draw=draw_loss,
+    oracle=loss_oracle,
+    facts=loss_facts,
+    at_scale=(Case("tensor=8, vocabulary of 32,000", {"tensor": 8}, _LOGITS.but(**_VOCABULARY)), "tensor=8"),
+    naive_memory="gathers_logits",
+)
