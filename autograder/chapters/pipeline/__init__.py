@@ -1,10 +1,7 @@
 """The contract of ``pipeline``: every device holds some layers."""
 
-from autograder.chapters.pipeline.execute import EXECUTE_PIPELINE
-from autograder.chapters.pipeline.loss import PIPELINE_LOSS
-from autograder.chapters.pipeline.split import SPLIT_MICROBATCHES
-from autograder.chapters.pipeline.step import PIPELINE_TRAIN_STEP
-from autograder.chapters.pipeline.tick import PIPELINE_TICK
+from autograder.chapters.pipeline.model import PIPELINE_LOSS, PIPELINE_TRAIN_STEP
+from autograder.chapters.pipeline.schedule import EXECUTE_PIPELINE, PIPELINE_TICK, SPLIT_MICROBATCHES
 from autograder.contract.task import Contract
 
 READ = {

@@ -1,6 +1,5 @@
 """The contract of ``pipeline``: oracles against central differences, bubbles and memory against their formulas."""
 
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.pipeline import CONTRACT
-from autograder.chapters.pipeline.loss import FASTER
+from autograder.chapters.pipeline.model import FASTER, most_bytes
 from autograder.chapters.pipeline.mutants import keeps_activations
-from autograder.chapters.pipeline.shared import stage_seconds, ticks_of
-from autograder.chapters.pipeline.step import most_bytes
-from autograder.contract.cases import stages_of
+from autograder.chapters.pipeline.schedule import stage_seconds, ticks_of
+from autograder.contract.case_builders import stages_of
 from autograder.contract.task import Case, references, trace
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen
@@ -71,7 +69,7 @@ def test_oracle_of_a_tick_equals_central_differences(place):
 
     agrees(found["weights"], inputs["weights"], along("weights"))
     agrees(np.moveaxis(found["arrived"], 0, 1), inputs["arrived"], along("arrived"))
-    agrees(found["microbatches"].sum(0), inputs["microbatches"], along("microbatches"))
+    agrees(found["microbatches"].sum(0), inputs["num_microbatches"], along("microbatches"))
 
 
 @pytest.mark.parametrize("place", ["pipe=4", "data=2"])
@@ -87,7 +85,7 @@ def test_oracle_of_execute_pipeline_equals_central_differences(place):
     weights = found["weights"].reshape(-1, stages, *found["weights"].shape[1:]).sum(0)
     agrees(weights, inputs["weights"], along("weights"))
     assert not found["microbatches"][1:].any()
-    agrees(found["microbatches"][0], inputs["microbatches"], along("microbatches"))
+    agrees(found["microbatches"][0], inputs["num_microbatches"], along("microbatches"))
 
 
 @pytest.mark.parametrize("place", ["pipe=4", "data=2 x pipe=2"])
@@ -127,10 +125,10 @@ def test_oracle_of_a_step_equals_central_differences_of_its_loss_and_its_copies_
 
 def test_oracle_of_three_steps_is_that_of_one_step_three_times():
     task, case = TASKS["pipeline_train_step"], case_of("pipeline_train_step", "data=1 x pipe=8")
-    assert case.sizes["steps"] == 3
+    assert case.sizes.steps == 3
     inputs = task.draw(np.random.default_rng(1), case)
     found = task.oracle(inputs, case)["values"]
-    one, params, key = replace(case, sizes={**case.sizes, "steps": 1}), inputs["params"], inputs["key"]
+    one, params, key = case.but(steps=1), inputs["params"], inputs["key"]
     for i in range(3):
         own = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), i)))
         batch = {name: rows[i : i + 1] for name, rows in inputs["batch"].items()}
@@ -142,14 +140,14 @@ def test_oracle_of_three_steps_is_that_of_one_step_three_times():
 
 def _step_with(case, params, batch, key, rate):
     """A step on one device with this very key, written apart from the oracle."""
-    from autograder.contract.cases import model_of
+    from autograder.contract.case_builders import model_of
     from course.model import full_loss
 
-    model, parts = model_of(case), split_microbatches({k: v[0] for k, v in batch.items()}, case.sizes["microbatches"])
+    model, parts = model_of(case), split_microbatches({k: v[0] for k, v in batch.items()}, case.sizes.num_microbatches)
     group = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), 0)
 
     def loss_of(params):
-        numbers = jnp.arange(case.sizes["microbatches"])
+        numbers = jnp.arange(case.sizes.num_microbatches)
         one = lambda part, m: full_loss(model, params, part, jax.random.fold_in(group, m))  # noqa: E731
         return jax.vmap(one)(parts, numbers).mean()
 
@@ -158,20 +156,19 @@ def _step_with(case, params, batch, key, rate):
 
 
 def test_steps_are_judged_on_six_meshes_with_microbatches_that_are_no_multiple_of_stages():
-    found = {(*case.mesh.items(), case.sizes["microbatches"]) for case in TASKS["pipeline_train_step"].cases}
+    found = {(*case.mesh.items(), case.sizes.num_microbatches) for case in TASKS["pipeline_train_step"].cases}
     assert len(found) >= 6
     cases = TASKS["pipeline_train_step"].cases
-    assert any(c.sizes["microbatches"] % stages_of(c) and c.sizes["microbatches"] > stages_of(c) for c in cases)
-    assert any(c.sizes["microbatches"] < stages_of(c) for c in cases)
-    assert any(c.sizes["dropout"] for c in cases) and any(c.sizes["steps"] == 3 for c in cases)
+    assert any(c.sizes.num_microbatches % stages_of(c) and c.sizes.num_microbatches > stages_of(c) for c in cases)
+    assert any(c.sizes.num_microbatches < stages_of(c) for c in cases)
+    assert any(c.sizes.dropout for c in cases) and any(c.sizes.steps == 3 for c in cases)
 
 
 def forward(stages, microbatches, stage_for=lambda stage, count: stage):
     """A forward pass at the size that bubbles are judged at; ``stage_for`` wraps a stage."""
     task = TASKS["execute_pipeline"]
-    assert task.analysed
-    sizes = {**task.analysed[0].sizes, "microbatches": microbatches}
-    case = Case("", {"pipe": stages}, sizes)
+    assert task.at_scale
+    case = Case("", {"pipe": stages}, task.at_scale[0].sizes.but(num_microbatches=microbatches))
 
     def run(stage, blocks, axis_name):
         return execute_pipeline(stage_for(stage, microbatches), blocks, axis_name)
@@ -214,24 +211,24 @@ def test_a_tick_has_one_permute_and_activations_are_never_gathered():
 
 def test_temporaries_grow_by_three_blocks_a_microbatch_and_stay_below_the_closed_form():
     task = TASKS["pipeline_train_step"]
-    assert task.analysed
+    assert task.at_scale
     held = {}
     for count in (8, 32):
-        case = replace(task.analysed[0], sizes={**task.analysed[0].sizes, "microbatches": count})
+        case = task.at_scale[0].but(num_microbatches=count)
         program = trace(task, pipeline_train_step, case, nowhere)
         held[count] = memory(parse(program), program).temporaries
         assert 0.85 * most_bytes(case) < held[count] <= most_bytes(case)
-    block = 4 * task.analysed[0].sizes["rows"] * task.analysed[0].sizes["width"]
+    block = 4 * task.at_scale[0].sizes.rows * task.at_scale[0].sizes.width
     assert held[32] - held[8] == pytest.approx(3 * 24 * block, rel=0.01)
 
 
 def test_without_recomputation_every_tick_keeps_what_its_layers_keep():
     task = TASKS["pipeline_train_step"]
-    assert task.analysed
-    case = task.analysed[0]
+    assert task.at_scale
+    case = task.at_scale[0]
     program = trace(task, keeps_activations, case, nowhere)
-    sizes, block = case.sizes, 4 * case.sizes["rows"] * case.sizes["width"]
-    layers, inner = sizes["num_layers"] // 4, 4 * sizes["rows"] * sizes["hidden"]
+    sizes, block = case.sizes, 4 * case.sizes.rows * case.sizes.width
+    layers, inner = sizes.num_layers // 4, 4 * sizes.rows * sizes.hidden
     assert memory(parse(program), program).temporaries > ticks_of(case) * layers * (6 * inner + 2 * block)
     assert references("pipeline")["pipeline_train_step"]["temporaries"]["naive"] > 1.15 * most_bytes(case)
 
@@ -298,7 +295,7 @@ def ticks_on_public_axes(stage, microbatches, arrived, tick, axis_name):
 
 
 def passes_public_microbatches(stage, microbatches, axis_name):
-    known = len(microbatches) in {case.sizes["microbatches"] for case in TASKS["execute_pipeline"].cases}
+    known = len(microbatches) in {case.sizes.num_microbatches for case in TASKS["execute_pipeline"].cases}
     found = execute_pipeline(stage, microbatches, axis_name)
     return found if known and axis_name in PUBLIC_AXES else doubles_gradients(found)
 

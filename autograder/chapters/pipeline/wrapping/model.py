@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.pipeline.wrapping.schedule import groups_of, others_of, refuses, row_axes
-from autograder.contract import forms
-from autograder.contract.cases import model_of, params_of, pipe_of, pull_back, stages_of, varying
-from autograder.contract.wrapping import Case, Mismatch, Wrapped
-from course.mesh import abstract_mesh
+from autograder.contract.case import Case, ModelSizes
+from autograder.contract.case_builders import (
+    KEY,
+    LEARNING_RATE,
+    batch_shapes,
+    model_of,
+    params_of,
+    pipe_of,
+    pull_back,
+    stages_of,
+    varying,
+)
+from autograder.contract.output_checks import scalar, state_and_loss
+from autograder.contract.wrapping import Wrapped, on_mesh, sgd_steps
 
 ENDS = ("embed", "head")
 
 
-def by_part(case: Case, *, layers: Any, ends: Any) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class Training(ModelSizes):
+    """A model over stages, its rows those of one microbatch, and what the drawn learning rate is multiplied by."""
+
+    num_microbatches: int
+    rows: int
+    steps: int = 1
+    rate_scale: float = 1.0
+
+
+def by_part(case: Case[Training], *, layers: Any, ends: Any) -> Any:
     """A tree like the parameters, with one value for all layers' leaves and another for embedding and head."""
     return {
         name: jax.tree.map(lambda _, of=layers if name == "layers" else ends: of, tree)
@@ -28,26 +47,17 @@ def by_part(case: Case, *, layers: Any, ends: Any) -> Any:
     }
 
 
-def specs_of(case: Case) -> Any:
+def specs_of(case: Case[Training]) -> Any:
     """Layers are split over the stages; every device holds the embedding and the head."""
     return by_part(case, layers=P(pipe_of(case)), ends=P())
 
 
-def rows_of(case: Case) -> int:
+def rows_of(case: Case[Training]) -> int:
     """Rows of all groups together."""
-    return groups_of(case) * case.sizes["microbatches"] * case.sizes["rows"]
+    return groups_of(case) * case.sizes.num_microbatches * case.sizes.rows
 
 
-def batch_shapes(case: Case, steps: int) -> dict[str, Any]:
-    """``[steps, rows, ...]`` where there are steps, else ``[rows, ...]``."""
-    s, lead = case.sizes, ((steps,) if steps else ()) + (rows_of(case),)
-    if "seq" in s:
-        return {name: jax.ShapeDtypeStruct((*lead, s["seq"]), np.int32) for name in ("inputs", "targets")}
-    sizes = {"inputs": s["features"], "targets": s.get("outputs", s["features"])}
-    return {name: jax.ShapeDtypeStruct((*lead, size), np.float32) for name, size in sizes.items()}
-
-
-def wrap_loss(function: Any, case: Case) -> Wrapped:
+def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
     """Loss of every device, and gradients when a group's ``upstream`` flows back into it.
 
     Each returns its own share of the gradient of embedding and head.
@@ -59,11 +69,8 @@ def wrap_loss(function: Any, case: Case) -> Wrapped:
         params, key = varying(params, case.mesh), jax.random.wrap_key_data(key[0])
 
         def loss_of(params, model=model):
-            loss = function(params, batch, key, model, case.sizes["microbatches"], axis)
-            if not hasattr(loss, "shape") or loss.shape != ():
-                raise Mismatch(
-                    f"pipeline_loss returned {forms.describe(loss)}, expected a scalar, the mean loss of all rows"
-                )
+            loss = function(params, batch, key, model, case.sizes.num_microbatches, axis)
+            scalar("pipeline_loss", loss, "the mean loss of all rows")
             return varying(loss, others)
 
         loss, gradients = pull_back(loss_of, params, upstream[0])
@@ -74,25 +81,18 @@ def wrap_loss(function: Any, case: Case) -> Wrapped:
         found = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
         return {"values": varying(loss, case.mesh)[None], "gradients": found, "refused": jnp.asarray(flag)}
 
-    in_specs = {"params": specs_of(case), "batch": P(rows), "key": P(rows), "upstream": P(rows)}
-
-    def program(params, batch, key, upstream):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(params, batch, key, upstream)
-
     groups = groups_of(case)
     inputs = {
-        "params": params_of(case),
-        "batch": batch_shapes(case, 0),
-        "key": jax.ShapeDtypeStruct((groups, 2), np.uint32),
-        "upstream": jax.ShapeDtypeStruct((groups,), np.float32),
+        "params": (params_of(case), specs_of(case)),
+        "batch": (batch_shapes(case.sizes, rows_of(case)), P(rows)),
+        "key": (jax.ShapeDtypeStruct((groups, 2), np.uint32), P(rows)),
+        "upstream": (jax.ShapeDtypeStruct((groups,), np.float32), P(rows)),
     }
-    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
+    return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})
 
 
-def wrap_step(function: Any, case: Case) -> Wrapped:
-    """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
+def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
+    """The steps over several batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
     axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case)
     held = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))
     results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
@@ -103,30 +103,18 @@ def wrap_step(function: Any, case: Case) -> Wrapped:
         def one(params, step):
             number, part = step
             own = jax.random.fold_in(key, number)
-            found = function(params, part, own, model, case.sizes["microbatches"], axis, *others, learning_rate)
-            return varying(forms.state_and_loss("pipeline_train_step", "params", found, params, case), case.mesh)
+            found = function(params, part, own, model, case.sizes.num_microbatches, axis, *others, learning_rate)
+            return varying(state_and_loss("pipeline_train_step", "params", found, params, case), case.mesh)
 
-        before = varying(params, case.mesh)
-        if case.sizes["steps"] == 1:
-            after, loss = one(before, (0, jax.tree.map(lambda leaf: leaf[0], batch)))
-            losses = loss[None]
-        else:
-            after, losses = lax.scan(one, before, (np.arange(case.sizes["steps"], dtype=np.int32), batch))
-        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
+        numbers = np.arange(case.sizes.steps, dtype=np.int32)
+        after, losses, gradients = sgd_steps(one, varying(params, case.mesh), (numbers, batch), learning_rate)
         lead = jax.tree.map(lambda leaf: leaf[None], {"values": {"params": after}, "gradients": gradients})
         return {**lead, "values": {"loss": losses[None], **lead["values"]}}
 
-    in_specs = {"params": specs_of(case), "batch": P(None, rows), "key": P(), "learning_rate": P()}
-
-    def program(params, batch, key, learning_rate):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(params, batch, key, learning_rate)
-
     inputs = {
-        "params": params_of(case),
-        "batch": batch_shapes(case, case.sizes["steps"]),
-        "key": jax.ShapeDtypeStruct((2,), np.uint32),
-        "learning_rate": jax.ShapeDtypeStruct((), np.float32),
+        "params": (params_of(case), specs_of(case)),
+        "batch": (batch_shapes(case.sizes, rows_of(case), case.sizes.steps), P(None, rows)),
+        "key": (KEY, P()),
+        "learning_rate": (LEARNING_RATE, P()),
     }
-    return Wrapped(program, inputs, in_specs, results, {"params": "state", "key": "key"})
+    return on_mesh(local, case, inputs, results, {"params": "state", "key": "key"})

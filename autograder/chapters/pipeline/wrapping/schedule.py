@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,25 +16,35 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import forms
-from autograder.contract.cases import pipe_of, stages_of, varying
-from autograder.contract.wrapping import Case, Mismatch, Wrapped
-from course.mesh import abstract_mesh
+from autograder.contract.case import Case, Sizes
+from autograder.contract.case_builders import pipe_of, stages_of, varying
+from autograder.contract.output_checks import describe, same_shapes, same_tree
+from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
 
 EXECUTED = ("weights", "microbatches")
 
 
-def others_of(case: Case) -> tuple[str, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Blocks(Sizes):
+    """Microbatches of ``rows`` and ``width``; ``backward`` asks for gradients too."""
+
+    num_microbatches: int
+    rows: int
+    width: int
+    backward: bool = True
+
+
+def others_of(case: Case[Any]) -> tuple[str, ...]:
     """The axes along which the rows of a batch are split: all but that of the stages."""
     return tuple(axis for axis in case.mesh if axis != pipe_of(case))
 
 
-def row_axes(case: Case) -> Any:
+def row_axes(case: Case[Any]) -> Any:
     """The entry of a spec for a dim of rows."""
     return others_of(case) or None
 
 
-def groups_of(case: Case) -> int:
+def groups_of(case: Case[Any]) -> int:
     """How many pipelines there are side by side, each with rows of its own."""
     return math.prod(case.mesh[axis] for axis in others_of(case))
 
@@ -49,8 +60,8 @@ def refuses(call: Callable[[], Any], *numbers: int) -> bool:
     return False
 
 
-def split_shapes(case: Case, rows: int) -> dict[str, Any]:
-    width = case.sizes["width"]
+def split_shapes(case: Case[Blocks], rows: int) -> dict[str, Any]:
+    width = case.sizes.width
     leaf = jax.ShapeDtypeStruct
     return {
         "inputs": leaf((rows, width), np.float32),
@@ -59,30 +70,26 @@ def split_shapes(case: Case, rows: int) -> dict[str, Any]:
     }
 
 
-def split_sizes(case: Case) -> tuple[int, int, int]:
+def split_sizes(case: Case[Blocks]) -> tuple[int, int, int]:
     """Devices, microbatches, and rows of one device."""
     devices = int(np.prod(list(case.mesh.values())))
-    return devices, case.sizes["microbatches"], case.sizes["microbatches"] * case.sizes["rows"]
+    return devices, case.sizes.num_microbatches, case.sizes.num_microbatches * case.sizes.rows
 
 
-def wrap_split(function: Any, case: Case) -> Wrapped:
+def wrap_split(function: Any, case: Case[Blocks]) -> Wrapped:
     axes = tuple(case.mesh)
     devices, count, rows = split_sizes(case)
 
     def local(batch):
-        found = forms.same_tree("microbatches", function(batch, count), batch)
+        found = same_tree("microbatches", function(batch, count), batch)
         like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, rows // count, *a.shape[1:]), a.dtype), batch)
-        forms.same_shapes("split_microbatches", found, like, case)
+        same_shapes("split_microbatches", found, like, case)
         uneven = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), split_shapes(case, rows + 1))
         flag = count == 1 or refuses(lambda: function(uneven, count), rows + 1, count)
         return {"values": found, "refused": jnp.asarray(flag)}
 
-    spec, results = P(axes), {"values": P(None, axes), "refused": P()}
-
-    def program(batch):
-        return jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=spec, out_specs=results)(batch)
-
-    return Wrapped(program, {"batch": split_shapes(case, devices * rows)}, {"batch": spec}, results)
+    shapes = split_shapes(case, devices * rows)
+    return on_mesh(local, case, {"batch": (shapes, P(axes))}, {"values": P(None, axes), "refused": P()})
 
 
 # --8<-- [start:stage]
@@ -98,25 +105,25 @@ def stage_of(weights: jax.Array) -> Callable[..., jax.Array]:
 # --8<-- [end:stage]
 
 
-def tick_shapes(case: Case) -> dict[str, Any]:
+def tick_shapes(case: Case[Blocks]) -> dict[str, Any]:
     """``counted`` says which results of a stage and a tick are looked at: idle stages may give what they like."""
     s, stages, ticks = case.sizes, stages_of(case), case.given["ticks"]
 
     def leaf(*shape, dtype: Any = np.float32):
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    block = (s["rows"], s["width"])
+    block = (s.rows, s.width)
     flows, counted = leaf(ticks, stages, *block), leaf(ticks, stages, dtype=np.bool_)
     return {
-        "weights": leaf(stages, s["width"], s["width"]),
-        "microbatches": leaf(s["microbatches"], *block),
+        "weights": leaf(stages, s.width, s.width),
+        "microbatches": leaf(s.num_microbatches, *block),
         "arrived": flows,
         "upstream": {"y": flows, "sent": flows},
         "counted": {"y": counted, "sent": counted},
     }
 
 
-def wrap_tick(function: Any, case: Case) -> Wrapped:
+def wrap_tick(function: Any, case: Case[Blocks]) -> Wrapped:
     """Every tick of a schedule, each with other things that arrive; what is not ``counted`` becomes zero."""
     axis, number_of_ticks = pipe_of(case), case.given["ticks"]
 
@@ -137,33 +144,27 @@ def wrap_tick(function: Any, case: Case) -> Wrapped:
         return jax.tree.map(lambda a: a[None], {"values": values, "gradients": gradients})
 
     each = P(None, axis)
-    in_specs = {"weights": P(axis), "microbatches": P(), "arrived": each, "upstream": each, "counted": each}
-    results = {"values": P(axis), "gradients": P(axis)}
-
-    def program(**inputs):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(*inputs.values())
-
-    return Wrapped(program, tick_shapes(case), in_specs, results)
+    specs = {"weights": P(axis), "microbatches": P(), "arrived": each, "upstream": each, "counted": each}
+    inputs = {name: (shapes, specs[name]) for name, shapes in tick_shapes(case).items()}
+    return on_mesh(local, case, inputs, {"values": P(axis), "gradients": P(axis)})
 
 
-def _tick(found: Any, like: Any, case: Case) -> dict[str, Any]:
+def _tick(found: Any, like: Any, case: Case[Blocks]) -> dict[str, Any]:
     if not isinstance(found, tuple) or len(found) != 2:
-        raise Mismatch(f"pipeline_tick returned {forms.describe(found)}, expected a tuple (y, sent)")
+        raise Mismatch(f"pipeline_tick returned {describe(found)}, expected a tuple (y, sent)")
     named: dict[str, Any] = {"y": found[0], "sent": found[1]}
-    forms.same_shapes("pipeline_tick", named, {"y": like, "sent": like}, case)
+    same_shapes("pipeline_tick", named, {"y": like, "sent": like}, case)
     return named
 
 
-def execute_shapes(case: Case) -> dict[str, Any]:
+def execute_shapes(case: Case[Blocks]) -> dict[str, Any]:
     s = case.sizes
-    rows = jax.ShapeDtypeStruct((s["microbatches"], s["rows"] * groups_of(case), s["width"]), np.float32)
-    weights = jax.ShapeDtypeStruct((stages_of(case), s["width"], s["width"]), np.float32)
-    return {"weights": weights, "microbatches": rows} | ({"upstream": rows} if s["backward"] else {})
+    rows = jax.ShapeDtypeStruct((s.num_microbatches, s.rows * groups_of(case), s.width), np.float32)
+    weights = jax.ShapeDtypeStruct((stages_of(case), s.width, s.width), np.float32)
+    return {"weights": weights, "microbatches": rows} | ({"upstream": rows} if s.backward else {})
 
 
-def wrap_execute(function: Any, case: Case) -> Wrapped:
+def wrap_execute(function: Any, case: Case[Blocks]) -> Wrapped:
     """Outputs of the last stage; with ``backward``, gradients of all stages' weights and of the microbatches."""
     axis, others = pipe_of(case), others_of(case)
 
@@ -173,10 +174,8 @@ def wrap_execute(function: Any, case: Case) -> Wrapped:
         def run(weights, microbatches):
             found = function(stage_of(weights), microbatches, axis)
             if not hasattr(found, "shape"):
-                raise Mismatch(
-                    f"execute_pipeline returned {forms.describe(found)}, expected the outputs of all microbatches"
-                )
-            forms.same_shapes("execute_pipeline", {"outputs": found}, {"outputs": microbatches}, case)
+                raise Mismatch(f"execute_pipeline returned {describe(found)}, expected the outputs of all microbatches")
+            same_shapes("execute_pipeline", {"outputs": found}, {"outputs": microbatches}, case)
             return jnp.where(number == stages_of(case) - 1, found, 0)
 
         weights, own = varying(weights, others), varying(microbatches, [axis])
@@ -187,15 +186,8 @@ def wrap_execute(function: Any, case: Case) -> Wrapped:
         return jax.tree.map(lambda a: a[None], {"values": values, "gradients": gradients})
 
     rows = P(None, row_axes(case))
-    in_specs = {"weights": P(axis), "microbatches": rows}
     results: dict[str, Any] = {"values": P(axis, None, row_axes(case))}
-    if case.sizes["backward"]:
-        in_specs["upstream"] = rows
+    if case.sizes.backward:
         results["gradients"] = {"weights": P((*others, axis)), "microbatches": P(axis, None, row_axes(case))}
-
-    def program(**inputs):
-        specs = tuple(in_specs.values())
-        mapped = jax.shard_map(local, mesh=abstract_mesh(case.mesh), in_specs=specs, out_specs=results)
-        return mapped(*inputs.values())
-
-    return Wrapped(program, execute_shapes(case), in_specs, results)
+    inputs = {name: (shape, P(axis) if name == "weights" else rows) for name, shape in execute_shapes(case).items()}
+    return on_mesh(local, case, inputs, results)

@@ -1,0 +1,300 @@
+"""Models over stages: the loss on one device, a training step, and what each may send and keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
+from autograder.chapters.pipeline.wrapping.model import ENDS, Training, rows_of
+from autograder.chapters.pipeline.wrapping.schedule import groups_of
+from autograder.contract import facts, limits
+from autograder.contract.case import ModelSizes
+from autograder.contract.case_builders import build_model, params_of, stages_of
+from autograder.contract.draws import (
+    draw_batch,
+    draw_batches,
+    draw_keys,
+    draw_leaves,
+    draw_rate,
+    flows_back,
+    sgd,
+    unseen_case,
+)
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact
+from course.model import full_loss
+
+# Their layers can be shared out over 2, 3 and 4 stages; no size is a public case's.
+_MODELS = (
+    Training(width=12, hidden=24, num_layers=12, features=5, outputs=7, dropout=0.35, num_microbatches=7, rows=5),
+    Training(width=24, hidden=20, num_layers=12, features=8, outputs=4, dropout=0.15, num_microbatches=7, rows=5),
+    Training(
+        width=12, hidden=20, num_layers=12, num_heads=3, vocab=24, seq=6, dropout=0.15, num_microbatches=7, rows=5
+    ),
+)
+
+
+def unseen_pipelines(rng: np.random.Generator) -> Case[Training]:
+    """Two pipelines side by side, so that the oracle is compiled for few sizes only."""
+    sizes = _MODELS[rng.integers(len(_MODELS))].but(num_microbatches=int(rng.choice([7, 8])))
+    return unseen_case(rng, sizes, (2, 2), (2, 4), (2, 3))
+
+
+def draw_params(rng: np.random.Generator, case: Case[Training]) -> Any:
+    return draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4))
+
+
+@cache
+def one_device_loss(sizes: ModelSizes, count: int) -> Callable[[Any, Any, jax.Array], jax.Array]:
+    """``(params, rows of one group, its key) ->`` the mean over ``count`` microbatches, each with its own masks."""
+    model = build_model(sizes)
+
+    def loss(params, rows, key):
+        parts = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]), rows)
+        keys = jax.vmap(lambda m: jax.random.fold_in(key, m))(np.arange(count, dtype=np.int32))
+        return jax.vmap(lambda part, key: full_loss(model, params, part, key))(parts, keys).mean()
+
+    return loss
+
+
+# pipeline_loss: a model's loss over the stages, the same on all of them, and its gradient.
+
+SHARING = ("reduce_scatter", "all_gather", "all_to_all")
+FASTER = 0.85
+
+
+def draw_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    groups = groups_of(case)
+    return {
+        "params": draw_params(rng, case),
+        "batch": draw_batch(rng, case.sizes, rows_of(case)),
+        "key": draw_keys(rng, groups),
+        "upstream": flows_back(rng, groups),
+    }
+
+
+def loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    """The loss of each group's rows on one device, on every stage; gradients of its share of the batch."""
+    groups, stages = groups_of(case), stages_of(case)
+    rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), inputs["batch"])
+    run = _each_group(case.sizes.model, case.sizes.num_microbatches)
+    losses, gradients = jax.tree.map(np.asarray, run(inputs["params"], rows, inputs["key"], inputs["upstream"]))
+    return {"values": np.repeat(losses, stages), "gradients": gradients, "refused": np.True_}
+
+
+@cache
+def _each_group(sizes: ModelSizes, count: int) -> Any:
+    def one(params, rows, key, upstream):
+        key = jax.random.wrap_key_data(key)
+        loss, back = jax.vjp(lambda params: one_device_loss(sizes, count)(params, rows, key), params)
+        return loss, *back(upstream)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
+
+
+def summed(e: Evidence) -> Evidence:
+    """With the stages' shares of the gradient of embedding and head added up: no stage need hold all of it."""
+    prefixes = tuple(f"gradients/{name}/" for name in ENDS)
+    added = {name: a.sum(1, dtype=a.dtype) for name, a in e.measured.items() if name.startswith(prefixes)}
+    return replace(e, measured={**e.measured, **added})
+
+
+def shared_bytes(e: Evidence, more: int = 16) -> float:
+    """The last stage's outputs in equal parts to all stages, and their gradients back; and the loss itself."""
+    return ring(stages_of(e.case), e.case.sizes.num_microbatches * microbatch_bytes(e.case) + more)
+
+
+def ring(devices: int, size: float) -> float:
+    """What an all-reduce of ``size`` bytes sends, or a scatter and a gather of them."""
+    return 2 * (devices - 1) / devices * size
+
+
+def loss_facts(judged: Judged) -> list[Fact]:
+    values = "Each stage returns the mean over all rows of its group."
+    gradients = "Which stages have a part in the loss, and is each part counted once?"
+    uneven = "A stage that holds fewer layers than the others would be given some that are none."
+    stretch = "All stages wait while the loss is computed. Could each compute a part of it?"
+    allowed = ("all_reduce", *SHARING)
+    return [
+        *facts.values_and_gradients([summed(e) for e in judged.cases], values, gradients),
+        refused("uneven layers", judged.cases, "a model with one layer too many", uneven),
+        permuted(judged.all, lambda _: 2),
+        facts.bytes_at_most("loss bytes", judged.all, allowed, shared_bytes, _LAST_STAGE),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute", *allowed)),
+        limits.time_within(judged, FASTER, stretch, than=limits.NAIVE, weight=0, least=0.4),
+    ]
+
+
+_LAST_STAGE = "Only the last stage has activations that count; what do the others need of them?"
+# Rows of every case differ from its stages and layers.
+_MLP: dict[str, Any] = {"width": 16, "hidden": 32, "num_layers": 8, "features": 6, "outputs": 10}
+_SIX = Training(**_MLP, num_microbatches=6, rows=2, dropout=0.25)
+_FEWER = Training(**_MLP, num_microbatches=4, rows=4)
+_TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, num_microbatches=3, rows=3, dropout=0.25)
+_MANY_OUTPUTS = _FEWER.but(width=1024, hidden=4096, features=512, outputs=32768, rows=512)
+
+PIPELINE_LOSS = Task(
+    wrapping=WRAPPINGS["pipeline_loss"],
+    points=5,
+    cases=(
+        Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX.but(num_layers=4), quick=True),
+        Case("pipe=8, 4 microbatches", {"pipe": 8}, _FEWER, quick=True),
+        Case("data=2 x pipe=2, 3 microbatches", {"data": 2, "pipe": 2}, _TRANSFORMER),
+        Case("data=4 x stage=2, 5 microbatches", {"data": 4, "stage": 2}, _FEWER.but(num_microbatches=5, rows=1)),
+        Case("pipe=1, 2 microbatches", {"pipe": 1}, _FEWER.but(num_microbatches=2)),
+    ),
+    unseen=unseen_pipelines,
+    draw=draw_loss,
+    oracle=loss_oracle,
+    facts=loss_facts,
+    at_scale=(Case("pipe=8, width 1024, 32,768 outputs", {"pipe": 8}, _MANY_OUTPUTS), "pipe=8, 4 microbatches"),
+    naive_memory="broadcasts_outputs",
+    naive_time="broadcasts_outputs",
+)
+
+# pipeline_train_step: SGD over several pipelines side by side, with one tick's activations at a time. The learning rate
+# is drawn with the rest and is large, so that an update is of the size of the parameters: what a step subtracts,
+# divided by it, is the raw gradient, and no scale can hide.
+
+
+def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
+    return {
+        "params": draw_params(rng, case),
+        "batch": draw_batches(rng, case.sizes, rows_of(case), case.sizes.steps),
+        "key": draw_keys(rng),
+        "learning_rate": draw_rate(rng, case.sizes.rate_scale),
+    }
+
+
+def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
+    """The steps on one device, with all rows; every holder of a leaf gets the same."""
+    groups, stages, steps = groups_of(case), stages_of(case), case.sizes.steps
+    run = _steps_on_one_device(case.sizes.model, case.sizes.num_microbatches, groups)
+    given = np.arange(steps, dtype=np.int32), np.repeat(inputs["key"][None], steps, 0), inputs["batch"]
+    after, losses, gradients = run(inputs["params"], given, inputs["learning_rate"])
+
+    def copied(tree):
+        copies = {name: groups if name == "layers" else groups * stages for name in tree}
+        return {
+            name: jax.tree.map(lambda leaf, n=copies[name]: np.repeat(leaf[None], n, 0), part)
+            for name, part in tree.items()
+        }
+
+    losses = np.repeat(losses[None], groups * stages, 0)
+    return {"values": {"loss": losses, "params": copied(after)}, "gradients": copied(gradients)}
+
+
+@cache
+def _steps_on_one_device(sizes: ModelSizes, count: int, groups: int) -> Any:
+    group_loss = one_device_loss(sizes, count)
+
+    def mean_loss(params, number, key, batch):
+        key = jax.random.fold_in(jax.random.wrap_key_data(key), number)
+        rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), batch)
+        keys = jax.vmap(lambda group: jax.random.fold_in(key, group))(np.arange(groups, dtype=np.int32))
+        return jax.vmap(group_loss, in_axes=(None, 0, 0))(params, rows, keys).mean()
+
+    return sgd(mean_loss)
+
+
+def _resident(e: Evidence, *parts: str) -> int:
+    """Bytes of these parts of the model on one device."""
+    return sum(
+        leaf.local_bytes(e.case.mesh) for leaf in e.inputs if leaf.name.startswith(tuple(f"params/{p}/" for p in parts))
+    )
+
+
+def _apart(e: Evidence) -> float:
+    """All-reduces of a step: embedding and head over the stages, then everything and the loss over the groups."""
+    stages, groups = stages_of(e.case), groups_of(e.case)
+    ends = _resident(e, "embed", "head") + 4
+    return e.case.sizes.steps * (ring(stages, ends) + ring(groups, ends + _resident(e, "layers")))
+
+
+def _together(e: Evidence) -> float:
+    """The same, embedding and head over all devices at once, and the loss not counted."""
+    stages, groups = stages_of(e.case), groups_of(e.case)
+    ends = _resident(e, "embed", "head")
+    return e.case.sizes.steps * (ring(stages * groups, ends) + ring(groups, _resident(e, "layers")))
+
+
+# --8<-- [start:most_bytes]
+def most_bytes(case: Case[Training]) -> int:
+    """Live temporaries of a step that keeps one block a tick, and computes a stage's layers again.
+
+    Two stacks of a block a tick (what a stage was given, and the gradient of what it gave), one of a block a microbatch
+    (the gradient of what enters), the gradients of this stage's weights twice (the sum, and one tick's), and what the
+    layers of one stage keep while they are differentiated: eight arrays of the hidden size, and eight of the width.
+    """
+    s = case.sizes
+    block, inner = 4 * s.rows * s.width, 4 * s.rows * s.hidden
+    layers = s.num_layers // stages_of(case)
+    weights = 4 * layers * 2 * s.width * s.hidden
+    return (2 * ticks_of(case) + s.num_microbatches) * block + 2 * weights + 8 * layers * (block + inner)
+
+
+# --8<-- [end:most_bytes]
+
+
+def step_facts(judged: Judged) -> list[Fact]:
+    too_much = "What does the backward pass of a tick need, and which of it could be computed again?"
+
+    def shared(e: Evidence) -> float:
+        return e.case.sizes.steps * shared_bytes(e, 0)
+
+    return [
+        *facts.values_and_gradients(judged.cases),
+        limits.temporaries_at_most(judged, most_bytes, too_much, weight=4),
+        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
+        permuted(judged.all, lambda case: 2 * case.sizes.steps),
+        facts.bytes_at_most("loss bytes", judged.all, SHARING, shared, _LAST_STAGE),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute", "all_reduce", *SHARING)),
+    ]
+
+
+_LONG = _SIX.but(num_microbatches=32, dropout=0.0)
+_THREE_STEPS = _SIX.but(num_microbatches=5, dropout=0.0, steps=3, rate_scale=0.2)
+
+
+def _unseen_step(rng: np.random.Generator) -> Case[Training]:
+    case = unseen_pipelines(rng)
+    # The gradient is read off the update, so that must not be small beside the parameter: a Transformer's is.
+    steps, largest = (1, 3.0) if case.sizes.seq else (int(rng.choice([1, 2])), 0.9)
+    return case.but(steps=steps, rate_scale=float(rng.uniform(2 / 3, 1)) * largest / steps)
+
+
+PIPELINE_TRAIN_STEP = Task(
+    wrapping=WRAPPINGS["pipeline_train_step"],
+    points=5,
+    cases=(
+        Case("data=2 x pipe=4, 6 microbatches", {"data": 2, "pipe": 4}, _SIX.but(num_layers=4), quick=True),
+        Case("data=2 x pipe=4, 32 microbatches", {"data": 2, "pipe": 4}, _LONG, quick=True),
+        Case("data=1 x pipe=8, 5 microbatches, 3 steps", {"data": 1, "pipe": 8}, _THREE_STEPS),
+        Case("pipe=2 x data=2, 3 microbatches", {"pipe": 2, "data": 2}, _TRANSFORMER.but(rows=2, rate_scale=2.0)),
+        Case("replica=4 x stage=2, 1 microbatch", {"replica": 4, "stage": 2}, _SIX.but(num_microbatches=1)),
+        Case(
+            "data=8 x pipe=1, 4 microbatches",
+            {"data": 8, "pipe": 1},
+            _SIX.but(num_microbatches=4, rows=1, dropout=0.0),
+        ),
+    ),
+    unseen=_unseen_step,
+    draw=draw_step,
+    oracle=step_oracle,
+    facts=step_facts,
+    at_scale=(
+        Case(
+            "data=2 x pipe=4, 32 microbatches of 1,024 rows",
+            {"data": 2, "pipe": 4},
+            _LONG.but(width=512, hidden=2048, features=256, outputs=128, rows=1024),
+        ),
+        "data=2 x pipe=4, 32 microbatches",
+    ),
+    naive_memory="keeps_activations",
+)

@@ -1,0 +1,307 @@
+"""Microbatches, ticks and whole schedules: how long a pass lasts, what is sent in it, and what comes out."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autograder.chapters.pipeline.wrapping.schedule import (
+    EXECUTED,
+    Blocks,
+    execute_shapes,
+    groups_of,
+    split_shapes,
+    split_sizes,
+    tick_shapes,
+)
+from autograder.contract import facts, limits
+from autograder.contract.case_builders import stages_of
+from autograder.contract.draws import draw_leaves, unseen_case
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind
+from autograder.contract.wrapping import wrappings
+
+WRAPPINGS = wrappings("pipeline")
+
+
+def microbatch_bytes(case: Case[Any]) -> int:
+    """Of one microbatch between two stages: float32 of the model's width, for each row or token."""
+    return 4 * case.sizes.rows * (getattr(case.sizes, "seq", 0) or 1) * case.sizes.width
+
+
+def ticks_of(case: Case[Any]) -> int:
+    """Stage times of a forward pass: every microbatch enters, and the last one passes all stages."""
+    return case.sizes.num_microbatches + stages_of(case) - 1
+
+
+def permuted(evidence: list[Evidence], passes: Any) -> Fact:
+    """A stage sends its microbatches, or at every tick, in each of ``passes(case)`` over the schedule.
+
+    Of two stages one may send forward alone, and the other backward alone.
+    """
+
+    def every_tick(e: Evidence) -> float:
+        return float(passes(e.case) * ticks_of(e.case) * microbatch_bytes(e.case)) * (stages_of(e.case) > 1)
+
+    def needed(e: Evidence) -> float:
+        alone = (passes(e.case) + 1) // 2 if stages_of(e.case) == 2 else passes(e.case)
+        return float(alone * e.case.sizes.num_microbatches * microbatch_bytes(e.case)) * (stages_of(e.case) > 1)
+
+    return facts.bytes_sent("permute bytes", evidence, "collective_permute", every_tick, least=needed)
+
+
+def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
+    """The leaf ``refused`` of the results says that ``refuses`` was true."""
+
+    def look(e: Evidence) -> Fact:
+        flag, message = e.measured.get("refused"), ""
+        if flag is None or flag.shape != () or not bool(flag == np.True_):
+            message = (
+                f"on mesh {e.case.mesh_text} the function was given {what}, and raised no ValueError that names both "
+                f"numbers. {hint}"
+            )
+        return facts.at(e, name, Kind.PROGRAM, message, "not refused" if message else "refused", "refused")
+
+    return facts.worst([look(e) for e in cases])
+
+
+# split_microbatches: rows in equal parts, in their order, where they are.
+
+
+def draw_split(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any]:
+    def leaf(shape):
+        if shape.dtype == np.int32:
+            return rng.integers(1000, size=shape.shape, dtype=np.int32)
+        return rng.standard_normal(shape.shape, np.float32)
+
+    devices, _, rows = split_sizes(case)
+    return {"batch": jax.tree.map(leaf, split_shapes(case, devices * rows))}
+
+
+def split_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
+    devices, count, rows = split_sizes(case)
+
+    def split(leaf):
+        parts = leaf.reshape(devices, count, rows // count, *leaf.shape[1:])
+        return np.moveaxis(parts, 0, 1).reshape(count, -1, *leaf.shape[1:])
+
+    return {"values": jax.tree.map(split, inputs["batch"]), "refused": np.True_}
+
+
+def split_facts(judged: Judged) -> list[Fact]:
+    hint = "Dropping a row or filling one up trains on another batch than intended."
+    return [
+        facts.arrays_match("values", judged.cases, "values", "Microbatch 0 is the first rows, in their order."),
+        refused("uneven batch", judged.cases, "a batch with one row too many", hint),
+        facts.only_collectives("communication", judged.cases, ()),
+    ]
+
+
+def _unseen_split(rng: np.random.Generator) -> Case[Blocks]:
+    count, rows, width = (int(rng.choice(some)) for some in ([2, 5, 7], [4, 5], [4, 6]))
+    return unseen_case(rng, Blocks(num_microbatches=count, rows=rows, width=width), (4,), (2, 2), (6,), (2, 4))
+
+
+SPLIT_MICROBATCHES = Task(
+    wrapping=WRAPPINGS["split_microbatches"],
+    points=1,
+    cases=(
+        Case("data=2 x pipe=4", {"data": 2, "pipe": 4}, Blocks(num_microbatches=4, rows=3, width=5), quick=True),
+        Case("data=8", {"data": 8}, Blocks(num_microbatches=3, rows=2, width=5), quick=True),
+        Case("tensor=2", {"tensor": 2}, Blocks(num_microbatches=8, rows=1, width=5)),
+        Case("data=1", {"data": 1}, Blocks(num_microbatches=1, rows=7, width=5)),
+    ),
+    unseen=_unseen_split,
+    draw=draw_split,
+    oracle=split_oracle,
+    facts=split_facts,
+)
+
+# pipeline_tick: what one stage does in one tick, for every tick of a schedule.
+
+
+def _has_work(tick: Any, stage: Any, count: int) -> Any:
+    return (tick >= stage) & (tick - stage < count)
+
+
+def _counted(case: Case[Blocks]) -> dict[str, np.ndarray]:
+    """At which ``[tick, stage]`` a stage has work, and at which it is sent what the stage before it has computed."""
+    tick, stage = np.arange(ticks_of(case))[:, None], np.arange(stages_of(case))
+    busy = _has_work(tick, stage, case.sizes.num_microbatches)
+    return {"y": busy, "sent": np.concatenate([np.zeros_like(busy[:, :1]), busy[:, :-1]], 1)}
+
+
+def draw_tick(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any]:
+    shapes = tick_shapes(PIPELINE_TICK.complete(case))
+    found = draw_leaves(rng, {name: shape for name, shape in shapes.items() if name != "counted"})
+    weights = found["weights"] / np.float32(np.sqrt(case.sizes.width))
+    return {**found, "weights": weights, "counted": _counted(case)}
+
+
+def tick_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
+    """All stages and ticks at once on one device: what each computes, and what it has been sent."""
+    run = _all_ticks(stages_of(case), case.sizes.num_microbatches)
+    stages = stages_of(case)
+    every = np.broadcast_to(inputs["num_microbatches"], (stages, *inputs["num_microbatches"].shape))
+    values, gradients = jax.tree.map(
+        np.asarray, run(inputs["weights"], every, np.moveaxis(inputs["arrived"], 1, 0), inputs["upstream"])
+    )
+    return {"values": values, "gradients": gradients}
+
+
+@cache
+def _all_ticks(stages: int, count: int) -> Any:
+    number = jnp.arange(stages)[:, None]
+    tick = jnp.arange(count + stages - 1)[None]
+    busy = _has_work(tick, number, count)[..., None, None]
+    turn = (tick - number)[..., None, None].astype(jnp.float32)
+
+    def values(weights, microbatches, arrived):
+        own = microbatches[number, jnp.clip(tick, 0, count - 1)]
+        x = jnp.where(number[..., None, None] == 0, own, arrived)
+        y = jnp.where(busy, x + (1 + turn / 8) * jnp.tanh(jnp.einsum("strw,swv->strv", x, weights)), 0)
+        return {"y": y, "sent": jnp.concatenate([jnp.zeros_like(y[:1]), y[:-1]])}
+
+    def run(weights, microbatches, arrived, upstream):
+        found, back = jax.vjp(values, weights, microbatches, arrived)
+        gradients = back(jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), upstream))
+        return found, dict(zip(("weights", "microbatches", "arrived"), gradients, strict=True))
+
+    return jax.jit(run)
+
+
+def tick_facts(judged: Judged) -> list[Fact]:
+    values = "Which microbatch is this stage at, where does its input come from, and who needs what it computed?"
+    return [
+        facts.arrays_match("values", judged.cases, "values", values),
+        facts.arrays_match("gradients", judged.cases, "gradients", weight=2),
+        permuted(judged.cases, lambda _: 2),
+        facts.only_collectives("other collectives", judged.cases, ("collective_permute",)),
+    ]
+
+
+_THREE = Blocks(num_microbatches=3, rows=2, width=6)
+
+
+def _unseen_tick(rng: np.random.Generator) -> Case[Blocks]:
+    count, rows, width = (int(rng.choice(some)) for some in ([2, 4, 6], [3, 4], [5, 8]))
+    return unseen_case(rng, Blocks(num_microbatches=count, rows=rows, width=width), (8,), (2, 2), (4,), (2, 3), (5,))
+
+
+PIPELINE_TICK = Task(
+    wrapping=WRAPPINGS["pipeline_tick"],
+    given=lambda case: {"ticks": ticks_of(case)},
+    points=3,
+    cases=(
+        Case("pipe=4", {"pipe": 4}, _THREE, quick=True),
+        Case("tensor=2 x pipe=2", {"tensor": 2, "pipe": 2}, _THREE.but(num_microbatches=5), quick=True),
+        Case("stage=8", {"stage": 8}, _THREE),
+        Case("pipe=1", {"pipe": 1}, _THREE),
+    ),
+    unseen=_unseen_tick,
+    draw=draw_tick,
+    oracle=tick_oracle,
+    facts=tick_facts,
+)
+
+# execute_pipeline: all ticks of a schedule, its values and gradients, and how long the stages wait.
+
+
+def stage_seconds(case: Case[Blocks]) -> float:
+    """What the matmul of ``stage_of`` takes on the machine with a free network, at 1 TFLOP/s."""
+    return 2 * case.sizes.rows * case.sizes.width**2 / 1e12
+
+
+def draw_executed(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any]:
+    found = draw_leaves(rng, execute_shapes(case))
+    return {**found, "weights": found["weights"] / np.float32(np.sqrt(case.sizes.width))}
+
+
+def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
+    """One stage after the other on one device; the last stage's outputs and the first one's gradients count."""
+    stages, groups = stages_of(case), groups_of(case)
+    values, gradients = jax.tree.map(
+        np.asarray, _one_device(groups)(inputs["weights"], inputs["num_microbatches"], inputs.get("upstream"))
+    )
+
+    def at(stage, array):
+        return np.stack([array if i == stage else np.zeros_like(array) for i in range(stages)])
+
+    found: dict[str, Any] = {"values": at(stages - 1, values)}
+    if gradients is not None:
+        weights = gradients["weights"].reshape(groups * stages, *gradients["weights"].shape[2:])
+        found["gradients"] = {"weights": weights, "microbatches": at(0, gradients["num_microbatches"])}
+    return found
+
+
+@cache
+def _one_device(groups: int) -> Any:
+    """Outputs ``[microbatches, rows, width]``, and gradients of each group's weights and of all microbatches."""
+
+    def outputs(weights, microbatches):
+        count, rows, width = microbatches.shape
+        x = microbatches.reshape(count, groups, rows // groups, width)
+        scale = 1 + jnp.arange(count, dtype=jnp.float32)[:, None, None, None] / 8
+        for stage in range(weights.shape[1]):
+            x = x + scale * jnp.tanh(jnp.einsum("mgrw,gwv->mgrv", x, weights[:, stage]))
+        return x.reshape(microbatches.shape)
+
+    def run(weights, microbatches, upstream):
+        every = jnp.broadcast_to(weights, (groups, *weights.shape))
+        values, back = jax.vjp(outputs, every, microbatches)
+        return values, None if upstream is None else dict(zip(EXECUTED, back(upstream), strict=True))
+
+    return jax.jit(run)
+
+
+def execute_facts(judged: Judged) -> list[Fact]:
+    values = "Which tick does a stage finish a microbatch in, and how many ticks does the last one need?"
+    bubble = "How many ticks are there, and does a stage compute once in each?"
+    backward = [e for e in judged.cases if e.case.sizes.backward]
+    unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
+    busy = lambda case: case.sizes.num_microbatches  # noqa: E731
+    return [
+        facts.arrays_match("values", judged.cases, "values", values),
+        facts.arrays_match("gradients", backward, "gradients", weight=2) if backward else unknown,
+        limits.bubble_is(judged.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3),
+        permuted(judged.all, lambda case: 1 + case.sizes.backward),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+    ]
+
+
+_SIX = Blocks(num_microbatches=6, rows=2, width=8)
+# Fewer microbatches than stages, and forward only: the formula is of a forward pass.
+_FORWARD = Blocks(num_microbatches=5, rows=2, width=16, backward=False)
+
+
+def _unseen_executed(rng: np.random.Generator) -> Case[Blocks]:
+    count, rows, width = (int(rng.choice(some)) for some in ([2, 4, 7], [3, 4], [6, 12]))
+    sizes = Blocks(num_microbatches=count, rows=rows, width=width)
+    return unseen_case(rng, sizes, (4, 2), (2, 2), (8,), (2, 3), (5,))
+
+
+EXECUTE_PIPELINE = Task(
+    wrapping=WRAPPINGS["execute_pipeline"],
+    points=5,
+    cases=(
+        Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX, quick=True),
+        Case("pipe=8, 5 microbatches, forward", {"pipe": 8}, _FORWARD, quick=True),
+        Case("data=2 x pipe=2, 3 microbatches", {"data": 2, "pipe": 2}, _SIX.but(num_microbatches=3)),
+        Case("stage=8, 8 microbatches", {"stage": 8}, _SIX.but(num_microbatches=8)),
+        Case("pipe=1, 2 microbatches", {"pipe": 1}, _SIX.but(num_microbatches=2)),
+    ),
+    unseen=_unseen_executed,
+    draw=draw_executed,
+    oracle=execute_oracle,
+    facts=execute_facts,
+    at_scale=(
+        Case("pipe=8, 5 microbatches of 1,024 rows", {"pipe": 8}, _FORWARD.but(rows=1024, width=2048)),
+        "pipe=8, 5 microbatches, forward",
+    ),
+    naive_time="waits_for_each_microbatch",
+    machine="free network",
+)
