@@ -1,7 +1,5 @@
 """The contract of ``looping_pipeline``: oracles against central differences, limits, and what is its own."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,16 +8,16 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.looping_pipeline import CONTRACT, schedule, step
+from autograder.chapters.looping_pipeline.execute import in_a_row
 from autograder.chapters.looping_pipeline.mutants import (
     MUTANTS,
     averages_after_the_backward_pass,
     averages_in_every_tick,
 )
-from autograder.chapters.looping_pipeline.shared import in_a_row
 from autograder.chapters.looping_pipeline.wrapping import pipelines_of
 from autograder.check import check_function
-from autograder.contract import answers
-from autograder.contract.cases import stages_of
+from autograder.contract import value_tasks
+from autograder.contract.case_builders import stages_of
 from autograder.contract.task import references
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import judged_unseen
@@ -102,9 +100,11 @@ def test_no_message_about_a_wrong_answer_has_the_right_one(name):
     for mutant in MUTANTS:
         for case in task.cases if mutant.task == name else ():
             for question in ask(case):
-                given = answers._formed(name, answers.asked(mutant.function, *question), None)
+                given = value_tasks._formed(name, value_tasks.asked(mutant.function, *question), None)
                 if given != known(question) and known(question) is not None:
-                    assert answers.show(known(question)) not in means(case, question, given).partition("answer is")[2]
+                    assert (
+                        value_tasks.show(known(question)) not in means(case, question, given).partition("answer is")[2]
+                    )
 
 
 def moved(tree, path, at, by):
@@ -124,7 +124,7 @@ def test_gradients_of_the_executors_oracle_equal_central_differences(number):
     case = task.cases[number]
     inputs = task.draw(np.random.default_rng(0), case)
     found = task.oracle(inputs, case)["gradients"]
-    width = case.sizes["rows"]
+    width = case.sizes.rows
 
     def flows(inputs, pipeline):
         """What one pipeline's outputs are worth: their product with what flows back to them."""
@@ -168,10 +168,10 @@ def test_gradients_of_the_steps_oracle_equal_central_differences_of_its_loss(pla
 
 def test_oracle_of_three_steps_is_that_of_one_step_three_times():
     task = TASKS["looping_train_step"]
-    case = next(case for case in task.cases if case.sizes["steps"] == 3)
+    case = next(case for case in task.cases if case.sizes.steps == 3)
     inputs = task.draw(np.random.default_rng(1), case)
     found, params = task.oracle(inputs, case)["values"], inputs["params"]
-    one = replace(case, sizes={**case.sizes, "steps": 1})
+    one = case.but(steps=1)
     for i in range(3):
         batch = {name: rows[i : i + 1] for name, rows in inputs["batch"].items()}
         given = {**inputs, "params": params, "batch": batch, "key": inputs["key"][i : i + 1]}
@@ -193,11 +193,11 @@ def test_an_update_is_large_enough_to_read_the_gradient_off_it():
 
 def test_the_step_is_judged_on_six_meshes_with_microbatches_above_equal_to_and_below_the_stages():
     cases = TASKS["looping_train_step"].cases
-    found = {(pipelines_of(case), stages_of(case), case.sizes["num_microbatches"]) for case in cases}
+    found = {(pipelines_of(case), stages_of(case), case.sizes.num_microbatches) for case in cases}
     assert len(found) >= 6
     assert {np.sign(microbatches - stages) for _, stages, microbatches in found} == {-1, 1}
     assert any(microbatches % stages for _, stages, microbatches in found)
-    assert any(case.sizes["steps"] == 3 and case.sizes.get("percent_dropped") for case in cases)
+    assert any(case.sizes.steps == 3 and case.sizes.dropout for case in cases)
 
 
 def test_layers_in_a_row_are_the_stages_layers_in_order():

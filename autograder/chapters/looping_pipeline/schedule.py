@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from autograder.chapters.looping_pipeline.wrapping import MOST
-from autograder.contract import answer_facts, answers
-from autograder.contract.answers import Refusal, show
-from autograder.contract.task import Case, Evidence, Task
+from autograder.chapters.looping_pipeline.wrapping import MOST, Schedule, Stages
+from autograder.contract import value_facts, value_tasks
+from autograder.contract.case import UNSEEN
+from autograder.contract.task import Case, Judged, Task
+from autograder.contract.value_tasks import Refusal, show
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.schedules import num_ticks
@@ -46,12 +47,12 @@ def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[
     return found
 
 
-def layer_questions(case: Case) -> list[Question]:
+def layer_questions(case: Case[Stages]) -> list[Question]:
     """Every stage for some repeats and layers, and numbers of layers that no one can share evenly."""
-    stages, even = case.sizes["num_stages"], [(1, 2), (2, 1), (2, 3), (3, 1), (4, 2)]
+    stages, even = case.sizes.num_stages, [(1, 2), (2, 1), (2, 3), (3, 1), (4, 2)]
     odd = [(2, 2 * stages - 1), (2, stages * 3), (3, stages * 3 + 1), (1, stages * 2 + 1)]
-    if "seed" in case.sizes:
-        rng = np.random.default_rng(case.sizes["seed"])
+    if case.sizes.seed >= 0:
+        rng = np.random.default_rng(case.sizes.seed)
         even = [(int(repeats), int(each)) for repeats, each in (*rng.integers(1, 5, (4, 2)), (rng.integers(2, 5), 3))]
         more = rng.integers(1, [4, stages], (3, 2))
         odd = [(repeats, stages * repeats * int(k) + int(j)) for repeats, (k, j) in enumerate(more, 1)]
@@ -59,25 +60,25 @@ def layer_questions(case: Case) -> list[Question]:
     return found + [(stages - 1, stages, repeats, count) for repeats, count in odd if count % (stages * repeats)]
 
 
-def position_questions(case: Case) -> list[Question]:
+def position_questions(case: Case[Schedule]) -> list[Question]:
     """Every tick of a forward pass, and the one after it, at every stage."""
-    sizes = tuple(case.sizes[name] for name in ("num_stages", "num_microbatches", "num_repeats"))
+    sizes = case.sizes.num_stages, case.sizes.num_microbatches, case.sizes.num_repeats
     return [(tick, stage, *sizes) for tick in range(num_ticks(*sizes) + 1) for stage in range(sizes[0])]
 
 
-def layers_right(_: Case, question: Question, answer: Any) -> bool:
+def layers_right(_: Case[Any], question: Question, answer: Any) -> bool:
     wanted = layers(*question)
     if wanted is not None:
         return answer == wanted
     return isinstance(answer, Refusal) and str(question[3]) in re.findall(r"\d+", answer.message)
 
 
-def positions_right(_: Case, question: Question, answer: Any) -> bool:
+def positions_right(_: Case[Any], question: Question, answer: Any) -> bool:
     tick, stage, *sizes = question
     return answer == positions(*sizes).get((tick, stage))
 
 
-def layers_mean(_: Case, question: Question, answer: Any) -> str:
+def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     """What a wrong answer about layers would mean."""
     stage, stages, repeats, count = question
     said = f"for stage {stage} of {stages}, {repeats} repeats and {count} layers your answer is {show(answer)[:120]}. "
@@ -91,15 +92,15 @@ def layers_mean(_: Case, question: Question, answer: Any) -> str:
         return f"{said}Expected a tuple with one tuple of layer numbers for each repeat."
     held = [number for one in answer for number in one]
     if len(answer) != repeats or len(held) != count // stages:
-        return f"{said}Expected {repeats} tuples with {count // stages} layers together; these are {len(held)} in "\
-               f"{len(answer)}."  # fmt: skip
+        wanted = f"{repeats} tuples with {count // stages} layers together"
+        return f"{said}Expected {wanted}; these are {len(held)} in {len(answer)}."
     return (
         f"{said}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {repeats} times. Which "
         "layers has it been through when it comes here?"
     )
 
 
-def positions_mean(_: Case, question: Question, answer: Any) -> str:
+def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
     """What a wrong answer about a tick would mean."""
     tick, stage, stages, microbatches, repeats = question
     said = (
@@ -123,15 +124,20 @@ def positions_mean(_: Case, question: Question, answer: Any) -> str:
 
 
 def _task(
-    name: str, points: float, cases: tuple[Case, ...], unseen: Callable[[np.random.Generator], Case],
-    questions: Callable[[Case], list[Question]], right: Callable[[Case, Question, Any], bool],
-    means: Callable[[Case, Question, Any], str], known: Callable[[Question], Any]
-) -> Task:  # fmt: skip
-    def oracle(_: Any, case: Case) -> dict[str, Any]:
-        return {"values": answers.encode(tuple(known(question) for question in questions(case)), MOST)}
+    name: str,
+    points: float,
+    cases: tuple[Case[Any], ...],
+    unseen: Callable[[np.random.Generator], Case[Any]],
+    questions: Callable[[Case[Any]], list[Question]],
+    right: Callable[[Case[Any], Question, Any], bool],
+    means: Callable[[Case[Any], Question, Any], str],
+    known: Callable[[Question], Any],
+) -> Task:
+    def oracle(_: Any, case: Case[Any]) -> dict[str, Any]:
+        return {"values": value_tasks.encode(tuple(known(question) for question in questions(case)), MOST)}
 
-    def facts_of(evidence: list[Evidence], _: Any, __: Any) -> list[Fact]:
-        return [answer_facts.every_answer_matches(evidence, questions, right, means)]
+    def facts_of(judged: Judged) -> list[Fact]:
+        return [value_facts.every_answer_matches(judged.cases, questions, right, means)]
 
     return Task(
         wrapping=wrappings("looping_pipeline")[name],
@@ -139,35 +145,33 @@ def _task(
         points=points,
         cases=cases,
         unseen=unseen,
-        draw=answers.no_inputs,
+        draw=value_tasks.no_inputs,
         oracle=oracle,
         facts=facts_of,
         given=lambda case: {"questions": questions(case)},
     )
 
 
-def _case(name: str, num_stages: int, quick: bool = False, **sizes: int) -> Case:
-    return Case(name, {"pipe": num_stages}, {"num_stages": num_stages, **sizes}, quick)
+def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, *, name: str = "", quick: bool = False) -> Any:
+    name = name or f"{num_stages} stages, {num_microbatches} microbatches, {num_repeats} repeats"
+    sizes = Schedule(num_stages=num_stages, num_microbatches=num_microbatches, num_repeats=num_repeats)
+    return Case(name, {"pipe": num_stages}, sizes, quick)
 
 
-def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, quick: bool = False) -> Case:
-    name = f"{num_stages} stages, {num_microbatches} microbatches, {num_repeats} repeats"
-    return _case(name, num_stages, quick, num_microbatches=num_microbatches, num_repeats=num_repeats)
+def _unseen_layers(rng: np.random.Generator) -> Case[Stages]:
+    stages = int(rng.choice([3, 5, 6, 7]))
+    return Case(UNSEEN, {"pipe": stages}, Stages(num_stages=stages, seed=int(rng.integers(2**31))))
 
 
-def _unseen_layers(rng: np.random.Generator) -> Case:
-    return _case("unseen", int(rng.choice([3, 5, 6, 7])), seed=int(rng.integers(2**31)))
-
-
-def _unseen_schedule(rng: np.random.Generator) -> Case:
+def _unseen_schedule(rng: np.random.Generator) -> Case[Schedule]:
     stages, microbatches, repeats = int(rng.choice([2, 3, 4, 6])), int(rng.integers(1, 10)), int(rng.integers(2, 5))
-    return _case("unseen", stages, num_microbatches=microbatches, num_repeats=repeats)
+    return _schedule(stages, microbatches, repeats, name=UNSEEN)
 
 
 LAYERS_OF_STAGE = _task(
     "layers_of_stage",
     1,
-    tuple(_case(f"{stages} stages", stages, i < 2) for i, stages in enumerate((4, 2, 8, 1))),
+    tuple(Case(f"{n} stages", {"pipe": n}, Stages(num_stages=n), i < 2) for i, n in enumerate((4, 2, 8, 1))),
     _unseen_layers,
     layer_questions,
     layers_right,

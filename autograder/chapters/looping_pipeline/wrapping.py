@@ -6,7 +6,8 @@ the case.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,70 +16,104 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract import answers, forms
-from autograder.contract.cases import pipe_of, stages_of, varying
-from autograder.contract.wrapping import Case, Mismatch, Wrapped, Wrapping
-from course.mesh import abstract_mesh
-from course.model import Model, layer_key, mlp, transformer
+from autograder.contract.case import Case, ModelSizes, Sizes
+from autograder.contract.case_builders import (
+    KEY,
+    LEARNING_RATE,
+    batch_shapes,
+    build_model,
+    param_shapes,
+    pipe_of,
+    stages_of,
+    varying,
+)
+from autograder.contract.output_checks import describe, same_shapes, same_tree, state_and_loss
+from autograder.contract.value_tasks import asked, wrap_answer
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
+from course.model import Model, layer_key
 
 # Bytes of all answers of a case as text.
 MOST = 8192
 
 
-def data_of(case: Case) -> str | None:
+@dataclass(frozen=True, kw_only=True)
+class Stages(Sizes):
+    """What ``layers_of_stage`` is asked about; ``seed`` draws the questions, -1 takes the public ones."""
+
+    num_stages: int
+    seed: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Sizes):
+    """What ``loop_position`` is asked about."""
+
+    num_stages: int
+    num_microbatches: int
+    num_repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looped(ModelSizes):
+    """A model of ``layers_per_stage`` for each stage and repeat; ``rows`` are those of a microbatch.
+
+    ``gradients`` asks ``execute_looping_pipeline`` for gradients too; ``steps`` and ``rate_scale`` are of a training
+    step: how many, and what the drawn learning rate is multiplied by.
+    """
+
+    num_microbatches: int
+    num_repeats: int
+    rows: int
+    layers_per_stage: int = 1
+    gradients: bool = True
+    steps: int = 1
+    rate_scale: float = 1.0
+
+
+def data_of(case: Case[Any]) -> str | None:
     """The axis of the pipelines, if there is one."""
     return next((axis for axis in case.mesh if axis != pipe_of(case)), None)
 
 
-def pipelines_of(case: Case) -> int:
+def pipelines_of(case: Case[Any]) -> int:
     """How many pipelines there are beside each other."""
     return case.mesh.get(data_of(case) or "", 1)
 
 
-def model_of(case: Case) -> Model:
-    """The model that the case's sizes describe, with a group of layers for each stage and repeat."""
-    return _model_of(stages_of(case), tuple(case.sizes.items()))
+def whole_model(case: Case[Looped]) -> ModelSizes:
+    """The sizes of the model, with a group of layers for each stage and repeat."""
+    s = case.sizes
+    return replace(s.model, num_layers=stages_of(case) * s.num_repeats * s.layers_per_stage)
 
 
-@lru_cache(maxsize=64)
-def _model_of(num_stages: int, sizes: tuple[tuple[str, int], ...]) -> Model:
-    s = dict(sizes)
-    how = {"width": s["width"], "hidden": s["hidden"], "dropout": s.get("percent_dropped", 0) / 100,
-           "num_layers": num_stages * s["num_repeats"] * s["layers_per_stage"]}  # fmt: skip
-    if "seq" in s:
-        return transformer(**how, num_heads=2, vocab=s["vocab"], max_seq=s["seq"])
-    return mlp(**how, num_inputs=s["features"], num_outputs=s["features"])
+def model_of(case: Case[Looped]) -> Model:
+    """That model."""
+    return build_model(whole_model(case))
 
 
-@lru_cache(maxsize=64)
-def _whole_shapes(num_stages: int, sizes: tuple[tuple[str, int], ...]) -> Any:
-    model = _model_of(num_stages, sizes)
-    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
-
-
-def params_of(case: Case) -> tuple[Any, Any]:
+def params_of(case: Case[Looped]) -> tuple[Any, Any]:
     """Shapes and specs of the parameters: layers are ``[num_repeats, num_stages@pipe, layers_per_stage, ...]``."""
-    whole, repeats = _whole_shapes(stages_of(case), tuple(case.sizes.items())), case.sizes["num_repeats"]
-    stack = (repeats, stages_of(case), case.sizes["layers_per_stage"])
+    whole, repeats = param_shapes(whole_model(case)), case.sizes.num_repeats
+    stack = (repeats, stages_of(case), case.sizes.layers_per_stage)
     layers = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*stack, *s.shape[1:]), s.dtype), whole["layers"])
     shapes = {**whole, "layers": layers}
     spec = {"embed": P(), "layers": P(None, pipe_of(case)), "head": P()}
     return shapes, {part: jax.tree.map(lambda _, part=part: spec[part], shapes[part]) for part in shapes}
 
 
-def _wrap_questions(name: str, function: Any, case: Case) -> Wrapped:
+def _wrap_questions(name: str, function: Any, case: Case[Any]) -> Wrapped:
     """Everything that the case asks, in one answer."""
 
     def every() -> Any:
-        found = tuple(answers.asked(function, *question) for question in case.given["questions"])
+        found = tuple(asked(function, *question) for question in case.given["questions"])
         if all(answer is None for answer in found):
             raise Mismatch(f"{name} returned None every time (is a return missing?), expected numbers at most ticks")
         return found
 
-    return answers.wrap_answer(name, every, None, case.mesh, MOST)
+    return wrap_answer(name, every, None, case, MOST)
 
 
-def wrap_execute(function: Any, case: Case) -> Wrapped:
+def wrap_execute(function: Any, case: Case[Looped]) -> Wrapped:
     """The last stage's outputs, and what flows back to each stage's layers and inputs; other stages give zeros."""
     pipe, data, s = pipe_of(case), data_of(case), case.sizes
     shapes, specs = params_of(case)
@@ -88,13 +123,13 @@ def wrap_execute(function: Any, case: Case) -> Wrapped:
         layers, microbatches, key = varying((layers, microbatches, key), case.mesh)
 
         def run(layers, microbatches):
-            found = function(_stage(layers, key, case), microbatches, s["num_repeats"], pipe)
-            forms.same_tree("the result", found, microbatches)
-            forms.same_shapes("execute_looping_pipeline", found, microbatches, case)
+            found = function(_stage(layers, key, case), microbatches, s.num_repeats, pipe)
+            same_tree("the result", found, microbatches)
+            same_shapes("execute_looping_pipeline", found, microbatches, case)
             last = lax.axis_index(pipe) == stages_of(case) - 1
             return varying(jnp.where(last, found, 0), case.mesh)
 
-        if not s["gradients"]:
+        if not s.gradients:
             return {"values": run(layers, microbatches)[None]}
         outputs, backward = jax.vjp(run, layers, microbatches)
         of_layers, of_inputs = backward(varying(upstream, case.mesh))
@@ -103,38 +138,35 @@ def wrap_execute(function: Any, case: Case) -> Wrapped:
 
     rows, stacked = P(None, data), P(pipe, None, data)
     results: dict[str, Any] = {"values": stacked}
-    if s["gradients"]:
+    if s.gradients:
         of_layers = jax.tree.map(lambda _: P(data, None, pipe), specs["layers"])
         results["gradients"] = {"layers": of_layers, "microbatches": stacked}
-    in_specs = {"layers": specs["layers"], "microbatches": rows, "upstream": rows, "key": P()}
-
-    def program(layers, microbatches, upstream, key):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(layers, microbatches, upstream, key)
-
-    shape = (s["num_microbatches"], s["rows"] * pipelines_of(case), s["width"])
+    shape = (s.num_microbatches, s.rows * pipelines_of(case), s.width)
     activations = jax.ShapeDtypeStruct(shape, np.float32)
-    inputs = {"layers": shapes["layers"], "microbatches": activations, "upstream": activations,
-              "key": jax.ShapeDtypeStruct((2,), np.uint32)}  # fmt: skip
-    return Wrapped(program, inputs, in_specs, results, {"layers": "state"})
+    inputs = {
+        "layers": (shapes["layers"], specs["layers"]),
+        "microbatches": (activations, rows),
+        "upstream": (activations, rows),
+        "key": (KEY, P()),
+    }
+    return on_mesh(local, case, inputs, results, {"layers": "state"})
 
 
-def _stage(layers: Any, key: jax.Array, case: Case) -> Any:
+def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
     """What the function is given to call: this device's layers of a repeat, dropping as one device would.
 
     ``layers_apart`` says how far apart the numbers of their first layers are, from repeat to repeat and from stage to
     stage.
     """
     model, s = model_of(case), case.sizes
-    given, apart = (s["rows"], s["width"]), case.given.get("layers_apart", {})
+    given, apart = (s.rows, s.width), case.given.get("layers_apart", {})
 
     def stage(x, microbatch, repeat):
         for name, number in (("microbatch", microbatch), ("repeat", repeat)):
             if jnp.shape(number) != () or not jnp.issubdtype(jnp.result_type(number), jnp.integer):
-                raise Mismatch(f"stage was called with {forms.describe(number)} as its {name}, expected one integer")
+                raise Mismatch(f"stage was called with {describe(number)} as its {name}, expected one integer")
         if jnp.shape(x) != given:
-            raise Mismatch(f"stage was called with {forms.describe(x)} as x, expected one microbatch, {list(given)}")
+            raise Mismatch(f"stage was called with {describe(x)} as x, expected one microbatch, {list(given)}")
         first = repeat * apart["repeats"] + lax.axis_index(pipe_of(case)) * apart["stages"]
 
         def layer(x, one):
@@ -142,30 +174,26 @@ def _stage(layers: Any, key: jax.Array, case: Case) -> Any:
             return model.layer(one[0], x, keyed), None
 
         weights = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, repeat, keepdims=False), layers)
-        return lax.scan(layer, x, (weights, jnp.arange(s["layers_per_stage"])))[0]
+        return lax.scan(layer, x, (weights, jnp.arange(s.layers_per_stage)))[0]
 
     return stage
 
 
-def rows_of(case: Case) -> int:
+def rows_of(case: Case[Looped]) -> int:
     """Of a batch, over all pipelines."""
-    return case.sizes["rows"] * case.sizes["num_microbatches"] * pipelines_of(case)
+    return case.sizes.rows * case.sizes.num_microbatches * pipelines_of(case)
 
 
-def _batch_shapes(case: Case) -> dict[str, Any]:
-    s = case.sizes
-    shape, dtype = ((s["seq"],), np.int32) if "seq" in s else ((s["features"],), np.float32)
-    struct = jax.ShapeDtypeStruct((s["steps"], rows_of(case), *shape), dtype)
-    return {"inputs": struct, "targets": struct}
+_STATE = {"params": "state"}
 
 
-def wrap_step(function: Any, case: Case) -> Wrapped:
-    """The step over so many batches. Every device returns what it holds, so that copies which drift apart are seen."""
+def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
+    """The steps over several batches. Every device returns what it holds, so that copies which drift apart are seen."""
     pipe, data, model = pipe_of(case), data_of(case), model_of(case)
     shapes, specs = params_of(case)
     each = P((data, pipe))
-    kept = {part: jax.tree.map(lambda _, part=part: P(data, None, pipe) if part == "layers" else each, shapes[part])
-            for part in shapes}  # fmt: skip
+    place = {"layers": P(data, None, pipe), "embed": each, "head": each}
+    kept = {part: jax.tree.map(lambda _, part=part: place[part], shapes[part]) for part in shapes}
 
     def keep(params):
         whole = {part: jax.tree.map(lambda leaf: leaf[None], params[part]) for part in ("embed", "head")}
@@ -174,43 +202,30 @@ def wrap_step(function: Any, case: Case) -> Wrapped:
     def local(params, batch, key, learning_rate):
         def one(params, given):
             rows, key = given
-            how = (model, case.sizes["num_microbatches"], pipe, data, learning_rate)
+            how = (model, case.sizes.num_microbatches, pipe, data, learning_rate)
             found = function(dict(params), rows, jax.random.wrap_key_data(key), *how)
-            return varying(forms.state_and_loss("looping_train_step", "params", found, params, case), case.mesh)
+            return varying(state_and_loss("looping_train_step", "params", found, params, case), case.mesh)
 
         before = varying({**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])}, case.mesh)
-        if case.sizes["steps"] == 1:
-            after, loss = one(before, jax.tree.map(lambda leaf: leaf[0], (batch, key)))
-            losses = loss[None]
-        else:
-            after, losses = lax.scan(one, before, (batch, key))
-        gradients = jax.tree.map(lambda old, new: (old - new) / learning_rate, before, after)
+        after, losses, gradients = sgd_steps(one, before, (batch, key), learning_rate)
         return {"values": {"loss": losses[None], "params": keep(after)}, "gradients": keep(gradients)}
 
-    in_specs = {"params": specs, "batch": P(None, data), "key": P(), "learning_rate": P()}
-    results = {"values": {"loss": each, "params": kept}, "gradients": kept}
-
-    def program(params, batch, key, learning_rate):
-        mesh = abstract_mesh(case.mesh)
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=results)
-        return mapped(params, batch, key, learning_rate)
-
-    inputs = {"params": shapes, "batch": _batch_shapes(case), "learning_rate": jax.ShapeDtypeStruct((), np.float32),
-              "key": jax.ShapeDtypeStruct((case.sizes["steps"], 2), np.uint32)}  # fmt: skip
-    return Wrapped(program, {name: inputs[name] for name in in_specs}, in_specs, results, {"params": "state"})
+    steps = case.sizes.steps
+    inputs = {
+        "params": (shapes, specs),
+        "batch": (batch_shapes(case.sizes, rows_of(case), steps), P(None, data)),
+        "key": (jax.ShapeDtypeStruct((steps, *KEY.shape), KEY.dtype), P()),
+        "learning_rate": (LEARNING_RATE, P()),
+    }
+    return on_mesh(local, case, inputs, {"values": {"loss": each, "params": kept}, "gradients": kept}, _STATE)
 
 
-def _of_numbers(name: str, signature: str) -> Wrapping:
-    return Wrapping(name, signature, lambda function, case: _wrap_questions(name, function, case))
-
-
+_LAYERS = "(stage, num_stages, num_repeats, num_layers)"
+_POSITION = "(tick, stage, num_stages, num_microbatches, num_repeats)"
+_STEP = "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)"
 WRAPPINGS = (
-    _of_numbers("layers_of_stage", "(stage, num_stages, num_repeats, num_layers)"),
-    _of_numbers("loop_position", "(tick, stage, num_stages, num_microbatches, num_repeats)"),
-    Wrapping("execute_looping_pipeline", "(stage, microbatches, num_repeats, axis_name)", wrap_execute),
-    Wrapping(
-        "looping_train_step",
-        "(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate)",
-        wrap_step,
-    ),
+    Wrapping("layers_of_stage", _LAYERS, partial(_wrap_questions, "layers_of_stage"), Stages),
+    Wrapping("loop_position", _POSITION, partial(_wrap_questions, "loop_position"), Schedule),
+    Wrapping("execute_looping_pipeline", "(stage, microbatches, num_repeats, axis_name)", wrap_execute, Looped),
+    Wrapping("looping_train_step", _STEP, wrap_step, Looped),
 )
