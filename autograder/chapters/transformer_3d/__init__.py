@@ -1,9 +1,7 @@
 """The contract of ``transformer_3d``: FSDP, a looping pipeline and tensor parallelism in one step."""
 
 from autograder.chapters.transformer_3d.choice import CHOOSE_MESH
-from autograder.chapters.transformer_3d.forward import FORWARD_3D
-from autograder.chapters.transformer_3d.init import INIT_3D
-from autograder.chapters.transformer_3d.step import TRAIN_STEP_3D
+from autograder.chapters.transformer_3d.tasks import FORWARD_3D, INIT_3D, TRAIN_STEP_3D
 from autograder.contract.task import Contract
 
 READ = {

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from autograder.chapters.transformer_3d.wrapping.choice import MOST, Question, machine_of, questions
-from autograder.contract import answer_facts, answers
-from autograder.contract.answers import Refusal
-from autograder.contract.facts import worst
-from autograder.contract.task import Case, Evidence, Task
-from autograder.contract.verdict import Fact, Kind
+from autograder.chapters.transformer_3d.wrapping.choice import MOST, Models, Question, machine_of, questions
+from autograder.contract import value_facts, value_tasks
+from autograder.contract.case import UNSEEN
+from autograder.contract.facts import at, worst
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.value_tasks import Refusal
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
 from autograder.contract.wrapping import wrappings
 from course.budget import Sizes
-from course.machines import MACHINES
+from course.machines import machine
 from course.planning import Choice, estimator, refusal
 from course.planning.search import search
 
@@ -25,9 +26,9 @@ NEAR = 0.95
 
 
 @lru_cache(maxsize=256)
-def best(sizes: Sizes, batch: int, machine: int) -> tuple[float, Choice] | None:
+def best(sizes: Sizes, batch: int, where: str) -> tuple[float, Choice] | None:
     """The largest MFU of all choices that fit, and the choice; None if none does."""
-    found = search(sizes, MACHINES[machine], batch).best
+    found = search(sizes, machine(where), batch).best
     return found and (found.mfu, found.choice)
 
 
@@ -43,13 +44,13 @@ def _said(e: Evidence, question: Question, answer: Any) -> str:
     if e.secret:
         return "one of the choices"
     sizes, batch = question
-    shown = f"Choice{tuple(answer)}" if isinstance(answer, tuple) else answers.show(answer)[:160]
+    shown = f"Choice{tuple(answer)}" if isinstance(answer, tuple) else value_tasks.show(answer)[:160]
     return f"for width {sizes.width}, {batch} sequences and {machine_of(e.case).name} your answer is {shown}, and it"
 
 
-def _judged(e: Evidence) -> list[tuple[Question, Any]]:
+def _answered(e: Evidence) -> list[tuple[Question, Any]]:
     """Questions with their answers; None where a forged Program has none."""
-    given, asked = answer_facts.decode(e.measured["values"]), questions(e.case)
+    given, asked = value_facts.decode(e.measured["values"]), questions(e.case)
     given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
     return list(zip(asked, given, strict=True))
 
@@ -57,9 +58,9 @@ def _judged(e: Evidence) -> list[tuple[Question, Any]]:
 def _placed(e: Evidence) -> Fact:
     """Each answer is a choice that a model can be placed with; a refusal only where nothing fits."""
     messages = []
-    for question, answer in _judged(e):
+    for question, answer in _answered(e):
         sizes, batch = question
-        choice, known = _choice(answer), best(sizes, batch, e.case.sizes["machine"])
+        choice, known = _choice(answer), best(sizes, batch, e.case.sizes.machine)
         if isinstance(answer, Refusal):
             if known is not None:
                 messages.append(f"{_said(e, question, answer)} refuses, where there is a choice that fits.")
@@ -74,28 +75,24 @@ def _fits(e: Evidence) -> Fact:
     """Each choice that can be placed fits with the margin, and there is one."""
     messages, estimates = [], _estimates(e)
     if not estimates:
-        return Fact(MEMORY, False, "no choice", "all choices", case=e.case.name, line=e.line,
-                    message="no choice can be placed")  # fmt: skip
+        return at(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")
     for question, found in estimates:
         if not found.fits:
             needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
             size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
             messages.append(f"{_said(e, question, found.choice)} does not fit{size}.")
-    return _fact(MEMORY, e, messages)
+    return _fact(MEMORY, e, messages, Kind.MEMORY)
 
 
-def _fact(name: str, e: Evidence, messages: list[str], kind: Kind = Kind.BUDGET) -> Fact:
-    count = len(questions(e.case))
-    measured = f"{count - len(messages)} of {count}"
-    message = messages[0] if messages else ""
-    return Fact(name, not messages, measured, f"{count} of {count}", "choices", case=e.case.name, line=e.line,
-                message=message, kind=kind)  # fmt: skip
+def _fact(name: str, e: Evidence, messages: list[str], kind: Kind) -> Fact:
+    count, how = len(questions(e.case)), {"direction": Limit.ALL, "unit": Unit.CHOICES}
+    return at(e, name, kind, messages[0] if messages else "", count - len(messages), count, **how)
 
 
 def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
     """What the planner predicts of each answer that can be placed."""
     found = []
-    for question, answer in _judged(e):
+    for question, answer in _answered(e):
         (sizes, batch), choice = question, _choice(answer)
         if choice is not None and not refusal(sizes, machine_of(e.case).num_devices, batch, choice):
             found.append((question, estimator(sizes, machine_of(e.case), batch)(choice)))
@@ -107,42 +104,43 @@ def _near_the_best(e: Evidence) -> Fact:
     least, message = 1.0, ""
     estimates = _estimates(e)
     for question, found in estimates:
-        known = best(*question, e.case.sizes["machine"])
+        known = best(*question, e.case.sizes.machine)
         share = found.mfu / known[0] if known else 1.0
         if share < least:
             most = max(found.parts, key=lambda cause: found.parts[cause] * (cause != "computing"))
-            said = "" if e.secret else (
-                f" {found.mfu:.1%} MFU, {share:.0%} of what can be had. Beside computing, most of its time goes into: "
-                f"{most}.")  # fmt: skip
+            said = (
+                f" {found.mfu:.1%} MFU, {share:.0%} of what can be had. Besides computing, most of its time goes into: "
+            )
+            said = "" if e.secret else f"{said}{most}."
             least, message = share, f"{_said(e, question, found.choice)} is slower than another that fits.{said}"
-    passed = bool(estimates) and least >= NEAR
-    measured, message = (f"{least:.1%}", message) if estimates else ("no choice", "no choice can be placed")
-    return Fact(MFU, passed, measured, f"{NEAR:.0%}", "of the best choice's", case=e.case.name, line=e.line,
-                message="" if passed else message)  # fmt: skip
+    how: dict[str, Any] = {"limit": NEAR, "direction": Limit.AT_LEAST, "unit": Unit.BEST_CHOICE}
+    if not estimates:
+        return at(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **how)
+    return at(e, MFU, Kind.TIME, message if least < NEAR else "", least, **how)
 
 
-def choice_facts(cases: list[Evidence], _: Any, __: Any) -> list[Fact]:
-    return [worst([look(e) for e in cases]) for look in (_placed, _fits, _near_the_best)]
+def choice_facts(judged: Judged) -> list[Fact]:
+    return [worst([look(e) for e in judged.cases]) for look in (_placed, _fits, _near_the_best)]
 
 
-def _oracle(_: Any, case: Case) -> dict[str, Any]:
-    known = (best(sizes, batch, case.sizes["machine"]) for sizes, batch in questions(case))
+def _oracle(_: Any, case: Case[Models]) -> dict[str, Any]:
+    known = (best(sizes, batch, case.sizes.machine) for sizes, batch in questions(case))
     plain = tuple(Refusal("nothing fits") if one is None else (*one[1][:6], int(one[1].fsdp)) for one in known)
-    return {"values": answers.encode(plain, MOST)}
+    return {"values": value_tasks.encode(plain, MOST)}
 
 
-def _case(name: str, machine: str, quick: bool = False, **more: int) -> Case:
-    number = [m.name for m in MACHINES].index(machine)
-    sizes = {"layers": 8, "width": 1024, "heads": 8, "vocab": 16_384, "seq": 1024, "batch": 2}
-    return Case(name, {"data": 1}, {**sizes, **more, "machine": number}, quick)
-
-
-def _unseen(rng: np.random.Generator) -> Case:
-    machine = ("8xA5000", "8xA100", "2x8xA100", "8xH100", "8xTPUv5e")[rng.integers(5)]
+def _unseen(rng: np.random.Generator) -> Case[Models]:
     heads = int(rng.choice([4, 8, 16]))
-    return _case("unseen", machine, layers=int(rng.choice([4, 6, 12])), heads=heads, width=64 * heads,
-                 batch=int(rng.choice([1, 2, 3])), seq=int(rng.choice([512, 1024])),
-                 vocab=int(rng.choice([8192, 24_576])))  # fmt: skip
+    sizes = Models(
+        machine=("8xA5000", "8xA100", "2x8xA100", "8xH100", "8xTPUv5e")[rng.integers(5)],
+        layers=int(rng.choice([4, 6, 12])),
+        heads=heads,
+        width=64 * heads,
+        batch=int(rng.choice([1, 2, 3])),
+        seq=int(rng.choice([512, 1024])),
+        vocab=int(rng.choice([8192, 24_576])),
+    )
+    return Case(UNSEEN, {"data": 1}, sizes)
 
 
 CHOOSE_MESH = Task(
@@ -150,13 +148,13 @@ CHOOSE_MESH = Task(
     kind="value",
     points=3,
     cases=(
-        _case("8xA5000", "8xA5000", True),
-        _case("2x8xA100", "2x8xA100", True),
-        _case("8xH100", "8xH100"),
-        _case("8xTPUv5e, 12 layers", "8xTPUv5e", layers=12, batch=1),
+        Case("8xA5000", {"data": 1}, Models(machine="8xA5000"), quick=True),
+        Case("2x8xA100", {"data": 1}, Models(machine="2x8xA100"), quick=True),
+        Case("8xH100", {"data": 1}, Models(machine="8xH100")),
+        Case("8xTPUv5e, 12 layers", {"data": 1}, Models(machine="8xTPUv5e", layers=12, batch=1)),
     ),
     unseen=_unseen,
-    draw=answers.no_inputs,
+    draw=value_tasks.no_inputs,
     oracle=_oracle,
     facts=choice_facts,
 )

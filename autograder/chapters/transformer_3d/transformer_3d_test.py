@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from autograder.chapters.transformer_3d import CONTRACT
-from autograder.chapters.transformer_3d.forward import EXPOSED, TEMPORARIES
+from autograder.chapters.transformer_3d.oracles import held_by_each, part_bytes, part_shapes, specs_of
 from autograder.chapters.transformer_3d.sent import gathered, permuted, ticks_of
-from autograder.chapters.transformer_3d.shared import held_by_each, part_bytes, part_shapes, specs_of
+from autograder.chapters.transformer_3d.tasks import EXPOSED, TEMPORARIES
 from autograder.chapters.transformer_3d.wrapping.model import in_stages, named, sizes_of, stacked_of, whole_of
 from autograder.check import executor, locate_file
 from autograder.contract.task import references
@@ -25,12 +25,12 @@ TASKS = {task.name: task for task in CONTRACT.tasks}
 FORWARD, STEP = TASKS["forward_3d"], TASKS["train_step_3d"]
 SIX = {(2, 2, 2), (1, 2, 4), (4, 1, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)}
 OPTIONS = {
-    "rings": {"rings": 1},
-    "no remat": {"remat": 0},
-    "side by side": {"parallel": 1},
-    "dropout": {"dropout": 25},
+    "rings": {"rings": True},
+    "no remat": {"remat": False},
+    "side by side": {"parallel": True},
+    "dropout": {"dropout": 0.25},
     "repeats": {"num_repeats": 2},
-    "bfloat16": {"bfloat16": 1},
+    "bfloat16": {"bfloat16": True},
 }
 # The contract's cases have every option; each is on every mesh in `make test-full`.
 PAIRS = [((2, 2, 2), "rings"), ((4, 1, 2), "bfloat16")]
@@ -86,7 +86,7 @@ def test_oracle_of_the_loss_equals_central_differences_leaf_by_leaf(number):
 
 def test_oracle_of_a_step_subtracts_the_clipped_gradient_on_every_device():
     case = STEP.cases[0]
-    one = replace(case, sizes={**case.sizes, "steps": 1})
+    one = case.but(steps=1)
     inputs = STEP.draw(np.random.default_rng(0), one)
     found = STEP.oracle(inputs, one)
     gradients = whole_again(found["gradients"], one)
@@ -106,24 +106,23 @@ def test_oracle_of_a_step_subtracts_the_clipped_gradient_on_every_device():
 
 def test_steps_are_taken_on_the_six_meshes_and_every_option_is_asked_for():
     assert {sizes_of(case) for case in STEP.cases} == SIX
-    assert sum(case.sizes["steps"] == 20 for case in STEP.cases) >= 5
+    assert sum(case.sizes.steps == 20 for case in STEP.cases) >= 5
     options = [case.sizes for case in FORWARD.cases]
     for name in ("rings", "parallel", "bfloat16", "dropout", "remat"):
-        assert {bool(sizes[name]) for sizes in options} == {False, True}, name
+        assert {bool(getattr(sizes, name)) for sizes in options} == {False, True}, name
 
 
 @pytest.mark.parametrize(("mesh", "option"), PAIRS)
 def test_each_option_is_right_on_each_mesh(mesh, option):
     """20 steps of SGD, values and gradients leaf by leaf and the global norm; in bfloat16 the gradient, once."""
     task = FORWARD if option == "bfloat16" else STEP
-    (like, *_) = [case for case in STEP.cases if sizes_of(case) == mesh and case.sizes["steps"] == 20]
+    (like, *_) = [case for case in STEP.cases if sizes_of(case) == mesh and case.sizes.steps == 20]
     # Twice as deep: at the rate of the others, 20 steps make of rounding what the limit just refuses.
-    more = {"num_layers": 2 * like.sizes["num_layers"], "rate": 30} if option == "repeats" else {}
-    own = like.sizes if task is STEP else {name: like.sizes[name] for name in FORWARD.cases[0].sizes}
-    case = replace(like, sizes={**own, **OPTIONS[option], **more})
+    more = {"num_layers": 2 * like.sizes.num_layers, "rate_scale": 0.3} if option == "repeats" else {}
+    case = like.but(**{**OPTIONS[option], **more, **({} if task is STEP else {"steps": 1})})
     function = getattr(transformer_3d, task.name)
     cases = (task.cases[0], case) if option == "bfloat16" else (case,)
-    planned = replace(plan("transformer_3d", task), cases=cases, analysed=None)
+    planned = replace(plan("transformer_3d", task), cases=cases, at_scale=None)
     traced = trace_cases(task, function, list(cases), locate_file(function))
     assert isinstance(traced, Traced), traced
     programs = {name: program.serialise() for name, program in traced.programs.items()}
@@ -138,7 +137,7 @@ def test_parts_have_the_bytes_of_the_closed_form_and_layers_come_in_order():
     case = TASKS["init_3d"].cases[0]
     held = sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(part_shapes(case)))
     assert held == sum(size for size, _, _ in part_bytes(case))
-    numbers = np.arange(case.sizes["num_layers"])
+    numbers = np.arange(case.sizes.num_layers)
     tree = jax.tree.map(lambda s: np.zeros(s.shape, np.float32), whole_of(case))
     scale = np.broadcast_to(numbers[:, None], tree["layers"]["mlp"]["norm"]["scale"].shape)
     tree["layers"]["mlp"]["norm"]["scale"] = scale

@@ -3,52 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from autograder.contract import answers, forms
-from autograder.contract.answers import Refusal
-from autograder.contract.wrapping import Case, Mismatch, Wrapped
-from course.budget import Sizes
+from autograder.contract.case import Case, Sizes
+from autograder.contract.output_checks import describe
+from autograder.contract.value_tasks import Refusal, asked, wrap_answer
+from autograder.contract.wrapping import Mismatch, Wrapped
+from course import budget
 from course.machine import Machine
-from course.machines import MACHINES
+from course.machines import machine
 from course.planning import Choice, estimator
 
 # Bytes of all answers of a case as text.
 MOST = 4096
 WIDER, LARGER = (1, 4, 16), (1, 8, 32)
-Question = tuple[Sizes, int]
+Question = tuple[budget.Sizes, int]
 
 
-def machine_of(case: Case) -> Machine:
+@dataclass(frozen=True, kw_only=True)
+class Models(Sizes):
+    """What ``choose_mesh`` is asked about: a machine, and the smallest of the models and batches."""
+
+    machine: str
+    layers: int = 8
+    width: int = 1024
+    heads: int = 8
+    vocab: int = 16_384
+    seq: int = 1024
+    batch: int = 2
+
+
+def machine_of(case: Case[Models]) -> Machine:
     """Where the steps of a case run."""
-    return MACHINES[case.sizes["machine"]]
+    return machine(case.sizes.machine)
 
 
-def questions(case: Case) -> list[Question]:
+def questions(case: Case[Models]) -> list[Question]:
     """Models of three widths with batches of three sizes: some leave data to split, some do not, some fit nowhere."""
     s = case.sizes
     return [
-        (Sizes(s["layers"], k * s["width"], k * s["heads"], s["vocab"], s["seq"]), n * s["batch"])
-        for k in WIDER
-        for n in LARGER
+        (budget.Sizes(s.layers, k * s.width, k * s.heads, s.vocab, s.seq), n * s.batch) for k in WIDER for n in LARGER
     ]
 
 
-def wrap_choice(function: Callable[..., Any], case: Case) -> Wrapped:
+def wrap_choice(function: Callable[..., Any], case: Case[Models]) -> Wrapped:
     """The answers to all questions: choices, and what was refused."""
 
     def every():
-        machine, found = machine_of(case), []
+        where, found = machine_of(case), []
         for sizes, batch in questions(case):
-            estimate = estimator(sizes, machine, batch)
-            found.append(answers.asked(function, sizes, machine.num_devices, batch, estimate))
+            found.append(asked(function, sizes, where.num_devices, batch, estimator(sizes, where, batch)))
         if all(answer is None for answer in found):
             raise Mismatch("choose_mesh returned None every time (is a return missing?), expected a Choice")
         return tuple(_formed(answer) for answer in found)
 
-    return answers.wrap_answer("choose_mesh", every, None, case.mesh, MOST)
+    return wrap_answer("choose_mesh", every, None, case, MOST)
 
 
 def _formed(answer: Any) -> Any:
@@ -61,7 +73,7 @@ def _formed(answer: Any) -> Any:
         return answer
     if not isinstance(answer, tuple) or len(answer) != len(Choice._fields):
         fields = ", ".join(Choice._fields)
-        raise Mismatch(f"choose_mesh returned {forms.describe(answer)}, expected a Choice({fields})")
+        raise Mismatch(f"choose_mesh returned {describe(answer)}, expected a Choice({fields})")
     *counts, remat, fsdp = answer
     plain = (int(n) if isinstance(n, np.integer) else n for n in counts)
     return (*plain, remat, int(fsdp))

@@ -5,80 +5,95 @@ How leaves are split is the answer of ``init_3d``: where another function is giv
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.contract.wrapping import Case
+from autograder.contract.case import Case, ModelSizes
+from autograder.contract.case_builders import build_model
 from course.layout import Options
-from course.model import Model, split_heads, transformer
+from course.model import split_heads
 from course.program.program import path_name
 
 # In the order in which the functions are given them, whatever a case calls them.
 Axes = tuple[str, str, str]
-_OF_MODEL = ("width", "hidden", "num_layers", "num_heads", "vocab", "max_seq", "dropout", "parallel")
 
 
-def axes_of(case: Case) -> Axes:
+@dataclass(frozen=True, kw_only=True)
+class Sizes(ModelSizes):
+    """A Transformer over three axes, and how a step of it is computed.
+
+    Attributes:
+        rows: Sequences of a microbatch at each place on the data axis.
+        num_microbatches: How many enter a pipeline in a step.
+        num_repeats: How often each goes around.
+        min_size: Leaves with fewer elements are not split over the data axis.
+        rings: Whether activations travel in rings.
+        remat: Whether layers are computed again in the backward pass.
+        bfloat16: Whether dense layers compute in it.
+        steps: How many steps are taken.
+        rate_scale: What the drawn learning rate is multiplied by.
+        largest_norm: What the drawn norm that gradients are clipped to is multiplied by; 0 leaves them as they are.
+    """
+
+    rows: int = 1
+    num_microbatches: int = 2
+    num_repeats: int = 2
+    min_size: int = 64
+    rings: bool = False
+    remat: bool = True
+    bfloat16: bool = False
+    steps: int = 1
+    rate_scale: float = 0.5
+    largest_norm: float = 0.0
+
+
+def axes_of(case: Case[Any]) -> Axes:
     """The axes of data, of stages, and of features."""
     data, pipe, tensor = case.mesh
     return data, pipe, tensor
 
 
-def sizes_of(case: Case) -> tuple[int, int, int]:
+def sizes_of(case: Case[Any]) -> tuple[int, int, int]:
     """Their sizes."""
     data, pipe, tensor = (case.mesh[axis] for axis in axes_of(case))
     return data, pipe, tensor
 
 
-def options_of(case: Case) -> Options:
+def options_of(case: Case[Sizes]) -> Options:
     """How the case wants the step to be computed."""
     s = case.sizes
     return Options(
-        num_microbatches=s["num_microbatches"],
-        rings=bool(s["rings"]),
-        remat=bool(s["remat"]),
-        dtype="bfloat16" if s["bfloat16"] else "float32",
-        parallel=bool(s["parallel"]),
-        rate=s["dropout"] / 100,
+        num_microbatches=s.num_microbatches,
+        rings=s.rings,
+        remat=s.remat,
+        dtype="bfloat16" if s.bfloat16 else "float32",
+        parallel=s.parallel,
+        rate=s.dropout,
     )
 
 
-def model_sizes(case: Case) -> tuple[tuple[str, int], ...]:
-    """Those of the case's sizes that its model has."""
-    return tuple((name, case.sizes[name]) for name in _OF_MODEL)
-
-
-@lru_cache(maxsize=64)
-def model_of(sizes: tuple[tuple[str, int], ...]) -> Model:
-    """The course's model on one device."""
-    s = dict(sizes)
-    return transformer(width=s["width"], hidden=s["hidden"], num_layers=s["num_layers"], num_heads=s["num_heads"],
-                       vocab=s["vocab"], max_seq=s["max_seq"], dropout=s["dropout"] / 100,
-                       parallel=bool(s["parallel"]))  # fmt: skip
-
-
-def whole_of(case: Case) -> Any:
+def whole_of(case: Case[Sizes]) -> Any:
     """Shapes of the whole parameters, heads apart, layers stacked: what ``init_3d`` is given."""
-    return _whole_of(model_sizes(case))
+    return _whole_of(case.sizes.model)
 
 
-@lru_cache(maxsize=64)
-def _whole_of(sizes: tuple[tuple[str, int], ...]) -> Any:
+@cache
+def _whole_of(sizes: ModelSizes) -> Any:
     def init():
-        params = model_of(sizes).init(jax.random.key(0))
-        params["layers"]["attention"] = split_heads(params["layers"]["attention"], dict(sizes)["num_heads"])
+        params = build_model(sizes).init(jax.random.key(0))
+        params["layers"]["attention"] = split_heads(params["layers"]["attention"], sizes.num_heads)
         return params
 
     return jax.eval_shape(init)
 
 
-def in_stages(tree: Any, case: Case) -> Any:
+def in_stages(tree: Any, case: Case[Sizes]) -> Any:
     """Leaves under ``layers`` as ``[num_repeats, num_stages, layers_per_stage, ...]``; arrays or shapes."""
-    grid = case.sizes["num_repeats"], sizes_of(case)[1], -1
+    grid = case.sizes.num_repeats, sizes_of(case)[1], -1
 
     def stack(leaf):
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -88,7 +103,7 @@ def in_stages(tree: Any, case: Case) -> Any:
     return {**tree, "layers": jax.tree.map(stack, tree["layers"])}
 
 
-def stacked_of(case: Case) -> Any:
+def stacked_of(case: Case[Sizes]) -> Any:
     """Shapes of the parameters in stages."""
     return in_stages(whole_of(case), case)
 
@@ -104,7 +119,7 @@ def named(spec: P) -> set[str]:
     return {axis for dim in range(len(spec)) for axis in axes_named(spec, dim)}
 
 
-def given_specs(case: Case) -> Any:
+def given_specs(case: Case[Sizes]) -> Any:
     """The spec of each leaf of the parameters in stages, as the case says it: axes for each dim, by the leaf's name."""
 
     def spec(path, _):
@@ -114,12 +129,6 @@ def given_specs(case: Case) -> Any:
     return jax.tree.map_with_path(spec, stacked_of(case))
 
 
-def rows_of(case: Case) -> int:
+def rows_of(case: Case[Sizes]) -> int:
     """Sequences in the whole batch."""
-    return case.sizes["rows"] * case.sizes["num_microbatches"] * sizes_of(case)[0]
-
-
-def batch_shapes(case: Case, *steps: int) -> dict[str, Any]:
-    """Of one batch, or of a stack of them."""
-    shape = (*steps, rows_of(case), case.sizes["seq"])
-    return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in ("inputs", "targets")}
+    return case.sizes.rows * case.sizes.num_microbatches * sizes_of(case)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -17,33 +17,28 @@ from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.closed_forms import split_spec
 from autograder.chapters.transformer_3d.wrapping.model import (
+    Sizes,
     axes_named,
     axes_of,
     in_stages,
-    model_of,
-    model_sizes,
     named,
-    rows_of,
     sizes_of,
     stacked_of,
     whole_of,
 )
-from autograder.contract.draws import axis_names
-from autograder.contract.facts import held_bytes
+from autograder.contract.case import UNSEEN, ModelSizes
+from autograder.contract.case_builders import build_model
+from autograder.contract.draws import unseen_mesh
+from autograder.contract.facts import resident_bytes
 from autograder.contract.task import Case
-from course.data import token_batch
 from course.layout import tensor_specs
 from course.model import full_loss
 from course.program.program import path_name
 
-SIZES = {
-    "width": 16, "hidden": 40, "num_heads": 8, "num_layers": 4, "vocab": 64, "seq": 8, "max_seq": 8, "rows": 1,
-    "num_microbatches": 2, "num_repeats": 2, "min_size": 64, "dropout": 0, "parallel": 0, "rings": 0, "remat": 1,
-    "bfloat16": 0,
-}  # fmt: skip
+SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=4, vocab=64, seq=8, max_seq=8)
 
 
-def specs_of(case: Case) -> Any:
+def specs_of(case: Case[Sizes]) -> Any:
     """The ``PartitionSpec`` of each of them, by the rule that the notebook states."""
     data, pipe, tensor = axes_of(case)
     num_data, _, num_tensor = sizes_of(case)
@@ -55,7 +50,7 @@ def specs_of(case: Case) -> Any:
         for dim, axis in enumerate(split[1:] if skip else split):
             if axis is not None:
                 dims[skip + dim], local[dim] = tensor, local[dim] // num_tensor
-        parts = split_spec(tuple(local), num_data, case.sizes["min_size"], data)
+        parts = split_spec(tuple(local), num_data, case.sizes.min_size, data)
         if data in parts:
             dim = skip + parts.index(data)
             dims[dim] = (tensor, data) if dims[dim] else data
@@ -69,7 +64,7 @@ def specs_of(case: Case) -> Any:
     return jax.tree.map_with_path(spec, stacked_of(case), split)
 
 
-def given_specs(case: Case) -> dict[str, Any]:
+def given_specs(case: Case[Sizes]) -> dict[str, Any]:
     """The same as plain data: the axes of each dim, by the leaf's name."""
     specs = jax.tree.leaves_with_path(specs_of(case), is_leaf=_is_spec)
     return {
@@ -79,20 +74,19 @@ def given_specs(case: Case) -> dict[str, Any]:
     }
 
 
-def unseen(rng: np.random.Generator, meshes: tuple[tuple[int, int, int], ...], **more: int) -> Case:
+def unseen(rng: np.random.Generator, *meshes: tuple[int, int, int], **more: Any) -> Case[Sizes]:
     """A case that learners have not seen, by names and sizes.
 
     What an oracle is compiled for has few values, since that takes longer than all the rest.
     """
-    shape = meshes[rng.integers(len(meshes))]
-    n, repeats = shape[2], more.get("num_repeats", 1)
-    how = {"num_repeats": repeats, "num_layers": shape[1] * repeats, "min_size": int(rng.choice([40, 150]))}
+    mesh = unseen_mesh(rng, *meshes)
+    (_, stages, n), repeats = mesh.values(), more.get("num_repeats", 1)
+    how = {"num_repeats": repeats, "num_layers": stages * repeats, "min_size": int(rng.choice([40, 150]))}
     sizes = {"width": 12 * n, "hidden": 20 * n, "num_heads": 2 * n, "vocab": 24 * n, "seq": 6 * n, "max_seq": 9 * n}
-    mesh = dict(zip(axis_names(rng, 3), shape, strict=True))
-    return Case("unseen", mesh, {**SIZES, **sizes, **how, **more})
+    return Case(UNSEEN, mesh, SIZES.but(**{**sizes, **how, **more}))
 
 
-def part_shapes(case: Case) -> Any:
+def part_shapes(case: Case[Sizes]) -> Any:
     """Shapes of one device's parts."""
 
     def local(leaf, spec):
@@ -102,22 +96,24 @@ def part_shapes(case: Case) -> Any:
     return jax.tree.map(local, stacked_of(case), specs_of(case))
 
 
-def _parts(spec: P, dim: int, case: Case) -> int:
+def _parts(spec: P, dim: int, case: Case[Sizes]) -> int:
     return math.prod(case.mesh[axis] for axis in axes_named(spec, dim))
 
 
-def part_bytes(case: Case) -> list[tuple[int, set[str], bool]]:
+def part_bytes(case: Case[Sizes]) -> list[tuple[int, set[str], bool]]:
     """Of every leaf: bytes of a device's part, axes that it is split over, and whether it is one of the layers'."""
     shapes, specs = jax.tree.leaves_with_path(stacked_of(case)), jax.tree.leaves(specs_of(case), is_leaf=_is_spec)
-    return [(held_bytes(leaf.shape, spec, case.mesh), named(spec), path[0].key == "layers")
-            for (path, leaf), spec in zip(shapes, specs, strict=True)]  # fmt: skip
+    return [
+        (resident_bytes(leaf.shape, spec, case.mesh), named(spec), path[0].key == "layers")
+        for (path, leaf), spec in zip(shapes, specs, strict=True)
+    ]
 
 
 def _is_spec(x: Any) -> bool:
     return isinstance(x, P)
 
 
-def held_by_each(tree: Any, case: Case) -> Any:
+def held_by_each(tree: Any, case: Case[Sizes]) -> Any:
     """What each device holds of whole arrays in stages, in the mesh's order: ``[devices, *part]``."""
     places = [dict(zip(case.mesh, at, strict=True)) for at in product(*map(range, case.mesh.values()))]
 
@@ -127,7 +123,7 @@ def held_by_each(tree: Any, case: Case) -> Any:
     return jax.tree.map(held, tree, specs_of(case))
 
 
-def _cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case) -> np.ndarray:
+def _cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case[Sizes]) -> np.ndarray:
     for dim in range(len(spec)):
         number = 0
         for axis in axes_named(spec, dim):
@@ -135,11 +131,6 @@ def _cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case) -> np.nda
         length = leaf.shape[dim] // _parts(spec, dim, case)
         leaf = leaf.take(range(number * length, (number + 1) * length), dim)
     return leaf
-
-
-def draw_batch(rng: np.random.Generator, case: Case) -> dict[str, np.ndarray]:
-    s = case.sizes
-    return token_batch(int(rng.integers(2**31)), 0, batch=rows_of(case), seq=s["seq"], vocab=s["vocab"])
 
 
 def heads_together(layers: Any) -> Any:
@@ -150,19 +141,13 @@ def heads_together(layers: Any) -> Any:
     return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
 
 
-def one_device_loss(case: Case) -> Callable[[Any, Any, jax.Array], jax.Array]:
-    """``(whole params, batch, key) ->`` the loss of each place on the data axis, ``[data]``, on one device.
+@cache
+def _one_device_loss(sizes: ModelSizes, count: int, places: int, parts: int) -> Callable[..., jax.Array]:
+    """``(whole params, batch, key) ->`` the loss of each place on the data axis, ``[places]``, on one device.
 
-    Masks of dropout are drawn for each part of a sequence, with the keys of those who hold it.
+    Masks of dropout are drawn for each of the ``parts`` of a sequence, with the keys of the devices that hold it.
     """
-    return _one_device_loss(model_sizes(case), case.sizes["num_microbatches"], *(sizes_of(case)[i] for i in (0, 2)))
-
-
-@lru_cache(maxsize=32)
-def _one_device_loss(
-    sizes: tuple[tuple[str, int], ...], count: int, places: int, parts: int
-) -> Callable[..., jax.Array]:
-    model = model_of(sizes)
+    model = build_model(sizes)
 
     def keys_of(key):
         return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
@@ -183,17 +168,17 @@ def _one_device_loss(
     return losses
 
 
-def on_one_device(case: Case, steps: int = 1) -> Any:
+def on_one_device(case: Case[Sizes], steps: int = 1) -> Any:
     """Jitted: ``(whole params, batches, key, rate, largest norm) ->`` parameters, losses and gradients of the steps.
 
     Losses are ``[steps, data]``; the gradients are those of what was subtracted, summed over the steps.
     """
     places, parts = (sizes_of(case)[i] for i in (0, 2))
-    return _on_one_device(model_sizes(case), case.sizes["num_microbatches"], places, parts, steps)
+    return _on_one_device(case.sizes.model, case.sizes.num_microbatches, places, parts, steps)
 
 
-@lru_cache(maxsize=32)
-def _on_one_device(sizes: tuple[tuple[str, int], ...], count: int, places: int, parts: int, steps: int) -> Any:
+@cache
+def _on_one_device(sizes: ModelSizes, count: int, places: int, parts: int, steps: int) -> Any:
     losses_of = _one_device_loss(sizes, count, places, parts)
 
     def run(params, batches, key, rate, largest_norm):
@@ -220,12 +205,12 @@ def _on_one_device(sizes: tuple[tuple[str, int], ...], count: int, places: int, 
     return jax.jit(run)
 
 
-def run_on_one_device(inputs: dict[str, Any], case: Case, steps: int = 1) -> tuple[Any, np.ndarray, Any]:
+def run_on_one_device(inputs: dict[str, Any], case: Case[Sizes], steps: int = 1) -> tuple[Any, np.ndarray, Any]:
     """The same with ``params`` in stages, as the program is given them; and results that each device holds."""
     whole = {**inputs["params"], "layers": jax.tree.map(_in_a_row, inputs["params"]["layers"])}
     far = np.float32(1e30)
-    found = on_one_device(case, steps)(whole, inputs["batch"], inputs["key"], inputs.get("learning_rate", far * 0),
-                                       inputs.get("largest_norm", far))  # fmt: skip
+    scalars = inputs.get("learning_rate", np.float32(0)), inputs.get("largest_norm", far)
+    found = on_one_device(case, steps)(whole, inputs["batch"], inputs["key"], *scalars)
     after, losses, gradients = jax.tree.map(np.asarray, found)
     return held_by_each(in_stages(after, case), case), losses, held_by_each(in_stages(gradients, case), case)
 

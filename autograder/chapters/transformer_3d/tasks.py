@@ -1,0 +1,246 @@
+"""``init_3d``, ``forward_3d`` and ``train_step_3d``: each device's part, a complete gradient, and clipped SGD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from autograder.chapters.transformer_3d.oracles import SIZES, given_specs, run_on_one_device, specs_of, unseen
+from autograder.chapters.transformer_3d.sent import no_pieces, sent_facts
+from autograder.chapters.transformer_3d.wrapping.model import (
+    Sizes,
+    axes_of,
+    in_stages,
+    rows_of,
+    sizes_of,
+    stacked_of,
+    whole_of,
+)
+from autograder.contract import facts, limits
+from autograder.contract.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate
+from autograder.contract.task import Case, Evidence, Judged, Task
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.wrapping import wrappings
+
+WRAPPINGS = wrappings("transformer_3d")
+
+# init_3d: each device's part of a Transformer's parameters, over three axes at once.
+
+
+def init_facts(judged: Judged) -> list[Fact]:
+    def rules(e: Evidence) -> list[P]:
+        return jax.tree.leaves(specs_of(e.case), is_leaf=lambda s: isinstance(s, P))
+
+    def resident(e: Evidence, split: bool = True) -> int:
+        pairs = zip(jax.tree.leaves(stacked_of(e.case)), rules(e), strict=True)
+        return sum(facts.resident_bytes(leaf.shape, spec if split else P(), e.case.mesh) for leaf, spec in pairs)
+
+    cases = judged.cases
+    return [
+        facts.arrays_match("values", cases, "values", "Put together, the parts must give back each layer. "),
+        facts.specs_match(cases, rules, lambda case: f"min_size {case.sizes.min_size}"),
+        facts.state_bytes(cases, resident, lambda e: resident(e, split=False)),
+        facts.only_collectives("communication", cases, ()),
+    ]
+
+
+def _unseen_parts(rng: np.random.Generator) -> Case[Sizes]:
+    return unseen(rng, (2, 4, 1), (4, 1, 2), (3, 2, 1), (1, 2, 3), num_repeats=int(rng.integers(1, 4)))
+
+
+_EIGHT_LAYERS = SIZES.but(num_layers=8)
+
+INIT_3D = Task(
+    wrapping=WRAPPINGS["init_3d"],
+    points=3,
+    cases=(
+        Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, _EIGHT_LAYERS, quick=True),
+        Case("replica=4 x stage=2 x model=1", {"replica": 4, "stage": 2, "model": 1}, _EIGHT_LAYERS, quick=True),
+        Case("data=1 x pipe=1 x tensor=8", {"data": 1, "pipe": 1, "tensor": 8}, _EIGHT_LAYERS),
+        Case("data=8 x pipe=1 x tensor=1", {"data": 8, "pipe": 1, "tensor": 1}, _EIGHT_LAYERS.but(num_repeats=4)),
+        Case("data=1 x pipe=2 x tensor=1", {"data": 1, "pipe": 2, "tensor": 1}, _EIGHT_LAYERS.but(num_repeats=1)),
+    ),
+    unseen=_unseen_parts,
+    draw=lambda rng, case: {"params": draw_leaves(rng, whole_of(case))},
+    # Put together again, the parts are the whole parameters, in stages.
+    oracle=lambda inputs, case: {"values": in_stages(inputs["params"], case)},
+    facts=init_facts,
+)
+
+# forward_3d: the loss of a pipeline's rows, whose gradient comes back complete and in parts.
+
+# Of the reference's; and of the time that gathering in every tick adds.
+TEMPORARIES, EXPOSED = 1.3, 0.7
+# The results of bfloat16 products in layers of this size, against float32.
+ROUNDED = 0.05
+
+
+def draw_forward(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
+    return {
+        "params": draw_leaves(rng, stacked_of(case), 0.3),
+        "batch": draw_batch(rng, case.sizes, rows_of(case)),
+        "key": draw_keys(rng),
+        "upstream": np.float32(rng.uniform(-4, -2)),
+    }
+
+
+def forward_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
+    """On one device, with all rows: the loss of each device's place on the data axis, ``upstream`` times gradients."""
+    batches = {name: rows[None] for name, rows in inputs["batch"].items()}
+    _, losses, gradients = run_on_one_device({**inputs, "batch": batches}, case)
+    scaled = jax.tree.map(lambda gradient: inputs["upstream"] * gradient, gradients)
+    return {"values": on_each_device(losses[0], case), "gradients": scaled}
+
+
+def on_each_device(of_places: np.ndarray, case: Case[Sizes]) -> np.ndarray:
+    """Numbers of the places on the data axis, ``[data, ...]``, as each device has them, in the mesh's order."""
+    at = [axis for axis in case.mesh].index(axes_of(case)[0])
+    places = np.indices(tuple(case.mesh.values()))[at].ravel()
+    return of_places[places]
+
+
+def forward_facts(judged: Judged) -> list[Fact]:
+    gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
+    too_much = "What is kept from the forward pass until the backward pass comes to it? Of a tick, its input would do."
+    exposed = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
+    return [
+        *facts.values_and_gradients([e for e in judged.cases if not e.case.sizes.bfloat16], gradients=gradients),
+        _in_bfloat16([e for e in judged.cases if e.case.sizes.bfloat16]),
+        limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
+        limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
+        *sent_facts(judged.all),
+        no_pieces(judged.cases),
+    ]
+
+
+def _in_bfloat16(cases: list[Evidence]) -> Fact:
+    """Where it is asked for, most products are of bfloat16, and loss and gradients are near those of float32."""
+    name = "bfloat16 products"
+    if not cases:
+        return facts.unmeasured(name, Kind.COMPUTE, "no case of this check computes in bfloat16", weight=0)
+
+    def look(e: Evidence) -> Fact:
+        low, every = e.costs.products.get("bf16 x bf16", 0), sum(e.costs.products.values())
+        near = facts.worst([facts.arrays_match(name, [e], of, tolerance=ROUNDED) for of in ("values", "gradients")])
+        message, kind = "", Kind.COMPUTE if near.passed else near.kind
+        if low <= every - low:
+            message = (
+                f"with dtype bfloat16 there are {low} products of bfloat16 and {every - low} others: those of all "
+                "dense layers outnumber those of attention, forward and backward"
+            )
+        how = {"direction": Limit.MOST, "unit": Unit.PRODUCTS}
+        return facts.at(e, name, kind, message or near.message, low, every, **how)
+
+    return facts.worst([look(e) for e in cases])
+
+
+_TWO_LAYERS = SIZES.but(num_layers=2, num_repeats=1)
+_OPTIONS = _TWO_LAYERS.but(num_microbatches=3, dropout=0.25, max_seq=16)
+# So large that the same leaves are split as in the small case, along the same dims.
+_LARGE = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 512, "max_seq": 512, "min_size": 20000}
+
+
+def _unseen_forward(rng: np.random.Generator) -> Case[Sizes]:
+    remat, parallel = bool(rng.integers(2)), bool(rng.integers(2))
+    how: dict[str, Any] = {"num_microbatches": 3, "dropout": 0.15, "remat": remat, "parallel": parallel}
+    return unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (3, 1, 2), **how)
+
+
+_CUBE = {"data": 2, "pipe": 2, "tensor": 2}
+
+FORWARD_3D = Task(
+    wrapping=WRAPPINGS["forward_3d"],
+    points=8,
+    cases=(
+        Case("data=2 x pipe=2 x tensor=2", _CUBE, SIZES, quick=True),
+        Case(
+            "replica=1 x stage=2 x model=4, rings, side by side, dropout",
+            {"replica": 1, "stage": 2, "model": 4},
+            _OPTIONS.but(rings=True, parallel=True),
+            quick=True,
+        ),
+        Case(
+            "data=2 x pipe=1 x tensor=2, bfloat16",
+            {"data": 2, "pipe": 1, "tensor": 2},
+            _OPTIONS.but(bfloat16=True, dropout=0.0, num_microbatches=2),
+        ),
+        Case("data=4 x pipe=1 x tensor=2, no remat", {"data": 4, "pipe": 1, "tensor": 2}, _OPTIONS.but(remat=False)),
+        Case(
+            "data=1 x pipe=8 x tensor=1",
+            {"data": 1, "pipe": 8, "tensor": 1},
+            _OPTIONS.but(num_layers=16, num_repeats=2),
+        ),
+        Case("data=1 x pipe=1 x tensor=1", {"data": 1, "pipe": 1, "tensor": 1}, _OPTIONS),
+    ),
+    unseen=_unseen_forward,
+    draw=draw_forward,
+    oracle=forward_oracle,
+    facts=forward_facts,
+    stretches=(
+        {"seq": 64, "max_seq": 64, "width": 256, "num_heads": 16, "hidden": 1024, "vocab": 2048, "min_size": 2500},
+    ),
+    at_scale=(Case("data=2 x pipe=2 x tensor=2, width 2048", _CUBE, SIZES.but(**_LARGE)), "data=2 x pipe=2 x tensor=2"),
+    naive_memory="keeps_everything",
+    naive_time="gathers_in_every_tick",
+    exposed_axes=("data",),
+    given=given_specs,
+)
+
+# train_step_3d: SGD over three axes, with its gradient clipped by the norm that one device would see.
+
+
+def draw_step(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
+    """A learning rate so large that an update shows; without a norm, gradients are left as they are."""
+    s = case.sizes
+    return {
+        "params": draw_leaves(rng, stacked_of(case), 0.3),
+        "batch": draw_batches(rng, s, rows_of(case), s.steps),
+        "key": draw_keys(rng),
+        "learning_rate": draw_rate(rng, s.rate_scale),
+        "largest_norm": np.float32(rng.uniform(0.8, 1.0) * s.largest_norm if s.largest_norm else 1e30),
+    }
+
+
+def step_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
+    """The steps on one device, with all rows; every holder of a part gets the same."""
+    after, losses, gradients = run_on_one_device(inputs, case, case.sizes.steps)
+    mean = np.repeat(losses.mean(1)[None], sizes_of(case)[0], 0)
+    return {"values": {"loss": on_each_device(mean, case), "params": after}, "gradients": gradients}
+
+
+def step_facts(judged: Judged) -> list[Fact]:
+    gradients = "Is the gradient complete, and is it scaled by one number, the same on every device? "
+    return [*facts.values_and_gradients(judged.cases, gradients=gradients), *sent_facts(judged.cases)]
+
+
+_TWENTY = _TWO_LAYERS.but(steps=20, rate_scale=0.6)
+_CLIPPED = _TWENTY.but(largest_norm=0.5)
+
+
+def _unseen_step(rng: np.random.Generator) -> Case[Sizes]:
+    norm = float(rng.integers(2) * rng.uniform(0.3, 0.9))
+    how = {"steps": int(rng.choice([2, 3])), "rate_scale": float(rng.uniform(0.3, 0.7)), "largest_norm": norm}
+    return unseen(rng, (2, 2, 1), (1, 2, 2), (2, 1, 2), (1, 1, 3), **how)
+
+
+TRAIN_STEP_3D = Task(
+    wrapping=WRAPPINGS["train_step_3d"],
+    points=4,
+    cases=(
+        Case("data=2 x pipe=2 x tensor=2", _CUBE, _TWO_LAYERS.but(steps=2, largest_norm=0.5), quick=True),
+        Case("replica=1 x stage=2 x model=4, 20 steps", {"replica": 1, "stage": 2, "model": 4}, _TWENTY, quick=True),
+        Case("data=4 x pipe=1 x tensor=2, 20 steps", {"data": 4, "pipe": 1, "tensor": 2}, _CLIPPED),
+        Case("data=8 x pipe=1 x tensor=1, 20 steps", {"data": 8, "pipe": 1, "tensor": 1}, _TWENTY),
+        Case("data=1 x pipe=8 x tensor=1, 20 steps", {"data": 1, "pipe": 8, "tensor": 1}, _TWENTY.but(num_layers=8)),
+        Case("data=1 x pipe=1 x tensor=8, 20 steps", {"data": 1, "pipe": 1, "tensor": 8}, _CLIPPED),
+        Case("data=2 x pipe=2 x tensor=2, 20 steps", _CUBE, _TWENTY),
+    ),
+    unseen=_unseen_step,
+    draw=draw_step,
+    oracle=step_oracle,
+    facts=step_facts,
+    given=given_specs,
+)
