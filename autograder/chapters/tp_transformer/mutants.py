@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -62,6 +63,11 @@ WHOLE = step(
     "exposed communication",
 )
 gathers_and_scatters_whole = WHOLE.function
+keeps_all_logits = FunctionType(
+    tp_transformer_step.__code__,
+    {**tp_transformer_step.__globals__, "vocab_parallel_loss": gathers_logits},
+    "keeps_all_logits",
+)
 
 MUTANTS = (
     block("drops_the_same_on_every_device", {"fold_key_over_axes(key, (axis_name,))": "key"}, *NUMBERS),
@@ -150,18 +156,7 @@ MUTANTS = (
     loss("averages_the_targets_logits", {"right = lax.psum": "right = lax.pmean"}, *NUMBERS),
     loss("forgets_the_gradient_of_the_norm", {'params["norm"]': 'lax.stop_gradient(params["norm"])'}, *GRADIENTS),
     WHOLE,
-    step(
-        "keeps_all_logits",
-        {
-            "return jnp.mean(jnp.log(total) + highest - right)": (
-                "every = lax.all_gather(logits, axis_name, axis=2, tiled=True)\n"
-                "    right = jnp.take_along_axis(every, targets[..., None], axis=-1)[..., 0]\n"
-                "    return lax.pmean(jnp.mean(jax.nn.logsumexp(every, axis=-1) - right), axis_name)"
-            )
-        },
-        *("activation bytes", "exposed communication", "largest temporary"),
-        inside=vocab_parallel_loss,
-    ),
+    mutant("tp_transformer_step", keeps_all_logits, "activation bytes", "exposed communication", "largest temporary"),
     step("averages_shares", {"lax.psum(gradient, tensor_axis)": "lax.pmean(gradient, tensor_axis)"}, *NUMBERS),
     step("averages_twice", {"return updated,": "return lax.pmean(updated, data_axis),"}, "all-reduce bytes"),
     step("reports_the_loss_of_its_rows", {"lax.pmean(loss, data_axis)": "loss"}, "values"),
