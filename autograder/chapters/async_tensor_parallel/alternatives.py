@@ -9,10 +9,14 @@ from jax import lax
 from course.mesh import vary_alike
 
 
+def turned(axis_name, by):
+    size = lax.axis_size(axis_name)
+    return [(i, (i + by) % size) for i in range(size)]
+
+
 def downwards(x, kernel, axis_name):
     """Rows travel to lower places, a ``fori_loop`` turns the ring, and the derivative is JAX's."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
-    to_previous = [(i, (i - 1) % size) for i in range(size)]
     x, kernel = vary_alike(x, kernel)
 
     def put(whole, chunk, owner):
@@ -20,7 +24,7 @@ def downwards(x, kernel, axis_name):
 
     def turn(step, carry):
         whole, chunk = carry
-        return put(whole, chunk, index + step), lax.ppermute(chunk, axis_name, to_previous)
+        return put(whole, chunk, index + step), lax.ppermute(chunk, axis_name, turned(axis_name, -1))
 
     whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1])), x)[0]
     whole, last = lax.fori_loop(0, size - 1, turn, (whole, x))
@@ -30,102 +34,30 @@ def downwards(x, kernel, axis_name):
 def unrolled(x, kernel, axis_name):
     """A Python loop, that sends before it multiplies."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
-    to_next = [(i, (i + 1) % size) for i in range(size)]
     whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype), x, kernel)[0]
     for step in range(size):
-        coming = lax.ppermute(x, axis_name, to_next) if step < size - 1 else x
+        coming = lax.ppermute(x, axis_name, turned(axis_name, 1)) if step < size - 1 else x
         whole = lax.dynamic_update_slice_in_dim(whole, x @ kernel, (index - step) % size * length, -2)
         x = coming
     return whole
-
-
-def in_places_of_their_own(x, kernel, axis_name):
-    """The result has a dim for devices until the end; one's own rows are multiplied before the loop."""
-    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    to_next = [(i, (i + 1) % size) for i in range(size)]
-    x, kernel = vary_alike(x, kernel)
-    if size == 1:
-        return x @ kernel
-
-    def put(whole, chunk, step):
-        product = jnp.einsum("...ri,io->...ro", chunk, kernel)[..., None, :, :]
-        return lax.dynamic_update_slice_in_dim(whole, product, (index - step) % size, -3)
-
-    def turn(carry, step):
-        whole, chunk = carry
-        return (put(whole, chunk, step), lax.ppermute(chunk, axis_name, to_next)), None
-
-    empty = jnp.zeros((*x.shape[:-2], size, x.shape[-2], kernel.shape[-1]))
-    begun = put(vary_alike(empty, x)[0], x, 0), lax.ppermute(x, axis_name, to_next)
-    (whole, last), _ = lax.scan(turn, begun, jnp.arange(1, size - 1))
-    return put(whole, last, size - 1).reshape(*x.shape[:-2], -1, kernel.shape[-1])
 
 
 def matmul_ring_scatter_downwards(x, kernel, axis_name):
     """Sums travel to lower places, a ``fori_loop`` turns the ring, and the derivative is JAX's."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length = x.shape[-2] // size
-    to_previous = [(i, (i - 1) % size) for i in range(size)]
 
     def of(owner):
         return lax.dynamic_slice_in_dim(x, owner % size * length, length, -2) @ kernel
 
     def turn(step, total):
-        return of(index + 1 + step) + lax.ppermute(total, axis_name, to_previous)
+        return of(index + 1 + step) + lax.ppermute(total, axis_name, turned(axis_name, -1))
 
     return lax.fori_loop(1, size, turn, of(index + 1))
 
 
 def matmul_ring_scatter_unrolled(x, kernel, axis_name):
-    """A Python loop over chunks that were cut apart beforehand."""
-    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    to_next = [(i, (i + 1) % size) for i in range(size)]
-    chunks = x.reshape(*x.shape[:-2], size, -1, x.shape[-1])
-
-    def of(owner):
-        return lax.dynamic_index_in_dim(chunks, owner % size, -3, keepdims=False) @ kernel
-
-    total = of(index - 1)
-    for step in range(2, size + 1):
-        coming = lax.ppermute(total, axis_name, to_next)
-        total = of(index - step) + coming
-    return total
-
-
-def summed_in_every_step(x, kernel, axis_name):
-    """A derivative of its own, that adds to the kernel's gradient while gradients of the rows go round."""
-    size = lax.axis_size(axis_name)
-    to_next = [(i, (i + 1) % size) for i in range(size)]
-
-    @jax.custom_vjp
-    def product(x, kernel):
-        return matmul_ring_scatter_downwards(x, kernel, axis_name)
-
-    def backward(saved, gradient):
-        x, kernel = saved
-        index, length = lax.axis_index(axis_name), gradient.shape[-2]
-
-        def use(of_x, of_kernel, chunk, step):
-            at = (index - step) % size * length
-            rows = lax.dynamic_slice_in_dim(x, at, length, -2)
-            of_x = lax.dynamic_update_slice_in_dim(of_x, chunk @ kernel.T, at, -2)
-            return of_x, of_kernel + jnp.einsum("...ri,...ro->io", rows, chunk)
-
-        def turn(carry, step):
-            coming = lax.ppermute(carry[2], axis_name, to_next)
-            return (*use(carry[0], carry[1], carry[2], step), coming), None
-
-        begun = jnp.zeros_like(x), jnp.zeros_like(kernel), gradient
-        (of_x, of_kernel, last), _ = lax.scan(turn, begun, jnp.arange(size - 1))
-        return use(of_x, of_kernel, last, size - 1)
-
-    product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), backward)
-    return product(*vary_alike(x, kernel))
-
-
-def turned(axis_name, by):
-    size = lax.axis_size(axis_name)
-    return [(i, (i + by) % size) for i in range(size)]
+    return scattered(x, kernel, axis_name, unroll=True)
 
 
 def rows_in_one_product(x, kernel, axis_name):
@@ -151,30 +83,6 @@ def rows_in_one_product(x, kernel, axis_name):
     empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x)[0]
     (whole, upper, lower), _ = lax.scan(turn, (empty, x[..., :half, :], x[..., half:, :]), jnp.arange(size - 1))
     return put(whole, upper, lower, size - 1)
-
-
-def rows_in_two_products(x, kernel, axis_name):
-    """Half of the rows each way, each multiplied by itself."""
-    size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
-    x, kernel = vary_alike(x, kernel)
-
-    def put(whole, halves, step):
-        for number, (half, way) in enumerate(zip(halves, (-1, 1), strict=True)):
-            at = (index + way * step) % size * length + number * (length // 2)
-            whole = lax.dynamic_update_slice_in_dim(whole, half @ kernel, at, -2)
-        return whole
-
-    def turn(step, carry):
-        whole, (upper, lower) = carry
-        coming = (
-            lax.ppermute(upper, axis_name, turned(axis_name, 1)),
-            lax.ppermute(lower, axis_name, turned(axis_name, -1)),
-        )
-        return put(whole, (upper, lower), step), coming
-
-    empty = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x)[0]
-    whole, halves = lax.fori_loop(0, size - 1, turn, (empty, tuple(jnp.split(x, 2, -2))))
-    return put(whole, halves, size - 1)
 
 
 def features_unrolled(x, kernel, axis_name):
@@ -233,29 +141,6 @@ def sums_of_features_unrolled(x, kernel, axis_name):
     return jnp.concatenate([up, down], -1)
 
 
-def two_rings_one_after_the_other(x, kernel, axis_name):
-    """A whole ring for the left half of the features, and then one the other way for the right half."""
-    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    length = x.shape[-2] // size
-
-    def ring(part, way):
-        def of(step):
-            return lax.dynamic_slice_in_dim(x, (index - way * step) % size * length, length, -2) @ part
-
-        def turn(total, step):
-            return lax.ppermute(total, axis_name, turned(axis_name, way)) + of(step), None
-
-        return lax.scan(turn, of(1), jnp.arange(2, size + 1))[0]
-
-    left, right = jnp.split(kernel, 2, -1)
-    return jnp.concatenate([ring(left, 1), ring(right, -1)], -1)
-
-
-def to_next(axis_name):
-    size = lax.axis_size(axis_name)
-    return [(i, (i + 1) % size) for i in range(size)]
-
-
 def gathered(x, use, axis_name, *, unroll=False):
     """What ``use`` makes of each device's rows, in their order: a list of arrays of all rows."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
@@ -266,7 +151,7 @@ def gathered(x, use, axis_name, *, unroll=False):
 
     def turn(carry, step):
         wholes, chunk = carry
-        coming = lax.ppermute(chunk, axis_name, to_next(axis_name))
+        coming = lax.ppermute(chunk, axis_name, turned(axis_name, 1))
         return (put(wholes, chunk, step), coming), None
 
     shapes = [(*x.shape[:-2], size * length, part.shape[-1]) for part in jax.eval_shape(use, x)]
@@ -288,7 +173,7 @@ def scattered(x, kernel, axis_name, *, unroll=False):
         return lax.dynamic_slice_in_dim(x, (index - step) % size * length, length, -2) @ kernel
 
     def turn(total, step):
-        return lax.ppermute(total, axis_name, to_next(axis_name)) + own(step), None
+        return lax.ppermute(total, axis_name, turned(axis_name, 1)) + own(step), None
 
     total = own(1)
     if unroll:
@@ -305,42 +190,9 @@ def async_tp_mlp_unrolled(params, x, axis_name):
     return scattered(jax.nn.gelu(hidden + up["bias"]), down["kernel"], axis_name, unroll=True) + down["bias"]
 
 
-def with_one_derivative(params, x, axis_name):
-    """Both layers in one custom derivative, which keeps all rows from the forward pass."""
-
-    def activation(hidden, bias):
-        return jax.nn.gelu(hidden + bias)
-
-    def forward(params, x):
-        up, down = params["up"], params["down"]
-        hidden, rows = gathered(x, lambda chunk: [chunk @ up["kernel"], chunk], axis_name)
-        y = scattered(activation(hidden, up["bias"]), down["kernel"], axis_name) + down["bias"]
-        return y, (params, rows, hidden)
-
-    def backward(saved, gradient):
-        params, rows, hidden = saved
-        up, down = params["up"], params["down"]
-        active, transpose = jax.vjp(activation, hidden, up["bias"])
-        of_active, gradients = gathered(gradient, lambda chunk: [chunk @ down["kernel"].T, chunk], axis_name)
-        of_hidden, of_bias = transpose(of_active)
-        of_x = scattered(of_hidden, up["kernel"].T, axis_name)
-        of_params = {
-            "up": {"kernel": jnp.einsum("...ri,...ro->io", rows, of_hidden), "bias": of_bias},
-            "down": {
-                "kernel": jnp.einsum("...ri,...ro->io", active, gradients),
-                "bias": gradient.reshape(-1, gradient.shape[-1]).sum(0),
-            },
-        }
-        return of_params, of_x
-
-    layers = jax.custom_vjp(lambda params, x: forward(params, x)[0])
-    layers.defvjp(forward, backward)
-    return layers(params, x)
-
-
 def gathering_again(params, x, axis_name):
     """Keeps this device's rows alone: the backward pass sends them round again, beside the gradients."""
-    size, to = lax.axis_size(axis_name), to_next(axis_name)
+    size, to = lax.axis_size(axis_name), turned(axis_name, 1)
 
     @jax.custom_vjp
     def first(x, kernel):
@@ -381,29 +233,9 @@ def gathering_again(params, x, axis_name):
 
 
 ALTERNATIVES = {
-    "ring_gather_matmul": (
-        downwards,
-        unrolled,
-        in_places_of_their_own,
-    ),
-    "matmul_ring_scatter": (
-        matmul_ring_scatter_downwards,
-        matmul_ring_scatter_unrolled,
-        summed_in_every_step,
-    ),
-    "bidirectional_gather_matmul": (
-        rows_in_one_product,
-        rows_in_two_products,
-        features_unrolled,
-    ),
-    "bidirectional_matmul_scatter": (
-        sums_of_rows,
-        sums_of_features_unrolled,
-        two_rings_one_after_the_other,
-    ),
-    "async_tp_mlp": (
-        async_tp_mlp_unrolled,
-        with_one_derivative,
-        gathering_again,
-    ),
+    "ring_gather_matmul": (downwards, unrolled),
+    "matmul_ring_scatter": (matmul_ring_scatter_downwards, matmul_ring_scatter_unrolled),
+    "bidirectional_gather_matmul": (rows_in_one_product, features_unrolled),
+    "bidirectional_matmul_scatter": (sums_of_rows, sums_of_features_unrolled),
+    "async_tp_mlp": (async_tp_mlp_unrolled, gathering_again),
 }

@@ -87,26 +87,6 @@ def skipping_idle_ticks(stage, microbatches, num_repeats, axis_name):
     return lax.fori_loop(0, ticks, tick, (waiting, nothing, jnp.zeros_like(microbatches)))[2]
 
 
-def in_a_queue(stage, microbatches, num_repeats, axis_name):
-    """What comes back joins the end of a queue that moves up by one each tick."""
-    count, size, index = len(microbatches), lax.axis_size(axis_name), lax.axis_index(axis_name)
-    period = max(count, size)
-    padding = jnp.zeros_like(microbatches, shape=(period - count, *microbatches.shape[1:]))
-
-    def tick(carry, t):
-        queue, arrived = carry
-        # Stage 0's inputs of the next period ticks; what arrives now was its input size ticks ago.
-        queue = jnp.where(t >= size, queue.at[(period - size) % period].set(arrived), queue)
-        turn = jnp.clip(t - index, 0, num_repeats * period - 1)
-        x = jnp.where(index == 0, queue[0], arrived)
-        y = stage(x, jnp.minimum(turn % period, count - 1), turn // period)
-        return (jnp.roll(queue, -1, 0), lax.ppermute(y, axis_name, around(axis_name))), y
-
-    start = jnp.concatenate([microbatches, padding]), jnp.zeros_like(microbatches[0])
-    ticks = (num_repeats - 1) * period + count + size - 1
-    return lax.scan(tick, start, jnp.arange(ticks))[1][ticks - count :]
-
-
 def repeat_by_repeat(stage, microbatches, num_repeats, axis_name):
     """A scan over repeats around one over ticks, and what the last stage gives late after both."""
     count, size, index = len(microbatches), lax.axis_size(axis_name), lax.axis_index(axis_name)
@@ -178,7 +158,7 @@ def scanned_stage_of(model, key, axis_name):
 def block_of(stage, count, axis_name):
     """Ticks of a block with the weights of two repeats, ``[2, ...]``, from the state before them."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    period, ring = max(count, size), [(i, (i + 1) % size) for i in range(size)]
+    period = max(count, size)
 
     @jax.checkpoint
     def compute(two, x, own, microbatch, repeat):
@@ -194,7 +174,7 @@ def block_of(stage, count, axis_name):
             microbatch = jnp.clip((t - index) % period, 0, count - 1)
             x = jnp.where(index == 0, waiting[microbatch], arrived)
             y = compute(two, x, own, microbatch, jnp.maximum(block + own - 1, 0))
-            return (waiting, lax.ppermute(y, axis_name, ring)), y
+            return (waiting, lax.ppermute(y, axis_name, around(axis_name))), y
 
         return lax.scan(tick, carry, jnp.arange(ticks))
 
@@ -214,33 +194,6 @@ def loss_at_the_end(params, outputs, batch, model, axis_name):
     rows = outputs.reshape(-1, *outputs.shape[2:])
     last = lax.axis_index(axis_name) == lax.axis_size(axis_name) - 1
     return jnp.where(last, model.loss(params["head"], rows, batch["targets"]), jnp.float32(0))
-
-
-def in_a_scan_over_repeats(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """The weights of a repeat enter in the block before theirs, and are handed on in the carry."""
-    size, repeats = lax.axis_size(pipe_axis), len(jax.tree.leaves(params["layers"])[0])
-    key = jax.random.fold_in(key, lax.axis_index(data_axis))
-    run = block_of(stage_of(model, key, pipe_axis), num_microbatches, pipe_axis)
-
-    def loss_of(params):
-        x = model.embed(params["embed"], batch["inputs"])
-        x = x.reshape(num_microbatches, -1, *x.shape[1:])
-        first = averaged(take(params["layers"], 0), data_axis)
-
-        def block(carry, one):
-            state, two = carry
-            number, coming = one
-            coming = averaged(coming, data_axis)
-            state, _ = run(two, state, number, max(num_microbatches, size))
-            return (state, jax.tree.map(lambda pair, new: jnp.stack([pair[1], new]), two, coming)), None
-
-        start = (x, jnp.zeros_like(x[0])), jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), first)
-        blocks = jnp.arange(repeats - 1), take(params["layers"], slice(1, None))
-        (state, two), _ = lax.scan(block, start, blocks)
-        _, outputs = run(two, state, repeats - 1, num_microbatches + size - 1)
-        return loss_at_the_end(params, outputs[size - 1 :], batch, model, pipe_axis)
-
-    return finish(loss_of, params, pipe_axis, data_axis, learning_rate)
 
 
 def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
@@ -267,19 +220,14 @@ def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pip
 def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
     """Gradients of all repeats in one buffer, each reduced beside the backward ticks of the repeat before it."""
     layers, count = params["layers"], num_microbatches
-    repeats, each = jax.tree.leaves(layers)[0].shape[:2]
+    repeats = len(jax.tree.leaves(layers)[0])
     size, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
     period, key = max(count, size), jax.random.fold_in(key, lax.axis_index(data_axis))
     ticks = (repeats - 1) * period + count + size - 1
-    ahead = [(i, (i + 1) % size) for i in range(size)]
+    ahead = around(pipe_axis)
     back = [(there, here) for here, there in ahead]
 
-    def stage(weights, x, microbatch, repeat):
-        for j in range(each):
-            number = (repeat * size + index) * each + j
-            weights_j = jax.tree.map(lambda leaf, j=j: leaf[j], weights)
-            x = model.layer(weights_j, x, layer_key(key, microbatch, number))
-        return x
+    stage = stage_of(model, key, pipe_axis)
 
     def place(t):
         turn = t - index
@@ -348,22 +296,8 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
 
 
 ALTERNATIVES = {
-    "layers_of_stage": (
-        layers_by_reshaping,
-        layers_one_by_one,
-    ),
-    "loop_position": (
-        position_by_search,
-        position_by_walking_back,
-    ),
-    "execute_looping_pipeline": (
-        skipping_idle_ticks,
-        in_a_queue,
-        repeat_by_repeat,
-    ),
-    "looping_train_step": (
-        in_a_scan_over_repeats,
-        with_a_mean_on_the_way_back,
-        by_hand,
-    ),
+    "layers_of_stage": (layers_by_reshaping, layers_one_by_one),
+    "loop_position": (position_by_search, position_by_walking_back),
+    "execute_looping_pipeline": (skipping_idle_ticks, repeat_by_repeat),
+    "looping_train_step": (with_a_mean_on_the_way_back, by_hand),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,17 +39,6 @@ def by_slices(batch, num_microbatches):
     return tree.unflatten(lax.map(part, jnp.arange(num_microbatches)))
 
 
-def by_indices(batch, num_microbatches):
-    """Rows picked by a table of their numbers."""
-    size, rest = divmod(jax.tree.leaves(batch)[0].shape[0], num_microbatches)
-    if rest:
-        raise ValueError(
-            f"{size * num_microbatches + rest} rows, {num_microbatches} microbatches: {rest} are left over"
-        )
-    rows = jnp.arange(size * num_microbatches).reshape(num_microbatches, size)
-    return jax.tree.map(lambda leaf: leaf[rows], batch)
-
-
 def with_cond(stage, microbatches, arrived, tick, axis_name):
     """Idle stages do nothing, and the first stage picks its input in a branch."""
     number, size = lax.axis_index(axis_name), lax.axis_size(axis_name)
@@ -77,15 +65,6 @@ def with_zeros_when_idle(stage, microbatches, arrived, tick, axis_name):
     return y, lax.ppermute(y, axis_name, perm=list(zip(range(last), range(1, last + 1), strict=True)))
 
 
-def with_a_switch(stage, microbatches, arrived, tick, axis_name):
-    """``lax.switch`` over what a stage is: the first one or not."""
-    number, size = lax.axis_index(axis_name), lax.axis_size(axis_name)
-    own = jax.tree.map(lambda leaf: leaf[jnp.clip(tick, max=leaf.shape[0] - 1)], microbatches)
-    x = lax.switch(jnp.minimum(number, 1), [lambda own, arrived: own, lambda own, arrived: arrived], own, arrived)
-    y = stage(x, tick - number)
-    return y, lax.ppermute(y, axis_name, [(i, i + 1) for i in range(size - 1)])
-
-
 def unrolled(stage, microbatches, axis_name):
     """A Python loop over ticks, and a list of what the last ones gave."""
     stages, outputs = lax.axis_size(axis_name), []
@@ -95,24 +74,6 @@ def unrolled(stage, microbatches, axis_name):
         if tick >= stages - 1:
             outputs.append(y)
     return jnp.stack(outputs)
-
-
-def with_outputs_in_the_carry(stage, microbatches, axis_name):
-    """Each stage writes what it gives for a microbatch into its own row of a buffer."""
-    stages, count = lax.axis_size(axis_name), microbatches.shape[0]
-    number = lax.axis_index(axis_name)
-
-    def step(carry, tick):
-        arrived, outputs = carry
-        y, sent = pipeline_tick(stage, microbatches, arrived, tick, axis_name)
-        at = jnp.clip(tick - number, 0, count - 1)
-        busy = (tick - number >= 0) & (tick - number < count)
-        kept = jnp.where(busy, y, outputs[at])
-        return (sent, lax.dynamic_update_index_in_dim(outputs, kept, at, 0)), None
-
-    start = (jnp.zeros_like(microbatches[0]), jnp.zeros_like(microbatches))
-    (_, outputs), _ = lax.scan(step, start, jnp.arange(count + stages - 1))
-    return outputs
 
 
 def with_the_last_tick_apart(stage, microbatches, axis_name):
@@ -165,17 +126,6 @@ def on_the_last_stage(params, batch, key, model, num_microbatches, axis_name):
     return lax.psum(loss * is_last.astype(loss.dtype), axis_name)
 
 
-def by_microbatches(params, batch, key, model, num_microbatches, axis_name):
-    """Embedding and loss of one microbatch at a time, and a mean over them."""
-    parts = split_microbatches(batch, num_microbatches)
-    x = lax.map(lambda rows: model.embed(params["embed"], rows), parts["inputs"])
-    flat = x.reshape(-1, *x.shape[2:])
-    y = through_all_stages(params, flat, key, model, num_microbatches, axis_name)
-    losses = jax.vmap(partial(model.loss, params["head"]))(y, parts["targets"])
-    last = lax.axis_size(axis_name) - 1
-    return lax.psum(jnp.where(lax.axis_index(axis_name) == last, losses.mean(), 0), axis_name)
-
-
 def in_parts_by_all_to_all(params, batch, key, model, num_microbatches, axis_name):
     """Every stage sends every other a part of what it gave, and keeps what the last stage sent."""
     stages, number = lax.axis_size(axis_name), lax.axis_index(axis_name)
@@ -223,44 +173,10 @@ def with_optax_and_layers_that_recompute(
     return optax.apply_updates(params, updates), lax.pmean(loss, data_axis)
 
 
-def with_vjp(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """``jax.vjp`` of the mean over groups, whose transpose divides by their number."""
-    own = jax.random.fold_in(key, lax.axis_index(data_axis))
-
-    def mean_loss(params):
-        return lax.pmean(pipeline_loss(params, batch, own, model, num_microbatches, pipe_axis), data_axis)
-
-    loss, back = jax.vjp(mean_loss, params)
-    (gradients,) = back(jax.numpy.ones_like(loss))
-    whole = {name: lax.psum(part, data_axis) for name, part in gradients.items()}
-    whole = {name: part if name == "layers" else lax.psum(part, pipe_axis) for name, part in whole.items()}
-    return jax.tree.map(lambda leaf, g: leaf - learning_rate * g, params, whole), loss
-
-
 ALTERNATIVES = {
-    "split_microbatches": (
-        by_split,
-        by_slices,
-        by_indices,
-    ),
-    "pipeline_tick": (
-        with_cond,
-        with_zeros_when_idle,
-        with_a_switch,
-    ),
-    "execute_pipeline": (
-        unrolled,
-        with_outputs_in_the_carry,
-        with_the_last_tick_apart,
-    ),
-    "pipeline_loss": (
-        on_the_last_stage,
-        by_microbatches,
-        in_parts_by_all_to_all,
-    ),
-    "pipeline_train_step": (
-        over_all_devices_at_once,
-        with_optax_and_layers_that_recompute,
-        with_vjp,
-    ),
+    "split_microbatches": (by_split, by_slices),
+    "pipeline_tick": (with_cond, with_zeros_when_idle),
+    "execute_pipeline": (unrolled, with_the_last_tick_apart),
+    "pipeline_loss": (on_the_last_stage, in_parts_by_all_to_all),
+    "pipeline_train_step": (over_all_devices_at_once, with_optax_and_layers_that_recompute),
 }

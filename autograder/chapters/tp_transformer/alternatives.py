@@ -70,30 +70,6 @@ def with_masks_by_hand_and_attention_recomputed(params, x, key, rate, gather_mat
     return x + feed_forward(rms_norm(params["mlp"]["norm"], x)) * kept(second)
 
 
-def one_head_after_the_other(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    """``lax.map`` over this device's heads; norms by hand."""
-
-    def norm(scale, x):
-        return x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6) * scale
-
-    kernel, out = params["attention"]["qkv"]["kernel"], params["attention"]["out"]["kernel"]
-    width = x.shape[-1]
-    own = jax.random.fold_in(key, lax.axis_index(axis_name))
-    keys = jax.random.split(own, 2)
-    qkv = gather_matmul(norm(params["attention_norm"]["scale"], x), kernel.reshape(width, -1), axis_name)
-    columns = jnp.moveaxis(qkv.reshape(*qkv.shape[:2], 3, *kernel.shape[2:]), 3, 0)
-
-    def head(part):
-        return jax.nn.dot_product_attention(*(part[:, :, i, None] for i in range(3)), is_causal=True)[:, :, 0]
-
-    mixed = jnp.moveaxis(lax.map(head, columns), 0, 2).reshape(*qkv.shape[:2], -1)
-    x += drop(matmul_scatter(mixed, out.reshape(-1, width), axis_name), rate, keys[0])
-    mlp = params["mlp"]
-    hidden = gather_matmul(norm(mlp["norm"]["scale"], x), mlp["up"]["kernel"], axis_name)
-    added = matmul_scatter(jax.nn.gelu(hidden + mlp["up"]["bias"]), mlp["down"]["kernel"], axis_name)
-    return x + drop(added + mlp["down"]["bias"], rate, keys[1])
-
-
 def with_the_mlp_first(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
     """Kernels stacked the other way round, and slices where the reference splits."""
     qkv = params["attention"]["qkv"]["kernel"]
@@ -110,27 +86,6 @@ def with_the_mlp_first(params, x, key, rate, gather_matmul, matmul_scatter, axis
     out = jnp.vstack([down["kernel"], params["attention"]["out"]["kernel"].reshape(-1, width)])
     added = matmul_scatter(both, out, axis_name) + down["bias"]
     return x + drop(added, rate, jax.random.fold_in(key, lax.axis_index(axis_name)))
-
-
-def parallel_transformer_block_with_attention_by_einsum(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    """Scores, mask and softmax written out; the mask of the dropout as a factor."""
-    kernel = params["attention"]["qkv"]["kernel"]
-    width, _, heads, size = kernel.shape
-    columns = 3 * heads * size
-    joined = jnp.concatenate((kernel.reshape(width, columns), params["up"]["kernel"]), -1)
-    rows = gather_matmul(rms_norm(params["norm"], x), joined, axis_name)
-    batch, seq, _ = rows.shape
-    qkv = rows[:, :, :columns].reshape(batch, seq, 3, heads, size)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", qkv[:, :, 0], qkv[:, :, 1]) / math.sqrt(size)
-    future = jnp.arange(seq)[:, None] < jnp.arange(seq)
-    weights = jax.nn.softmax(jnp.where(future, jnp.finfo(scores.dtype).min, scores))
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, qkv[:, :, 2]).reshape(batch, seq, -1)
-    hidden = jax.nn.gelu(rows[:, :, columns:] + params["up"]["bias"])
-    kernels = params["attention"]["out"]["kernel"].reshape(-1, width), params["down"]["kernel"]
-    added = matmul_scatter(jnp.concatenate((mixed, hidden), -1), jnp.concatenate(kernels), axis_name)
-    key = fold_key_over_axes(key, (axis_name,))
-    kept = jax.random.bernoulli(key, 1 - rate, x.shape).astype(x.dtype)
-    return x + (added + params["down"]["bias"]) * kept / (1 - rate)
 
 
 def with_attention_recomputed(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
@@ -162,17 +117,6 @@ def by_one_hot_products(params, tokens, axis_name):
     return x + params["position"][starts + jnp.arange(x.shape[1])]
 
 
-def with_a_row_of_zeros(params, tokens, axis_name):
-    """Other devices' tokens take a row of zeros that is put behind the table."""
-    table = params["token"]
-    first = lax.axis_index(axis_name) * table.shape[0]
-    padded = jnp.pad(table, ((0, 1), (0, 0)))
-    outside = (tokens < first) | (tokens >= first + table.shape[0])
-    rows = padded[jnp.where(outside, table.shape[0], tokens - first)]
-    x = lax.psum_scatter(rows, axis_name, scatter_dimension=1, tiled=True)
-    return x + lax.dynamic_slice_in_dim(params["position"], lax.axis_index(axis_name) * x.shape[1], x.shape[1])[None]
-
-
 def with_positions_first(params, tokens, axis_name):
     """Each device adds the positions of its own rows before the sum, and zero for all others."""
     table, index = params["token"], lax.axis_index(axis_name)
@@ -196,20 +140,6 @@ def with_parts_of_the_softmax(params, x, targets, gather_matmul, axis_name):
     chosen = targets[..., None] == lax.axis_index(axis_name) * own + jnp.arange(own)
     right = lax.psum(jnp.sum(jnp.where(chosen, logits, 0), axis=-1), axis_name)
     return jnp.mean(whole - right)
-
-
-def with_one_sum_of_two(params, x, targets, gather_matmul, axis_name):
-    """Logits less the largest; both sums travel together."""
-    kernel, bias = params["out"]["kernel"], params["out"]["bias"]
-    logits = gather_matmul(rms_norm(params["norm"], x), kernel, axis_name) + bias
-    largest = lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    logits = logits - lax.pmax(largest, axis_name)
-    first = lax.axis_index(axis_name) * bias.shape[0]
-    local = targets - first
-    known = (local >= 0) & (local < bias.shape[0])
-    picked = jnp.take_along_axis(logits, jnp.where(known, local, 0)[..., None], axis=2)[..., 0]
-    sums = lax.psum(jnp.stack([jnp.exp(logits).sum(axis=-1), jnp.where(known, picked, 0)]), axis_name)
-    return jnp.mean(jnp.log(sums[0]) - sums[1])
 
 
 def every_device_for_its_own_rows(params, x, targets, gather_matmul, axis_name):
@@ -272,28 +202,9 @@ def with_layers_that_recompute(params, specs, batch, key, rate, parallel, data_a
 
 
 ALTERNATIVES = {
-    "tp_transformer_block": (
-        with_attention_by_einsum,
-        with_masks_by_hand_and_attention_recomputed,
-        one_head_after_the_other,
-    ),
-    "parallel_transformer_block": (
-        with_the_mlp_first,
-        parallel_transformer_block_with_attention_by_einsum,
-        with_attention_recomputed,
-    ),
-    "vocab_parallel_embed": (
-        by_one_hot_products,
-        with_a_row_of_zeros,
-        with_positions_first,
-    ),
-    "vocab_parallel_loss": (
-        with_parts_of_the_softmax,
-        with_one_sum_of_two,
-        every_device_for_its_own_rows,
-    ),
-    "tp_transformer_step": (
-        over_all_devices_at_once,
-        with_layers_that_recompute,
-    ),
+    "tp_transformer_block": (with_attention_by_einsum, with_masks_by_hand_and_attention_recomputed),
+    "parallel_transformer_block": (with_the_mlp_first, with_attention_recomputed),
+    "vocab_parallel_embed": (by_one_hot_products, with_positions_first),
+    "vocab_parallel_loss": (with_parts_of_the_softmax, every_device_for_its_own_rows),
+    "tp_transformer_step": (over_all_devices_at_once, with_layers_that_recompute),
 }

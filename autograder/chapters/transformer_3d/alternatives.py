@@ -11,11 +11,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.layout import along, tensor_specs
-from course.mesh import as_varying, vary_alike
+from course.mesh import as_varying
 from course.model import layer_key
 from course.planning import Choice
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
-from solutions.fsdp import gather_params
 from solutions.tp_transformer import (
     gather_matmul,
     matmul_scatter,
@@ -98,18 +97,11 @@ def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tens
     return {part: tree for part, (tree, _) in found.items()}, {part: specs for part, (_, specs) in found.items()}
 
 
-def dim_over(spec, axis):
-    """Which dim a spec splits over an axis, or None."""
-    for dim, entry in enumerate(spec):
-        if entry == axis or (isinstance(entry, tuple) and axis in entry):
-            return dim
-    return None
-
-
 def entering(spec, dtype, data_axis, others):
     """A leaf made whole; its gradient averaged over data, and summed over other axes on which it is whole."""
-    dim = dim_over(spec, data_axis)
-    shared = [axis for axis in others if dim_over(spec, axis) is None]
+    split = along(spec, data_axis)
+    dim = split.index(data_axis) if data_axis in split else None
+    shared = [axis for axis in others if axis not in along(spec, axis)]
 
     @jax.custom_vjp
     def enter(part):
@@ -121,20 +113,18 @@ def entering(spec, dtype, data_axis, others):
         g = g / lax.axis_size(data_axis)
         if dim is not None:
             g = lax.psum_scatter(g, data_axis, scatter_dimension=dim, tiled=True)
-        over_all = dim is None
-        g = lax.psum(g, data_axis) if over_all else g
-        for axis in shared:
-            g = lax.psum(g, axis)
-        for axis in (data_axis, *others):
-            g = as_varying(g, axis)
+        for axis in shared if dim is not None else (data_axis, *shared):
+            g = as_varying(lax.psum(g, axis), axis)
         return (g,)
 
     enter.defvjp(lambda part: (enter(part), None), back)
     return enter
 
 
-def with_ticks_that_recompute(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    """Each tick is checkpointed; layers written out; the loss on the last stage, one microbatch after the other."""
+def in_ticks(
+    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, *, scans_layers=False, scatters_outputs=False
+):
+    """Each tick is checkpointed; a group's layers and the loss of each microbatch one after the other, or in scans."""
     stages, me = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
     repeats, _, depth = params["layers"]["attention"]["out"]["kernel"].shape[:3]
     m = options.num_microbatches
@@ -160,11 +150,17 @@ def with_ticks_that_recompute(params, specs, batch, key, options, data_axis, pip
         return whole(taken, jax.tree.map(lambda spec: type(spec)(*spec[1:]), specs["layers"]))
 
     def compute(before, now, x, late, microbatch, repeat):
-        weights = jax.tree.map(lambda a, b: jnp.where(late, a, b), before, now)
-        for j in range(depth):
-            one = jax.tree.map(lambda leaf, j=j: leaf[0, j], weights)
+        weights = jax.tree.map(lambda a, b: jnp.where(late, a, b)[0], before, now)
+
+        def layer(x, numbered):
+            j, one = numbered
             own = layer_key(mine, microbatch, (repeat * stages + me) * depth + j)
-            x = kind(one, x, own, options.rate, into, out_of, tensor_axis)
+            return kind(one, x, own, options.rate, into, out_of, tensor_axis), None
+
+        if scans_layers:
+            return lax.scan(layer, x, (jnp.arange(depth), weights))[0]
+        for j in range(depth):
+            x, _ = layer(x, (j, jax.tree.map(lambda leaf, j=j: leaf[j], weights)))
         return x
 
     if options.remat:
@@ -196,167 +192,30 @@ def with_ticks_that_recompute(params, specs, batch, key, options, data_axis, pip
         before, now = now, following
 
     head = whole(params["head"], specs["head"])
+    targets = batch["targets"].reshape(m, -1, tokens.shape[-1])
+    outputs = jnp.where(me == stages - 1, outputs[-m:], 0)
 
     @jax.checkpoint
-    def loss_of(y, targets):
-        return vocab_parallel_loss(head, y, targets, into, tensor_axis)
+    def loss_of(given):
+        x, wanted = given
+        return vocab_parallel_loss(head, x, wanted, into, tensor_axis)
 
-    def add(total, both):
-        return total + loss_of(*both), None
-
-    targets = batch["targets"].reshape(m, -1, tokens.shape[-1])
-    start = jnp.float32(0)
-    for axis in (data_axis, pipe_axis):
-        start = as_varying(start, axis)
-    total, _ = lax.scan(add, start, (outputs[-m:], targets))
-    return lax.psum(jnp.where(me == stages - 1, total / m, 0), pipe_axis)
+    if scatters_outputs and m % stages == 0:
+        outputs = lax.psum_scatter(outputs, pipe_axis, tiled=True)
+        own = lax.dynamic_slice_in_dim(targets, me * len(outputs), len(outputs))
+        return lax.psum(lax.map(loss_of, (outputs, own)).sum(), pipe_axis) / m
+    mean = sum(loss_of((outputs[i], targets[i])) for i in range(m)) / m
+    return lax.psum(jnp.where(me == stages - 1, mean, 0), pipe_axis)
 
 
-def finished(gradient, spec, data_axis, pipe_axis, tensor_axis):
-    """A part's gradient: one sum over everything that the leaf is whole on."""
-    over_data = along(spec, data_axis)
-    size = lax.axis_size(data_axis)
-    if data_axis in over_data:
-        at = over_data.index(data_axis)
-        gradient = lax.psum_scatter(gradient, data_axis, scatter_dimension=at, tiled=True)
-    rest = tuple(a for a in (data_axis, pipe_axis, tensor_axis) if a not in along(spec, a))
-    found = lax.psum(gradient / size, rest) if rest else gradient / size
-    for axis in rest:
-        found = as_varying(found, axis)
-    return found
+def with_ticks_that_recompute(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+    return in_ticks(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
 
 
-def with_the_way_back_written_out(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    """One derivative for the whole pipeline, which keeps the inputs of all ticks in one array."""
-    axes = data_axis, pipe_axis, tensor_axis
-    size, place = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
-    repeats, _, depth = jax.tree.leaves(params["layers"])[0].shape[:3]
-    m = options.num_microbatches
-    period = max(m, size)
-    every = (repeats - 1) * period + m + size - 1
-    mine = jax.random.fold_in(key, lax.axis_index(data_axis))
-    kind = parallel_transformer_block if options.parallel else tp_transformer_block
-    gather, scatter = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
-    short = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}[options.dtype]
-
-    def lowered(way):
-        def multiply(x, kernel, axis):
-            return way(x.astype(short), kernel.astype(short), axis).astype(x.dtype)
-
-        return multiply
-
-    def wholes(parts, tree):
-        names = jax.tree.map(lambda spec: along(spec, data_axis), tree)
-        light = jax.tree.map(lambda p, s: p.astype(short) if data_axis in s else p, parts, names)
-        heavy = gather_params(light, names, data_axis)
-        return jax.tree.map(lambda w, p: w.astype(p.dtype), heavy, parts)
-
-    def completed(gradients, tree):
-        return jax.tree.map(lambda g, s: finished(g, s, *axes), gradients, tree)
-
-    def stage(weights, x, microbatch, repeat):
-        for j in range(depth):
-            layer = jax.tree.map(lambda w, j=j: w[0, j], weights)
-            own = layer_key(mine, microbatch, (repeat * size + place) * depth + j)
-            x = kind(layer, x, own, options.rate, lowered(gather), lowered(scatter), tensor_axis)
-        return x
-
-    of_repeat = jax.tree.map(lambda spec: P(*spec[1:]), specs["layers"])
-
-    def take(stack, i):
-        return jax.tree.map(lambda leaf: leaf[i], stack)
-
-    def plan(t):
-        """What a tick works on, and where what arrives belongs."""
-        own = jnp.maximum(t - place, 0)
-        repeat = jnp.minimum(own // period, repeats - 1)
-        microbatch = jnp.minimum((t - place) % period, m - 1)
-        slot = (t - size) % period
-        return microbatch, repeat, jnp.minimum(slot, m - 1), (t >= size) & (slot < m)
-
-    def blocks():
-        for b in range(repeats):
-            start = b * period
-            yield b, start, every - start if b == repeats - 1 else period
-
-    def forward(stack, x):
-        state, seen, outs = (x, jnp.zeros_like(x[0])), [], x
-        held = {0: wholes(take(stack, 0), of_repeat)}
-        for b, start, length in blocks():
-            if b + 1 < repeats:
-                held[b + 1] = wholes(take(stack, b + 1), of_repeat)
-            pair = held.get(b - 1, held[b]), held[b]
-
-            def tick(state, t, b=b, pair=pair):
-                store, arrived = state
-                microbatch, repeat, slot, comes = plan(t)
-                store = store.at[slot].set(jnp.where(comes, arrived, store[slot]))
-                y = jnp.where(place == 0, store[microbatch], arrived)
-                weights = jax.tree.map(lambda old, new: jnp.where(repeat < b, old, new), *pair)
-                z = stage(weights, y, microbatch, repeat)
-                return (store, lax.ppermute(z, pipe_axis, [(i, (i + 1) % size) for i in range(size)])), (y, z)
-
-            state, (inputs, outs) = lax.scan(tick, state, start + jnp.arange(length))
-            seen.append(inputs)
-            held.pop(b - 1, None)
-        return outs[-m:], (stack, jnp.concatenate(seen))
-
-    def backward(saved, of_outs):
-        stack, seen = saved
-        of_store, of_arrived = jnp.zeros_like(of_outs), jnp.zeros_like(of_outs[0])
-        found, older, held = {}, None, {}
-        for b, start, length in reversed(list(blocks())):
-            for i in (b, b - 1):
-                if i >= 0 and i not in held:
-                    held[i] = wholes(take(stack, i), of_repeat)
-            pair = held.get(b - 1, held[b]), held[b]
-            zero = jax.tree.map(jnp.zeros_like, held[b])
-            leaving = jnp.zeros((length, *of_outs.shape[1:]), of_outs.dtype)
-            leaving = vary_alike(leaving, of_outs)[0]
-            if b == repeats - 1:
-                leaving = leaving.at[length - m :].set(of_outs)
-
-            def tick(state, given, b=b, pair=pair):
-                of_store, of_arrived, of_old, of_new = state
-                t, y, of_z = given
-                microbatch, repeat, slot, comes = plan(t)
-                of_z = of_z + lax.ppermute(of_arrived, pipe_axis, [((i + 1) % size, i) for i in range(size)])
-                weights = jax.tree.map(lambda old, new: jnp.where(repeat < b, old, new), *pair)
-                _, pull = jax.vjp(lambda w, y: stage(w, y, microbatch, repeat), weights, y)
-                of_w, of_y = pull(of_z)
-                of_old = jax.tree.map(lambda a, g: a + jnp.where(repeat < b, g, 0), of_old, of_w)
-                of_new = jax.tree.map(lambda a, g: a + jnp.where(repeat < b, 0, g), of_new, of_w)
-                of_store = of_store.at[microbatch].add(jnp.where(place == 0, of_y, 0))
-                taken = jnp.where(comes, of_store[slot], 0)
-                of_store = of_store.at[slot].add(-taken)
-                return (of_store, jnp.where(place == 0, 0, of_y) + taken, of_old, of_new), None
-
-            state = of_store, of_arrived, zero, older or zero
-            given = start + jnp.arange(length), seen[start : start + length], leaving
-            (of_store, of_arrived, older, newer), _ = lax.scan(tick, state, given, reverse=True)
-            if b == 0:
-                newer = jax.tree.map(jnp.add, newer, older)
-            found[b] = completed(newer, of_repeat)
-            held.pop(b)
-        return jax.tree.map(lambda *all_: jnp.stack(all_), *(found[b] for b in range(repeats))), of_store
-
-    pipeline = jax.custom_vjp(lambda stack, x: forward(stack, x)[0])
-    pipeline.defvjp(forward, backward)
-
-    def ends(tree):
-        enter = jax.custom_vjp(lambda part: wholes(part, specs[tree]))
-        enter.defvjp(lambda part: (wholes(part, specs[tree]), ()), lambda _, g: (completed(g, specs[tree]),))
-        return enter(params[tree])
-
-    x = vocab_parallel_embed(ends("embed"), batch["inputs"], tensor_axis)
-    outs = pipeline(params["layers"], x.reshape(m, -1, *x.shape[1:]))
-    head, targets = ends("head"), batch["targets"].reshape(m, -1, batch["targets"].shape[-1])
-    losses = [
-        jax.checkpoint(lambda y, t: vocab_parallel_loss(head, y, t, lowered(gather), tensor_axis))(outs[i], targets[i])
-        for i in range(m)
-    ]
-    mean = sum(losses) / m
-    return lax.psum(mean * (place == size - 1).astype(mean.dtype), pipe_axis)
+def with_layers_in_a_scan(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+    return in_ticks(
+        params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, scans_layers=True, scatters_outputs=True
+    )
 
 
 def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
@@ -391,15 +250,12 @@ def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, ten
     loss, back = jax.vjp(mean_loss, params)
     (gradients,) = back(jnp.ones_like(loss))
 
-    def counts(spec):
-        own = jnp.float32(1)
-        for axis in axes:
-            if not any(axis == entry or (isinstance(entry, tuple) and axis in entry) for entry in spec):
-                own = own * (lax.axis_index(axis) == 0).astype(jnp.float32)
-        return own
+    def counted(leaf, spec):
+        """Of the device at place 0 of every axis on which the leaf is whole."""
+        first = [lax.axis_index(axis) == 0 for axis in axes if axis not in along(spec, axis)]
+        return jnp.where(jnp.all(jnp.array([True, *first])), jnp.sum(jnp.square(leaf)), 0)
 
-    squares = [counts(spec) * jnp.sum(jnp.square(leaf)) for leaf, spec in zip(
-        jax.tree.leaves(gradients), jax.tree.structure(gradients).flatten_up_to(specs), strict=True)]  # fmt: skip
+    squares = jax.tree.leaves(jax.tree.map(counted, gradients, specs))
     norm = jnp.sqrt(lax.psum(sum(squares), axes))
     shrunk = jax.tree.map(lambda leaf: leaf / jnp.maximum(1, norm / largest_norm), gradients)
     return jax.tree.map(lambda p, g: p - learning_rate * g, params, shrunk), lax.pmean(loss, data_axis)
@@ -430,28 +286,6 @@ def choose_by_product(sizes, num_devices, batch, estimate):
     if not fitting:
         raise ValueError(f"nothing fits on {num_devices} devices")
     return max(fitting, key=lambda one: one.mfu).choice
-
-
-def choose_mesh_by_mesh(sizes, num_devices, batch, estimate):
-    """For each mesh the best it can do, and of these the best; a dict keeps them."""
-    winners = {}
-    for tensor in (n for n in range(1, num_devices + 1) if num_devices % n == 0 and sizes.heads % n == 0):
-        rest = num_devices // tensor
-        for pipe in (n for n in range(1, rest + 1) if rest % n == 0 and sizes.layers % n == 0):
-            data = rest // pipe
-            if batch % data:
-                continue
-            share, depth = batch // data, sizes.layers // pipe
-            for microbatches in (n for n in range(1, share + 1) if share % n == 0):
-                for repeats in (n for n in range(1, depth + 1) if depth % n == 0):
-                    for remat, fsdp in itertools.product(("none", "block"), (False, True)):
-                        found = estimate(Choice(data, pipe, tensor, microbatches, repeats, remat, fsdp))
-                        time = found.seconds if found.fits else float("inf")
-                        if time < winners.get((data, pipe, tensor), (float("inf"),))[0]:
-                            winners[data, pipe, tensor] = (time, found.choice)
-    if not winners:
-        raise ValueError("too large for this machine, however it is placed")
-    return min(winners.values(), key=lambda pair: pair[0])[1]
 
 
 def choose_by_climbing(sizes, num_devices, batch, estimate):
@@ -496,21 +330,8 @@ def choose_by_climbing(sizes, num_devices, batch, estimate):
 
 
 ALTERNATIVES = {
-    "init_3d": (
-        by_number_of_the_part,
-        by_rows_of_indices,
-    ),
-    "forward_3d": (
-        with_ticks_that_recompute,
-        with_the_way_back_written_out,
-    ),
-    "train_step_3d": (
-        leaf_by_leaf,
-        by_one_of_each,
-    ),
-    "choose_mesh": (
-        choose_by_product,
-        choose_mesh_by_mesh,
-        choose_by_climbing,
-    ),
+    "init_3d": (by_number_of_the_part, by_rows_of_indices),
+    "forward_3d": (with_ticks_that_recompute, with_layers_in_a_scan),
+    "train_step_3d": (leaf_by_leaf, by_one_of_each),
+    "choose_mesh": (choose_by_product, choose_by_climbing),
 }

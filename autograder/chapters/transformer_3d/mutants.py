@@ -4,70 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from autograder.proof.mutants import mutant
+from autograder.proof.mutants import mutant, patch
 from course.layout import along
-from course.mesh import as_varying
-from course.planning.search import choices, meshes
-from solutions.data_parallel import fold_key_over_axes
-from solutions.fsdp import gather_params, shard_params
-from solutions.transformer_3d import complete, forward_3d, init_3d, tp_transformer_block, train_step_3d
+from solutions.fsdp import gather_params
+from solutions.transformer_3d import choose_mesh, complete, forward_3d, init_3d, tp_transformer_block, train_step_3d
 
 
-def leaves_data_out(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """Splits over stages and features alone."""
-    return init_3d(params, num_repeats, 10**9, data_axis, pipe_axis, tensor_axis)
+def keeps_everything(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+    """Never recomputes, and keeps what it gathered."""
+    return forward_3d(params, specs, batch, key, replace(options, remat=False), data_axis, pipe_axis, tensor_axis)
 
 
 def but(function: Callable[..., Any], **parts: Any) -> Callable[..., Any]:
     """The function with other things by these names in its module."""
     assert isinstance(function, FunctionType) and set(parts) <= set(function.__globals__)
     return FunctionType(function.__code__, {**function.__globals__, **parts}, function.__name__)
-
-
-def leaves_features_out(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """Splits over stages and data alone."""
-
-    def whole(tree, axis_name):
-        return jax.tree.map(lambda _: P(), tree)
-
-    return but(init_3d, tensor_specs=whole)(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)
-
-
-def splits_small_leaves_too(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    return init_3d(params, num_repeats, 0, data_axis, pipe_axis, tensor_axis)
-
-
-def asks_the_whole_leaf_for_its_size(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """The limit is for a device's part; here it is held against the leaf before features are split."""
-
-    def split(leaf, axis_name, limit):
-        return shard_params(leaf, axis_name, limit // 2)
-
-    return but(init_3d, shard_params=split)(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)
-
-
-def gives_every_place_the_first_part(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """Of what is split over data, all hold the first part."""
-    parts, specs = init_3d(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis)
-
-    def first(part, spec):
-        named = any(data_axis in (entry if isinstance(entry, tuple) else (entry,)) for entry in spec)
-        return lax.all_gather(part, data_axis)[0] if named else part
-
-    return jax.tree.map(first, parts, specs), specs
-
-
-def keeps_everything(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    """Never recomputes, and keeps what it gathered."""
-    return forward_3d(params, specs, batch, key, replace(options, remat=False), data_axis, pipe_axis, tensor_axis)
 
 
 def gathers_in_every_tick(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
@@ -87,163 +44,30 @@ def gathers_in_every_tick(params, specs, batch, key, options, data_axis, pipe_ax
     return changed(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
 
 
-def sums_twice_over_stages(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    """The gradients of embedding and head once more, to be sure."""
-
-    def twice(g, spec, data, others):
-        found = complete(g, spec, data, others)
-        if pipe_axis not in others:
-            return found
-        return as_varying(lax.pmean(found, pipe_axis), pipe_axis)
-
-    return but(forward_3d, complete=twice)(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
-
-
-def folds_the_stage_in(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    def all_axes(key, axes):
-        return fold_key_over_axes(key, (*axes, pipe_axis))
-
-    changed = but(forward_3d, fold_key_over_axes=all_axes)
-    return changed(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
-
-
-def forgets_rings(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    return forward_3d(params, specs, batch, key, replace(options, rings=False), data_axis, pipe_axis, tensor_axis)
-
-
-def forgets_bfloat16(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    return forward_3d(params, specs, batch, key, replace(options, dtype="float32"), data_axis, pipe_axis, tensor_axis)
-
-
-def _step(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm, *,
-          norm_of: Any, prepare: Any = lambda gradients: gradients):  # fmt: skip
-    """A step with a norm of its own."""
-    axes = data_axis, pipe_axis, tensor_axis
-
-    def loss_of(params):
-        return forward_3d(params, specs, batch, key, options, *axes)
-
-    loss, gradients = jax.value_and_grad(loss_of)(params)
-    gradients = prepare(gradients)
-    rate = learning_rate * jnp.minimum(1, largest_norm / norm_of(gradients, specs, axes))
-    return jax.tree.map(lambda part, g: part - rate * g, params, gradients), lax.pmean(loss, data_axis)
-
-
-def _square(tree):
-    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
-
-
-def clips_by_its_own_norm(
-    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-):
-    """Each device by the norm of what it holds: their updates do not belong together."""
-    return _step(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm,
-                 norm_of=lambda gradients, specs, axes: jnp.sqrt(_square(gradients)))  # fmt: skip
-
-
-def counts_copies(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
-    """Sums the squares over all devices, those of copies as often as there are copies."""
-    return _step(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm,
-                 norm_of=lambda gradients, specs, axes: jnp.sqrt(lax.psum(_square(gradients), axes)))  # fmt: skip
-
-
-def always_scales(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
-    """To the largest norm also where the gradient is smaller."""
-
-    class Unbounded:
-        """``jax.numpy``, whose minimum is its second argument."""
-
-        minimum = staticmethod(lambda _, ratio: ratio)
-
-        def __getattr__(self, name):
-            return getattr(jnp, name)
-
-    changed = but(train_step_3d, jnp=Unbounded())
-    return changed(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm)
-
-
-def averages_once_more(
-    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-):
-    """The updated copies, to be sure."""
-    after, loss = train_step_3d(
-        params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-    )
-
-    def averaged(leaf, spec):
-        axes = tuple(axis for axis in (data_axis, pipe_axis, tensor_axis) if axis not in along(spec, axis))
-        for axis in axes:
-            leaf = lax.pmean(leaf, axis)
-        return leaf
-
-    return jax.tree.map(averaged, after, specs), loss
-
-
-def reports_the_loss_of_its_rows(
-    params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-):
-    after, _ = train_step_3d(
-        params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm
-    )
-    return after, forward_3d(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
-
-
-def _all(sizes, num_devices, batch, estimate, wanted=lambda choice: True):
-    """What is predicted of all choices that can be placed."""
-    found = []
-    for mesh in meshes(num_devices):
-        for choice in choices(sizes, mesh, batch):
-            if wanted(choice):
-                try:
-                    found.append(estimate(choice))
-                except ValueError:
-                    continue
-    return found
-
-
-def _first(found, by):
-    if not found:
-        raise ValueError("no way to place this model fits")
-    return min(found, key=by).choice
-
-
-def _seconds(one):
-    return one.seconds
-
-
-def takes_the_fastest_whatever_it_holds(sizes, num_devices, batch, estimate):
-    return _first(_all(sizes, num_devices, batch, estimate), _seconds)
-
-
-def _fitting(found):
-    return [one for one in found if one.fits]
-
-
-def holds_as_little_as_possible(sizes, num_devices, batch, estimate):
-    return _first(_fitting(_all(sizes, num_devices, batch, estimate)), lambda one: one.bytes)
-
-
-def always_recomputes(sizes, num_devices, batch, estimate):
-    found = _all(sizes, num_devices, batch, estimate, lambda choice: choice.remat == "block")
-    return _first(_fitting(found), _seconds)
-
-
-def never_shards_state(sizes, num_devices, batch, estimate):
-    found = _all(sizes, num_devices, batch, estimate, lambda choice: not choice.fsdp)
-    return _first(_fitting(found), _seconds)
-
-
-def gives_nothing_where_nothing_fits(sizes, num_devices, batch, estimate):
-    found = _fitting(_all(sizes, num_devices, batch, estimate))
-    return min(found, key=_seconds).choice if found else None
-
+init, forward = partial(patch, init_3d), partial(patch, forward_3d)
+step, choose = partial(patch, train_step_3d), partial(patch, choose_mesh)
+PLACED, NUMBERS = ("split dims", "state bytes per device"), ("gradient norm", "gradients", "values")
+COMPLETED = "jax.tree.map(lambda g, spec: complete(g, spec, data_axis, others), gradients, specs)"
+RINGS = ("replica=1 x stage=2 x model=4, rings, side by side, dropout",)
 
 MUTANTS = (
-    mutant("init_3d", leaves_data_out, "split dims", "state bytes per device"),
-    mutant("init_3d", leaves_features_out, "split dims", "state bytes per device"),
-    mutant("init_3d", splits_small_leaves_too, "split dims", "state bytes per device"),
-    mutant("init_3d", asks_the_whole_leaf_for_its_size, "split dims", "state bytes per device"),
-    mutant("init_3d", gives_every_place_the_first_part, "communication", "values"),
+    init("leaves_data_out", {"shard_params(leaf[(0,) * skipped], data_axis, min_size)[1]": "P()"}, *PLACED),
+    init(
+        "leaves_features_out",
+        {"tensor_specs(params, tensor_axis)": "jax.tree.map(lambda _: P(), params)"},
+        *PLACED,
+    ),
+    init("splits_small_leaves_too", {"data_axis, min_size)[1]": "data_axis, 0)[1]"}, *PLACED),
+    init(
+        "asks_the_whole_leaf_for_its_size",
+        {"data_axis, min_size)[1]": "data_axis, min_size // lax.axis_size(tensor_axis))[1]"},
+        *PLACED,
+    ),
+    init(
+        "gives_every_place_the_first_part",
+        {"leaf = cut(leaf, dim, data_axis)": "leaf = lax.all_gather(cut(leaf, dim, data_axis), data_axis)[0]"},
+        *("communication", "values"),
+    ),
     mutant("forward_3d", keeps_everything, "live temporaries"),
     mutant(
         "forward_3d",
@@ -252,42 +76,65 @@ MUTANTS = (
         "exposed over data",
         "reduce-scatter bytes over data",
     ),
-    mutant("forward_3d", sums_twice_over_stages, "all-reduce bytes"),
-    mutant(
-        "forward_3d",
-        folds_the_stage_in,
-        "gradient norm",
-        "gradients",
-        "values",
-        shown_by=("replica=1 x stage=2 x model=4, rings, side by side, dropout",),
+    forward(
+        "sums_twice_over_stages",
+        {
+            f"return {COMPLETED}": (
+                f"found = {COMPLETED}\n"
+                "        if pipe_axis not in others:\n"
+                "            return found\n"
+                "        return jax.tree.map(lambda g: as_varying(lax.pmean(g, pipe_axis), pipe_axis), found)"
+            )
+        },
+        "all-reduce bytes",
     ),
-    mutant(
-        "forward_3d",
-        forgets_rings,
-        "transfers in one piece",
-        shown_by=("replica=1 x stage=2 x model=4, rings, side by side, dropout",),
+    forward(
+        "folds_the_stage_in",
+        {"fold_key_over_axes(key, (data_axis,))": "fold_key_over_axes(key, (data_axis, pipe_axis))"},
+        *NUMBERS,
+        shown_by=RINGS,
     ),
-    mutant(
-        "forward_3d",
-        forgets_bfloat16,
+    forward("forgets_rings", {"if options.rings else": "if False else"}, "transfers in one piece", shown_by=RINGS),
+    forward(
+        "forgets_bfloat16",
+        {"return x.astype(options.dtype)": "return x"},
         "bfloat16 products",
         shown_by=("data=2 x pipe=2 x tensor=2", "data=2 x pipe=1 x tensor=2, bfloat16"),
     ),
-    mutant("train_step_3d", clips_by_its_own_norm, "gradient norm", "gradients", "values"),
-    mutant("train_step_3d", counts_copies, "gradient norm", "gradients", "values"),
-    mutant(
-        "train_step_3d",
-        always_scales,
-        "gradient norm",
-        "gradients",
-        "values",
+    step(
+        "clips_by_its_own_norm",
+        {"lax.psum(sum(jax.tree.leaves(squares)), axes)": "sum(jax.tree.leaves(squares))"},
+        *NUMBERS,
+    ),
+    step("counts_copies", {" / jnp.prod(jnp.asarray(copies, gradient.dtype))": ""}, *NUMBERS),
+    step(
+        "always_scales",
+        {"jnp.minimum(1, largest_norm / norm)": "largest_norm / norm"},
+        *NUMBERS,
         shown_by=("data=2 x pipe=2 x tensor=2, 20 steps",),
     ),
-    mutant("train_step_3d", averages_once_more, "all-reduce bytes"),
-    mutant("train_step_3d", reports_the_loss_of_its_rows, "values"),
-    mutant("choose_mesh", takes_the_fastest_whatever_it_holds, "memory fits"),
-    mutant("choose_mesh", holds_as_little_as_possible, "predicted MFU"),
-    mutant("choose_mesh", always_recomputes, "predicted MFU"),
-    mutant("choose_mesh", never_shards_state, "predicted MFU"),
-    mutant("choose_mesh", gives_nothing_where_nothing_fits, "every choice can be placed"),
+    step(
+        "averages_once_more",
+        {
+            "return jax.tree.map(lambda part, g: part - rate * g, params, gradients)": (
+                "def averaged(part, g, spec):\n"
+                "        copies = tuple(axis for axis in axes if axis not in along(spec, axis))\n"
+                "        return lax.pmean(part - rate * g, copies)\n\n"
+                "    return jax.tree.map(averaged, params, gradients, specs)"
+            )
+        },
+        "all-reduce bytes",
+    ),
+    step("reports_the_loss_of_its_rows", {"lax.pmean(loss, data_axis)": "loss"}, "values"),
+    choose("takes_the_fastest_whatever_it_holds", {"if found.fits and (": "if ("}, "memory fits"),
+    choose(
+        "holds_as_little_as_possible", {"found.seconds < best.seconds": "found.bytes < best.bytes"}, "predicted MFU"
+    ),
+    choose("always_recomputes", {'("none", "block")': '("block",)'}, "predicted MFU"),
+    choose("never_shards_state", {"(False, True)": "(False,)"}, "predicted MFU"),
+    choose(
+        "gives_nothing_where_nothing_fits",
+        {"return best.choice": "return best and best.choice", "if best is None:": "if False:"},
+        "every choice can be placed",
+    ),
 )
