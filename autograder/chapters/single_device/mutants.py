@@ -117,11 +117,13 @@ MUTANTS = (
         scaled_step,
         "casts_to_bfloat16",
         {"jnp.float16": "jnp.bfloat16"},
+        "good steps",
         "losses",
         "product dtypes",
         "scale",
         "skipped steps",
         "values",
+        shown_by=("one bad step", "scale far too large"),
     ),
     patch(
         scaled_step,
