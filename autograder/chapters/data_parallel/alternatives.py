@@ -88,6 +88,21 @@ def with_optax(params, batch, model, axis_name, num_microbatches, learning_rate)
     return optax.apply_updates(params, updates), lax.pmean(jnp.mean(losses), axis_name), gradients
 
 
+def first_apart(params, batch, model, axis_name, num_microbatches, learning_rate):
+    """The first microbatch makes the sum to which the others are added: no zeros to type."""
+    own = to_varying(params, axis_name)
+    parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
+    value_and_grad = jax.value_and_grad(lambda p, part: full_loss(model, p, part))
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, value_and_grad(own, part)), None
+
+    first = value_and_grad(own, jax.tree.map(lambda rows: rows[0], parts))
+    total, _ = lax.scan(add, first, jax.tree.map(lambda rows: rows[1:], parts))
+    loss, gradients = jax.tree.map(lambda t: lax.pmean(t, axis_name) / num_microbatches, total)
+    return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients), loss, gradients
+
+
 def begun(params, batch, model, axis_name, count):
     """Sums over all microbatches but the last, and the last one's rows."""
     parts = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
@@ -191,6 +206,6 @@ def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches
 ALTERNATIVES = {
     "fold_key_over_axes": (by_splitting, by_strides),
     "sync_gradients": (by_sums_divided, by_recursion),
-    "train_step_dp": (unrolled, with_optax),
+    "train_step_dp": (unrolled, with_optax, first_apart),
     "overlapped_gradients": (with_kept_backward_passes, overlapped_gradients_unrolled, by_summing_when_it_reduces),
 }
