@@ -198,5 +198,12 @@ MUTANTS = (
     ),
     patch(hybrid_shard_step, "forgets_the_other_nodes", {MEAN: INSIDE}, SENT_ACROSS, *GRADIENTS, "values"),
     patch(hybrid_shard_step, "sums_over_nodes", {"lax.pmean(gradient": "lax.psum(gradient"}, *GRADIENTS, "values"),
-    patch(hybrid_shard_step, "permutes_round_the_nodes", {f"return {MEAN}": RING}, "other collectives"),
+    patch(
+        hybrid_shard_step,
+        "permutes_round_the_nodes",
+        {f"return {MEAN}": RING},
+        "other collectives",
+        SENT_ACROSS,
+        shown_by=("replica=2 x data=4", "replica=4 x data=1"),
+    ),
 )
