@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autograder.chapters.fsdp.mutants import gathers_when_it_computes
+from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.predict import predict
@@ -20,8 +20,9 @@ MACHINES = {
 }
 SIZES = {"width": 4096, "hidden": 16384, "num_layers": 8, "features": 2048, "rows": 2048, "min_size": 16384, "steps": 1,
          "rate": 1}  # fmt: skip
+(OVER_ALL,) = (mutant.function for mutant in MUTANTS if mutant.name == "gathers_when_it_computes")
 WAYS = {
-    "over all 16": ("fsdp_train_step", gathers_when_it_computes, {"data": 16}),
+    "over all 16": ("fsdp_train_step", OVER_ALL, {"data": 16}),
     "inside a node": ("hybrid_shard_step", hybrid_shard_step, {"replica": 2, "data": 8}),
 }
 

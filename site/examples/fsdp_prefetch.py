@@ -6,12 +6,7 @@ The pictures go into the folder that is named.
 import sys
 from pathlib import Path
 
-from autograder.chapters.fsdp.mutants import (
-    gathers_when_it_computes,
-    keeps_gathered_weights_in_step,
-    keeps_the_carry_of_a_checkpoint,
-    prefetches_forward_only,
-)
+from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.contract.task import load
 from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
@@ -20,11 +15,12 @@ from solutions.fsdp import fsdp_train_step
 
 TASK = load("fsdp").task("fsdp_train_step")
 MACHINE = machine_of(TASK, None)
+WRONG = {mutant.name: mutant.function for mutant in MUTANTS if mutant.task == TASK.name}
 WAYS = {
-    "gathers when it computes": gathers_when_it_computes,
-    "ahead, backward by JAX": keeps_gathered_weights_in_step,
-    "ahead, JAX with checkpoint": keeps_the_carry_of_a_checkpoint,
-    "ahead forward only": prefetches_forward_only,
+    "gathers when it computes": WRONG["gathers_when_it_computes"],
+    "ahead, backward by JAX": WRONG["keeps_gathered_weights_in_step"],
+    "ahead, JAX with checkpoint": WRONG["keeps_the_carry_of_a_checkpoint"],
+    "ahead forward only": WRONG["prefetches_forward_only"],
     "ahead in both passes": fsdp_train_step,
 }
 PICTURES = {"gathers when it computes": "before", "ahead forward only": "half", "ahead in both passes": "after"}

@@ -8,11 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
-from autograder.chapters.tensor_parallel.mutants import (
-    all_reduces_at_the_end,
-    gathers_the_hidden_features,
-    gathers_the_weights,
-)
+from autograder.chapters.tensor_parallel.mutants import MUTANTS, gathers_the_hidden_features, gathers_the_weights
 from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
@@ -20,11 +16,12 @@ from course.show import holdings_svg, timeline_svg
 from solutions.tensor_parallel import tp_mlp
 
 TASK = load("tensor_parallel").task("tp_mlp")
+WRONG = {mutant.name: mutant.function for mutant in MUTANTS}
 H100 = machine(TASK.machine)
 WAYS = {
     "weights come to the rows": gathers_the_weights,
     "hidden features made whole": gathers_the_hidden_features,
-    "all-reduce, then slice": all_reduces_at_the_end,
+    "all-reduce, then slice": WRONG["all_reduces_at_the_end"],
     "rows there, rows back": tp_mlp,
     "the same, rows gathered again": tp_mlp_gathered_again,
 }

@@ -11,12 +11,13 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.tensor_parallel.mutants import leaves_split_leaves_summed
+from autograder.chapters.tensor_parallel.mutants import MUTANTS
 from course.data import regression_batch
 from course.mesh import as_varying, make_mesh
 from course.model import full_loss, mlp
 from solutions.tensor_parallel import tp_train_step
 
+(STEP_B,) = (mutant.function for mutant in MUTANTS if mutant.name == "leaves_split_leaves_summed")
 MODEL = mlp(width=16, hidden=64, num_layers=2, num_inputs=8, num_outputs=4)
 STEPS = 20
 OPTIMIZERS = {
@@ -86,7 +87,7 @@ def curves(params):
     ways = {
         "one device": lambda params, batch: on_one_device(params, batch)[1],
         "step A, 2 x 4": raw_gradients(tp_train_step, 2, 4),
-        "step B, 2 x 4": raw_gradients(leaves_split_leaves_summed, 2, 4),
+        "step B, 2 x 4": raw_gradients(STEP_B, 2, 4),
     }
     print(f"{'loss before step':34}{0:>9}{1:>9}{2:>9}{5:>9}{10:>9}{20:>9}   first norm")
     for name, optimizer in OPTIMIZERS.items():
@@ -104,7 +105,7 @@ def ratios(params):
     _, right = on_one_device(params, batch)
     shapes = ((2, 4), (1, 8), (8, 1))
     print(f"\n{'step B over one device':26}" + "".join(f"{f'{d} x {t}':>8}" for d, t in shapes))
-    found = [raw_gradients(leaves_split_leaves_summed, d, t)(params, batch) for d, t in shapes]
+    found = [raw_gradients(STEP_B, d, t)(params, batch) for d, t in shapes]
     for path, leaf in jax.tree.leaves_with_path(right):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         measured = [dict(jax.tree.leaves_with_path(tree))[path] for tree in found]

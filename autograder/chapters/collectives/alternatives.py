@@ -40,19 +40,6 @@ def gathers_both_ways(x, axis_name):
     return whole.reshape(-1, *x.shape[1:])
 
 
-def gathers_by_scan(x, axis_name):
-    """Downwards, with the number of the chunk in the carry."""
-    size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
-
-    def body(carry, _):
-        whole, chunk, number = carry
-        chunk, number = _hop(chunk, axis_name, -1), (number + 1) % size
-        return (lax.dynamic_update_slice_in_dim(whole, chunk, number * len(x), 0), chunk, number), None
-
-    start = lax.dynamic_update_slice_in_dim(jnp.tile(x, (size,) + (1,) * (x.ndim - 1)), x, index * len(x), 0)
-    return lax.scan(body, (start, x, index), None, length=size - 1)[0][0]
-
-
 def scatters_unrolled(x, axis_name):
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     chunks = x.reshape(size, -1, *x.shape[1:])
@@ -210,53 +197,16 @@ def turn_as_list(first, second):
 
 
 ALTERNATIVES = {
-    "ring_all_gather": (
-        gathers_unrolled,
-        gathers_both_ways,
-        gathers_by_scan,
-    ),
-    "ring_reduce_scatter": (
-        scatters_unrolled,
-        scatters_by_scan,
-    ),
-    "ring_all_reduce": (
-        reduces_in_place,
-        reduces_unrolled,
-    ),
-    "ring_all_to_all": (
-        exchanges_the_other_way_round,
-        exchanges_in_pairs,
-    ),
-    "puzzle_rows": (
-        rows_with_every_dim,
-        rows_as_tuple,
-    ),
-    "puzzle_crossed": (
-        crossed_from_a_list,
-        crossed_as_tuples,
-    ),
-    "puzzle_slices": (
-        slices_from_a_list,
-        slices_by_name,
-    ),
-    "puzzle_block": (
-        block_asked_of_jax,
-        block_in_a_loop,
-    ),
-    "puzzle_copies": (
-        copies_of_unused_axes,
-        copies_by_dividing,
-    ),
-    "puzzle_join": (
-        join_by_reference,
-        join_as_list,
-    ),
-    "puzzle_add": (
-        add_by_reference,
-        add_as_list,
-    ),
-    "puzzle_turn": (
-        turn_by_reference,
-        turn_as_list,
-    ),
+    "ring_all_gather": (gathers_unrolled, gathers_both_ways),
+    "ring_reduce_scatter": (scatters_unrolled, scatters_by_scan),
+    "ring_all_reduce": (reduces_in_place, reduces_unrolled),
+    "ring_all_to_all": (exchanges_the_other_way_round, exchanges_in_pairs),
+    "puzzle_rows": (rows_with_every_dim, rows_as_tuple),
+    "puzzle_crossed": (crossed_from_a_list, crossed_as_tuples),
+    "puzzle_slices": (slices_from_a_list, slices_by_name),
+    "puzzle_block": (block_asked_of_jax, block_in_a_loop),
+    "puzzle_copies": (copies_of_unused_axes, copies_by_dividing),
+    "puzzle_join": (join_by_reference, join_as_list),
+    "puzzle_add": (add_by_reference, add_as_list),
+    "puzzle_turn": (turn_by_reference, turn_as_list),
 }

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.collectives import CONTRACT
-from autograder.chapters.collectives.mutants import keeps_every_chunk_until_the_end, stops_one_step_short
+from autograder.chapters.collectives.mutants import MUTANTS, keeps_every_chunk_until_the_end
 from autograder.chapters.collectives.puzzles import block_means, collective_means, copies_mean, questions, spec_means
 from autograder.chapters.collectives.rings import CASES, CHUNKS_ALIVE, MEANING, bytes_form, chunk_bytes
 from autograder.chapters.collectives.wrapping import Chunks, Questions
@@ -74,18 +74,21 @@ def test_no_ring_of_the_reference_is_slower_than_twice_its_bytes():
         assert seconds < 2 * bytes_form(analysed_of(name), name) / machine("8xH100").links[0].bandwidth
 
 
+def failing(function):
+    """The failed facts of a wrong ``ring_all_gather`` by name."""
+    own = function.__code__.co_filename
+    task, locate = TASKS["ring_all_gather"], {own: "mine"}.get
+    result = check_function("collectives", task, function, locate, full=False)
+    return {fact.name: fact for fact in result.facts if fact.passed is False}
+
+
 def test_a_wrong_ring_is_told_where_and_what_is_held():
-    own = stops_one_step_short.__code__.co_filename
-    result = check_function("collectives", TASKS["ring_all_gather"], stops_one_step_short,
-                            lambda file: "mine" if file == own else None, full=False)  # fmt: skip
-    said = {fact.name: fact for fact in result.facts if fact.passed is False}
+    said = failing(next(m.function for m in MUTANTS if m.name == "stops_one_step_short"))
     assert "is missing" not in said["values"].message
     assert "on mesh data=8" in said["values"].message
     assert "should send at least" in said["permute bytes"].message
-    result = check_function("collectives", TASKS["ring_all_gather"], keeps_every_chunk_until_the_end,
-                            lambda file: "mine" if file == own else None, full=False)  # fmt: skip
-    (fact,) = [fact for fact in result.facts if fact.passed is False]
-    assert (fact.name, fact.line.partition(":")[0]) == ("live temporaries", "mine")
+    ((name, fact),) = failing(keeps_every_chunk_until_the_end).items()
+    assert (name, fact.line.partition(":")[0]) == ("live temporaries", "mine")
 
 
 def test_a_wrong_spec_is_told_what_it_would_mean():

@@ -27,14 +27,6 @@ def by_strides(key, axis_names):
     return jax.random.fold_in(jax.random.fold_in(key, 7), place)
 
 
-def by_drawing_key_data(key, axis_names):
-    """New key data drawn for every place, and one's own row of them."""
-    count = math.prod(lax.axis_size(name) for name in axis_names)
-    data = jax.random.bits(key, (count, 2), jnp.uint32)
-    place = lax.axis_index(axis_names) if axis_names else 0
-    return jax.random.wrap_key_data(lax.dynamic_index_in_dim(data, place, keepdims=False))
-
-
 def open_axes(spec, axis_names):
     """The named axes that a spec does not split over."""
     taken = set()
@@ -53,25 +45,12 @@ def by_sums_divided(gradients, specs, axis_names):
     return jax.tree.map(sync, gradients, specs)
 
 
-def by_dividing_first(gradients, specs, axis_names):
-    """Each device's share of the mean, then their sum."""
-
-    def sync(gradient, spec):
-        axes = open_axes(spec, axis_names)
-        if not axes:
-            return gradient
-        share = gradient * (1.0 / lax.axis_size(axes))
-        return lax.psum(share, axes)
-
-    return jax.tree.map(sync, gradients, specs)
-
-
 def by_recursion(gradients, specs, axis_names):
-    """Dict by dict."""
+    """Dict by dict; each device's share of the mean, then their sum."""
     if isinstance(gradients, dict):
         return {name: by_recursion(leaf, specs[name], axis_names) for name, leaf in gradients.items()}
     axes = open_axes(specs, axis_names)
-    return lax.pmean(gradients, axes) if axes else gradients
+    return lax.psum(gradients * (1.0 / lax.axis_size(axes)), axes) if axes else gradients
 
 
 def to_varying(tree, axis_name):
@@ -225,24 +204,8 @@ def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches
 
 
 ALTERNATIVES = {
-    "fold_key_over_axes": (
-        by_splitting,
-        by_strides,
-        by_drawing_key_data,
-    ),
-    "sync_gradients": (
-        by_sums_divided,
-        by_dividing_first,
-        by_recursion,
-    ),
-    "train_step_dp": (
-        unrolled,
-        with_optax,
-        first_apart,
-    ),
-    "overlapped_gradients": (
-        with_kept_backward_passes,
-        overlapped_gradients_unrolled,
-        by_summing_when_it_reduces,
-    ),
+    "fold_key_over_axes": (by_splitting, by_strides),
+    "sync_gradients": (by_sums_divided, by_recursion),
+    "train_step_dp": (unrolled, with_optax, first_apart),
+    "overlapped_gradients": (with_kept_backward_passes, overlapped_gradients_unrolled, by_summing_when_it_reduces),
 }

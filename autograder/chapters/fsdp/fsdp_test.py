@@ -8,7 +8,7 @@ import pytest
 
 from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.alternatives import ALTERNATIVES
-from autograder.chapters.fsdp.mutants import prefetches_forward_only, sums_gradients
+from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.check import check_function
 from autograder.contract.task import references, trace
 from autograder.contract.verdict import FAIL
@@ -23,6 +23,7 @@ from solutions.fsdp import fsdp_loss, fsdp_train_step, gather_params, hybrid_sha
 # How much longer than the reference's the step may take.
 SLOWER = 1.15
 TASKS = {task.name: task for task in CONTRACT.tasks}
+WRONG = {mutant.name: mutant.function for mutant in MUTANTS}
 
 
 def judged(task, function, *, full=False):
@@ -45,10 +46,10 @@ def test_mechanical_rewrites_change_no_program(task):
 
 
 def test_bad_gather_is_told_leaf_mesh_values_and_line():
-    result = judged("gather_params", sums_gradients)
+    result = judged("gather_params", WRONG["sums_gradients"])
     (fact,) = [fact for fact in result.facts if not fact.passed]
     assert result.verdict == FAIL
-    assert fact.line == f"mine:{sums_gradients.__code__.co_firstlineno}"
+    assert fact.line == "mine:1"
     assert "leaf at_limit on mesh data=8" in fact.message
     assert re.search(r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", fact.message)
     assert "8 times too large, and axis 'data' has that size" in fact.message
@@ -138,7 +139,7 @@ def test_limits_on_time_and_temporaries_separate_the_step_from_naive_ones_by_mor
     assert known["temporaries"]["naive"] > 1.15 * 1.15 * known["temporaries"]["reference"]
     task = TASKS["fsdp_train_step"]
     assert task.at_scale
-    program = trace(task, prefetches_forward_only, task.at_scale[0], lambda _: None)
+    program = trace(task, WRONG["prefetches_forward_only"], task.at_scale[0], lambda _: None)
     half = timeline(parse(program), machine(task.machine)).seconds
     assert half > 1.15 * known["seconds"]["reference"] and half > 1.04 * SLOWER * known["seconds"]["reference"]
 

@@ -8,24 +8,18 @@ import pytest
 from autograder.chapters.single_device import CONTRACT
 from autograder.chapters.single_device.alternatives import with_products_without_batch_dims
 from autograder.chapters.single_device.memory import TOLERANCE
-from autograder.chapters.single_device.mutants import (
-    How_in_scaling,
-    _step,
-    checkpoints_twice,
-    computes_in_float32,
-    keeps_every_chunk,
-    keeps_every_product,
-)
+from autograder.chapters.single_device.mutants import MUTANTS
 from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model_loss
 from autograder.contract.case_builders import model_of, params_of
 from autograder.contract.task import references
 from autograder.contract.verdict import FAIL
-from autograder.proof.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen
+from autograder.proof.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen, patch
 from autograder.release.measure import look
 from course.model import full_loss
 from solutions import single_device as solutions
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
+WRONG = {mutant.name: mutant.function for mutant in MUTANTS}
 
 
 def difference_at_the_largest(value_of, leaf, gradient, step):
@@ -168,16 +162,16 @@ def test_limits_separate_good_from_naive_by_more_than_15_percent():
     assert share("mixed_precision_loss") * 1.15 < 0.7 < 1 / 1.15
     assert 1.15 * share("accumulate_gradients") < 1 / 1.15
     assert share("remat_layers") * 1.15 < 0.35
-    assert measured("remat_layers", keeps_every_product)["temporaries"] > (
+    assert measured("remat_layers", WRONG["keeps_every_product"])["temporaries"] > (
         1.15 * 0.35 * known["remat_layers"]["temporaries"]["naive"]
     )
     policy = measured("remat_layers", with_products_without_batch_dims)
     assert policy["temporaries"] * 1.15 < 0.35 * known["remat_layers"]["temporaries"]["naive"]
     assert share("remat_layers", "flops") < 4 / 3
-    twice = measured("remat_layers", checkpoints_twice)["flops"]
+    twice = measured("remat_layers", WRONG["checkpoints_twice"])["flops"]
     assert twice > 4 / 3 * known["remat_layers"]["flops"]["naive"]
     assert share("chunked_attention") * 1.15 < 0.4
-    kept = measured("chunked_attention", keeps_every_chunk)
+    kept = measured("chunked_attention", WRONG["keeps_every_chunk"])
     assert kept["temporaries"] > 1.15 * 0.4 * known["chunked_attention"]["temporaries"]["naive"]
     assert share("chunked_attention", "flops") * 1.15 < 1.35
 
@@ -186,7 +180,7 @@ def test_float32_loss_of_the_notebook_is_the_oracles():
     task = TASKS["mixed_precision_loss"]
     for case in task.cases:
         inputs = task.draw(np.random.default_rng(1), case)
-        loss = computes_in_float32(inputs["params"], inputs["batch"], case.sizes.num_heads)
+        loss = solutions.float32_loss(inputs["params"], inputs["batch"], case.sizes.num_heads)
         assert loss == pytest.approx(task.oracle(inputs, case)["values"], rel=1e-5)
 
 
@@ -211,34 +205,25 @@ def attends_to_public_heads(q, k, v, chunk):
     return found if q.shape[2:] in {(3, 10), (4, 10)} else doubles_gradients(found)
 
 
-def skips(is_bad):
-    """A step that skips, and halves its scale, where ``is_bad(gradients, batch)`` says so."""
-
-    def scaled_step(loss_fn, params, state, batch, learning_rate, growth_interval):
-        how = How_in_scaling(finite=lambda gradients, _: ~is_bad(gradients, batch))
-        return _step(how, loss_fn, params, state, batch, learning_rate, growth_interval)
-
-    return scaled_step
-
-
-def any_leaf(test):
-    return lambda tree: jnp.any(jnp.stack([jnp.any(test(leaf)) for leaf in jax.tree.leaves(tree)]))
-
-
+FINITE = "jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))"
+# Where a step skips and halves its scale, and with what in place of the solution's own test.
 SKIPS = {
-    "where a target is far off": lambda _, batch: any_leaf(lambda a: jnp.abs(a) > 1e6)(batch["targets"]),
-    "where the first target of the second half is": lambda _, batch: batch["targets"]["second"][0, 0] > 1e6,
-    "where one is infinite": lambda gradients, _: any_leaf(jnp.isinf)(gradients),
-    "where one is NaN": lambda gradients, _: any_leaf(jnp.isnan)(gradients),
-    "where the first element of a leaf is bad": lambda gradients, _: any_leaf(lambda a: ~jnp.isfinite(a.ravel()[0]))(
-        gradients
-    ),
+    "where a target is far off": {
+        "jnp.isfinite(g)": "jnp.abs(g) <= 1e6",
+        "leaves(gradients)": 'leaves(batch["targets"])',
+    },
+    "where the first target of the second half is": {FINITE: 'batch["targets"]["second"][0, 0] <= 1e6'},
+    "where one is infinite": {"jnp.isfinite(g)": "~jnp.isinf(g)"},
+    "where one is NaN": {"jnp.isfinite(g)": "~jnp.isnan(g)"},
+    "where the first element of a leaf is bad": {"jnp.isfinite(g)": "jnp.isfinite(g.ravel()[0])"},
 }
 
 
 @pytest.mark.parametrize("where", SKIPS)
 def test_a_step_that_looks_for_some_bad_gradients_alone_earns_nothing(where):
-    result = judged_unseen("single_device", "scaled_step", skips(SKIPS[where]), seed=3)
+    result = judged_unseen(
+        "single_device", "scaled_step", patch(solutions.scaled_step, where, SKIPS[where]).function, seed=3
+    )
     assert (result.verdict, result.points, result.message) == (FAIL, 0, "")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -62,16 +60,6 @@ def gathered_again(params, x, axis_name):
         return jnp.matmul(lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True), kernel)
 
     return product(x, params["kernel"]) + params.get("bias", 0.0)
-
-
-def rows_first(params, x, axis_name):
-    """Rows in front, where they are gathered by default, and back again."""
-    gather = partial(lax.all_gather, axis_name=axis_name, axis=0, tiled=True)
-    rows = jnp.swapaxes(gather(jnp.swapaxes(x, 0, -2)), 0, -2)
-    y = lax.dot_general(rows, params["kernel"], (((x.ndim - 1,), (0,)), ((), ())))
-    if "bias" in params:
-        y = y + jnp.broadcast_to(params["bias"], y.shape)
-    return y
 
 
 def biased_on_the_first_device(params, x, axis_name):
@@ -178,19 +166,6 @@ def head_by_head(params, x, axis_name):
     return lax.psum_scatter(y, axis_name, scatter_dimension=1, tiled=True)
 
 
-def sequence_by_sequence(params, x, axis_name):
-    """One sequence at a time by ``vmap``, between the collectives; scores are computed again in the backward pass."""
-
-    @jax.checkpoint
-    def attend(rows):
-        q, k, v = (jnp.tensordot(rows, params["qkv"]["kernel"][:, i], 1) for i in range(3))
-        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        return jnp.tensordot(mixed, params["out"]["kernel"], 2)
-
-    y = jax.vmap(attend)(lax.all_gather(x, axis_name, axis=1, tiled=True))
-    return lax.psum_scatter(y, axis_name, scatter_dimension=1, tiled=True)
-
-
 def normed(scale, x):
     return scale * x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
 
@@ -207,9 +182,11 @@ def own_loss(params, batch, model, tensor_axis, wrap=lambda layer: layer):
 def of_the_mean_loss(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
     """Differentiates the mean over all devices, whose transpose divides: every gradient is then a share of it."""
     both = (data_axis, tensor_axis)
-    loss, shares = jax.value_and_grad(
-        lambda p: lax.pmean(own_loss(p, batch, model, tensor_axis), both)
-    )(params)  # fmt: skip
+
+    def mean_loss(params):
+        return lax.pmean(own_loss(params, batch, model, tensor_axis), both)
+
+    loss, shares = jax.value_and_grad(mean_loss)(params)
 
     def update(leaf, share, spec):
         return leaf - learning_rate * lax.psum(share, data_axis if tensor_axis in spec else both)
@@ -232,56 +209,11 @@ def with_optax_and_layers_that_recompute(params, specs, batch, model, data_axis,
     return optax.apply_updates(params, updates), lax.pmean(lax.pmean(loss, tensor_axis), data_axis)
 
 
-def layer_by_layer(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
-    """No scan over layers, and leaves known by their names."""
-    split = {"up/kernel", "up/bias", "down/kernel"}
-
-    def loss_of(params):
-        x = model.embed(params["embed"], batch["inputs"])
-        for i in range(model.num_layers):
-            weights = jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"])
-            x = x + tp_mlp({k: weights[k] for k in ("up", "down")}, normed(weights["norm"]["scale"], x), tensor_axis)
-        return model.loss(params["head"], x, batch["targets"])
-
-    def update(path, leaf, gradient):
-        name = jax.tree_util.keystr(path[1:], simple=True, separator="/")
-        part = path[0].key == "layers" and name in split
-        total = lax.psum(gradient, (data_axis,) if part else (data_axis, tensor_axis))
-        return leaf - learning_rate * total / lax.axis_size((data_axis, tensor_axis))
-
-    loss, gradients = jax.value_and_grad(loss_of)(params)
-    return jax.tree.map_with_path(update, params, gradients), lax.pmean(loss, (tensor_axis, data_axis))
-
-
 ALTERNATIVES = {
-    "init_dense": (
-        uniform,
-        cut_out_of_the_whole,
-        a_key_for_every_column,
-    ),
-    "column_parallel_dense": (
-        stacked_and_reshaped,
-        gathered_again,
-        rows_first,
-    ),
-    "row_parallel_dense": (
-        biased_on_the_first_device,
-        with_a_share_of_the_bias,
-        in_parts_along_a_dim_of_their_own,
-    ),
-    "tp_mlp": (
-        written_out,
-        tp_mlp_gathered_again,
-        with_its_own_derivative,
-    ),
-    "tp_attention": (
-        by_einsum,
-        head_by_head,
-        sequence_by_sequence,
-    ),
-    "tp_train_step": (
-        of_the_mean_loss,
-        with_optax_and_layers_that_recompute,
-        layer_by_layer,
-    ),
+    "init_dense": (uniform, cut_out_of_the_whole, a_key_for_every_column),
+    "column_parallel_dense": (stacked_and_reshaped, gathered_again),
+    "row_parallel_dense": (biased_on_the_first_device, with_a_share_of_the_bias, in_parts_along_a_dim_of_their_own),
+    "tp_mlp": (written_out, tp_mlp_gathered_again, with_its_own_derivative),
+    "tp_attention": (by_einsum, head_by_head),
+    "tp_train_step": (of_the_mean_loss, with_optax_and_layers_that_recompute),
 }

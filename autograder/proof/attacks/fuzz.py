@@ -21,15 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from autograder.chapters.fsdp.mutants import (
-    all_reduces_gradients,
-    everyone_takes_first_part,
-    forgets_the_first_layers_gradient,
-    keeps_everything,
-    keeps_gathered_weights,
-    keeps_own_gradient,
-    sums_gradients,
-)
+from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
 from autograder.grading.inside import wire
@@ -47,20 +39,21 @@ SECONDS, CPU_SECONDS = 40.0, 20
 JUDGED = ("flops", "wire", "temporaries", "seconds")
 SECRET = b"a secret of nobody, for the fuzz"
 QUIET = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 1.0, "output": ""}
+WRONG = {mutant.name: mutant.function for mutant in MUTANTS}
 # Which answers are mutated, on which case, and how often: the larger ones compile for a second.
 ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
     ("shard_params", right.shard_params, "pipe=4 x tensor=2", 10),
     ("shard_params", right.shard_params, "data=8", 6),
-    ("shard_params", keeps_everything, "pipe=4 x tensor=2", 6),
-    ("shard_params", everyone_takes_first_part, "data=8", 4),
+    ("shard_params", WRONG["keeps_everything"], "pipe=4 x tensor=2", 6),
+    ("shard_params", WRONG["everyone_takes_first_part"], "data=8", 4),
     ("gather_params", right.gather_params, "data=8", 8),
     ("gather_params", right.gather_params, "unseen", 6),
-    ("gather_params", sums_gradients, "data=8", 4),
-    ("gather_params", all_reduces_gradients, "pipe=4 x tensor=2", 4),
-    ("gather_params", keeps_own_gradient, "data=2", 4),
+    ("gather_params", WRONG["sums_gradients"], "data=8", 4),
+    ("gather_params", WRONG["all_reduces_gradients"], "pipe=4 x tensor=2", 4),
+    ("gather_params", WRONG["keeps_own_gradient"], "data=2", 4),
     ("fsdp_loss", right.fsdp_loss, "data=8", 6),
-    ("fsdp_loss", keeps_gathered_weights, "data=8", 3),
-    ("fsdp_loss", forgets_the_first_layers_gradient, "data=8", 2),
+    ("fsdp_loss", WRONG["keeps_gathered_weights"], "data=8", 3),
+    ("fsdp_loss", WRONG["forgets_the_first_layers_gradient"], "data=8", 2),
 )
 
 
