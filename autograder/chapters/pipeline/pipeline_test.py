@@ -1,6 +1,5 @@
 """The contract of ``pipeline``: oracles against central differences, bubbles and memory against their formulas."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

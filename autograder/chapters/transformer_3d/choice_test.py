@@ -11,10 +11,11 @@ from autograder.chapters.transformer_3d.alternatives import ALTERNATIVES
 from autograder.chapters.transformer_3d.choice import CHOOSE_MESH, best, choice_facts
 from autograder.chapters.transformer_3d.mutants import MUTANTS
 from autograder.chapters.transformer_3d.wrapping.choice import MOST, questions
-from autograder.contract import answer_facts, answers
-from autograder.contract.answers import Refusal
-from autograder.contract.task import Mismatch
+from autograder.contract import value_facts, value_tasks, wrapping
+from autograder.contract.task import Judged
+from autograder.contract.value_tasks import Refusal
 from autograder.contract.verdict import FAIL
+from autograder.contract.wrapping import Mismatch
 from autograder.proof.mutants import judged_unseen
 from course.mesh import make_mesh
 
@@ -28,11 +29,11 @@ def evidence(case, values, secret=False) -> Any:
 def facts(function, cases, secret=False):
     found = []
     for case in cases:
-        with patch.object(answers, "abstract_mesh", make_mesh):
-            values = np.asarray(TASK.wrap(function, case).function(np.zeros((), np.uint8))["values"])
+        with patch.object(wrapping, "abstract_mesh", make_mesh):
+            values = np.asarray(TASK.wrap(function, case).function(nothing=np.zeros((), np.uint8))["values"])
         assert len(values) == MOST
         found.append(evidence(case, values, secret))
-    return choice_facts(found, None, None)
+    return choice_facts(Judged(found, None, {}))
 
 
 def failed(found):
@@ -47,14 +48,14 @@ def test_other_styles_pass_on_what_is_unseen(function):
 
 def test_the_oracle_s_own_choices_pass():
     for case in TASK.cases:
-        given = answer_facts.decode(TASK.oracle({}, case)["values"])
+        given = value_facts.decode(TASK.oracle({}, case)["values"])
         assert len(given) == len(questions(case))
-        found = choice_facts([evidence(case, TASK.oracle({}, case)["values"])], None, None)
+        found = choice_facts(Judged([evidence(case, TASK.oracle({}, case)["values"])], None, {}))
         assert failed(found) == set()
 
 
 def test_cases_ask_for_all_that_can_be_chosen():
-    known = [best(*question, case.sizes["machine"]) for case in TASK.cases for question in questions(case)]
+    known = [best(*question, case.sizes.machine) for case in TASK.cases for question in questions(case)]
     chosen = [one[1] for one in known if one]
     assert {one.remat for one in chosen} == {"none", "block"} and {one.fsdp for one in chosen} == {False, True}
     for axis in ("data", "pipe", "tensor", "microbatches"):
@@ -78,10 +79,10 @@ def test_what_is_no_choice_is_said_to_be_none(answer):
 def test_a_forged_answer_passes_nothing():
     for values in (
         np.zeros(MOST, np.uint8),
-        answers.encode((1, 2, 3), MOST),
-        answers.encode((Refusal("x"),) * 9, MOST),
+        value_tasks.encode((1, 2, 3), MOST),
+        value_tasks.encode((Refusal("x"),) * 9, MOST),
     ):
-        found = choice_facts([evidence(TASK.cases[0], values)], None, None)
+        found = choice_facts(Judged([evidence(TASK.cases[0], values)], None, {}))
         assert {"every choice can be placed", "predicted MFU"} <= failed(found)
 
 
