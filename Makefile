@@ -17,9 +17,10 @@ demo: $(READY) system
 test: $(READY) system browser aot
 	$(BIN)/python -m pytest -n 3 $(ARGS)
 
-# With every mutant and every other-style answer on every mesh, and what else takes long.
+# With every mutant and every alternative on every mesh, and what else takes long; CHAPTER="fsdp or pipeline" takes those.
 test-full: $(READY) system browser aot
-	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(ARGS)
+	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(if $(CHAPTER),-k "$(CHAPTER)") $(ARGS)
+	@$(BIN)/python -m autograder.proof.coverage $(filter-out or,$(CHAPTER))
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
 test-latest:

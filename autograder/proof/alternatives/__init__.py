@@ -40,15 +40,14 @@ def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[A
     return frozenset(counted.items())
 
 
-def judged(chapter: str, task: Task, function: Function, *, full: bool, realistic: bool = True) -> Result:
+def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Result:
     """The judgement of an alternative that is handed in: its module in one cell, and the task's function in the next.
 
     Args:
         chapter: The chapter's name.
         task: Its task.
         function: The alternative.
-        full: All meshes; else the first.
-        realistic: Look at the realistic size too, where there is one, and at the case beside it.
+        full: All meshes; else the first, the realistic size where there is one, and the case that it enlarges.
     """
     module = inspect.getmodule(function)
     assert module
@@ -56,10 +55,8 @@ def judged(chapter: str, task: Task, function: Function, *, full: bool, realisti
     ran = run_cells([Cell("alternative", inspect.getsource(module)), Cell(task.name, calls)], [task.name])
     planned = plan(chapter, task)
     if not full:
-        analysed = task.at_scale if realistic else None
-        needed = {task.cases[0].name} | ({analysed[1]} if analysed else set())
-        cases = tuple(case for case in planned.cases if case.name in needed)
-        planned = replace(planned, cases=cases, at_scale=analysed[0] if analysed else None)
+        needed = {task.cases[0].name} | ({task.at_scale[1]} if task.at_scale else set())
+        planned = replace(planned, cases=tuple(case for case in planned.cases if case.name in needed))
     found = ran.function(task)
     traced = found if isinstance(found, Problem) else trace_cases(task, found, planned.traced, locate_cell)
     if isinstance(traced, Problem):
