@@ -26,7 +26,7 @@ from course.measured.card import file_name
 from course.measured.rows import FOLDER, NO_GPU, Group, measure_all, read, say
 
 if TYPE_CHECKING:
-    from course.validation.single_device import Run, Sizes
+    from course.validation.single_device import PublishedRun, Sizes
 
 STEPS, STEP_SECONDS = 30, 20.0
 # Kinds of which a published peak is known, as JAX names them, and the machine that carries it.
@@ -53,7 +53,7 @@ def steps(kind: str = "", small: bool = False) -> list[Group]:
     return [_group(run, sizes, kind, timed) for run in RUNS]
 
 
-def _group(run: Run, sizes: Sizes, kind: str, timed: dict[str, float]) -> Group:
+def _group(run: PublishedRun, sizes: Sizes, kind: str, timed: dict[str, float]) -> Group:
     name = f"step {run.name}"
 
     def measure(seconds: float, platform: str) -> dict[str, dict[str, Any]]:
@@ -70,19 +70,7 @@ def _group(run: Run, sizes: Sizes, kind: str, timed: dict[str, float]) -> Group:
     return Group((name,), measure)
 
 
-def model_flops(sizes: Sizes) -> float:
-    """FLOPs that the model needs for a step, ``6 N + 12 L d s`` a token; ``N`` are the weights of matrix products."""
-    from course.budget import Sizes as BudgetSizes
-    from course.budget import flops_per_token
-
-    weights = sizes.num_layers * 12 * sizes.width**2 + sizes.vocabulary * sizes.width
-    model = BudgetSizes(
-        sizes.num_layers, sizes.width, sizes.num_heads, sizes.vocabulary, sizes.sequence, parameters=weights
-    )
-    return float(sizes.batch * sizes.sequence * flops_per_token(model))
-
-
-def rates(run: Run, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
+def rates(run: PublishedRun, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
     """Tokens a second and MFU of a step that took ``seconds``.
 
     ``mfu`` is a share of ``peak_flops``, which is the published dense rate for the dtype of the layers (TF32 where
@@ -90,7 +78,7 @@ def rates(run: Run, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
     """
     from course.machines import machine
 
-    flops = model_flops(sizes)
+    flops = sizes.model_flops
     found = {"tokens_per_second": sizes.batch * sizes.sequence / seconds, "model_flops": flops}
     if kind not in PEAKS:
         return {**found, "peak_flops": None, "mfu": None}

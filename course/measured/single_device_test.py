@@ -6,7 +6,7 @@ import pytest
 
 from course.measured import fresh, single_device
 from course.measured.rows import FOLDER, NOT_MEASURED
-from course.measured.single_device import PEAKS, main, model_flops, rates, steps
+from course.measured.single_device import PEAKS, main, rates, steps
 from course.validation.single_device import RUNS, Sizes
 
 
@@ -68,7 +68,7 @@ def test_short_rows_cannot_be_put_among_the_measurements(capsys):
 
 def test_rates_are_of_the_models_flops_and_the_peak_of_the_dtype():
     sizes = Sizes()
-    assert model_flops(sizes) == 32_573_031_972_864
+    assert sizes.model_flops == 32_573_031_972_864
     tf32, half = (rates(run, sizes, 2.0, "NVIDIA RTX A5000") for run in RUNS[:2])
     assert tf32["tokens_per_second"] == 64 * 512 / 2 and half["peak_flops"] == 111.1e12
     assert tf32["mfu"] == pytest.approx(32_573_031_972_864 / 2 / 55.6e12)
