@@ -4,9 +4,9 @@ import pytest
 
 from course.machines import machine
 from course.training.cards import lines, rates
-from course.training.strategy import Sizes
+from course.training.strategy import ModelSizes
 
-SIZES = Sizes()
+SIZES = ModelSizes()
 ROW = {
     "sizes": {"width": 128, "seq": 64}, "schedule": {"steps": 1500, "learning_rate": 3e-3, "warmup": 100, "final": 0.1,
     "weight_decay": 0.1, "clip": 1.0}, "mesh": {"data": 4, "tensor": 2}, "processes": 1, "emulated": False, "batch": 32,

@@ -15,8 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from typing import IO
+from typing import IO, Any
 
 import jax
 
@@ -55,20 +54,15 @@ def join() -> None:
         RuntimeError: The others were not there in time, or nothing says where to find them.
         ValueError: As before.
     """
-    initialize = partial(
-        jax.distributed.initialize,
-        initialization_timeout=MEETING_SECONDS,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    given: dict[str, Any] = {}
+    if launched():
+        number, count, address = os.environ[PLACE].split()
+        threading.Thread(target=_end_with_launcher, daemon=True).start()
+        given = {"coordinator_address": address, "coordinator_bind_address": address}
+        given |= {"num_processes": int(count), "process_id": int(number), "cluster_detection_method": "deactivate"}
+    jax.distributed.initialize(
+        **given, initialization_timeout=MEETING_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
     )
-    if not launched():
-        initialize()
-        return
-    number, count, address = os.environ[PLACE].split()
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
-    initialize(
-        coordinator_address=address, num_processes=int(count), process_id=int(number),
-        cluster_detection_method="deactivate", coordinator_bind_address=address,
-    )  # fmt: skip
 
 
 def stop_asked(step: int) -> bool:
@@ -120,10 +114,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _start(command: list[str], place: str, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C reaches the launcher alone. The pipe tells it when the launcher is gone.
+    environment = {**os.environ, PLACE: place}
     return subprocess.Popen(
-        command, env={**os.environ, PLACE: place}, stdin=subprocess.PIPE, stdout=output, stderr=output,
-        start_new_session=True,
-    )  # fmt: skip
+        command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+    )
 
 
 def _watch(

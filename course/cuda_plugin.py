@@ -24,6 +24,6 @@ def hide_cuda_plugin() -> None:
     for name in _PACKAGES:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: the import system's "there is none"
     for name in _PLUGINS:
-        stub = types.ModuleType(name, "Hidden by course.quiet.")
+        stub = types.ModuleType(name, "Hidden by course.cuda_plugin.")
         stub.initialize = lambda: None  # type: ignore[attr-defined]  # jax calls it on every plugin that it finds
         sys.modules.setdefault(name, stub)
