@@ -28,6 +28,10 @@ _STEPS = {
 Table = tuple[tuple[float, float], ...]
 
 
+class TooFewDevices(ValueError):
+    """A mesh needs more devices than there are; the message says what to do."""
+
+
 @dataclass(frozen=True)
 class Link:
     """What connects devices.
@@ -148,7 +152,7 @@ class Machine:
         {'data': 'InfiniBand', 'tensor': 'NVLink'}
 
         Raises:
-            ValueError: The mesh has more devices than the machine.
+            TooFewDevices: The mesh has more devices than the machine.
         """
         self.require_fits(mesh)
         numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
@@ -160,11 +164,11 @@ class Machine:
         return names
 
     def require_fits(self, mesh: Mapping[str, int]) -> None:
-        """Raises ``ValueError`` for a mesh with more devices than the machine has."""
+        """Raises ``TooFewDevices`` for a mesh with more devices than the machine has."""
         needed = math.prod(mesh.values())
         if needed > self.num_devices:
             axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
-            raise ValueError(
+            raise TooFewDevices(
                 f"mesh {axes} needs {needed} devices and {self.name} has {self.num_devices}: use smaller axes, "
                 "or a machine with more devices"
             )

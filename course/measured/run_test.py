@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from course.machine import TooFewDevices
 from course.measured.run import (
-    TooFewDevices,
     _spans,
     device_seconds,
     fill,

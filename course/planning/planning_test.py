@@ -14,10 +14,10 @@ from course.mesh import abstract_mesh
 from course.model import transformer
 from course.planning import Choice, Training, estimate, estimator, refusal
 from course.planning.estimate import CAUSES
-from course.planning.layers import Device, layer_passes
+from course.planning.layers import TensorRank, layer_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
 from course.planning.memory import MEANINGS
-from course.planning.search import CANNOT, SLOWER, TOO_LARGE, choices, meshes, search
+from course.planning.search import Kind, choices, meshes, search
 from course.program import export, parse, timeline
 from course.schedules import bubble_form
 
@@ -45,7 +45,7 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     def backward(params, x, gradient):
         return jax.vjp(jax.checkpoint(lambda p, x: model.layer(p, x)), params, x)[1](gradient)
 
-    found = layer_passes(sizes, Device(H100, Training(dtype), (0,), 4))
+    found = layer_passes(sizes, TensorRank(H100, Training(dtype), (0,), 4))
     with jax.numpy_dtype_promotion("standard"):
         once = timeline(parse(program(lambda p, x: model.layer(p, x), {"p": layer, "x": x})), H100).seconds
         again = timeline(parse(program(backward, {"p": layer, "x": x, "gradient": x})), H100).seconds
@@ -76,7 +76,7 @@ def test_state_is_what_the_calculator_of_memory_counts(mesh, fsdp):
         return
     for plan, optimizer in (("cast", "adam"), ("mixed", "adam16"), ("float32", "sgd")):
         choice = Choice._make((*mesh, 1, 1, "block", fsdp))
-        held = estimate(SIZES, H100, 8, choice, Training(plan, optimizer)).held
+        held = estimate(SIZES, H100, 8, choice, Training(plan, optimizer)).resident
         known = budget(SIZES, batch=8, mesh=choice.mesh, plan=plan, optimizer=optimizer, fsdp=fsdp)
         assert {name: held[name] for name in ("parameters", "gradients", "optimizer")} == {
             name: known.row(name).bytes for name in ("parameters", "gradients", "optimizer")
@@ -135,16 +135,16 @@ def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
     assert plans.best and plans.best.seconds == min(found.seconds for found in fitting)
     assert plans.count == len(every)
     kinds = [rejected.kind for rejected in plans.rejected]
-    assert kinds.count(SLOWER) == len(fitting) - 1 and kinds.count(TOO_LARGE) == len(every) - len(fitting)
-    assert all(rejected.said and rejected.why for rejected in plans.rejected)
+    assert kinds.count(Kind.SLOWER) == len(fitting) - 1 and kinds.count(Kind.TOO_LARGE) == len(every) - len(fitting)
+    assert all(rejected.said and rejected.cause for rejected in plans.rejected)
     assert sum(map(len, plans.grouped().values())) == len(plans.rejected)
 
 
 def test_a_mesh_that_a_model_cannot_be_placed_on_is_one_way_and_says_why():
     plans = search(replace(SIZES, heads=2), H100, 8)
-    refused = [rejected for rejected in plans.rejected if rejected.kind == CANNOT]
+    refused = [rejected for rejected in plans.rejected if rejected.kind == Kind.CANNOT]
     assert {rejected.mesh for rejected in refused} == {(1, 1, 8), (1, 2, 4), (2, 1, 4)}
-    assert refused[0].why == "heads 2 cannot be split over tensor"
+    assert refused[0].cause == "heads 2 cannot be split over tensor"
     assert list(plans.by_mesh()) and plans.by_mesh()[1, 1, 8] is refused[[r.mesh for r in refused].index((1, 1, 8))]
 
 
@@ -152,7 +152,7 @@ def test_where_nothing_fits_there_is_no_best_and_the_smallest_comes_first():
     plans = search(replace(LARGE, layers=64, width=16_384, heads=128), machine("8xA5000"), 8)
     large = [rejected.found.bytes for rejected in plans.rejected if rejected.found]
     assert plans.best is None and large == sorted(large)
-    assert {rejected.kind for rejected in plans.rejected} == {TOO_LARGE}
+    assert {rejected.kind for rejected in plans.rejected} == {Kind.TOO_LARGE}
 
 
 def test_parts_add_up_and_only_what_is_there_costs():
