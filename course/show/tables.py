@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
-    from course.predict import Prediction
+    from course.prediction import Prediction
 
 LONGEST, WIDEST = 10, 100
 
