@@ -220,12 +220,11 @@ def _checked(
     unknown = [axis for axis in mesh if axis not in AXES]
     if unknown:
         raise ValueError(f"mesh axis {unknown[0]!r} is not known here; the axes are: {', '.join(AXES)}")
-    whole = [*asdict(sizes).items(), *counts.items(), *mesh.items()]
-    for what, number in whole:
-        if what in MAY_BE_ZERO and number < 0:
-            raise ValueError(f"{what} is {number}, and it must be at least 0, which stands for {MAY_BE_ZERO[what]}")
-        if what not in MAY_BE_ZERO and number < 1:
-            raise ValueError(f"{what} is {number}, and it must be at least 1")
+    for what, number in [*asdict(sizes).items(), *counts.items(), *mesh.items()]:
+        least = 0 if what in MAY_BE_ZERO else 1
+        if number < least:
+            stands = "" if least else f", which stands for {MAY_BE_ZERO[what]}"
+            raise ValueError(f"{what} is {number}, and it must be at least {least}{stands}")
     axes = {axis: mesh.get(axis, 1) for axis in AXES}
     for what, number, parts, by in (
         ("width", sizes.width, sizes.heads, "heads"),
@@ -240,13 +239,16 @@ def _checked(
 
 def resident_parameters(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
     """Parameters resident on one device."""
-    every = leaves(sizes).values() if not sizes.parameters else [LeafSize(sizes.parameters, True, True)]
     total = 0
-    for leaf in every:
+    for leaf in _leaf_sizes(sizes):
         parts = (axes["tensor"] if leaf.split else 1) * (axes["pipe"] if leaf.layered else 1)
         parts *= axes["data"] if fsdp and leaf.elements >= min_size else 1
         total += math.ceil(leaf.elements / parts)
     return total
+
+
+def _leaf_sizes(sizes: Sizes) -> list[LeafSize]:
+    return [LeafSize(sizes.parameters, True, True)] if sizes.parameters else [*leaves(sizes).values()]
 
 
 def _state_rows(
@@ -266,17 +268,11 @@ def _state_rows(
         BudgetRow("optimizer", each * own, f"{each} x {own:,}", note),
     ]
     if fsdp and axes["data"] > 1:
-        every = leaves(sizes).values() if not sizes.parameters else [LeafSize(sizes.parameters, True, True)]
-        layer = sum(
-            leaf.elements // sizes.layers // (axes["tensor"] if leaf.split else 1)
-            for leaf in every
-            if leaf.layered and leaf.elements >= min_size
-        )
-        gathered = plan.activation + plan.gradient
-        rows.append(
-            BudgetRow("one layer gathered", gathered * layer, f"({plan.activation} + {plan.gradient}) x {layer:,}",
-                "weights and gradient, whole")
-        )  # fmt: skip
+        split = [leaf for leaf in _leaf_sizes(sizes) if leaf.layered and leaf.elements >= min_size]
+        layer = sum(leaf.elements // sizes.layers // (axes["tensor"] if leaf.split else 1) for leaf in split)
+        each = plan.activation + plan.gradient
+        formula = f"({plan.activation} + {plan.gradient}) x {layer:,}"
+        rows.append(BudgetRow("one layer gathered", each * layer, formula, "weights and gradient, whole"))
     return tuple(rows)
 
 
@@ -289,12 +285,10 @@ def _activation_rows(
     plain, scores = _per_layer(sizes, size, t, dropout)
     kept = {"none": plain + scores, "attention": plain, "block": float(size * sizes.seq * sizes.width)}[remat]
     again = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
-    rows = [BudgetRow("activations", round(flying * local * kept), f"{flying:,} x {local:,} x {round(kept):,}",
-                "sequences x layers x bytes")]  # fmt: skip
+    formula = f"{flying:,} x {local:,} x {round(kept):,}"
+    rows = [BudgetRow("activations", round(flying * local * kept), formula, "sequences x layers x bytes")]
     if again:
         rows.append(BudgetRow("recomputed", round(b * again), f"{b:,} x {round(again):,}", "one layer at a time"))
-    logits = 4 * b * sizes.seq * math.ceil(sizes.vocab / t)
-    left = BudgetRow(
-        "logits", logits, f"4 x {b * sizes.seq:,} x {math.ceil(sizes.vocab / t):,}", "4 bytes x tokens x vocabulary"
-    )
-    return tuple(rows), (left,)
+    tokens, vocab = b * sizes.seq, math.ceil(sizes.vocab / t)
+    note = "4 bytes x tokens x vocabulary"
+    return tuple(rows), (BudgetRow("logits", 4 * tokens * vocab, f"4 x {tokens:,} x {vocab:,}", note),)

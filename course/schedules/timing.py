@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from course.schedules.orders import KINDS, Action, Schedule, text_of
 
@@ -120,18 +120,14 @@ def run(schedule: Schedule, costs: Costs = UNIT) -> Timed:
 _Key = tuple[bool, int, int]
 
 
-@dataclass
 class _State:
-    schedule: Schedule
-    costs: Costs
-    arrived: dict[_Key, float] = field(default_factory=dict)
-    link_free: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
-    spans: list[list[Span]] = field(init=False)
-    messages: list[Message] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.spans = [[] for _ in range(self.schedule.num_stages)]
-        self.ran: list[set[Action]] = [set() for _ in range(self.schedule.num_stages)]
+    def __init__(self, schedule: Schedule, costs: Costs):
+        self.schedule, self.costs = schedule, costs
+        self.arrived: dict[_Key, float] = {}
+        self.link_free: dict[tuple[int, int], float] = defaultdict(float)
+        self.spans: list[list[Span]] = [[] for _ in schedule.orders]
+        self.ran: list[set[Action]] = [set() for _ in schedule.orders]
+        self.messages: list[Message] = []
 
     @property
     def done(self) -> bool:
