@@ -104,6 +104,11 @@ class Machine:
     def calibrated(self) -> bool:
         return bool(self.matmul_rates) or any(link.rates for link in self.links)
 
+    @property
+    def tf32(self) -> bool:
+        """Whether matrix products of float32 run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
+        return self.compiler.get("major", 0) >= 8
+
     def kernel_seconds(self, bytes_moved: float, operations: float = 0.0) -> float:
         """Of elementwise work and moves: its memory traffic or its arithmetic, whichever takes longer."""
         memory = bytes_moved / (self.memory_bandwidth * self.efficiency.memory)

@@ -10,7 +10,7 @@ from course.machine import Machine
 from course.program import Costs, Memory, Timeline
 from course.program.simulator import Bar
 from course.program.simulator.trace import plain_kind
-from course.show.quantities import bytes_text, count_text, dtype_text, seconds_text, share_text
+from course.show.quantities import Figure, bytes_text, count_text, dtype_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport
@@ -112,40 +112,36 @@ class Prediction:
         every = (_line_time(line, bars) for line, bars in found.items())
         return tuple(sorted(every, key=lambda entry: (-(entry.compute + entry.sending), entry.line)))
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, Figure]:
         """The figures that matter, in words, by name."""
-        if self.idle:
-            return self._memory_figures() | self._compiled_figures()
-        time = self.timeline
-        whole = time.seconds
-        rows = {"step": seconds_text(whole), "busy": f"{seconds_text(time.busy)} ({share_text(time.busy, whole)})"}
-        for axes, seconds in time.exposed.items():
-            rows[f"exposed: {axes}"] = f"{seconds_text(seconds)} ({share_text(seconds, whole)})"
-        waiting = max(device.waiting for device in time.devices)
-        rows["waiting for others"] = f"{seconds_text(waiting)} ({share_text(waiting, whole)})"
-        if self.mfu is not None:
-            peak = count_text(self.machine.peak(self.mfu_dtype), "FLOP/s")
-            rows["MFU"] = f"{share_text(self.mfu, 1.0)} of {peak} ({dtype_text(self.machine, self.mfu_dtype)})"
-        rows["FLOPs of a device"] = count_text(self.costs.flops, "FLOP")
-        sent = sum(collective.total_bytes for collective in self.costs.collectives)
-        rows["sent by a device"] = bytes_text(sent)
-        return rows | self._memory_figures() | self._compiled_figures()
+        time, rows = self.timeline, {}
 
-    def _memory_figures(self) -> dict[str, str]:
-        held = self.memory
-        return {
-            "memory at the peak": f"{bytes_text(held.peak)} ({share_text(held.peak, self.machine.memory_bytes)})",
-            "of it temporaries": bytes_text(held.temporaries),
-        }
+        def of_step(seconds: float) -> Figure:
+            return Figure(seconds_text(seconds), share_text(seconds, time.seconds))
 
-    def _compiled_figures(self) -> dict[str, str]:
-        if self.compiled is None:
-            return {} if self.compiled_reason == NOT_ASKED else {"GPU compiler": "not measured"}
+        if not self.idle:
+            rows = {"step": Figure(seconds_text(time.seconds)), "busy": of_step(time.busy)}
+            rows |= {f"exposed: {axes}": of_step(seconds) for axes, seconds in time.exposed.items()}
+            rows["waiting for others"] = of_step(max(device.waiting for device in time.devices))
+            if self.mfu is not None:
+                peak = count_text(self.machine.peak(self.mfu_dtype), "FLOP/s")
+                dtype = dtype_text(self.machine, self.mfu_dtype)
+                rows["MFU"] = Figure(f"{share_text(self.mfu, 1.0)} of {peak}", dtype)
+            rows["FLOPs of a device"] = Figure(count_text(self.costs.flops, "FLOP"))
+            sent = sum(collective.total_bytes for collective in self.costs.collectives)
+            rows["sent by a device"] = Figure(bytes_text(sent))
+        peak, temporaries = self.memory.peak, self.memory.temporaries
+        rows["memory at the peak"] = Figure(bytes_text(peak), share_text(peak, self.machine.memory_bytes))
+        return rows | {"of it temporaries": Figure(bytes_text(temporaries))} | self._compiled_figures()
+
+    def _compiled_figures(self) -> dict[str, Figure]:
         found = self.compiled
-        rows = {REPLAYED: seconds_text(found.replay.seconds)}
-        rows["GPU compiler: temporaries"] = bytes_text(found.memory.temporaries)
+        if found is None:
+            return {} if self.compiled_reason == NOT_ASKED else {"GPU compiler": Figure("not measured")}
+        rows = {REPLAYED: Figure(seconds_text(found.replay.seconds))}
+        rows["GPU compiler: temporaries"] = Figure(bytes_text(found.memory.temporaries))
         if found.coverage is not None:
-            rows["GPU compiler: sent beside matmuls"] = share_text(found.coverage, 1.0)
+            rows["GPU compiler: sent beside matmuls"] = Figure(share_text(found.coverage, 1.0))
         return rows
 
     def to_json(self) -> dict[str, Any]:

@@ -8,25 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from course.show.page_parts import write_parts
+from course.validation import rows
 from course.validation.means import means
 from course.validation.plot import Series, ratio_svg
-from course.validation.rows import (
-    BUBBLES,
-    CALIBRATED,
-    CLOSED,
-    GATHERS,
-    IDEALISED,
-    LOOPING,
-    MATMULS,
-    MEMORY,
-    RINGS,
-    TABLES,
-    TIME,
-    Figure,
-    bubble_name,
-    gather_name,
-    matmul_name,
-)
+from course.validation.rows import CLOSED, LOOPING, MEMORY, RINGS, TABLES, TIME, Figure, bubble_name
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "site" / "pages" / "validation.md"
@@ -35,7 +20,7 @@ MEASUREMENTS = ROOT / "course" / "measurements"
 GB, GIB = 1e9, 2.0**30
 # The pipelines that the page lists one by one; the rest are together in one row.
 LISTED = [bubble_name(8, m, r) for m, r in ((1, 1), (8, 1), (16, 1), (8, 2), (8, 4))]
-SUMMED = {bubble_name(*size) for size in BUBBLES} - {*LISTED}
+SUMMED = {bubble_name(*size) for size in rows.BUBBLES} - {*LISTED}
 NOT_MEASURED = "not measured"
 
 
@@ -99,12 +84,12 @@ def _runs(
     figures: Sequence[Figure], group: str, head: Sequence[str], cells: Callable[[Figure, float], list[str]]
 ) -> str:
     """A row for each run: its name, what was published, what each lens gives, and what a GPU of ours measured."""
-    rows: dict[str, list[str]] = {}
+    table: dict[str, list[str]] = {}
     for figure in _of(figures, group):
-        row = rows.setdefault(figure.name, [figure.name, f"{figure.published:g}", here(figure)])
+        row = table.setdefault(figure.name, [figure.name, f"{figure.published:g}", here(figure)])
         missing = [NOT_MEASURED, *[""] * ((len(head) - 3) // 2 - 1)]
         row[-1:-1] = missing if figure.found is None else cells(figure, figure.found)
-    return _table(head, rows.values(), 1)
+    return _table(head, table.values(), 1)
 
 
 def spread(figures: Sequence[Figure]) -> str:
@@ -133,16 +118,16 @@ def others(figures: Sequence[Figure]) -> str:
 def _xla_tables(figures: Sequence[Figure], machine: str) -> dict[str, Figure]:
     """The figures of XLA's tables on a machine, by what each is of."""
     by_name = {figure.name: figure for figure in _of(figures, TABLES)}
-    names = [*map(matmul_name, MATMULS), *map(gather_name, GATHERS)]
+    names = [*map(rows.matmul_name, rows.MATMULS), *map(rows.gather_name, rows.GATHERS)]
     return {name: by_name[f"{name}, {machine}"] for name in names}
 
 
 def tables(figures: Sequence[Figure]) -> str:
     """XLA's tables beside both H100 machines."""
-    calibrated = _xla_tables(figures, CALIBRATED)
+    calibrated = _xla_tables(figures, rows.CALIBRATED)
     found = [
         [f"{name}, {f.unit}", number(f.published), number(f.found), _error(f), number(calibrated[name].found), here(f)]
-        for name, f in _xla_tables(figures, IDEALISED).items()
+        for name, f in _xla_tables(figures, rows.IDEALISED).items()
     ]
     return _table(("", "XLA's table", "`8xH100`", "error", "`8xH100-calibrated`", "on a GPU of ours"), found, 1)
 
@@ -162,7 +147,7 @@ def averages(figures: Sequence[Figure]) -> str:
     return _table(("group", "lens", "rows", "mean error", "goal", "", "published order"), found, 2)
 
 
-_MATMULS_HERE = {f"{matmul_name(side)}, {IDEALISED}": f"matmul bf16 {side}" for side in MATMULS}
+_MATMULS_HERE = {f"{rows.matmul_name(side)}, {rows.IDEALISED}": f"matmul bf16 {side}" for side in rows.MATMULS}
 
 
 def here(figure: Figure) -> str:
@@ -206,7 +191,7 @@ def _run_plot(
 
 def tables_plot(figures: Sequence[Figure]) -> str:
     """The idealised H100 over XLA's tables."""
-    ideal = _xla_tables(figures, IDEALISED)
+    ideal = _xla_tables(figures, rows.IDEALISED)
     series = [Series("8xH100, idealised", tuple(f.found / f.published for f in ideal.values() if f.found), 0)]
     return ratio_svg(
         "Rates of the idealised 8xH100 over XLA's measured tables", list(ideal), series, (0.8, 1.0, 1.5, 2, 3, 4)
