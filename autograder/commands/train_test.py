@@ -139,9 +139,8 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, wh
 def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes_on(train, tmp_path, whole):
     line = [sys.executable, "-m", "autograder.cli", "train", *TINY, *PLAIN, "--processes", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen(
-        line, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(line, cwd=tmp_path, env=environment, stderr=pipe, stdout=pipe, text=True)
     while running.poll() is None and not (tmp_path / "run" / "checkpoints" / "4").exists():
         time.sleep(0.02)
     workers = psutil.Process(running.pid).children()

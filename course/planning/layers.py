@@ -60,8 +60,9 @@ class TensorRank:
         """Of elementwise work that reads and writes so many elements, of the training's size unless said."""
         return self.machine.kernel_seconds(elements * (element or self.training.element))
 
-    def product(self, rows: float, inner: float, columns: float, *, batch: float = 1, bytes_moved: float = 0.0,
-                dtype: str = "") -> float:  # fmt: skip
+    def product(
+        self, rows: float, inner: float, columns: float, *, batch: float = 1, bytes_moved: float = 0, dtype: str = ""
+    ) -> float:
         """Of ``batch`` products ``[rows, inner] x [inner, columns]``."""
         moved = bytes_moved or self.training.element * batch * (rows * inner + inner * columns + rows * columns)
         return self.machine.matmul_seconds(2.0 * batch * rows * inner * columns, moved, dtype or self.training.dtype)
@@ -119,8 +120,8 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     wide = product(s, s, d, batch=b * a, bytes_moved=4 * scores + (4 + e) * mixed, dtype="f32")
     backward = score_gradient(kernel, scores, e) + 2 * mix + 2 * wide
     backward += kernel(20 * own) + kernel(4 * n * m) + kernel(mixed, 8 + 4 * e)
-    turned = [rank.scattered(n, 3 * h // t, h), rank.scattered(n, m, h), rank.gathered(n, h, h // t, True),
-              rank.gathered(n, h, m, True)]  # fmt: skip
+    turned = [rank.scattered(n, 3 * h // t, h), rank.scattered(n, m, h)]
+    turned += [rank.gathered(n, h, h // t, True), rank.gathered(n, h, m, True)]
     of_weights = product(h, n, 3 * h // t) + product(h, n, m) + product(h // t, n, h) + product(m, n, h)
     backward += of_weights + sum(whole for whole, _ in turned)
     # The backward pass needs everything but what the layer gave: its last product and sum are not computed again.
@@ -149,7 +150,7 @@ def embedding_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     """Of looking tokens up in a split table, and of its gradient, which is as large as the table."""
     n, h, e = rank.sequences * sizes.seq, sizes.width, rank.training.element
     own, table = n / rank.parts * h, sizes.vocab // rank.parts * h
-    out, back = (collective_seconds(rank.machine, kind, rank.group, e * n * h)
-                 for kind in ("reduce_scatter", "all_gather"))  # fmt: skip
+    kinds = ("reduce_scatter", "all_gather")
+    out, back = (collective_seconds(rank.machine, kind, rank.group, e * n * h) for kind in kinds)
     forward = rank.kernel(4 * n * h) + rank.kernel(2 * own)
     return Passes(forward, rank.kernel(4 * n * h) + rank.kernel(2 * own + table), out, back)

@@ -46,10 +46,8 @@ def test_matrices_decay_and_norms_biases_embeddings_and_positions_do_not():
     found = {
         jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in jax.tree.leaves_with_path(decays(SHAPES))
     }
-    assert {name for name, does in found.items() if does} == {
-        "layers/attention/qkv/kernel", "layers/attention/out/kernel", "layers/mlp/up/kernel", "layers/mlp/down/kernel",
-        "head/out/kernel",
-    }  # fmt: skip
+    of_layers = {f"layers/{name}/kernel" for name in ("attention/qkv", "attention/out", "mlp/up", "mlp/down")}
+    assert {name for name, does in found.items() if does} == {*of_layers, "head/out/kernel"}
     assert len(found) == 13 and len(SHAPES["layers"]["mlp"]["up"]["bias"].shape) == 2
 
 

@@ -16,10 +16,12 @@ CASES = {
     "two axes on one dim": ((16, 48), (16, 3, 4, 4), P(None, None, ("tensor", "data")), P(("data", "tensor"))),
     "stages in one repeat": ((4, 8), (1, 2, 2, 8), P(None, "pipe"), P("pipe")),
     "stages in two repeats": ((4, 8), (2, 2, 1, 8), P(None, "pipe", None, "tensor"), P(None, ("tensor", "pipe"))),
-    "stages and heads": ((4, 16, 24), (2, 2, 1, 16, 3, 4, 2), P(None, "pipe", None, "data", None, "tensor"),
-                         P(None, ("data", "tensor", "pipe"))),
+    "stages and heads": (
+        *((4, 16, 24), (2, 2, 1, 16, 3, 4, 2)),
+        *(P(None, "pipe", None, "data", None, "tensor"), P(None, ("data", "tensor", "pipe"))),
+    ),
     "copies": ((6,), (6,), P(), P()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kept, used, spec, lies", CASES.values(), ids=CASES)
