@@ -4,14 +4,10 @@ import json
 
 import pytest
 
-from course.measured import fresh, single_device
+from course.measured import fresh, single_device, validate
 from course.measured.rows import FOLDER, NOT_MEASURED
 from course.measured.single_device import PEAKS, main, rates, steps
 from course.validation.single_device import RUNS, Sizes
-
-
-def without_gpu(monkeypatch):
-    monkeypatch.setattr(fresh, "ask", lambda *_, **__: {"kind": "cpu", "platform": "cpu"})
 
 
 def test_every_run_of_the_case_study_has_a_row():
@@ -19,8 +15,8 @@ def test_every_run_of_the_case_study_has_a_row():
 
 
 def test_without_a_gpu_it_says_that_nothing_was_measured_and_writes_nothing(tmp_path, capsys, monkeypatch):
-    without_gpu(monkeypatch)
-    assert main(["--folder", str(tmp_path), "--json"]) == 2
+    monkeypatch.setattr(fresh, "ask", lambda *_, **__: {"kind": "cpu", "platform": "cpu"})
+    assert validate.main(["--folder", str(tmp_path)]) == main(["--folder", str(tmp_path), "--json"]) == 2
     said = capsys.readouterr()
     assert "no GPU: JAX sees cpu (cpu) here" in said.err and "Nothing was measured" in said.err
     assert json.loads(said.out)["rows"] == {} and "Nothing was measured" in json.loads(said.out)["reason"]
