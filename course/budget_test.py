@@ -59,8 +59,7 @@ def test_activations_in_half_precision_are_the_papers_formula(t):
 
 
 @pytest.mark.parametrize(
-    ("remat", "kept", "again"),
-    [("none", 34 + 40, 0), ("attention", 34, 40), ("block", 2, 34 + 40)],
+    ("remat", "kept", "again"), [("none", 34 + 40, 0), ("attention", 34, 40), ("block", 2, 34 + 40)]
 )
 def test_recomputation_keeps_what_the_paper_says_and_one_layer_at_a_time(remat, kept, again):
     sbh = 512 * 2 * 768
@@ -187,8 +186,7 @@ def over_tensor(path, leaf):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "spec"),
-    [({"data": 4}, whole), ({"data": 4}, over_data), ({"data": 2, "tensor": 2}, over_tensor)],
+    ("mesh", "spec"), [({"data": 4}, whole), ({"data": 4}, over_data), ({"data": 2, "tensor": 2}, over_tensor)]
 )
 def test_state_and_gradients_of_a_program_are_the_budgets_to_the_byte(mesh, spec):
     found = memory_of_state(mesh, jax.tree.map_with_path(spec, params_of(SMALL)))

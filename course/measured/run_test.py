@@ -9,16 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from course.machine import TooFewDevices
-from course.measured.run import (
-    _spans,
-    device_seconds,
-    fill,
-    mesh_of_present,
-    paired,
-    place,
-    stepper,
-    time_steps,
-)
+from course.measured.run import _spans, device_seconds, fill, mesh_of_present, paired, place, stepper, time_steps
 from course.mesh import abstract_mesh
 from course.program import compile_program, export
 

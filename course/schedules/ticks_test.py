@@ -4,17 +4,7 @@ import pytest
 
 from course.machines import FREE_NETWORK
 from course.program import parse, timeline
-from course.schedules import (
-    Costs,
-    breadth_first,
-    forwards,
-    gpipe,
-    measure,
-    num_ticks,
-    one_f_one_b,
-    run,
-    zero_bubble,
-)
+from course.schedules import Costs, breadth_first, forwards, gpipe, measure, num_ticks, one_f_one_b, run, zero_bubble
 from course.schedules.ticks import laid_beside, program_ticks, schedule_ticks
 from course.validation.pipelines import pipeline
 
