@@ -124,13 +124,8 @@ def predicted(
     except (ProgramError, ValueError) as error:
         return {"machine": machine, "not applicable": str(error)}
     seconds = found.timeline.seconds
-    return {
-        "machine": machine,
-        "seconds": seconds,
-        "tokens_per_second": batch * sizes.seq / seconds,
-        "mfu": found.mfu,
-        "bytes": found.memory.peak,
-    }
+    speed = {"seconds": seconds, "tokens_per_second": batch * sizes.seq / seconds, "mfu": found.mfu}
+    return {"machine": machine, **speed, "bytes": found.memory.peak}
 
 
 def lines(data: dict[str, Any]) -> dict[str, str]:

@@ -62,14 +62,8 @@ class ModelSizes:
 
     def model(self) -> Model:
         """The model as pure functions."""
-        return transformer(
-            width=self.width,
-            hidden=self.hidden,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            vocab=VOCAB,
-            max_seq=self.seq,
-        )
+        sizes = {name: getattr(self, name) for name in ("width", "hidden", "num_layers", "num_heads")}
+        return transformer(**sizes, vocab=VOCAB, max_seq=self.seq)
 
     def shapes(self) -> Params:
         """The parameters' shapes."""

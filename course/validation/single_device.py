@@ -91,21 +91,11 @@ def single_device(run: PublishedRun, sizes: Sizes = Sizes(), platform: str = "cp
     params = parameters(sizes)
     tokens = jax.ShapeDtypeStruct((sizes.batch, sizes.sequence), jnp.int32)
     state = {"params": params, "mu": params, "nu": params, "count": jax.ShapeDtypeStruct((), jnp.int32)}
-    inputs = {
-        "state": state,
-        "key": jax.ShapeDtypeStruct((), jnp.uint32),
-        "batch": {"inputs": tokens, "targets": tokens},
-    }
-    return export(
-        partial(_train_step, run, sizes),
-        inputs,
-        dict.fromkeys(inputs, P()),
-        mesh={"data": 1},
-        out_specs={"state": P(), "key": P(), "loss": P(), "correct": P()},
-        roles={"state": "state", "key": "key"},
-        donate=("state", "key"),
-        platform=platform,
-    )
+    inputs: dict[str, Any] = {"state": state, "key": jax.ShapeDtypeStruct((), jnp.uint32)}
+    inputs["batch"] = {"inputs": tokens, "targets": tokens}
+    options: dict[str, Any] = {"mesh": {"data": 1}, "roles": {"state": "state", "key": "key"}, "platform": platform}
+    options |= {"donate": ("state", "key"), "out_specs": {name: P() for name in ("state", "key", "loss", "correct")}}
+    return export(partial(_train_step, run, sizes), inputs, dict.fromkeys(inputs, P()), **options)
 
 
 def parameters(sizes: Sizes) -> Params:
