@@ -1,4 +1,4 @@
-"""What pages, exercises and solutions share; importing it gives this process 8 emulated devices."""
+"""The library that pages, exercises and solutions share; importing it gives this process 8 emulated devices."""
 
 from course.cuda_plugin import hide_cuda_plugin
 

@@ -147,7 +147,7 @@ def flops_per_token(sizes: Sizes) -> int:
 
 
 def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
-    """What one device saves for the backward pass of all layers, nothing recomputed.
+    """Bytes that one device saves for the backward pass of all layers, nothing recomputed.
 
     Args:
         sizes: Of the model.

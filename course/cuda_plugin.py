@@ -13,7 +13,7 @@ _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
 def real_devices() -> bool:
-    """Whether ``MESHCRAFT_MESH=real`` asks for JAX's own choice of devices instead of emulated ones."""
+    """True if ``MESHCRAFT_MESH=real`` asks for JAX's own choice of devices instead of emulated ones."""
     return os.environ.get("MESHCRAFT_MESH") == "real"
 
 

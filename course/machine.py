@@ -34,7 +34,7 @@ class TooFewDevices(ValueError):
 
 @dataclass(frozen=True)
 class Link:
-    """What connects devices.
+    """A connection of devices.
 
     Attributes:
         name: ``NVLink``.
@@ -106,7 +106,7 @@ class Machine:
 
     @property
     def tf32(self) -> bool:
-        """Whether matrix products of float32 run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
+        """True if matrix products of float32 run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
         return self.compiler.get("major", 0) >= 8
 
     def kernel_seconds(self, bytes_moved: float, operations: float = 0.0) -> float:

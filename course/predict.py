@@ -37,7 +37,7 @@ def predict(
     model_flops: float | None = None,
     name: str = "",
 ) -> Prediction:
-    """What a machine would make of a Program, without the machine. The same Program gives the same figures.
+    """Predict a Program on a machine, without the machine. The same Program gives the same figures.
 
     Args:
         program: Exported for the CPU.
@@ -69,7 +69,7 @@ def predict(
 
 
 def described(given: object) -> str:
-    """What somebody gave, for a message: its type and how it begins."""
+    """A given object for a message: its type and how it begins."""
     shown = repr(given) if isinstance(given, str | bytes | int | float) else ""
     return f"{type(given).__name__} {shown[:40]}".rstrip() if given is not None else "None"
 
@@ -98,7 +98,7 @@ def _check_flops(model_flops: float | None) -> None:
 
 
 def _compiled(module: Module, program: Program | None, machine: Machine) -> tuple[GpuReport | None, str]:
-    """What the GPU compiler makes of it, or why there is nothing."""
+    """The GPU compiler's report, or why there is none."""
     if program is None:
         return None, 'the GPU compiler needs the same function exported with platform="cuda"'
     from course.program.compiled import AotMissing, compile_for

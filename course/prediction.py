@@ -25,7 +25,7 @@ TWO_STEPS = (
 
 @dataclass(frozen=True)
 class LineTime:
-    """What one of the learner's lines costs on the device that is busiest.
+    """The cost of one of the learner's lines on the device that is busiest.
 
     Attributes:
         line: ``cell:line``; empty where an operation has none.
@@ -68,7 +68,7 @@ class Prediction:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """What was asked for and is missing, and what a figure needs to be understood, by its name."""
+        """Why something that was requested is missing, and what a figure needs to be understood, by its name."""
         found = {}
         if self.compiled is not None:
             found["two step times"] = TWO_STEPS
@@ -85,7 +85,7 @@ class Prediction:
 
     @property
     def idle(self) -> bool:
-        """Whether it computes and sends nothing that takes time."""
+        """True if it computes and sends nothing that takes time."""
         return not self.timeline.seconds
 
     @property

@@ -1,4 +1,4 @@
-"""What anyone types to choose a mesh: plan."""
+"""The command that chooses a mesh: plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Program would do on a machine: predict for anyone, profile for learners."""
+"""Predictions of Programs on a machine: predict for anyone, profile for learners."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def profile(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What the lenses refuse, as a sentence."""
+    """Turn what the lenses refuse into a sentence."""
     from course.machine import TooFewDevices
     from course.program import ProgramError
 
@@ -231,7 +231,7 @@ def _check(
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths are one file, by whatever names."""
+    """True if two paths are one file, by whatever names."""
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 

@@ -102,7 +102,7 @@ class Lines:
 
 
 def opening(event: Event) -> str:
-    """What begins, and the loss to beat."""
+    """The line for a run that begins, with the loss to beat."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in event["mesh"].items())
     several = f" in {event['processes']} processes" if event["processes"] > 1 else ""
     begins = f"goes on after step {event['step']:,}" if event["step"] else "begins"

@@ -23,7 +23,7 @@ _NVIDIA = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
 
 
 def card() -> dict[str, Any]:
-    """What this process would measure on. Starts JAX's backend.
+    """The devices and the installation that this process would measure on. Starts JAX's backend.
 
     Returns:
         ``platform`` (``gpu``, ``cpu``), ``kind`` and ``count`` of its devices, their ``memory`` in bytes where the

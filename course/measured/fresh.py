@@ -34,7 +34,7 @@ def ask(
     platform: str = "",
     flags: str = "",
 ) -> dict[str, Any]:
-    """What a fresh process answers.
+    """The response of a fresh process.
 
     Args:
         request: JSON; the worker adds ``folder``, where ``files`` lie.

@@ -1,4 +1,4 @@
-"""What ``make measure-single-device`` runs: the six steps of the chapter's case study, on this machine's GPU.
+"""``make measure-single-device``: the six steps of the chapter's case study, on this machine's GPU.
 
 Each step is compiled and run in a process of its own, and its row is kept as soon as it is measured, with the card,
 the versions and the flags: seconds a step, tokens a second, MFU, bytes at the peak. Rows that are kept are skipped.

@@ -1,4 +1,4 @@
-"""What ``make validate-gpu`` runs: measure this machine's GPU and keep the figures, with the card, for its kind.
+"""``make validate-gpu``: measure this machine's GPU and keep the figures, with the card, for its kind.
 
 Rates of matmuls and of moving memory, and time and memory of the single-GPU programs that the lenses are validated
 on. Each row is kept as soon as it is measured; another call goes on with the rows that are missing.

@@ -58,7 +58,7 @@ class Indivisible:
 
 
 def indivisible(sizes: Sizes, batch: int, mesh: Mesh) -> Indivisible | None:
-    """What keeps a model from being placed on a mesh, however that is used; None if nothing does."""
+    """The first thing that keeps a model from being placed on a mesh, however that is used; None if nothing does."""
     data, pipe, tensor = mesh
     split = {"heads": sizes.heads, "hidden": sizes.inner, "vocab": sizes.vocab, "seq": sizes.seq}
     every = [Indivisible(what, number, "tensor", tensor) for what, number in split.items()]

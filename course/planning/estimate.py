@@ -58,7 +58,7 @@ class Estimate:
 
     @property
     def bytes(self) -> int:
-        """What is counted, without the margin."""
+        """The sum of what is resident, without the margin."""
         return sum(self.resident.values())
 
     @property
@@ -168,7 +168,7 @@ class _Step:
         return axis_group(self.choice[:3], axis)
 
     def _copying(self, ticks: int, in_tick: int, turns: float) -> float:
-        """What loops move beside their work; ``in_tick`` counts sequences times layers of a tick.
+        """Traffic of loops besides their work; ``in_tick`` counts sequences times layers of a tick.
 
         A loop that saves something writes it, reads it and puts it into an array that was filled with zeros. Gradients
         of the weights are added up over ticks, those of the head over ``turns``. A pair of repeats is made in the
@@ -193,7 +193,7 @@ class _Step:
         return sum(collective_seconds(self.machine, kind, self._group(1), size) for kind, size in sizes.items())
 
     def _over_data(self, forward: float, backward: float) -> float:
-        """What stays of the transfers over ``data`` when those of a repeat run beside the ticks of the next one.
+        """The exposed part of the transfers over ``data`` when those of a repeat run beside the ticks of the next one.
 
         The ends of the model, the first gather and the last sum have nothing beside them.
         """

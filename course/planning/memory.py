@@ -59,7 +59,7 @@ def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training)
 
 
 def layer_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tuple[int, int]:
-    """What one layer saves of a microbatch for its backward pass, and how much of that are attention's scores.
+    """Bytes that one layer saves of a microbatch for its backward pass, and those of them in attention's scores.
 
     Of the width, a device has eight arrays with its part of the tokens, two of them (what enters the products) with
     all tokens if the layer is split, and four with its part of the features; six of the MLP's inner width; and of the

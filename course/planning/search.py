@@ -100,7 +100,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Plans:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         best: The fastest that fits; None if nothing does.
@@ -162,7 +162,7 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
 
 
 def _slower(found: Estimate, best: Estimate) -> Rejected:
-    """What costs more than with the best one, the most of it named."""
+    """Name the cause that adds most to the time of the best one."""
     more = {cause: seconds - best.parts[cause] for cause, seconds in found.parts.items()}
     why = max(more, key=lambda cause: more[cause])
     why, amount = (why, more[why]) if more[why] > 0 else ("", 0.0)
@@ -170,7 +170,7 @@ def _slower(found: Estimate, best: Estimate) -> Rejected:
 
 
 def _too_large(found: Estimate) -> Rejected:
-    """What takes most of the memory."""
+    """Name what takes most of the memory."""
     resident = {"state": sum(found.resident[name] for name in STATE)}
     resident |= {name: size for name, size in found.resident.items() if name not in STATE}
     why = max(resident, key=lambda name: resident[name])

@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is in ``looped``, which is not everywhere."""
+    """The names of ``looped``, which is not everywhere."""
     if name in __all__:
         return getattr(importlib.import_module("course.schedules.looped"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

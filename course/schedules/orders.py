@@ -34,7 +34,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each stage does, in order.
+    """The actions of each stage, in order.
 
     Attributes:
         name: What people call it.

@@ -71,7 +71,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Message:
-    """What went from one stage to another: the result of ``action``, on the wire from ``start`` to ``end``."""
+    """A message from one stage to another: the result of ``action``, on the wire from ``start`` to ``end``."""
 
     source: int
     target: int
@@ -134,7 +134,7 @@ class _State:
         return all(len(a) == len(b) for a, b in zip(self.spans, self.schedule.orders, strict=True))
 
     def advance(self, stage: int) -> bool:
-        """Run what the stage can run; whether it was anything."""
+        """Run what the stage can run; True if it was anything."""
         order, spans = self.schedule.orders[stage], self.spans[stage]
         before = len(spans)
         while len(spans) < len(order) and not any(self._missing(stage, order[len(spans)])):
@@ -142,7 +142,7 @@ class _State:
         return len(spans) > before
 
     def _needs(self, stage: int, action: Action) -> _Key | None:
-        """What has to arrive from another part of the model."""
+        """The result that has to arrive from another part of the model."""
         part = action.repeat * self.schedule.num_stages + stage
         last = self.schedule.num_repeats * self.schedule.num_stages - 1
         if action.kind == "F":

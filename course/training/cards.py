@@ -97,7 +97,7 @@ def rates(sizes: ModelSizes, batch: int, times: list[float], kind: str, devices:
 def predicted(
     make: MakeStrategy, sizes: ModelSizes, axes: dict[str, int], options: StrategyOptions, batch: int, machine: str
 ) -> dict[str, Any]:
-    """What the lenses say of a step's loss and gradients on a machine; the optimizer's update is not in it.
+    """The lenses' prediction of a step's loss and gradients on a machine; the optimizer's update is not in it.
 
     Returns:
         ``machine``, ``seconds``, ``tokens_per_second``, ``mfu`` and ``bytes``; or ``not applicable`` and why.

@@ -1,4 +1,4 @@
-"""What a card says of rates and of predictions; whole cards are made by the command's tests."""
+"""A card's rates and predictions; whole cards are made by the command's tests."""
 
 import pytest
 

@@ -33,7 +33,7 @@ class Diverged(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """What decides the losses of a run.
+    """The settings that decide the losses of a run.
 
     Attributes:
         sizes: The model's.
@@ -62,7 +62,7 @@ class Run:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Run:
-        """What ``to_json`` gave."""
+        """The run that ``to_json`` gave."""
         inner = {"sizes": ModelSizes(**data["sizes"]), "schedule": OptimizerSchedule(**data["schedule"])}
         return cls(**{**data, **inner})
 
@@ -171,7 +171,7 @@ def train(
         trainer: What to run.
         state: As it is after ``done`` steps; it is donated.
         done: Steps that lie behind.
-        tell: Hears of everything: ``{"event": "step" | "evaluation", "step": ..., ...}``, where step counts those done.
+        tell: Progress callback: ``{"event": "step" | "evaluation", "step": ..., ...}``, where step counts those done.
         save: Keeps the state after that many steps.
         save_every: Steps from one ``save`` to the next, and at the end; 0 for none at all.
         stop: Asked after each step, by all processes alike.
@@ -219,7 +219,7 @@ def evaluate(trainer: Trainer, params: Any, held_out: np.ndarray) -> float:
 
 
 def baseline(run: Run) -> float:
-    """What a bigram model loses on the bytes that an evaluation predicts."""
+    """The loss of a bigram model on the bytes that an evaluation predicts."""
     trained, held_out = split(read_text())
     predicted = sum(len(at) for at in _evaluated(run, held_out)) * run.sizes.seq
     return bigram_loss(trained, held_out[: predicted + 1])
@@ -247,7 +247,7 @@ class _Losses:
             self._read()
 
     def restart(self) -> None:
-        """What happened since the last loss was no step."""
+        """Leave the time since the last loss out of the next step."""
         self.last = time.perf_counter()
 
     def _read(self) -> None:

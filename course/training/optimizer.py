@@ -22,7 +22,7 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class OptimizerSchedule:
-    """What the optimizer does at each step.
+    """Settings of the optimizer and its learning rate.
 
     Attributes:
         steps: Of the whole run: the learning rate reaches its end here.

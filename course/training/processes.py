@@ -43,7 +43,7 @@ class ProcessLost(Exception):
 
 
 def launched() -> bool:
-    """Whether this is a process that ``launch`` started."""
+    """True in a process that ``launch`` started."""
     return PLACE in os.environ
 
 
@@ -66,7 +66,7 @@ def join() -> None:
 
 
 def stop_asked(step: int) -> bool:
-    """Whether the run is to save and stop after this step; all processes get the same answer at the same step.
+    """True if the run is to save and stop after this step; all processes get the same answer at the same step.
 
     A process that is sent SIGTERM asks for it, as clusters do before they take a machine away.
     """
@@ -84,7 +84,7 @@ def launch(command: list[str], count: int, tell: Callable[[str], None] = lambda 
     Args:
         command: What each runs; it calls ``join``.
         count: How many.
-        tell: Hears of what the launcher does.
+        tell: Progress callback.
 
     Returns:
         The first process's exit status, where all ended as they should.

@@ -100,7 +100,7 @@ def resharding(
 
 
 def parts_of(kept: PyTree, moves: PyTree) -> PyTree:
-    """What this device uses of what it keeps, all of it varying over all axes. Runs inside ``shard_map``."""
+    """The parts that this device uses of what it keeps, all of it varying over all axes. Runs inside ``shard_map``."""
 
     def part(leaf: jax.Array, move: Resharding) -> jax.Array:
         for axis in move.copies:

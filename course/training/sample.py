@@ -25,7 +25,7 @@ def whole(params: Params, mesh: Mesh) -> Params:
 def sample(
     sizes: ModelSizes, params: Params, prompt: bytes, *, length: int, seed: int, temperature: float = 0.8
 ) -> bytes:
-    """What the model makes of a prompt: ``length`` bytes more, each drawn from what it predicts.
+    """Continue a prompt: ``length`` bytes more, each drawn from what it predicts.
 
     Args:
         sizes: The model's. It sees the last ``sizes.seq`` bytes.

@@ -82,7 +82,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """What a strategy may do in more than one way; one that cannot do what is asked for says so.
+    """Options of a strategy; one that does not have an option that is requested says so.
 
     Attributes:
         num_microbatches: Parts that each device's rows are run in.

@@ -93,7 +93,7 @@ def _runs(
 
 
 def spread(figures: Sequence[Figure]) -> str:
-    """What two chosen factors leave open: how far apart the runs' ratios lie."""
+    """The spread that two chosen factors leave open: how far apart the runs' ratios lie."""
     found = []
     for lens in ("timeline", "replay"):
         ratios = [ratio for ratio in _ratios(figures, TIME, lens) if ratio is not None]
@@ -151,7 +151,7 @@ _MATMULS_HERE = {f"{rows.matmul_name(side)}, {rows.IDEALISED}": f"matmul bf16 {s
 
 
 def here(figure: Figure) -> str:
-    """What a GPU of ours measured for the same figure; the recorded files say, and none has an entry for most."""
+    """The same figure as a GPU of ours measured it; the recorded files say, and none has an entry for most."""
     on_a5000 = figure.group in (MEMORY, TIME)
     path = MEASUREMENTS / f"{'nvidia-rtx-a5000' if on_a5000 else 'nvidia-h100-80gb-hbm3'}.json"
     kept = json.loads(path.read_text())["rows"] if path.exists() else {}

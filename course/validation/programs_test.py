@@ -79,7 +79,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
 
 
 def layers_in_order(inputs, num_stages, num_repeats):
-    """What the pipeline should give: every layer after the other, on one device."""
+    """The expected result of a pipeline: every layer after the other, on one device."""
     stack = {name.split("/")[1]: jnp.asarray(a) for name, a in inputs.items() if name.startswith("params/")}
     x = jnp.asarray(inputs["x"])
     for repeat in range(num_repeats):

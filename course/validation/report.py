@@ -26,12 +26,12 @@ EXPLAINED = (
 
 
 def versions() -> dict[str, str]:
-    """What rows depend on."""
+    """The versions that figures depend on."""
     return {name: version(name) for name in ("jax", "jaxlib")}
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What ``--write`` kept: the versions, the figures, and where timeline and replay differ."""
+    """The result that ``--write`` kept: the versions, the figures, and where timeline and replay differ."""
 
     versions: dict[str, str]
     rows: list[Figure]

@@ -68,7 +68,7 @@ def bubble_name(stages: int, microbatches: int, repeats: int) -> str:
 
 
 def closed_forms(short: bool) -> Iterator[Figure]:
-    """What must hold exactly: bubbles, bytes of rings, FSDP's state, FLOPs."""
+    """Figures that must be exact: bubbles, bytes of rings, FSDP's state, FLOPs."""
     one = timeline(parse(pipeline(1, 1)), FREE_NETWORK).seconds
     source = "1 - RM/T, T = (R-1)max(M,S) + M + S - 1"
     for stages, microbatches, repeats in SHORT_BUBBLES if short else BUBBLES:
@@ -124,7 +124,7 @@ def single_gpu(short: bool, aot: bool) -> Iterator[Figure]:
 
 
 def _compiled(reports: Callable[[], list[GpuReport]], count: int, aot: bool) -> tuple[Sequence[GpuReport | None], str]:
-    """What the GPU compiler gives for so many programs, or why nothing."""
+    """The GPU compiler's reports on so many programs, or why there are none."""
     try:
         return (reports(), "") if aot else ([None] * count, "not asked for")
     except AotMissing as error:
@@ -132,7 +132,7 @@ def _compiled(reports: Callable[[], list[GpuReport]], count: int, aot: bool) -> 
 
 
 def looping() -> Iterator[Figure]:
-    """What looping saves a pipeline on 8 A5000, as a ratio of two steps."""
+    """The time that looping saves a pipeline on 8 A5000, as a ratio of two steps."""
     plain, looped = (timeline(parse(uva_pipeline(which)), A5000).seconds for which in (False, True))
     yield Figure(LOOPING, "looped against plain, 8xA5000", "timeline", 190 / 205, looped / plain, "ratio", UVA)
 
@@ -155,7 +155,7 @@ GATHERS = {2: 58e9, 8: 113e9, 32: 227e9, 128: 301e9, 1024: 344e9}
 
 
 def matmul_name(side: int) -> str:
-    """What a matmul of XLA's tables is called; in the names of its figures the machine follows."""
+    """The name of a matmul of XLA's tables; in the names of its figures the machine follows."""
     return f"matmul {side}³"
 
 
