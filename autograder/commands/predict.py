@@ -63,7 +63,8 @@ def predict(
     """
     _check_what(what, function)
     file = [] if function else [Path(what), Path(what + GPU_SUFFIX)]
-    _check(machine, model_flops, trace, picture, save, aot=aot, inputs=file)
+    targets = {"--trace": trace, "--picture": picture, "--save": save}
+    _check(machine, model_flops, targets, aot=aot, inputs=file)
     with spinner(f"predicting {function or what}"), _explained():
         if function is None:
             found, programs = _of_file(what, machine, aot, model_flops)
@@ -84,7 +85,7 @@ def predict(
         return
     from course.show.tables import prediction_tables
 
-    _print(prediction_tables(found), [trace, picture, save])
+    _print(prediction_tables(found), targets)
 
 
 def profile(
@@ -107,7 +108,8 @@ def profile(
     from autograder.commands.learner import require_notebook
 
     path = require_notebook(chapter, notebook)
-    _check(machine, model_flops, trace, picture, save, aot=aot, inputs=[path])
+    targets = {"--trace": trace, "--picture": picture, "--save": save}
+    _check(machine, model_flops, targets, aot=aot, inputs=[path])
     with spinner(f"profiling {function}") as say, _explained():
         from autograder.learner.profile import REFERENCE, YOURS, profile_notebook
 
@@ -121,7 +123,7 @@ def profile(
     if as_json:
         terminal.print_json(found.to_json())
     elif found.problem is None:
-        _print(found.tables(), [trace, picture, save])
+        _print(found.tables(), targets)
     else:
         complain(repr(found))
     raise typer.Exit(0 if found.problem is None else SHORT)
@@ -193,18 +195,11 @@ def _check_what(what: str, function: str | None) -> None:
 
 
 def _check(
-    machine: str | None,
-    model_flops: float | None,
-    trace: Path | None,
-    picture: Path | None,
-    save: Path | None,
-    *,
-    aot: bool,
-    inputs: list[Path],
+    machine: str | None, model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]
 ) -> None:
     """Say before any work what is not known, cannot be written, or would be written over."""
-    given = {"--trace": trace, "--picture": picture, "--save": save}
     targets = {option: path for option, path in given.items() if path is not None}
+    picture, save = given["--picture"], given["--save"]
     for option, path in targets.items():
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; name a file in it")
@@ -265,8 +260,7 @@ def _save(path: Path, data: bytes) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _print(parts: list[Any], written: list[Path | None]) -> None:
+def _print(parts: list[Any], written: dict[str, Path | None]) -> None:
     terminal.show(*parts)
-    for path in written:
-        if path is not None:
-            terminal.out().print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)
+    for path in filter(None, written.values()):
+        terminal.out().print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)
