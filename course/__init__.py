@@ -1,6 +1,6 @@
-"""What pages, exercises and solutions share; importing it gives this process 8 emulated devices."""
+"""The library that pages, exercises and solutions share; importing it gives this process 8 emulated devices."""
 
-from course.quiet import hide_cuda_plugin
+from course.cuda_plugin import hide_cuda_plugin
 
 hide_cuda_plugin()  # before anything imports jax
 

@@ -46,7 +46,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class LeafSize:
     """A leaf of the parameters: its elements over all layers, and which axes split it."""
 
     elements: int
@@ -55,7 +55,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Precision:
     """Bytes an element of each kind of array that training keeps.
 
     Attributes:
@@ -75,17 +75,17 @@ class Plan:
 
 
 PLANS = {
-    "float32": Plan(4, 4, 0, 4, 4, "everything in float32"),
-    "cast": Plan(4, 4, 0, 4, 2, "kept in float32, computed in bfloat16"),
-    "mixed": Plan(2, 2, 4, 4, 2, "half precision, with a float32 copy in the optimizer"),
-    "bfloat16": Plan(2, 2, 0, 2, 2, "everything in bfloat16"),
+    "float32": Precision(4, 4, 0, 4, 4, "everything in float32"),
+    "cast": Precision(4, 4, 0, 4, 2, "kept in float32, computed in bfloat16"),
+    "mixed": Precision(2, 2, 4, 4, 2, "half precision, with a float32 copy in the optimizer"),
+    "bfloat16": Precision(2, 2, 0, 2, 2, "everything in bfloat16"),
 }
 # How many running means an optimizer keeps, and bytes a parameter that it is counted beside them.
 OPTIMIZERS = {"adam": (2, 0), "adam16": (2, 4), "momentum": (1, 0), "sgd": (0, 0)}
 
 
 @dataclass(frozen=True)
-class Row:
+class BudgetRow:
     """One line of a budget: bytes on one device, and how they come about."""
 
     name: str
@@ -107,37 +107,37 @@ class Budget:
 
     parameters: int
     flops_per_token: int
-    rows: tuple[Row, ...]
-    left_out: tuple[Row, ...] = field(default=())
+    rows: tuple[BudgetRow, ...]
+    left_out: tuple[BudgetRow, ...] = field(default=())
 
     @property
     def total(self) -> int:
         return sum(row.bytes for row in self.rows)
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> BudgetRow:
         return next(row for row in self.rows if row.name == name)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "total": self.total}
 
 
-def leaves(sizes: Sizes) -> dict[str, Leaf]:
+def leaves(sizes: Sizes) -> dict[str, LeafSize]:
     """The leaves of ``course.model.transformer``'s parameters by name; those under ``layers`` over all layers."""
     d, m, v, n = sizes.width, sizes.inner, sizes.vocab, sizes.layers
     return {
-        "embed/token": Leaf(v * d, False, True),
-        "embed/position": Leaf(sizes.seq * d, False, False),
-        "layers/attention_norm/scale": Leaf(n * d, True, False),
-        "layers/attention/qkv/kernel": Leaf(n * 3 * d * d, True, True),
-        "layers/attention/out/kernel": Leaf(n * d * d, True, True),
-        "layers/mlp/norm/scale": Leaf(n * d, True, False),
-        "layers/mlp/up/kernel": Leaf(n * d * m, True, True),
-        "layers/mlp/up/bias": Leaf(n * m, True, True),
-        "layers/mlp/down/kernel": Leaf(n * m * d, True, True),
-        "layers/mlp/down/bias": Leaf(n * d, True, False),
-        "head/norm/scale": Leaf(d, False, False),
-        "head/out/kernel": Leaf(d * v, False, True),
-        "head/out/bias": Leaf(v, False, True),
+        "embed/token": LeafSize(v * d, False, True),
+        "embed/position": LeafSize(sizes.seq * d, False, False),
+        "layers/attention_norm/scale": LeafSize(n * d, True, False),
+        "layers/attention/qkv/kernel": LeafSize(n * 3 * d * d, True, True),
+        "layers/attention/out/kernel": LeafSize(n * d * d, True, True),
+        "layers/mlp/norm/scale": LeafSize(n * d, True, False),
+        "layers/mlp/up/kernel": LeafSize(n * d * m, True, True),
+        "layers/mlp/up/bias": LeafSize(n * m, True, True),
+        "layers/mlp/down/kernel": LeafSize(n * m * d, True, True),
+        "layers/mlp/down/bias": LeafSize(n * d, True, False),
+        "head/norm/scale": LeafSize(d, False, False),
+        "head/out/kernel": LeafSize(d * v, False, True),
+        "head/out/bias": LeafSize(v, False, True),
     }
 
 
@@ -147,7 +147,7 @@ def flops_per_token(sizes: Sizes) -> int:
 
 
 def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
-    """What one device saves for the backward pass of all layers, nothing recomputed.
+    """Bytes that one device saves for the backward pass of all layers, nothing recomputed.
 
     Args:
         sizes: Of the model.
@@ -220,12 +220,11 @@ def _checked(
     unknown = [axis for axis in mesh if axis not in AXES]
     if unknown:
         raise ValueError(f"mesh axis {unknown[0]!r} is not known here; the axes are: {', '.join(AXES)}")
-    whole = [*asdict(sizes).items(), *counts.items(), *mesh.items()]
-    for what, number in whole:
-        if what in MAY_BE_ZERO and number < 0:
-            raise ValueError(f"{what} is {number}, and it must be at least 0, which stands for {MAY_BE_ZERO[what]}")
-        if what not in MAY_BE_ZERO and number < 1:
-            raise ValueError(f"{what} is {number}, and it must be at least 1")
+    for what, number in [*asdict(sizes).items(), *counts.items(), *mesh.items()]:
+        least = 0 if what in MAY_BE_ZERO else 1
+        if number < least:
+            stands = "" if least else f", which stands for {MAY_BE_ZERO[what]}"
+            raise ValueError(f"{what} is {number}, and it must be at least {least}{stands}")
     axes = {axis: mesh.get(axis, 1) for axis in AXES}
     for what, number, parts, by in (
         ("width", sizes.width, sizes.heads, "heads"),
@@ -238,21 +237,24 @@ def _checked(
     return axes
 
 
-def held(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
-    """Parameters that one device holds."""
-    every = leaves(sizes).values() if not sizes.parameters else [Leaf(sizes.parameters, True, True)]
+def resident_parameters(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
+    """Parameters resident on one device."""
     total = 0
-    for leaf in every:
+    for leaf in _leaf_sizes(sizes):
         parts = (axes["tensor"] if leaf.split else 1) * (axes["pipe"] if leaf.layered else 1)
         parts *= axes["data"] if fsdp and leaf.elements >= min_size else 1
         total += math.ceil(leaf.elements / parts)
     return total
 
 
+def _leaf_sizes(sizes: Sizes) -> list[LeafSize]:
+    return [LeafSize(sizes.parameters, True, True)] if sizes.parameters else [*leaves(sizes).values()]
+
+
 def _state_rows(
-    sizes: Sizes, axes: dict[str, int], plan: Plan, optimizer: str, fsdp: bool, min_size: int
-) -> tuple[Row, ...]:
-    own = held(sizes, axes, fsdp, min_size)
+    sizes: Sizes, axes: dict[str, int], plan: Precision, optimizer: str, fsdp: bool, min_size: int
+) -> tuple[BudgetRow, ...]:
+    own = resident_parameters(sizes, axes, fsdp, min_size)
     moments, extra = OPTIMIZERS[optimizer]
     each = plan.master + moments * plan.moment + extra
     note = ""
@@ -261,40 +263,32 @@ def _state_rows(
         other, name = (12, "adam") if extra else (16, "adam16")
         note = f"{other} x with {name}: {other * own / 1e6:,.0f} MB"
     rows = [
-        Row("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x parameters held"),
-        Row("gradients", plan.gradient * own, f"{plan.gradient} x {own:,}"),
-        Row("optimizer", each * own, f"{each} x {own:,}", note),
+        BudgetRow("parameters", plan.parameter * own, f"{plan.parameter} x {own:,}", "bytes x parameters held"),
+        BudgetRow("gradients", plan.gradient * own, f"{plan.gradient} x {own:,}"),
+        BudgetRow("optimizer", each * own, f"{each} x {own:,}", note),
     ]
     if fsdp and axes["data"] > 1:
-        every = leaves(sizes).values() if not sizes.parameters else [Leaf(sizes.parameters, True, True)]
-        layer = sum(
-            leaf.elements // sizes.layers // (axes["tensor"] if leaf.split else 1)
-            for leaf in every
-            if leaf.layered and leaf.elements >= min_size
-        )
-        gathered = plan.activation + plan.gradient
-        rows.append(
-            Row("one layer gathered", gathered * layer, f"({plan.activation} + {plan.gradient}) x {layer:,}",
-                "weights and gradient, whole")
-        )  # fmt: skip
+        split = [leaf for leaf in _leaf_sizes(sizes) if leaf.layered and leaf.elements >= min_size]
+        layer = sum(leaf.elements // sizes.layers // (axes["tensor"] if leaf.split else 1) for leaf in split)
+        each = plan.activation + plan.gradient
+        formula = f"({plan.activation} + {plan.gradient}) x {layer:,}"
+        rows.append(BudgetRow("one layer gathered", each * layer, formula, "weights and gradient, whole"))
     return tuple(rows)
 
 
 def _activation_rows(
-    sizes: Sizes, axes: dict[str, int], plan: Plan, batch: int, microbatches: int, remat: str, dropout: bool
-) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    sizes: Sizes, axes: dict[str, int], plan: Precision, batch: int, microbatches: int, remat: str, dropout: bool
+) -> tuple[tuple[BudgetRow, ...], tuple[BudgetRow, ...]]:
     size, t, local = plan.activation, axes["tensor"], sizes.layers // axes["pipe"]
     b = batch // axes["data"] // microbatches
     flying = b * (microbatches if axes["pipe"] > 1 else 1)
     plain, scores = _per_layer(sizes, size, t, dropout)
     kept = {"none": plain + scores, "attention": plain, "block": float(size * sizes.seq * sizes.width)}[remat]
     again = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
-    rows = [Row("activations", round(flying * local * kept), f"{flying:,} x {local:,} x {round(kept):,}",
-                "sequences x layers x bytes")]  # fmt: skip
+    formula = f"{flying:,} x {local:,} x {round(kept):,}"
+    rows = [BudgetRow("activations", round(flying * local * kept), formula, "sequences x layers x bytes")]
     if again:
-        rows.append(Row("recomputed", round(b * again), f"{b:,} x {round(again):,}", "one layer at a time"))
-    logits = 4 * b * sizes.seq * math.ceil(sizes.vocab / t)
-    left = Row(
-        "logits", logits, f"4 x {b * sizes.seq:,} x {math.ceil(sizes.vocab / t):,}", "4 bytes x tokens x vocabulary"
-    )
-    return tuple(rows), (left,)
+        rows.append(BudgetRow("recomputed", round(b * again), f"{b:,} x {round(again):,}", "one layer at a time"))
+    tokens, vocab = b * sizes.seq, math.ceil(sizes.vocab / t)
+    note = "4 bytes x tokens x vocabulary"
+    return tuple(rows), (BudgetRow("logits", 4 * tokens * vocab, f"4 x {tokens:,} x {vocab:,}", note),)

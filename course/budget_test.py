@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from course.budget import PLANS, Sizes, activation_bytes, budget, flops_per_token, leaves
+from course.budget import Sizes, activation_bytes, budget, flops_per_token, leaves
 from course.mesh import abstract_mesh
 from course.model import full_loss, transformer
 from course.program import export, memory, parse
@@ -30,9 +29,6 @@ def params_of(sizes):
 
 def bytes_of(found, *names):
     return sum(row.bytes for row in found.rows if row.name in names)
-
-
-STATE = ("parameters", "optimizer")
 
 
 # Closed forms
@@ -63,8 +59,7 @@ def test_activations_in_half_precision_are_the_papers_formula(t):
 
 
 @pytest.mark.parametrize(
-    ("remat", "kept", "again"),
-    [("none", 34 + 40, 0), ("attention", 34, 40), ("block", 2, 34 + 40)],
+    ("remat", "kept", "again"), [("none", 34 + 40, 0), ("attention", 34, 40), ("block", 2, 34 + 40)]
 )
 def test_recomputation_keeps_what_the_paper_says_and_one_layer_at_a_time(remat, kept, again):
     sbh = 512 * 2 * 768
@@ -155,77 +150,49 @@ def test_parameters_are_counted_as_the_courses_transformer_has_them():
     assert found == {name: leaf.elements for name, leaf in leaves(SMALL).items()}
 
 
-def step_program(sizes, mesh, specs, batch):
-    """A step with Adam in float32 whose every leaf lies as ``specs`` say, split leaves gathered whole."""
-    model, params = model_of(sizes), params_of(sizes)
-    tokens = jax.ShapeDtypeStruct((batch, sizes.seq), jnp.int32)
-    rows = P("data")
+def memory_of_state(mesh, specs):
+    """Memory of a Program whose ``params``, ``m`` and ``v`` are changed in place, and that gives gradients as well."""
 
-    def whole(x, spec):
-        for dim, axis in enumerate(spec):
-            x = jax.lax.all_gather(x, axis, axis=dim, tiled=True) if axis else x
-        return x
+    names: list[str] = ["params", "m", "v"]
+    inputs, in_specs = dict.fromkeys(names, params_of(SMALL)), dict.fromkeys(names, specs)
+    out_specs = {**in_specs, "gradients": specs}
 
-    def local(params, m, v, inputs, targets):
-        def loss(params):
-            return full_loss(model, jax.tree.map(whole, params, specs), {"inputs": inputs, "targets": targets})
+    def local(state):
+        return jax.tree.map(lambda x: 0.9 * x, {**state, "gradients": jax.tree.map(jnp.sin, state["params"])})
 
-        gradients = jax.grad(loss)(params)
-        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradients)
-        v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, gradients)
-        return jax.tree.map(lambda p, m, v: p - m / (jnp.sqrt(v) + 1e-8), params, m, v), m, v, gradients
+    def step(**state):
+        return jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=(in_specs,), out_specs=out_specs)(state)
 
-    def step(params, m, v, inputs, targets):
-        run = jax.shard_map(
-            local, mesh=abstract_mesh(mesh), in_specs=(specs, specs, specs, rows, rows), out_specs=(specs,) * 4
-        )
-        return dict(zip(out_specs, run(params, m, v, inputs, targets), strict=True))
-
-    inputs = {"params": params, "m": params, "v": params, "inputs": tokens, "targets": tokens}
-    in_specs = {"params": specs, "m": specs, "v": specs, "inputs": rows, "targets": rows}
-    out_specs: dict[str, Any] = dict.fromkeys(("params", "m", "v", "gradients"), specs)
-    return export(step, inputs, in_specs, mesh=mesh, out_specs=out_specs, donate=("params", "m", "v"))
+    program = export(step, inputs, in_specs, mesh=mesh, out_specs=out_specs, donate=tuple(names))
+    return memory(parse(program), program)
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_state_and_gradients_of_a_program_are_the_budgets_to_the_byte(fsdp):
-    mesh, batch = {"data": 4}, 8
-
-    def spec(leaf):
-        # The widest dim; every one of this model's divides by 4.
-        widest = int(np.argmax(leaf.shape))
-        return P(*[None] * widest, "data") if fsdp else P(*[None] * leaf.ndim)
-
-    program = step_program(SMALL, mesh, jax.tree.map(spec, params_of(SMALL)), batch)
-    found = memory(parse(program), program)
-    wanted = budget(SMALL, batch=batch, mesh=mesh, plan="float32", fsdp=fsdp)
-    tokens = 2 * batch // 4 * SMALL.seq * 4
-    assert found.arguments - tokens == found.aliased == bytes_of(wanted, *STATE)
-    assert found.outputs - found.aliased == bytes_of(wanted, "gradients")
+def whole(path, leaf):
+    return P(*[None] * leaf.ndim)
 
 
-def test_state_split_over_a_tensor_axis_is_the_budgets_to_the_byte():
-    mesh = {"data": 2, "tensor": 2}
-    params = params_of(SMALL)
+def over_data(path, leaf):
+    # The widest dim; every one of this model's divides by 4.
+    return P(*[None] * int(np.argmax(leaf.shape)), "data")
+
+
+def over_tensor(path, leaf):
     # Column by column into a layer's inner arrays, row by row out of them; tables by the vocabulary.
     dims = {"embed/token": 0, "layers/attention/out/kernel": 1, "layers/mlp/down/kernel": 1}
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    if not leaves(SMALL)[name].split:
+        return whole(path, leaf)
+    return P(*[None] * (dims[name] if name in dims else leaf.ndim - 1), "tensor")
 
-    def spec(path, leaf):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        where = dims[name] if name in dims else leaf.ndim - 1
-        return P(*[None] * where, "tensor") if leaves(SMALL)[name].split else P(*[None] * leaf.ndim)
 
-    specs = jax.tree.map_with_path(spec, params)
-
-    def shrink(params):
-        run = jax.shard_map(
-            lambda p: jax.tree.map(lambda x: 0.9 * x, p), mesh=abstract_mesh(mesh), in_specs=(specs,), out_specs=specs
-        )
-        return {"params": run(params)}
-
-    program = export(shrink, {"params": params}, {"params": specs}, mesh=mesh, out_specs={"params": specs})
-    found = memory(parse(program), program)
-    assert found.arguments == budget(SMALL, batch=2, mesh=mesh, plan="float32").row("parameters").bytes
+@pytest.mark.parametrize(
+    ("mesh", "spec"), [({"data": 4}, whole), ({"data": 4}, over_data), ({"data": 2, "tensor": 2}, over_tensor)]
+)
+def test_state_and_gradients_of_a_program_are_the_budgets_to_the_byte(mesh, spec):
+    found = memory_of_state(mesh, jax.tree.map_with_path(spec, params_of(SMALL)))
+    wanted = budget(SMALL, batch=4, mesh=mesh, plan="float32", fsdp=spec is over_data)
+    assert found.arguments == found.aliased == bytes_of(wanted, "parameters", "optimizer")
+    assert found.outputs - found.aliased == bytes_of(wanted, "gradients")
 
 
 def gradient_memory(sizes, batch, remat=False):
@@ -277,7 +244,3 @@ def test_program_of_recomputed_blocks_holds_their_inputs_and_one_to_two_layers_a
     wanted = budget(sizes, batch=batch, plan="float32", remat="block", dropout=False)
     kept, again = (wanted.row(name).bytes for name in ("activations", "recomputed"))
     assert kept + again <= gradient_memory(sizes, batch, remat=True).temporaries <= kept + 2 * again
-
-
-def test_plans_say_what_they_mean():
-    assert all(plan.meaning for plan in PLANS.values())

@@ -1,4 +1,4 @@
-"""Who holds what of a Transformer whose features are split over an axis, as the tensor-parallel chapters do it."""
+"""The layout of a Transformer whose features are split over an axis, as in the tensor-parallel chapters."""
 
 from __future__ import annotations
 
@@ -74,6 +74,6 @@ def tensor_specs(params: Any, axis_name: str) -> Any:
 
 
 def along(spec: P, axis_name: str) -> P:
-    """What a spec says of one axis: ``P(None, ("tensor", "data"))`` along ``data`` is ``P(None, "data")``."""
+    """The part of a spec that is of one axis: ``P(None, ("tensor", "data"))`` along ``data`` is ``P(None, "data")``."""
     dims = [axis_name if axis_name in (entry if isinstance(entry, tuple) else (entry,)) else None for entry in spec]
     return P(*dims) if axis_name in dims else P()

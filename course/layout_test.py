@@ -1,4 +1,4 @@
-"""Who holds what agrees with the memory calculator, and parts of a tree are split like the whole."""
+"""The layout agrees with the memory calculator, and parts of a tree are split like the whole."""
 
 import jax
 from jax.sharding import PartitionSpec as P

@@ -28,9 +28,13 @@ _STEPS = {
 Table = tuple[tuple[float, float], ...]
 
 
+class TooFewDevices(ValueError):
+    """A mesh needs more devices than there are; the message says what to do."""
+
+
 @dataclass(frozen=True)
 class Link:
-    """What connects devices.
+    """A connection of devices.
 
     Attributes:
         name: ``NVLink``.
@@ -100,6 +104,11 @@ class Machine:
     def calibrated(self) -> bool:
         return bool(self.matmul_rates) or any(link.rates for link in self.links)
 
+    @property
+    def tf32(self) -> bool:
+        """True if matrix products of float32 run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
+        return self.compiler.get("major", 0) >= 8
+
     def kernel_seconds(self, bytes_moved: float, operations: float = 0.0) -> float:
         """Of elementwise work and moves: its memory traffic or its arithmetic, whichever takes longer."""
         memory = bytes_moved / (self.memory_bandwidth * self.efficiency.memory)
@@ -148,7 +157,7 @@ class Machine:
         {'data': 'InfiniBand', 'tensor': 'NVLink'}
 
         Raises:
-            ValueError: The mesh has more devices than the machine.
+            TooFewDevices: The mesh has more devices than the machine.
         """
         self.require_fits(mesh)
         numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
@@ -160,11 +169,11 @@ class Machine:
         return names
 
     def require_fits(self, mesh: Mapping[str, int]) -> None:
-        """Raises ``ValueError`` for a mesh with more devices than the machine has."""
+        """Raises ``TooFewDevices`` for a mesh with more devices than the machine has."""
         needed = math.prod(mesh.values())
         if needed > self.num_devices:
             axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
-            raise ValueError(
+            raise TooFewDevices(
                 f"mesh {axes} needs {needed} devices and {self.name} has {self.num_devices}: use smaller axes, "
                 "or a machine with more devices"
             )

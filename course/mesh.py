@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from course.quiet import real_devices
+from course.cuda_plugin import real_devices
 
 NUM_EMULATED_DEVICES = 8
 

@@ -104,7 +104,7 @@ def split_key(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rms_norm(params: Params, x: jax.Array) -> jax.Array:
-    """What ``nnx.RMSNorm`` computes, from its parameters: ``{"scale": [width]}``, ``x`` ``[..., width]``."""
+    """The result of ``nnx.RMSNorm`` from its parameters: ``{"scale": [width]}``, ``x`` ``[..., width]``."""
     return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * params["scale"]
 
 

@@ -1,4 +1,4 @@
-"""The oracles themselves: their gradients are held against central differences before anything relies on them."""
+"""The oracles themselves: their gradients are compared with central differences before anything relies on them."""
 
 import jax
 import jax.numpy as jnp

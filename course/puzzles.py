@@ -26,6 +26,7 @@ class Panel:
     note: str = ""
 
 
+_SUMMANDS = "The two devices in one block hold different summands of shape [4, 8]; their sum is the block."
 PANELS: dict[str, tuple[Panel, ...]] = {
     "rows": (Panel((16, 8), lambda first, second: P(first)),),
     "crossed": (Panel((16, 8), lambda first, second: P(second, first)),),
@@ -35,15 +36,14 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel((16, 8), lambda first, second: P(first), "after: two devices hold the same"),
     ),
     "add": (
-        Panel((16, 8), lambda first, second: P(first), "before: summands",
-              "The two devices in one block hold different summands of shape [4, 8]; their sum is the block."),
+        Panel((16, 8), lambda first, second: P(first), "before: summands", _SUMMANDS),
         Panel((16, 8), lambda first, second: P((first, second)), "after: finished sums"),
     ),
     "turn": (
         Panel((8, 8), lambda first, second: P(first), "before: rows"),
         Panel((8, 8), lambda first, second: P(None, first), "after: columns of the same array"),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,23 @@
-"""What anyone types to choose a mesh: plan."""
+"""The command that chooses a mesh: plan."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autograder.commands.lenses import AsJson, find_machine
 from autograder.commands.terminal import SHORT, UsageError, card_table, print_json, show
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from course.budget import Sizes
+    from course.machine import Machine
+    from course.planning import Estimate
+    from course.planning.search import Plans, Rejected
 
 
 def plan(
@@ -35,32 +44,32 @@ def plan(
 
     Exit status 0 if one fits, 1 if none does.
     """
-    from course.budget import Sizes
+    from course.budget import MAY_BE_ZERO, Sizes
     from course.planning import Training
     from course.planning.search import search
 
     where = find_machine(machine)
     if card is not None and (card.is_dir() or card.suffix != ".json"):
         raise UsageError(f"--card {card}: name a file that ends in .json")
-    remats = tuple(part.strip() for part in remat.split(",") if part.strip())
-    for what, number in {"layers": layers, "width": width, "heads": heads, "vocab": vocab, "seq": seq,
-                         "batch": batch}.items():  # fmt: skip
-        if number < 1:
+    sizes = Sizes(layers, width, heads, vocab, seq, hidden)
+    for what, number in {**vars(sizes), "batch": batch}.items():
+        if number < 1 and what not in MAY_BE_ZERO:
             raise UsageError(f"--{what} {number}: it must be at least 1")
     if hidden < 0:
-        raise UsageError(f"--hidden {hidden}: it must be at least 0, which stands for four times the width")
+        raise UsageError(f"--hidden {hidden}: it must be at least 0, which stands for {MAY_BE_ZERO['hidden']}")
     if width % heads:
         raise UsageError(f"--width {width} is not divisible by --heads {heads}")
+    remats = tuple(part.strip() for part in remat.split(",") if part.strip())
     try:
         training = Training(dtypes, optimizer, rings, remats=remats, margin=margin)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    sizes = Sizes(layers, width, heads, vocab, seq, hidden)
     found = search(sizes, where, batch, training)
     if as_json:
         best = found.best and found.best.to_json()
-        print_json({"machine": where.name, "batch": batch, "looked_at": found.count, "best": best,
-                    "rejected": [one.to_json() for one in found.rejected]})  # fmt: skip
+        rejected = [one.to_json() for one in found.rejected]
+        about = {"machine": where.name, "batch": batch, "looked_at": found.count}
+        print_json({**about, "best": best, "rejected": rejected})
     else:
         _print(found, where, sizes, batch, every)
     if card is not None and found.best is not None:
@@ -77,17 +86,18 @@ def plan(
     raise typer.Exit(0 if found.best else SHORT)
 
 
-def _print(found: Any, where: Any, sizes: Any, batch: int, every: bool) -> None:
+def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool) -> None:
     from rich.text import Text
 
     from course.show.quantities import capacity_text
 
     tokens = batch * sizes.seq
     show(Text(f"{sizes.count:,} parameters, {tokens:,} tokens a step, {where.name}: {found.count:,} ways\n"))
+    best = [found.best] if found.best is not None else []
     if every:
-        show(_all_table(found))
+        show(_configurations([*best, *found.rejected], lambda one: one.said))
         return
-    show(_mesh_table(found))
+    show(_configurations(found.by_mesh().values(), lambda one: one.summary))
     if found.best is None:
         show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
     show(Text("\nrejected", style="bold"), _groups_table(found))
@@ -98,60 +108,42 @@ def _print(found: Any, where: Any, sizes: Any, batch: int, every: bool) -> None:
     show(Text(said, style="dim"))
 
 
-def _table(*columns: tuple[str, str]) -> Any:
+def _table(*columns: str, numbers: tuple[str, ...]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     return table
 
 
-_ROW = (("data pipe tensor", "left"), ("M", "right"), ("R", "right"), ("remat", "left"), ("FSDP", "left"),
-        ("ms", "right"), ("MFU", "right"), ("GB", "right"), ("", "left"))  # fmt: skip
+def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Rejected], str]) -> Table:
+    """The best one and others, each with its reason."""
+    from course.planning.search import Rejected
 
-
-def _cells(mesh: tuple[int, ...], found: Any, said: str) -> list[str]:
-    name = " x ".join(map(str, mesh))
-    if found is None:
-        return [name, *[""] * 7, said]
-    c = found.choice
-    return [name, str(c.microbatches), str(c.repeats), c.remat, "yes" if c.fsdp else "no",
-            f"{1e3 * found.seconds:,.1f}", f"{found.mfu:.1%}", f"{found.bytes / 1e9:,.1f}", said]  # fmt: skip
-
-
-def _mesh_table(found: Any) -> Any:
-    """The best of each mesh."""
-    table = _table(*_ROW)
-    for mesh, one in found.by_mesh().items():
-        if one is found.best:
-            table.add_row(*_cells(mesh, one, "the best"), style="bold")
-        else:
-            table.add_row(*_cells(mesh, one.found, one.said if one.kind != "slower" else _short(one)))
+    table = _table(
+        *("data pipe tensor", "M", "R", "remat", "FSDP", "ms", "MFU", "GB", ""), numbers=("M", "R", "ms", "MFU", "GB")
+    )
+    for one in every:
+        found, said = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")
+        mesh = one.mesh if isinstance(one, Rejected) else one.choice[:3]
+        cells = [""] * 7
+        if found is not None:
+            c = found.choice
+            cells = [str(c.microbatches), str(c.repeats), c.remat, "yes" if c.fsdp else "no"]
+            cells += [f"{1e3 * found.seconds:,.1f}", f"{found.mfu:.1%}", f"{found.bytes / 1e9:,.1f}"]
+        table.add_row(" x ".join(map(str, mesh)), *cells, said, style="" if isinstance(one, Rejected) else "bold")
     return table
 
 
-def _short(one: Any) -> str:
-    return one.said.partition(":")[0].replace(", most of it", ":")
-
-
-def _groups_table(found: Any) -> Any:
-    """Reasons, those with most ways first, with the one of each that comes nearest."""
-    table = _table(("ways", "right"), ("why", "left"), ("the nearest of them", "left"))
-    for (kind, why), group in sorted(found.grouped().items(), key=lambda item: -len(item[1])):
+def _groups_table(found: Plans) -> Table:
+    """Reasons, those with most configurations first, with the one of each that comes nearest."""
+    table = _table("ways", "why", "the nearest of them", numbers=("ways",))
+    for (kind, cause), group in sorted(found.grouped().items(), key=lambda item: -len(item[1])):
         near = group[0]
         name = " x ".join(map(str, near.mesh))
         if near.found is not None:
             c = near.found.choice
             name += f", M={c.microbatches}, R={c.repeats}, {c.remat}{', FSDP' if c.fsdp else ''}"
-        table.add_row(str(len(group)), f"{kind}: {why}", name)
-    return table
-
-
-def _all_table(found: Any) -> Any:
-    table = _table(*_ROW)
-    if found.best is not None:
-        table.add_row(*_cells(found.best.choice[:3], found.best, "the best"), style="bold")
-    for one in found.rejected:
-        table.add_row(*_cells(one.mesh, one.found, one.said))
+        table.add_row(str(len(group)), f"{kind}: {cause}", name)
     return table

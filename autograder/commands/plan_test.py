@@ -1,12 +1,9 @@
 """The command that chooses a mesh."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-from autograder import cli
 from course.budget import Sizes
 from course.machines import machine
 from course.planning.search import search
@@ -15,22 +12,8 @@ SMALL = ("plan", "--layers", "4", "--width", "512", "--heads", "4", "--vocab", "
 LARGE = ("plan", "--layers", "8", "--width", "16384", "--heads", "128", "--batch", "4", "--machine", "8xA5000")
 
 
-@pytest.fixture
-def meshcraft(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
-
-    return run
-
-
 def test_plan_shows_the_best_of_each_mesh_and_why_the_others_are_not_it(meshcraft):
-    ended = meshcraft(*SMALL)
+    ended = meshcraft(*SMALL, columns=80)
     found = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8)
     assert ended.status == 0 and found.best
     assert f"{found.count:,} ways" in ended.out and ended.out.count("the best") == 1
@@ -41,15 +24,9 @@ def test_plan_shows_the_best_of_each_mesh_and_why_the_others_are_not_it(meshcraf
     assert max(map(len, ended.out.splitlines())) <= 80
 
 
-def test_every_way_is_shown_with_its_reason_if_asked(meshcraft):
-    found = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8)
-    shown = meshcraft(*SMALL, "--all").out
-    assert shown.count("% slower") >= 0.9 * sum(one.kind == "slower" for one in found.rejected)
-
-
-def test_json_has_everything(meshcraft):
-    ended = meshcraft(*SMALL, "--json")
-    found = json.loads(ended.out)
+def test_every_configuration_is_shown_with_its_reason_if_asked(meshcraft):
+    shown, found = meshcraft(*SMALL, "--all").out, json.loads(meshcraft(*SMALL, "--json").out)
+    assert shown.count("% slower") >= 0.9 * sum(one["kind"] == "slower" for one in found["rejected"])
     assert found["looked_at"] == 1 + len(found["rejected"])
     assert set(found["best"]) == {"choice", "seconds", "mfu", "bytes", "fits", "parts", "held"}
     assert {one["kind"] for one in found["rejected"]} == {"slower", "cannot be split"}

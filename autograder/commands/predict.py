@@ -1,4 +1,4 @@
-"""What a Program would do on a machine: predict for anyone, profile for learners."""
+"""Predictions of Programs on a machine: predict for anyone, profile for learners."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, show, spinner
+from autograder.commands import terminal
+from autograder.commands.lenses import find_machine
+from autograder.commands.terminal import SHORT, UsageError, complain, require_chapter, spinner
+from course.curriculum import CHAPTERS
 
 if TYPE_CHECKING:
     from course.predict import Prediction
     from course.program import Program
 
+NAMES = {entry.name for entry in CHAPTERS}
 DEFAULT_MACHINE = "8xH100"
 GPU_SUFFIX = ".gpu"
 SOURCES = (".ipynb", ".py")
@@ -59,9 +63,8 @@ def predict(
     """
     _check_what(what, function)
     file = [] if function else [Path(what), Path(what + GPU_SUFFIX)]
-    _check_targets(trace, picture, save, aot=aot, inputs=file)
-    _check_flops(model_flops)
-    _check_machine(machine)
+    targets = {"--trace": trace, "--picture": picture, "--save": save}
+    _check(machine, model_flops, targets, aot=aot, inputs=file)
     with spinner(f"predicting {function or what}"), _explained():
         if function is None:
             found, programs = _of_file(what, machine, aot, model_flops)
@@ -78,11 +81,11 @@ def predict(
     if as_json:
         from course.measured.card import installation
 
-        print_json({**found.to_json(), **installation()})
+        terminal.print_json({**found.to_json(), **installation()})
         return
     from course.show.tables import prediction_tables
 
-    _print(prediction_tables(found), [trace, picture, save])
+    _print(prediction_tables(found), targets)
 
 
 def profile(
@@ -105,9 +108,8 @@ def profile(
     from autograder.commands.learner import require_notebook
 
     path = require_notebook(chapter, notebook)
-    _check_targets(trace, picture, save, aot=aot, inputs=[path])
-    _check_flops(model_flops)
-    _check_machine(machine)
+    targets = {"--trace": trace, "--picture": picture, "--save": save}
+    _check(machine, model_flops, targets, aot=aot, inputs=[path])
     with spinner(f"profiling {function}") as say, _explained():
         from autograder.learner.profile import REFERENCE, YOURS, profile_notebook
 
@@ -119,9 +121,9 @@ def profile(
         if picture is not None:
             _write_picture(picture, found.predictions, found.title, found.html(), REFERENCE)
     if as_json:
-        print_json(found.to_json())
+        terminal.print_json(found.to_json())
     elif found.problem is None:
-        _print(found.tables(), [trace, picture, save])
+        _print(found.tables(), targets)
     else:
         complain(repr(found))
     raise typer.Exit(0 if found.problem is None else SHORT)
@@ -129,16 +131,13 @@ def profile(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What the lenses refuse, as a sentence."""
+    """Turn what the lenses refuse into a sentence."""
+    from course.machine import TooFewDevices
     from course.program import ProgramError
 
     try:
         yield
-    except (LookupError, ProgramError) as error:
-        raise UsageError(str(error)) from None
-    except ValueError as error:
-        if "devices" not in str(error):
-            raise
+    except (LookupError, ProgramError, TooFewDevices) as error:
         raise UsageError(str(error)) from None
 
 
@@ -147,7 +146,7 @@ def _of_file(
 ) -> tuple[Prediction, dict[str, Program]]:
     path = Path(what)
     if not path.is_file():
-        if _is_chapter(what):
+        if what in NAMES:
             from autograder.contract.task import load
 
             names = ", ".join(task.name for task in load(what).tasks)
@@ -167,11 +166,8 @@ def _of_file(
         )
     from course.predict import predict as look
 
-    found = look(
-        programs["cpu"], machine or DEFAULT_MACHINE, aot=aot, gpu_program=programs.get("cuda"),
-        model_flops=model_flops, name=path.name,
-    )  # fmt: skip
-    return found, programs
+    options = {"aot": aot, "gpu_program": programs.get("cuda"), "model_flops": model_flops, "name": path.name}
+    return look(programs["cpu"], machine or DEFAULT_MACHINE, **options), programs
 
 
 def _read(path: Path) -> Program:
@@ -190,26 +186,20 @@ def _check_what(what: str, function: str | None) -> None:
     path = Path(what)
     if not what:
         raise UsageError("the name is empty; name a Program file or a chapter")
-    if path.is_dir() and not _is_chapter(what):
+    if path.is_dir() and what not in NAMES:
         raise UsageError(f"{what} is a folder; name a Program file in it, or a chapter")
-    if function is not None and path.is_file() and not _is_chapter(what):
+    if function is not None and path.is_file() and what not in NAMES:
         raise UsageError(
             f"{what} is a file, and a file takes no FUNCTION: leave {function!r} out, or name a chapter in its place"
         )
 
 
-def _is_chapter(name: str) -> bool:
-    from course.curriculum import CHAPTERS
-
-    return name in {entry.name for entry in CHAPTERS}
-
-
-def _check_targets(
-    trace: Path | None, picture: Path | None, save: Path | None, *, aot: bool, inputs: list[Path]
+def _check(
+    machine: str | None, model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]
 ) -> None:
-    """Say before any work what cannot be written, or would be written over."""
-    given = {"--trace": trace, "--picture": picture, "--save": save}
+    """Say before any work what is not known, cannot be written, or would be written over."""
     targets = {option: path for option, path in given.items() if path is not None}
+    picture, save = given["--picture"], given["--save"]
     for option, path in targets.items():
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; name a file in it")
@@ -229,25 +219,15 @@ def _check_targets(
         if other:
             raise UsageError(f"{other} and {option} would both write {path}; choose two files")
         seen[option] = path
+    if model_flops is not None and not 0 < model_flops < float("inf"):
+        raise UsageError(f"--model-flops {model_flops:g}: a step needs a positive number of FLOPs")
+    if machine is not None:
+        find_machine(machine)
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths are one file, by whatever names."""
-    if one.resolve() == other.resolve():
-        return True
-    return one.exists() and other.exists() and one.samefile(other)
-
-
-def _check_machine(name: str | None) -> None:
-    if name is not None:
-        from autograder.commands.lenses import find_machine
-
-        find_machine(name)
-
-
-def _check_flops(model_flops: float | None) -> None:
-    if model_flops is not None and not 0 < model_flops < float("inf"):
-        raise UsageError(f"--model-flops {model_flops:g}: a step needs a positive number of FLOPs")
+    """True if two paths are one file, by whatever names."""
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 
 def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | None, save: Path | None) -> None:
@@ -280,8 +260,7 @@ def _save(path: Path, data: bytes) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _print(parts: list[Any], written: list[Path | None]) -> None:
-    show(*parts)
-    for path in written:
-        if path is not None:
-            out().print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)
+def _print(parts: list[Any], written: dict[str, Path | None]) -> None:
+    terminal.show(*parts)
+    for path in filter(None, written.values()):
+        terminal.out().print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)

@@ -4,30 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
-from autograder import cli
 from autograder.proof.demo.__main__ import HERE as DEMO
 
 RIGHT = str(DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb")
-
-
-def command(monkeypatch, capsys, *arguments, columns=100):
-    monkeypatch.setattr(sys, "argv", ["meshcraft", *map(str, arguments)])
-    monkeypatch.setenv("COLUMNS", str(columns))
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = capsys.readouterr()
-    return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
-
-
-@pytest.fixture
-def meshcraft(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments, **more: command(monkeypatch, capsys, *arguments, **more)
 
 
 @pytest.fixture(scope="module")

@@ -7,91 +7,73 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from autograder.commands import terminal
 from autograder.commands.lenses import find_machine, parse_mesh
-from autograder.commands.terminal import (
-    FAULT,
-    INTERRUPTED,
-    SHORT,
-    UsageError,
-    card_table,
-    complain,
-    err,
-    interruptible,
-    out,
-    print_json,
-    show,
-)
+from autograder.commands.terminal import FAULT, INTERRUPTED, SHORT, UsageError, complain
 
 if TYPE_CHECKING:
     from autograder.learner.training import Asked, Outcome
 
-RUN, MODEL, OPTIMIZER, STRATEGY = "The run", "The model", "The optimizer", "How it is computed"
 ROOT = Path(__file__).resolve().parents[2]
 Event = dict[str, Any]
 
 
+def _option(panel: str, help: str | None = None, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **more)
+
+
+_strategy = partial(_option, "How it is computed")
+_run = partial(_option, "The run")
+_model = partial(_option, "The model")
+_optimizer = partial(_option, "The optimizer")
+
+
 def train(
-    mesh: Annotated[str, typer.Option(help="Axis sizes: data=2,pipe=2,tensor=2.", rich_help_panel=STRATEGY)] = "data=8",
+    mesh: Annotated[str, _strategy("Axis sizes: data=2,pipe=2,tensor=2.")] = "data=8",
     strategy: Annotated[
         str | None,
-        typer.Option(
-            help="compiler (XLA's own partitioning), or a chapter: fsdp, transformer_3d. By default the compiler, and "
-            "transformer_3d where pipe is above 1.",
-            rich_help_panel=STRATEGY,
+        _strategy(
+            "compiler (XLA's own partitioning), or a chapter: fsdp, transformer_3d. By default the compiler, and "
+            "transformer_3d where pipe is above 1."
         ),
     ] = None,
-    notebook: Annotated[
-        Path | None, typer.Option(help="Take the chapter's functions from this notebook.", rich_help_panel=STRATEGY)
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Start so many on this machine.", rich_help_panel=STRATEGY)] = 1,
-    distributed: Annotated[
-        bool, typer.Option("--distributed", help="A cluster's launcher starts them.", rich_help_panel=STRATEGY)
-    ] = False,
-    real: Annotated[
-        bool, typer.Option("--real", help="This machine's GPUs, not emulated devices.", rich_help_panel=STRATEGY)
-    ] = False,
-    microbatches: Annotated[int, typer.Option(help="Parts of each device's rows.", rich_help_panel=STRATEGY)] = 1,
-    remat: Annotated[
-        bool, typer.Option("--remat", help="Compute layers again in the backward pass.", rich_help_panel=STRATEGY)
-    ] = False,
-    repeats: Annotated[int, typer.Option(help="Of a pipeline, for each microbatch.", rich_help_panel=STRATEGY)] = 1,
-    rings: Annotated[
-        bool, typer.Option("--rings", help="Send activations while others are multiplied.", rich_help_panel=STRATEGY)
-    ] = False,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=STRATEGY)] = "float32",
-    run: Annotated[Path, typer.Option(help="Its folder: checkpoints, log, card, sample.", rich_help_panel=RUN)] = Path(
-        "run"
-    ),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from its newest checkpoint.", rich_help_panel=RUN)] = (
-        False
-    ),
-    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.", rich_help_panel=RUN)] = 250,
-    evaluate_every: Annotated[int | None, typer.Option(help="Steps between.", rich_help_panel=RUN)] = None,
-    evaluation_batches: Annotated[
-        int | None, typer.Option(min=1, help="At most; all of the text, if left out.", rich_help_panel=RUN)
-    ] = None,
-    machine: Annotated[str, typer.Option(help="Predict the step for this one.", rich_help_panel=RUN)] = "8xH100",
-    prompt: Annotated[str, typer.Option(help="What the sample begins with.", rich_help_panel=RUN)] = "\n",
-    sample: Annotated[int, typer.Option(min=0, help="Bytes of the sample at the end.", rich_help_panel=RUN)] = 400,
-    seed: Annotated[int | None, typer.Option(help="Of parameters and batches.", rich_help_panel=RUN)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object: the card.", rich_help_panel=RUN)] = False,
-    width: Annotated[int | None, typer.Option(rich_help_panel=MODEL)] = None,
-    hidden: Annotated[int | None, typer.Option(help="Four times the width.", rich_help_panel=MODEL)] = None,
-    layers: Annotated[int | None, typer.Option(rich_help_panel=MODEL)] = None,
-    heads: Annotated[int | None, typer.Option(rich_help_panel=MODEL)] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens in a row.", rich_help_panel=MODEL)] = None,
-    steps: Annotated[int | None, typer.Option(rich_help_panel=OPTIMIZER)] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows, over all devices.", rich_help_panel=OPTIMIZER)] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="At the peak.", rich_help_panel=OPTIMIZER)] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps to the peak.", rich_help_panel=OPTIMIZER)] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of matrices.", rich_help_panel=OPTIMIZER)] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest global norm.", rich_help_panel=OPTIMIZER)] = None,
+    notebook: Annotated[Path | None, _strategy("Take the chapter's functions from this notebook.")] = None,
+    processes: Annotated[int, _strategy("Start so many on this machine.", min=1)] = 1,
+    distributed: Annotated[bool, _strategy("A cluster's launcher starts them.", "--distributed")] = False,
+    real: Annotated[bool, _strategy("This machine's GPUs, not emulated devices.", "--real")] = False,
+    microbatches: Annotated[int, _strategy("Parts of each device's rows.")] = 1,
+    remat: Annotated[bool, _strategy("Compute layers again in the backward pass.", "--remat")] = False,
+    repeats: Annotated[int, _strategy("Of a pipeline, for each microbatch.")] = 1,
+    rings: Annotated[bool, _strategy("Send activations while others are multiplied.", "--rings")] = False,
+    dtype: Annotated[str, _strategy("float32 or bfloat16.")] = "float32",
+    run: Annotated[Path, _run("Its folder: checkpoints, log, card, sample.")] = Path("run"),
+    resume: Annotated[bool, _run("Go on from its newest checkpoint.", "--resume")] = False,
+    save_every: Annotated[int, _run("Steps between checkpoints.", min=1)] = 250,
+    evaluate_every: Annotated[int | None, _run("Steps between.")] = None,
+    evaluation_batches: Annotated[int | None, _run("At most; all of the text, if left out.", min=1)] = None,
+    machine: Annotated[str, _run("Predict the step for this one.")] = "8xH100",
+    prompt: Annotated[str, _run("What the sample begins with.")] = "\n",
+    sample: Annotated[int, _run("Bytes of the sample at the end.", min=0)] = 400,
+    seed: Annotated[int | None, _run("Of parameters and batches.")] = None,
+    as_json: Annotated[bool, _run("One JSON object: the card.", "--json")] = False,
+    width: Annotated[int | None, _model()] = None,
+    hidden: Annotated[int | None, _model("Four times the width.")] = None,
+    layers: Annotated[int | None, _model()] = None,
+    heads: Annotated[int | None, _model()] = None,
+    seq: Annotated[int | None, _model("Tokens in a row.")] = None,
+    steps: Annotated[int | None, _optimizer()] = None,
+    batch: Annotated[int | None, _optimizer("Rows, over all devices.")] = None,
+    learning_rate: Annotated[float | None, _optimizer("At the peak.")] = None,
+    warmup: Annotated[int | None, _optimizer("Steps to the peak.")] = None,
+    weight_decay: Annotated[float | None, _optimizer("Of matrices.")] = None,
+    clip: Annotated[float | None, _optimizer("Largest global norm.")] = None,
 ) -> None:
     """Train a byte-level language model on Shakespeare, on any mesh, emulated or real, in one process or several.
 
@@ -99,23 +81,25 @@ def train(
     1: its loss is not finite, or a function of the notebook fails; 2: what was asked for does not go together; 3: a
     process was lost; 130: stopped.
     """
-    figures = {
-        "width": width, "hidden": hidden, "num_layers": layers, "num_heads": heads, "seq": seq, "steps": steps,
-        "batch": batch, "learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip,
-        "seed": seed, "evaluate_every": evaluate_every, "evaluation_batches": evaluation_batches,
-    }  # fmt: skip
+    figures = {"width": width, "hidden": hidden, "num_layers": layers, "num_heads": heads, "seq": seq, "steps": steps}
+    figures |= {"learning_rate": learning_rate, "warmup": warmup, "weight_decay": weight_decay, "clip": clip}
+    figures |= {"batch": batch, "seed": seed}
+    figures |= {"evaluate_every": evaluate_every, "evaluation_batches": evaluation_batches}
     given = {name: value for name, value in figures.items() if value is not None}
     axes = parse_mesh(mesh)
     _check(axes, processes, distributed, real, run, resume, prompt)
     find_machine(machine)
-    with interruptible():
+    with terminal.interruptible():
         _surroundings(processes, distributed, real, run)
-        asked = _asked(
-            {"given": given, "axes": axes, "strategy": strategy, "notebook": notebook, "folder": run, "resume": resume,
-             "save_every": save_every, "machine": machine, "prompt": prompt, "length": sample},
-            {"num_microbatches": microbatches, "num_repeats": repeats, "rings": rings, "remat": remat, "dtype": dtype},
-        )  # fmt: skip
-        outcome = _trained(asked, _devices(axes, processes), several=processes > 1 or distributed)
+        from autograder.learner.training import Asked
+        from course.training.strategy import StrategyOptions
+
+        try:
+            options = StrategyOptions(microbatches, remat, dtype, num_repeats=repeats, rings=rings)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        asked = Asked(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
+        outcome = _trained(asked, prod(axes.values()) // processes, several=processes > 1 or distributed)
     _finish(outcome, run, as_json)
 
 
@@ -151,7 +135,7 @@ def _check(
 
 def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> None:
     """Become, or start, what the run needs: a process with real devices, or several of them."""
-    from course.quiet import real_devices
+    from course.cuda_plugin import real_devices
     from course.training.processes import ProcessLost, launch, launched
 
     command = [sys.executable, "-m", "autograder.cli", *sys.argv[1:]]
@@ -170,29 +154,15 @@ def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> N
         raise SystemExit(FAULT) from None
 
 
-def _devices(axes: dict[str, int], processes: int) -> int:
-    """Emulated devices of this process."""
-    return prod(axes.values()) // processes
-
-
-def _asked(values: dict[str, Any], options: dict[str, Any]) -> Asked:
-    from autograder.learner.training import Asked
-    from course.training.strategy import Options
-
-    try:
-        return Asked(options=Options(**options), **values)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
 def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
+    """Train on so many emulated devices of this process, unless real ones are asked for."""
     import jax
 
     from autograder.grading.inside.intake import IntakeError
     from autograder.learner.strategies import StrategyError
     from autograder.learner.training import session
+    from course.cuda_plugin import real_devices
     from course.mesh import emulate_devices
-    from course.quiet import real_devices
     from course.training import processes
     from course.training.checkpoints import CheckpointError
     from course.training.loop import Diverged
@@ -281,7 +251,7 @@ def _progress(speaks: bool) -> Iterator[Callable[[Event], None]]:
     """A progress bar on a terminal, a line now and then anywhere else."""
     from autograder.commands.training_progress import Bar, Lines
 
-    console = err()
+    console = terminal.err()
     if not speaks:
         yield lambda event: None
     elif console.is_terminal:
@@ -293,25 +263,19 @@ def _progress(speaks: bool) -> Iterator[Callable[[Event], None]]:
 
 def _finish(outcome: Outcome, run: Path, as_json: bool) -> None:
     import jax
+    from rich.text import Text
+
+    from autograder.show import plain
 
     if jax.process_index() == 0:
         if as_json:
-            print_json({"finished": outcome.finished, "sample": outcome.text, **outcome.card})
+            terminal.print_json({"finished": outcome.finished, "sample": outcome.text, **outcome.card})
         else:
-            _show(outcome, run)
+            sample = [Text(plain(outcome.text)), Text("")] if outcome.text else []
+            terminal.show(*sample, terminal.card_table(outcome.lines()))
+            terminal.out().print(f"kept in {run}", style="dim", markup=False, soft_wrap=True)
         if not outcome.finished:
             complain(f"stopped after step {outcome.step:,} of {outcome.steps:,}, which is saved. {_go_on(run)}")
     if jax.process_count() > 1:
         jax.distributed.shutdown()
     raise typer.Exit(0 if outcome.finished else INTERRUPTED)
-
-
-def _show(outcome: Outcome, run: Path) -> None:
-    from rich.text import Text
-
-    from autograder.show import plain
-
-    if outcome.text:
-        show(Text(plain(outcome.text)), Text(""))
-    show(card_table(outcome.lines()))
-    out().print(f"kept in {run}", style="dim", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from types import SimpleNamespace
+from functools import partial
 
 import nbformat
 import psutil
@@ -29,18 +29,8 @@ TRAINERS = {}
 
 
 @pytest.fixture
-def meshcraft(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshcraft", "train", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
-
-    return run
+def train(meshcraft):
+    return partial(meshcraft, "train")
 
 
 def events(folder, kind="step"):
@@ -97,8 +87,8 @@ def whole(tmp_path_factory):
     return losses(folder)
 
 
-def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(meshcraft, tmp_path):
-    found = meshcraft(*TINY, "--mesh", "data=2", "--sample", "20", "--prompt", "ROMEO:", "--save-every", "4")
+def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(train, tmp_path):
+    found = train(*TINY, "--mesh", "data=2", "--sample", "20", "--prompt", "ROMEO:", "--save-every", "4")
     assert found.status == 0 and found.err.startswith("compiler on data=2: compiled in")
     assert f"validation loss after step {STEPS}: " in found.err and f"step {STEPS} of {STEPS}: loss" in found.err
     assert all(
@@ -118,40 +108,39 @@ def test_a_run_leaves_a_card_a_log_a_sample_and_a_checkpoint(meshcraft, tmp_path
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [str(STEPS), "8"]
 
 
-def test_stages_are_trained_by_transformer_3d_and_what_the_lenses_predict_stands_on_the_card(meshcraft, tmp_path):
+def test_stages_are_trained_by_transformer_3d_and_what_the_lenses_predict_stands_on_the_card(train, tmp_path):
     stages = "--layers 2 --mesh pipe=2 --microbatches 2 --steps 4 --sample 0".split()
-    found = meshcraft(*TINY, *stages)
+    found = train(*TINY, *stages)
     assert found.status == 0 and found.err.startswith("transformer_3d on pipe=2, data=1, tensor=1: compiled"), found.err
     (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
     assert row["predicted"]["machine"] == "8xH100" and row["predicted"]["seconds"] > 0
     assert "on 8xH100" in found.out and row["num_repeats"] == 1 and not row["rings"]
 
 
-def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(meshcraft, tmp_path, whole, ctrl_c_after, monkeypatch):
+def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_losses(train, tmp_path, whole, ctrl_c_after, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(command, "_progress", command._progress)
         ctrl_c_after(5)
-        found = meshcraft(*TINY, *PLAIN, "--json")
+        found = train(*TINY, *PLAIN, "--json")
     assert found.status == 130 and "saving a checkpoint, then stopping" in found.err
     assert f"stopped after step 5 of {STEPS}, which is saved. To go on from the newest checkpoint" in found.err
     assert not json.loads(found.out)["finished"]
-    taken = meshcraft(*TINY)
+    taken = train(*TINY)
     assert taken.status == 2 and "there is a run in run already: --resume goes on" in taken.err
-    other = meshcraft("--resume", "--width", "32")
+    other = train("--resume", "--width", "32")
     assert other.status == 2 and "width is 16 there and 32 here, hidden is 64 there and 128 here" in other.err
-    found = meshcraft("--resume", *PLAIN)
+    found = train("--resume", *PLAIN)
     assert found.status == 0 and "training goes on after step 5" in found.err
     assert losses(tmp_path / "run") == whole
     (row,) = json.loads((tmp_path / "run" / "card.json").read_text())["rows"].values()
     assert row["resumed_from"] == 5 and [step for step, _ in row["evaluations"]] == [6, STEPS]
 
 
-def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes_on(meshcraft, tmp_path, whole):
+def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes_on(train, tmp_path, whole):
     line = [sys.executable, "-m", "autograder.cli", "train", *TINY, *PLAIN, "--processes", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen(
-        line, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(line, cwd=tmp_path, env=environment, stderr=pipe, stdout=pipe, text=True)
     while running.poll() is None and not (tmp_path / "run" / "checkpoints" / "4").exists():
         time.sleep(0.02)
     workers = psutil.Process(running.pid).children()
@@ -161,21 +150,21 @@ def test_two_processes_train_as_one_and_when_one_is_killed_the_run_ends_and_goes
     out, err = running.communicate(timeout=60)
     assert running.returncode == 3 and "process 1 was ended by SIGKILL" in err and "--resume --run run" in err, err
     assert time.monotonic() - start < 60 and out == "" and not any(worker.is_running() for worker in workers)
-    found = meshcraft("--resume", *PLAIN)
+    found = train("--resume", *PLAIN)
     assert found.status == 0 and "goes on after step" in found.err
     assert apart(losses(tmp_path / "run"), whole) < 1e-4
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_can_begin_again(meshcraft, tmp_path):
+def test_a_run_that_was_killed_before_its_first_checkpoint_can_begin_again(train, tmp_path):
     (tmp_path / "run" / "checkpoints" / "4.orbax-checkpoint-tmp-0").mkdir(parents=True)
-    assert "leave --resume out to start there" in meshcraft("--resume").err
-    assert "there is a run in run already" not in meshcraft("--dtype", "float8").err
+    assert "leave --resume out to start there" in train("--resume").err
+    assert "there is a run in run already" not in train("--dtype", "float8").err
 
 
-def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(meshcraft, tmp_path):
+def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_path):
     source = "def shard_params(params, axis_name, min_size):\n    return params.nothing\ndef fsdp_loss(): ..."
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id="mine")]), tmp_path / "n.ipynb")
-    found = meshcraft("--strategy", "fsdp", "--notebook", "n.ipynb")
+    found = train("--strategy", "fsdp", "--notebook", "n.ipynb")
     assert (
         found.status == 1 and "n.ipynb, mine:2: AttributeError: 'dict' object has no attribute 'nothing'" in found.err
     )
@@ -215,7 +204,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(meshcraft, t
         ("--resume", "no checkpoint in run to go on from"),
     ],
 )
-def test_what_does_not_go_together_is_said_before_anything_is_computed(meshcraft, arguments, said):
-    found = meshcraft(*arguments.split())
+def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, said):
+    found = train(*arguments.split())
     assert (found.status, found.out) == (2, "") and said in found.err, found.err
     assert found.err.startswith("meshcraft: ") and found.err.count("\n") == 1

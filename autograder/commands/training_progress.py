@@ -47,25 +47,18 @@ class Speed:
             if self.start["peak_flops"]:
                 said.append(f"MFU {share_text(self.start['model_flops'] / self.seconds, self.start['peak_flops'])}")
             said.append(f"{seconds_text(self.seconds)} a step")
-        return ", ".join(said + self._predicted())
-
-    def _predicted(self) -> list[str]:
         found = self.start.get("predicted", {})
-        return [f"{found['machine']}: {seconds_text(found['seconds'])} predicted"] if "seconds" in found else []
+        if "seconds" in found:
+            said.append(f"{found['machine']}: {seconds_text(found['seconds'])} predicted")
+        return ", ".join(said)
 
 
 class Bar:
     """A progress bar; use it in a ``with`` and call it with events."""
 
     def __init__(self, console: Console):
-        columns = (
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        self.progress = Progress(*columns, console=console)
+        columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, TextColumn("{task.description}"), console=console)
         self.speed = Speed()
         self.task = self.progress.add_task("compiling", total=None)
 
@@ -88,7 +81,7 @@ class Bar:
 
 
 class Lines:
-    """The same as lines; call it with events."""
+    """The same as lines, of which steps have ``SHARE`` at most; call it with events."""
 
     SHARE = 20
 
@@ -97,17 +90,19 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         self.speed.hear(event)
-        say = lambda text: self.console.print(text, markup=False, soft_wrap=True)  # noqa: E731
+        steps, said = self.speed.start["steps"], ""
         if event["event"] == "start":
-            say(opening(event))
+            said = opening(event)
         elif event["event"] == "evaluation":
-            say(evaluated(event, self.speed))
-        elif event["event"] == "step" and event["step"] % max(1, self.speed.start["steps"] // self.SHARE) == 0:
-            say(f"step {event['step']:,} of {self.speed.start['steps']:,}: {self.speed.text()}")
+            said = evaluated(event, self.speed)
+        elif event["event"] == "step" and event["step"] % max(1, steps // self.SHARE) == 0:
+            said = f"step {event['step']:,} of {steps:,}: {self.speed.text()}"
+        if said:
+            self.console.print(said, markup=False, soft_wrap=True)
 
 
 def opening(event: Event) -> str:
-    """What begins, and the loss to beat."""
+    """The line for a run that begins, with the loss to beat."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in event["mesh"].items())
     several = f" in {event['processes']} processes" if event["processes"] > 1 else ""
     begins = f"goes on after step {event['step']:,}" if event["step"] else "begins"

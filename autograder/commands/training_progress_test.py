@@ -7,11 +7,9 @@ from rich.console import Console
 
 from autograder.commands.training_progress import Bar, Lines, Speed
 
-START = {
-    "event": "start", "step": 0, "steps": 4, "tokens": 1000, "model_flops": 1e9, "peak_flops": 1e11, "strategy": "fsdp",
-    "mesh": {"data": 8}, "processes": 2, "bigram_loss": 2.5, "seconds": 9.0,
-    "predicted": {"machine": "8xH100", "seconds": 0.04},
-}  # fmt: skip
+START = {"event": "start", "step": 0, "steps": 4, "tokens": 1000, "model_flops": 1e9, "peak_flops": 1e11}
+START |= {"strategy": "fsdp", "mesh": {"data": 8}, "processes": 2, "bigram_loss": 2.5, "seconds": 9.0}
+START |= {"predicted": {"machine": "8xH100", "seconds": 0.04}}
 STEPS = [{"event": "step", "step": i, "loss": 4.0 - i, "seconds": 0.05} for i in range(1, 4)]
 EVALUATION = {"event": "evaluation", "step": 3, "loss": 1.25, "seconds": 1.0}
 

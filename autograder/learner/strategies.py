@@ -22,8 +22,8 @@ from autograder.learner.beside import solution
 from course.layout import Options as Layout
 from course.mesh import as_varying, shard_map_with_specs
 from course.model import Params, split_heads
-from course.training.parts import kept_of, parts_of, ways_of
-from course.training.strategy import MakeStrategy, Options, Sizes, Strategy, compiler, require_axes
+from course.training.resharding import kept_of, parts_of, reshardings
+from course.training.strategy import MakeStrategy, ModelSizes, Strategy, StrategyOptions, compiler, require_axes
 from course.training.text import VOCAB, Batch
 
 Functions = dict[str, Callable[..., Any]]
@@ -48,7 +48,7 @@ class FromChapter:
 def fsdp(functions: Functions) -> MakeStrategy:
     """Fully sharded data parallelism over ``data``, by a ``shard_params`` and an ``fsdp_loss``."""
 
-    def make(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strategy:
+    def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
         require_axes("fsdp", mesh, ("data",))
         if options.num_microbatches > 1 or options.num_repeats > 1 or options.rings or options.dtype != "float32":
             raise ValueError(
@@ -86,13 +86,13 @@ def fsdp(functions: Functions) -> MakeStrategy:
 def transformer_3d(functions: Functions) -> MakeStrategy:
     """Over ``data`` x ``pipe`` x ``tensor``, by an ``init_3d`` and a ``forward_3d``."""
 
-    def make(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strategy:
+    def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
         _require_3d(sizes, mesh, options)
         used, specs = _laid_out(
             lambda whole: functions["init_3d"](whole, options.num_repeats, options.min_size, *AXES),
             jax.eval_shape(partial(_heads_apart, sizes.num_heads), sizes.shapes()), mesh,
         )  # fmt: skip
-        ways = ways_of(sizes.shapes(), used, specs, {axis: mesh.shape[axis] for axis in AXES})
+        moves = reshardings(sizes.shapes(), used, specs, {axis: mesh.shape[axis] for axis in AXES})
         layout = Layout(options.num_microbatches, options.rings, options.remat, options.dtype)
 
         def of_pipeline(parts: Params, batch: Batch) -> jax.Array:
@@ -100,13 +100,13 @@ def transformer_3d(functions: Functions) -> MakeStrategy:
             return functions["forward_3d"](parts, specs, batch, jax.random.key(0), layout, *AXES)
 
         def loss(params: Params, batch: Batch) -> jax.Array:
-            return lax.pmean(of_pipeline(parts_of(params, ways), batch), "data")
+            return lax.pmean(of_pipeline(parts_of(params, moves), batch), "data")
 
         def gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
-            loss, found = jax.value_and_grad(of_pipeline)(parts_of(params, ways), batch)
-            return lax.pmean(loss, "data"), kept_of(found, ways)
+            loss, found = jax.value_and_grad(of_pipeline)(parts_of(params, moves), batch)
+            return lax.pmean(loss, "data"), kept_of(found, moves)
 
-        rows, kept = P("data"), jax.tree.map(lambda way: way.spec, ways)
+        rows, kept = P("data"), jax.tree.map(lambda move: move.spec, moves)
         mapped = {
             "loss": jax.shard_map(loss, mesh=mesh, in_specs=(kept, rows), out_specs=P()),
             "loss_and_gradients": jax.shard_map(gradients, mesh=mesh, in_specs=(kept, rows), out_specs=(P(), kept)),
@@ -197,7 +197,7 @@ def _heads_apart(num_heads: int, params: Params) -> Params:
     return {**params, "layers": {**layers, "attention": split_heads(layers["attention"], num_heads)}}
 
 
-def _require_3d(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> None:
+def _require_3d(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
     """Raises ``ValueError`` for a mesh that the model cannot be shared over."""
     require_axes("transformer_3d", mesh, AXES)
     pipe, tensor = mesh.shape["pipe"], mesh.shape["tensor"]

@@ -17,15 +17,15 @@ from course.model import full_loss
 from course.training.cards import predicted
 from course.training.checkpoints import Checkpoints
 from course.training.loop import Run, initial, prepare, train
-from course.training.optimizer import Schedule
-from course.training.strategy import Options, Sizes
+from course.training.optimizer import OptimizerSchedule
+from course.training.strategy import ModelSizes, StrategyOptions
 from course.training.text import place, read_text, rows, starts
 
-SIZES = Sizes(width=16, hidden=32, num_layers=2, num_heads=2, seq=8)
+SIZES = ModelSizes(width=16, hidden=32, num_layers=2, num_heads=2, seq=8)
 TEXT, AT = read_text(), starts(0, 0, batch=16, seq=8, length=10_000)
 NOTEBOOK = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
 STEPS = 6
-RUN = Run(SIZES, Schedule(steps=STEPS, learning_rate=1e-2, warmup=2), batch=16, evaluation_batches=1)
+RUN = Run(SIZES, OptimizerSchedule(steps=STEPS, learning_rate=1e-2, warmup=2), batch=16, evaluation_batches=1)
 THREE, ONE_AXIS = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 8, "pipe": 1, "tensor": 1}
 
 
@@ -38,7 +38,7 @@ THREE, ONE_AXIS = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 8, "pipe": 1, "t
 )
 def test_loss_and_gradient_are_those_of_one_device(name, axes, options, num_layers):
     sizes, mesh = replace(SIZES, num_layers=num_layers), make_mesh(axes)
-    strategy = find(name)(sizes, mesh, Options(min_size=64, **options))
+    strategy = find(name)(sizes, mesh, StrategyOptions(min_size=64, **options))
     whole = jax.jit(sizes.model().init)(jax.random.key(0))
     params = jax.tree.map(lambda leaf, spec: jax.device_put(leaf, jax.NamedSharding(mesh, spec)), whole, strategy.specs)
     assert {leaf.is_fully_replicated for leaf in jax.tree.leaves(params)} == {True, False}
@@ -51,7 +51,7 @@ def test_loss_and_gradient_are_those_of_one_device(name, axes, options, num_laye
 
 def test_a_notebooks_functions_take_the_place_of_the_courses():
     mesh = make_mesh({"data": 8})
-    theirs, ours = (find("fsdp", notebook)(SIZES, mesh, Options(min_size=64)) for notebook in (NOTEBOOK, None))
+    theirs, ours = (find("fsdp", notebook)(SIZES, mesh, StrategyOptions(min_size=64)) for notebook in (NOTEBOOK, None))
     assert theirs.specs == ours.specs
     batch = place(TEXT, AT, 8, mesh, theirs.batch_spec)
     text, other = (str(jax.make_jaxpr(s.loss_and_gradients)(SIZES.shapes(), batch)) for s in (theirs, ours))
@@ -62,7 +62,7 @@ def test_a_notebooks_functions_take_the_place_of_the_courses():
 def test_functions_of_transformer_3d_come_from_a_notebook_too(tmp_path):
     source = "from solutions.transformer_3d import init_3d\n\ndef forward_3d(*given):\n    raise KeyError('mine')"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path / "mine.ipynb")
-    strategy = find("transformer_3d", tmp_path / "mine.ipynb")(SIZES, make_mesh(THREE), Options(min_size=64))
+    strategy = find("transformer_3d", tmp_path / "mine.ipynb")(SIZES, make_mesh(THREE), StrategyOptions(min_size=64))
     with pytest.raises(KeyError, match="mine"):
         jax.eval_shape(strategy.loss, SIZES.shapes(), rows(TEXT, AT, 8))
 
@@ -76,10 +76,10 @@ def _losses(trainer, state=None, done=0, **more):
 def test_losses_are_the_same_over_three_axes_and_a_checkpoint_of_them_goes_on_over_one_and_by_the_compiler(tmp_path):
     made = {}
     for name, axes, options in (
-        ("compiler", {"data": 1}, Options()),
-        ("transformer_3d", THREE, Options(num_microbatches=2, min_size=64)),
-        ("transformer_3d", ONE_AXIS, Options(min_size=64)),
-        ("compiler", {"data": 4, "tensor": 2}, Options(min_size=64)),
+        ("compiler", {"data": 1}, StrategyOptions()),
+        ("transformer_3d", THREE, StrategyOptions(num_microbatches=2, min_size=64)),
+        ("transformer_3d", ONE_AXIS, StrategyOptions(min_size=64)),
+        ("compiler", {"data": 4, "tensor": 2}, StrategyOptions(min_size=64)),
     ):
         mesh = make_mesh(axes)
         made[name, *axes.values()] = prepare(RUN, find(name)(SIZES, mesh, options), mesh, options.num_microbatches)
@@ -106,13 +106,13 @@ def test_where_pipe_is_above_one_the_strategy_is_transformer_3d_and_has_all_of_i
 
 @pytest.mark.parametrize("name, axes", [("fsdp", {"data": 8}), ("transformer_3d", THREE)])
 def test_the_lenses_look_at_what_chapters_compute(name, axes):
-    found = predicted(find(name), SIZES, axes, Options(min_size=64), 16, "8xH100")
+    found = predicted(find(name), SIZES, axes, StrategyOptions(min_size=64), 16, "8xH100")
     assert found["seconds"] > 0 and found["bytes"] > 0 and 0 < found["mfu"] < 1
     assert found["tokens_per_second"] == pytest.approx(16 * 8 / found["seconds"])
 
 
 def test_the_lenses_do_not_look_at_what_the_compiler_partitions():
-    refused = predicted(find("compiler"), SIZES, {"data": 8}, Options(), 16, "8xH100")
+    refused = predicted(find("compiler"), SIZES, {"data": 8}, StrategyOptions(), 16, "8xH100")
     assert "the compiler partitions it" in refused["not applicable"] and "seconds" not in refused
 
 
@@ -123,7 +123,7 @@ def test_the_lenses_do_not_look_at_what_the_compiler_partitions():
 )  # fmt: skip
 def test_what_fsdp_cannot_do_is_refused(axes, options, said):
     with pytest.raises(ValueError, match=said):
-        find("fsdp")(SIZES, make_mesh(axes), Options(**options))
+        find("fsdp")(SIZES, make_mesh(axes), StrategyOptions(**options))
 
 
 def test_strategies_and_functions_that_are_not_there_are_named(tmp_path):

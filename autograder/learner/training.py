@@ -19,7 +19,7 @@ from course.training.cards import lines, predicted, rates, run_card
 from course.training.checkpoints import CheckpointError, Checkpoints, differences
 from course.training.loop import Event, Run, Trainer, baseline, evaluate, initial, prepare, train
 from course.training.sample import sample, whole
-from course.training.strategy import Options, Sizes
+from course.training.strategy import ModelSizes, StrategyOptions
 from course.training.text import read_text, split
 
 CHECKPOINTS, LOG, CARD, SAMPLES = "checkpoints", "log.jsonl", "card.json", "sample.txt"
@@ -30,7 +30,7 @@ class Asked:
     """What a call asks for.
 
     Attributes:
-        given: Figures of the run that were named, by the names of ``Run``, ``Sizes`` and ``Schedule``.
+        given: Figures of the run that were named, by the names of ``Run``, ``ModelSizes`` and ``OptimizerSchedule``.
         axes: Mesh axis sizes.
         strategy: Its name; None for the one that fits the mesh.
         notebook: Whose functions it is made of; None for the course's own.
@@ -47,7 +47,7 @@ class Asked:
     axes: dict[str, int]
     strategy: str | None
     notebook: Path | None
-    options: Options
+    options: StrategyOptions
     folder: Path
     resume: bool
     save_every: int
@@ -195,7 +195,7 @@ def _sample(asked: Asked, trainer: Trainer, params: Any) -> str:
     alone = whole(params, trainer.mesh)
     if jax.process_index() != 0:
         return ""
-    sizes: Sizes = trainer.run.sizes
+    sizes: ModelSizes = trainer.run.sizes
     found = sample(sizes, alone, asked.prompt.encode(), length=asked.length, seed=trainer.run.seed)
     return found.decode("utf-8", errors="replace")
 

@@ -67,17 +67,23 @@ def sandbox(repeats: int) -> list[tuple[str, str, str]]:
 def lenses() -> list[tuple[str, str, str]]:
     """Costs, liveness and timeline of the largest graded Program, and of a large step on many devices."""
     import importlib
+    from dataclasses import replace
 
     from autograder.contract.task import load, trace
-    from course.validation.programs import Sizes3D, three_d_step
 
-    task = [task for task in load(CHAPTER).tasks if task.at_scale][-1]
-    assert task.at_scale
-    solution = getattr(importlib.import_module(f"solutions.{CHAPTER}"), task.name)
-    rows = _look(f"of {task.name}", trace(task, solution, task.at_scale[0], lambda _: None), ("300 ms", "1 s"))
-    rows += _look("of a 3D step, 1 billion parameters, 8 devices", three_d_step(), ("10 s", "10 s"))
-    mesh, sizes = {"data": 4, "pipe": 4, "tensor": 4}, Sizes3D(num_heads=16)
-    return rows + _look("of the same on 64 devices", three_d_step(mesh, sizes), ("", ""))
+    def at_scale(chapter: str, name: str = "", **changes: Any) -> Any:
+        """A function's Program, by default that of the chapter's last one that is looked at on a realistic machine."""
+        task = [task for task in load(chapter).tasks if task.at_scale and name in ("", task.name)][-1]
+        assert task.at_scale
+        case = replace(task.at_scale[0], sizes={**task.at_scale[0].sizes, **changes.pop("sizes", {})}, **changes)
+        return trace(task, getattr(importlib.import_module(f"solutions.{chapter}"), task.name), case, lambda _: None)
+
+    billion = {"num_layers": 16, "seq": 1024, "max_seq": 1024, "num_microbatches": 8}
+    rows = _look(f"of the last function of {CHAPTER}", at_scale(CHAPTER), ("300 ms", "1 s"))
+    step = at_scale("transformer_3d", "forward_3d", sizes=billion)
+    rows += _look("of a 3D loss and gradient, 1 billion parameters, 8 devices", step, ("10 s", "10 s"))
+    wide = at_scale("transformer_3d", "forward_3d", sizes=billion, mesh={"data": 4, "pipe": 4, "tensor": 4})
+    return rows + _look("of the same on 64 devices", wide, ("", ""))
 
 
 def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:

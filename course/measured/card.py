@@ -17,13 +17,13 @@ import jax
 from jax.extend.backend import get_backend
 
 _PACKAGES = re.compile(r"jax|jaxlib|jax[-_](cuda|rocm).*|nvidia[-_](cublas|cudnn|nccl|cuda[-_](nvcc|runtime|cupti)).*")
-_FLAGS = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR",
-          "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION")  # fmt: skip
+_CLIENT = tuple(f"XLA_PYTHON_CLIENT_{what}" for what in ("PREALLOCATE", "MEM_FRACTION", "ALLOCATOR"))
+_FLAGS = ("XLA_FLAGS", *_CLIENT, "NVIDIA_TF32_OVERRIDE", "JAX_DEFAULT_MATMUL_PRECISION")
 _NVIDIA = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
 
 
 def card() -> dict[str, Any]:
-    """What this process would measure on. Starts JAX's backend.
+    """The devices and the installation that this process would measure on. Starts JAX's backend.
 
     Returns:
         ``platform`` (``gpu``, ``cpu``), ``kind`` and ``count`` of its devices, their ``memory`` in bytes where the

@@ -34,7 +34,7 @@ def ask(
     platform: str = "",
     flags: str = "",
 ) -> dict[str, Any]:
-    """What a fresh process answers.
+    """The response of a fresh process.
 
     Args:
         request: JSON; the worker adds ``folder``, where ``files`` lie.
@@ -55,10 +55,10 @@ def ask(
         (Path(folder) / "request.json").write_text(json.dumps({**request, "folder": folder}))
         command = [sys.executable, "-m", module, folder]
         try:
+            kept, none = environment(platform, flags), subprocess.DEVNULL
             run = subprocess.run(
-                command, env=environment(platform, flags), cwd=ROOT, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=seconds,
-            )  # fmt: skip
+                command, env=kept, cwd=ROOT, stdin=none, stdout=none, stderr=subprocess.PIPE, timeout=seconds
+            )
         except subprocess.TimeoutExpired:
             raise MeasurementFailed(f"it took longer than {seconds:.0f} s and was ended", "time") from None
         answer = Path(folder) / "answer.json"

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 MATMULS = ("bf16", "f32 default", "f32 highest")
-MOVES = ("add", "negate")
 CHAIN = 8
 # A run is this much work at least, so that starting it costs little beside it.
 FLOPS_A_RUN, BYTES_A_RUN = 4e12, 4e10

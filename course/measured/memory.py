@@ -25,7 +25,7 @@ class Peak:
 
     @property
     def at_most(self) -> bool:
-        """Whether compilation held as much as the whole run, so that the program itself may hold less."""
+        """True if compilation held as much as the whole run, so that the program itself may hold less."""
         return self.bytes is not None and self.bytes == self.compiling
 
 

@@ -17,10 +17,6 @@ FOLDER = Path(__file__).resolve().parents[1] / "measurements"
 NOT_MEASURED = "not measured"
 # A process that takes longer than this hangs, or the row is too large for the machine.
 LONGEST = 400.0
-NO_GPU = (
-    "no GPU: JAX sees {kind} ({platform}) here. This target measures real GPUs; run it on a machine that has one, with "
-    "JAX's GPU support installed (pip install 'jax[cuda12]'). Nothing was measured and nothing was written."
-)
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class Report:
+    """Progress callbacks of ``measure_all``: ``text`` takes a line, and ``done`` is called after each group."""
+
+    text: Callable[[str], None] = say
+    done: Callable[[], None] = lambda: None
+
+
 def measure_all(
-    card: dict[str, Any], path: Path, found: list[Group], *, again: bool, deadline: float, platform: str = "",
-    told: Callable[[str], None] = say, done: Callable[[], None] = lambda: None,
-) -> list[str]:  # fmt: skip
+    card: dict[str, Any],
+    path: Path,
+    found: list[Group],
+    *,
+    again: bool,
+    deadline: float,
+    platform: str = "",
+    report: Report = Report(),
+) -> list[str]:
     """Measure the groups in turn and keep each in ``path`` at once; returns the rows that are not measured.
 
     Args:
@@ -49,8 +59,7 @@ def measure_all(
         again: Also rows that are there already.
         deadline: On ``time.monotonic()``; no group starts after it, and one that runs past it is ended.
         platform: As for ``fresh.ask``.
-        told: Hears what goes on.
-        done: Called after each group.
+        report: Progress callbacks.
     """
     kept = read(path, card)
     rows = kept["rows"]
@@ -61,18 +70,18 @@ def measure_all(
         left = deadline - time.monotonic()
         what = f"[{i}/{len(found)}] {group.rows[0]}" + (f" and {len(group.rows) - 1} more" if group.rows[1:] else "")
         if not missing or left <= 0:
-            told(f"{what}: {'already there' if not missing else 'no time left'}")
-            done()
+            report.text(f"{what}: {'already there' if not missing else 'no time left'}")
+            report.done()
             continue
-        told(f"{what} ...")
+        report.text(f"{what} ...")
         start = time.monotonic()
         for name, figures in _figures(group, min(left, LONGEST), platform).items():
             if name in missing and (NOT_MEASURED not in figures or NOT_MEASURED in rows[name]):
                 rows[name] = figures if NOT_MEASURED in figures else {**figures, "card": _card_index(kept, card)}
-            told(f"    {name}: {summary(figures)}")
-        told(f"    {time.monotonic() - start:.0f} s")
+            report.text(f"    {name}: {summary(figures)}")
+        report.text(f"    {time.monotonic() - start:.0f} s")
         write(path, kept)
-        done()
+        report.done()
     write(path, kept)
     return [name for group in found for name in group.rows if NOT_MEASURED in rows[name]]
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from course.machine import TooFewDevices
 from course.measured.statistics import Sample
 from course.mesh import make_mesh
 from course.program import Executable, Leaf, Program
@@ -23,10 +24,6 @@ BLOCK = 2**20
 
 # Runs one step, waits for it, and returns how many seconds that took on the host's clock.
 Step = Callable[[], float]
-
-
-class TooFewDevices(ValueError):
-    """The mesh needs more devices than there are; the message says what to do."""
 
 
 def mesh_of_present(axes: dict[str, int], devices: list[Any] | None = None) -> Mesh:

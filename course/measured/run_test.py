@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from course.measured.run import (
-    TooFewDevices,
-    _spans,
-    device_seconds,
-    fill,
-    mesh_of_present,
-    paired,
-    place,
-    stepper,
-    time_steps,
-)
+from course.machine import TooFewDevices
+from course.measured.run import _spans, device_seconds, fill, mesh_of_present, paired, place, stepper, time_steps
 from course.mesh import abstract_mesh
 from course.program import compile_program, export
 

@@ -1,4 +1,4 @@
-"""What ``make measure-single-device`` runs: the six steps of the chapter's case study, on this machine's GPU.
+"""``make measure-single-device``: the six steps of the chapter's case study, on this machine's GPU.
 
 Each step is compiled and run in a process of its own, and its row is kept as soon as it is measured, with the card,
 the versions and the flags: seconds a step, tokens a second, MFU, bytes at the peak. Rows that are kept are skipped.
@@ -9,24 +9,20 @@ Exit status 0: every row is measured; 1: some are not; 2: there is no GPU, or th
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from course.measured import fresh
-from course.measured.card import file_name
-from course.measured.rows import FOLDER, NO_GPU, Group, measure_all, read, say
+from course.measured import command, fresh
+from course.measured.rows import FOLDER, Group
 
 if TYPE_CHECKING:
-    from course.validation.single_device import Run, Sizes
+    from course.validation.single_device import PublishedRun, Sizes
 
 STEPS, STEP_SECONDS = 30, 20.0
 # Kinds of which a published peak is known, as JAX names them, and the machine that carries it.
@@ -53,7 +49,7 @@ def steps(kind: str = "", small: bool = False) -> list[Group]:
     return [_group(run, sizes, kind, timed) for run in RUNS]
 
 
-def _group(run: Run, sizes: Sizes, kind: str, timed: dict[str, float]) -> Group:
+def _group(run: PublishedRun, sizes: Sizes, kind: str, timed: dict[str, float]) -> Group:
     name = f"step {run.name}"
 
     def measure(seconds: float, platform: str) -> dict[str, dict[str, Any]]:
@@ -70,19 +66,7 @@ def _group(run: Run, sizes: Sizes, kind: str, timed: dict[str, float]) -> Group:
     return Group((name,), measure)
 
 
-def model_flops(sizes: Sizes) -> float:
-    """FLOPs that the model needs for a step, ``6 N + 12 L d s`` a token; ``N`` are the weights of matrix products."""
-    from course.budget import Sizes as BudgetSizes
-    from course.budget import flops_per_token
-
-    weights = sizes.num_layers * 12 * sizes.width**2 + sizes.vocabulary * sizes.width
-    model = BudgetSizes(
-        sizes.num_layers, sizes.width, sizes.num_heads, sizes.vocabulary, sizes.sequence, parameters=weights
-    )
-    return float(sizes.batch * sizes.sequence * flops_per_token(model))
-
-
-def rates(run: Run, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
+def rates(run: PublishedRun, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
     """Tokens a second and MFU of a step that took ``seconds``.
 
     ``mfu`` is a share of ``peak_flops``, which is the published dense rate for the dtype of the layers (TF32 where
@@ -90,7 +74,7 @@ def rates(run: Run, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
     """
     from course.machines import machine
 
-    flops = model_flops(sizes)
+    flops = sizes.model_flops
     found = {"tokens_per_second": sizes.batch * sizes.sequence / seconds, "model_flops": flops}
     if kind not in PEAKS:
         return {**found, "peak_flops": None, "mfu": None}
@@ -100,70 +84,18 @@ def rates(run: Run, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m course.measured.single_device", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="stop cleanly after this long")
-    parser.add_argument("--again", action="store_true", help="measure also what is recorded already")
-    parser.add_argument("--folder", type=Path, help="where the file goes; course/measurements if left out")
+    parser = command.parser("python -m course.measured.single_device", __doc__ or "")
     parser.add_argument("--json", action="store_true", help="one JSON object with the card and the rows")
     parser.add_argument(
         "--short", action="store_true", help="tiny sizes on the CPU, to try the command; kept in a temporary folder"
     )
-    said = parser.parse_args(arguments)
-    if said.short and said.folder is not None and said.folder.resolve() == FOLDER:
+    options = parser.parse_args(arguments)
+    if options.short and options.folder is not None and options.folder.resolve() == FOLDER:
         parser.error("--short measures nothing that belongs among the measurements: name another --folder")
-    platform = "cpu" if said.short else ""
-    deadline = time.monotonic() + said.limit
-    try:
-        card = fresh.ask({"do": "card"}, seconds=min(said.limit, 120), platform=platform)
-    except fresh.MeasurementFailed as error:
-        return _nothing(f"the devices cannot be asked what they are: {error}. Nothing was measured.", said.json)
-    if card["platform"] != "gpu" and not said.short:
-        return _nothing(NO_GPU.format(**card), said.json)
-    folder = said.folder or (Path(tempfile.mkdtemp(prefix="meshcraft-")) if said.short else FOLDER)
-    path = folder / file_name(card["kind"])
-    found = steps(card["kind"], said.short)
-    try:
-        missing = _with_bar(
-            found,
-            lambda told, done: measure_all(
-                card, path, found, again=said.again, deadline=deadline, platform=platform, told=told, done=done
-            ),
-        )
-        if said.json:
-            print(json.dumps({"missing": missing, **_own(read(path, card), found)}))
-    except ValueError as error:
-        return _nothing(f"{error}. Nothing was measured.", said.json)
-    where = path if said.folder or said.short else path.name
-    say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to go on" if missing else ""))
-    return 1 if missing else 0
-
-
-def _own(kept: dict[str, Any], found: list[Group]) -> dict[str, Any]:
-    """The part of a file that is of the case study."""
-    return {**kept, "rows": {name: kept["rows"][name] for group in found for name in group.rows}}
-
-
-def _nothing(why: str, as_json: bool) -> int:
-    """Says that nothing was measured, and gives the exit status for it."""
-    if as_json:
-        print(json.dumps({"rows": {}, "reason": why}))
-    say(why)
-    return 2
-
-
-def _with_bar(found: list[Group], run: Callable[..., list[str]]) -> list[str]:
-    """Runs with a progress bar where somebody looks at a terminal, and with lines anywhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    if not sys.stderr.isatty():
-        return run(say, lambda: None)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
-        task = progress.add_task("steps", total=len(found))
-        return run(lambda text: progress.console.print(text, markup=False), lambda: progress.advance(task))
+    if options.short and options.folder is None:
+        options.folder = Path(tempfile.mkdtemp(prefix="meshcraft-"))
+    platform = "cpu" if options.short else ""
+    return command.measure(options, lambda kind: steps(kind, options.short), platform=platform, as_json=options.json)
 
 
 if __name__ == "__main__":

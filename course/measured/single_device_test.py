@@ -4,14 +4,10 @@ import json
 
 import pytest
 
-from course.measured import fresh, single_device
+from course.measured import fresh, single_device, validate
 from course.measured.rows import FOLDER, NOT_MEASURED
-from course.measured.single_device import PEAKS, main, model_flops, rates, steps
+from course.measured.single_device import PEAKS, main, rates, steps
 from course.validation.single_device import RUNS, Sizes
-
-
-def without_gpu(monkeypatch):
-    monkeypatch.setattr(fresh, "ask", lambda *_, **__: {"kind": "cpu", "platform": "cpu"})
 
 
 def test_every_run_of_the_case_study_has_a_row():
@@ -19,8 +15,8 @@ def test_every_run_of_the_case_study_has_a_row():
 
 
 def test_without_a_gpu_it_says_that_nothing_was_measured_and_writes_nothing(tmp_path, capsys, monkeypatch):
-    without_gpu(monkeypatch)
-    assert main(["--folder", str(tmp_path), "--json"]) == 2
+    monkeypatch.setattr(fresh, "ask", lambda *_, **__: {"kind": "cpu", "platform": "cpu"})
+    assert validate.main(["--folder", str(tmp_path)]) == main(["--folder", str(tmp_path), "--json"]) == 2
     said = capsys.readouterr()
     assert "no GPU: JAX sees cpu (cpu) here" in said.err and "Nothing was measured" in said.err
     assert json.loads(said.out)["rows"] == {} and "Nothing was measured" in json.loads(said.out)["reason"]
@@ -68,7 +64,7 @@ def test_short_rows_cannot_be_put_among_the_measurements(capsys):
 
 def test_rates_are_of_the_models_flops_and_the_peak_of_the_dtype():
     sizes = Sizes()
-    assert model_flops(sizes) == 32_573_031_972_864
+    assert sizes.model_flops == 32_573_031_972_864
     tf32, half = (rates(run, sizes, 2.0, "NVIDIA RTX A5000") for run in RUNS[:2])
     assert tf32["tokens_per_second"] == 64 * 512 / 2 and half["peak_flops"] == 111.1e12
     assert tf32["mfu"] == pytest.approx(32_573_031_972_864 / 2 / 55.6e12)

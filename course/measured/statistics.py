@@ -35,7 +35,7 @@ Sample = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was concluded about the ratio of two programs' times.
+    """A conclusion about the ratio of two programs' times.
 
     Attributes:
         outcome: ``pass``, ``fail`` or ``inconclusive``.

@@ -1,4 +1,4 @@
-"""What ``make validate-gpu`` runs: measure this machine's GPU and keep the figures, with the card, for its kind.
+"""``make validate-gpu``: measure this machine's GPU and keep the figures, with the card, for its kind.
 
 Rates of matmuls and of moving memory, and time and memory of the single-GPU programs that the lenses are validated
 on. Each row is kept as soon as it is measured; another call goes on with the rows that are missing.
@@ -8,18 +8,14 @@ Exit status 0: every row is measured; 1: some are not; 2: there is no GPU, or th
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from course.measured import fresh
-from course.measured.card import file_name
-from course.measured.rows import FOLDER, NO_GPU, Group, measure_all, say
+from course.measured import command, fresh
+from course.measured.rows import Group
 from course.measured.single_device import steps
 
 MiB = 2**20
@@ -55,29 +51,16 @@ def kernel_name(kind: str, dtype: str, size: int) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m course.measured.validate", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="stop cleanly after this long")
-    parser.add_argument("--again", action="store_true", help="measure also what is recorded already")
+    parser = command.parser("python -m course.measured.validate", __doc__ or "")
     parser.add_argument("--only", default="", metavar="REGEX", help="only groups with a row whose name this finds")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the file goes")
     parser.add_argument("--platform", choices=["", "cpu"], default="", help="cpu tests the plumbing, at small sizes")
-    said = parser.parse_args(arguments)
-    deadline = time.monotonic() + said.limit
-    try:
-        card = fresh.ask({"do": "card"}, seconds=min(said.limit, 120), platform=said.platform)
-    except fresh.MeasurementFailed as error:
-        say(f"the devices cannot be asked what they are: {error}")
-        return 2
-    if card["platform"] != "gpu" and said.platform != "cpu":
-        say(NO_GPU.format(**card))
-        return 2
-    found = [g for g in groups(card["kind"], small=said.platform == "cpu") if re.search(said.only, " ".join(g.rows))]
-    path = said.folder / file_name(card["kind"])
-    missing = measure_all(card, path, found, again=said.again, deadline=deadline, platform=said.platform)
-    say(f"written: {path.name}; {len(missing)} rows are not measured" + (": run it again to go on" if missing else ""))
-    return 1 if missing else 0
+    options = parser.parse_args(arguments)
+
+    def chosen(kind: str) -> list[Group]:
+        every = groups(kind, small=options.platform == "cpu")
+        return [group for group in every if re.search(options.only, " ".join(group.rows))]
+
+    return command.measure(options, chosen, platform=options.platform)
 
 
 if __name__ == "__main__":

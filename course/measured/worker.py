@@ -14,8 +14,8 @@ from course.measured import kernels
 from course.measured.card import card
 from course.measured.fresh import serve
 from course.measured.memory import peak_now
-from course.measured.run import device_seconds, fill, mesh_of_present, place, stepper, time_steps
-from course.program import Executable, Program, compile_program
+from course.measured.run import Step, device_seconds, fill, mesh_of_present, place, stepper, time_steps
+from course.program import Program, compile_program
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {str(size): _kernel(request, size) for size in request["sizes"]}
     program = Program.load((Path(request["folder"]) / "program").read_bytes())
     executable = compile_program(program, mesh_of_present(program.mesh))
-    return _memory(executable, request) if request["do"] == "memory" else _step(executable, request)
+    # Memory first, as nothing but one step may have run; then time.
+    compiling = peak_now()
+    step = stepper(executable, place(executable, fill(executable.program, high=request["high"])))
+    step()
+    memory = {"bytes": peak_now(), "compiling": compiling}
+    return memory if request["do"] == "memory" else {**memory, **_timed(step, request)}
 
 
 def _kernel(request: dict[str, Any], size: int) -> dict[str, Any]:
@@ -37,31 +42,12 @@ def _kernel(request: dict[str, Any], size: int) -> dict[str, Any]:
         return {"not measured": str(error).split("\n")[0][:200]}
 
 
-def _memory(executable: Executable, request: dict[str, Any]) -> dict[str, Any]:
-    compiling = peak_now()
-    placed = place(executable, fill(executable.program, high=request["high"]))
-    stepper(executable, placed)()
-    return {"bytes": peak_now(), "compiling": compiling}
-
-
-def _step(executable: Executable, request: dict[str, Any]) -> dict[str, Any]:
-    """Memory first, as nothing but one step may have run; then time."""
-    compiling = peak_now()
-    step = stepper(executable, place(executable, fill(executable.program, high=request["high"])))
-    step()
-    peak = peak_now()
+def _timed(step: Step, request: dict[str, Any]) -> dict[str, Any]:
     times = time_steps(step, steps=request["steps"], seconds=request["seconds"])
     device, how = device_seconds(step)
     low, middle, high = (float(x) for x in np.quantile(times, [0.25, 0.5, 0.75]))
-    return {
-        "bytes": peak,
-        "compiling": compiling,
-        "seconds": middle,
-        "quartiles": [low, high],
-        "steps": len(times),
-        "device_seconds": device,
-        "device_how": how,
-    }
+    found = {"seconds": middle, "quartiles": [low, high], "steps": len(times)}
+    return {**found, "device_seconds": device, "device_how": how}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Which mesh to train on: the time and the memory of a Transformer's step by closed forms; ``search`` tries all ways.
+"""Which mesh to train on: the time and the memory of a Transformer's step by closed forms; ``search`` tries all
+configurations.
 
 >>> from course.budget import Sizes
 >>> from course.machines import machine
@@ -14,12 +15,4 @@ from course.planning.choices import Choice, refusal
 from course.planning.estimate import Estimate, estimate, estimator
 from course.planning.training import MARGIN, Training
 
-__all__ = [
-    "MARGIN",
-    "Choice",
-    "Estimate",
-    "Training",
-    "estimate",
-    "estimator",
-    "refusal",
-]
+__all__ = ["MARGIN", "Choice", "Estimate", "Training", "estimate", "estimator", "refusal"]

@@ -15,7 +15,7 @@ SIZES = ("layers", "width", "hidden", "heads", "vocab", "seq")
 
 
 def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, training: Training) -> dict[str, Any]:
-    """The card of one way to place a step: ``course/measurements/README.md`` has its form.
+    """The card of one configuration of a step: ``course/measurements/README.md`` has its form.
 
     Args:
         found: What was estimated.
@@ -25,8 +25,8 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         training: What is the same on every mesh.
     """
     choice, flops = found.choice, flops_per_token(sizes) * batch * sizes.seq
-    device = {"platform": "predicted", "kind": machine.name, "count": machine.num_devices,
-              "memory": machine.memory_bytes}  # fmt: skip
+    device = {"platform": "predicted", "kind": machine.name}
+    device |= {"count": machine.num_devices, "memory": machine.memory_bytes}
     row = {
         "mesh": choice.mesh,
         "sizes": {name: getattr(sizes, name) for name in SIZES} | {"hidden": sizes.inner},
@@ -47,7 +47,7 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
         "bytes": found.bytes,
         "margin": found.margin,
         "parts": found.parts,
-        "held": found.held,
+        "held": found.resident,
         "predicted": "by closed forms",
         "unit": "seconds and bytes",
         "card": 0,

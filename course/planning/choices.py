@@ -1,7 +1,8 @@
-"""One way to place a training step on a number of devices, and whether it can be."""
+"""One configuration of a training step on a number of devices, and whether it is possible."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from course.budget import REMAT, Sizes
@@ -10,7 +11,7 @@ Mesh = tuple[int, int, int]
 
 
 class Choice(NamedTuple):
-    """One way to place a step: a mesh and how it is used.
+    """One configuration of a step: a mesh and how it is used.
 
     Attributes:
         data, pipe, tensor: Sizes of the mesh axes, ``tensor`` innermost.
@@ -38,33 +39,43 @@ class Choice(NamedTuple):
         return self.data * self.pipe * self.tensor
 
 
-def mesh_refusal(sizes: Sizes, batch: int, mesh: Mesh) -> str:
-    """Why a model cannot be placed on a mesh, whatever the rest; empty if it can."""
+@dataclass(frozen=True)
+class Indivisible:
+    """Something of a model that an axis of a mesh does not divide; its text says what."""
+
+    what: str
+    number: int
+    axis: str
+    size: int
+
+    @property
+    def cause(self) -> str:
+        """The same for every size of the axis."""
+        return f"{self.what} {self.number:,} cannot be split over {self.axis}"
+
+    def __str__(self) -> str:
+        return f"{self.cause}={self.size}"
+
+
+def indivisible(sizes: Sizes, batch: int, mesh: Mesh) -> Indivisible | None:
+    """The first thing that keeps a model from being placed on a mesh, however that is used; None if nothing does."""
     data, pipe, tensor = mesh
-    for what, number, parts, axis in (
-        ("heads", sizes.heads, tensor, "tensor"),
-        ("hidden", sizes.inner, tensor, "tensor"),
-        ("vocab", sizes.vocab, tensor, "tensor"),
-        ("seq", sizes.seq, tensor, "tensor"),
-        ("layers", sizes.layers, pipe, "pipe"),
-        ("batch", batch, data, "data"),
-    ):
-        if number % parts:
-            return f"{what} {number:,} cannot be split over {axis}={parts}"
-    return ""
+    split = {"heads": sizes.heads, "hidden": sizes.inner, "vocab": sizes.vocab, "seq": sizes.seq}
+    every = [Indivisible(what, number, "tensor", tensor) for what, number in split.items()]
+    every += [Indivisible("layers", sizes.layers, "pipe", pipe), Indivisible("batch", batch, "data", data)]
+    return next((one for one in every if one.number % one.size), None)
 
 
 def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice) -> str:
     """Why a step cannot be placed so; empty if it can. Memory is another question."""
-    whole = {"data": choice.data, "pipe": choice.pipe, "tensor": choice.tensor,
-             "microbatches": choice.microbatches, "repeats": choice.repeats}  # fmt: skip
-    for what, number in whole.items():
+    for what in ("data", "pipe", "tensor", "microbatches", "repeats"):
+        number = getattr(choice, what)
         if type(number) is not int or number < 1:
             return f"{what} is {number!r}, and it must be a whole number of at least 1"
     if choice.devices != num_devices:
         return f"data x pipe x tensor is {choice.devices}, and there are {num_devices} devices"
-    if said := mesh_refusal(sizes, batch, choice[:3]):
-        return said
+    if why := indivisible(sizes, batch, choice[:3]):
+        return str(why)
     share, layers = batch // choice.data, sizes.layers // choice.pipe
     if share % choice.microbatches:
         return f"a share of {share} sequences cannot be taken in {choice.microbatches} microbatches"

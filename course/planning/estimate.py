@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from course.budget import OPTIMIZERS, PLANS, Sizes, flops_per_token
+from course.budget import OPTIMIZERS, PLANS, Precision, Sizes, flops_per_token
 from course.machine import Machine
-from course.planning.choices import Choice, refusal
-from course.planning.layers import Device, embedding_passes, layer_passes, loss_passes
+from course.planning.choices import Choice, Mesh, refusal
+from course.planning.layers import Passes, TensorRank, embedding_passes, layer_passes, loss_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
-from course.planning.memory import end_elements, group_elements, held_elements, layer_bytes, memory_by_name
+from course.planning.memory import end_elements, group_elements, layer_bytes, memory_by_name, resident_elements
 from course.planning.training import DEFAULT, Training
 from course.schedules import num_ticks
 
@@ -39,7 +39,7 @@ class Estimate:
     Attributes:
         choice: How it is placed.
         parts: Seconds by cause, all of ``CAUSES``.
-        held: Bytes on one device by name, all of ``course.planning.memory.MEANINGS``.
+        resident: Bytes on one device by name, all of ``course.planning.memory.MEANINGS``.
         mfu: Model FLOPs a second, as a share of all devices' peak.
         memory: Of one device, bytes.
         margin: That is added to what is counted.
@@ -47,7 +47,7 @@ class Estimate:
 
     choice: Choice
     parts: dict[str, float]
-    held: dict[str, int]
+    resident: dict[str, int]
     mfu: float
     memory: float
     margin: float
@@ -58,23 +58,25 @@ class Estimate:
 
     @property
     def bytes(self) -> int:
-        """What is counted, without the margin."""
-        return sum(self.held.values())
+        """The sum of what is resident, without the margin."""
+        return sum(self.resident.values())
+
+    @property
+    def needed(self) -> float:
+        """Bytes with the margin."""
+        return (1 + self.margin) * self.bytes
 
     @property
     def fits(self) -> bool:
-        """With the margin."""
-        return (1 + self.margin) * self.bytes <= self.memory
+        return self.needed <= self.memory
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"choice": self.choice._asdict(), "seconds": self.seconds, "mfu": self.mfu, "bytes": self.bytes,
-                "fits": self.fits, "parts": self.parts, "held": self.held}  # fmt: skip
+        found = {name: getattr(self, name) for name in ("seconds", "mfu", "bytes", "fits", "parts")}
+        return {"choice": self.choice._asdict(), **found, "held": self.resident}
 
 
-def estimate(
-    sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = DEFAULT
-) -> Estimate:  # fmt: skip
+def estimate(sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training = DEFAULT) -> Estimate:
     """Predict one step.
 
     Args:
@@ -94,121 +96,129 @@ def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = D
     """``estimate`` for many choices: what they have in common is computed once."""
 
     @cache
-    def passes(mesh: tuple[int, int, int], sequences: int) -> tuple[Any, Any, Any]:
-        device = Device(machine, training, axis_group(mesh, 2), sequences)
-        return layer_passes(sizes, device), loss_passes(sizes, device), embedding_passes(sizes, device)
+    def passes(mesh: Mesh, sequences: int) -> tuple[Passes, Passes, Passes]:
+        rank = TensorRank(machine, training, axis_group(mesh, 2), sequences)
+        return layer_passes(sizes, rank), loss_passes(sizes, rank), embedding_passes(sizes, rank)
 
     def one(choice: Choice) -> Estimate:
         if said := refusal(sizes, machine.num_devices, batch, choice):
             raise ValueError(said)
-        parts = _parts(sizes, machine, batch, choice, training, passes)
+        sequences = batch // choice.data // choice.microbatches
+        parts = _Step(sizes, machine, training, choice, sequences).parts(*passes(choice[:3], sequences))
         flops = flops_per_token(sizes) * batch * sizes.seq
         mfu = flops / (sum(parts.values()) * machine.num_devices * machine.peak(training.dtype))
-        held = memory_by_name(sizes, batch, choice, training)
-        return Estimate(choice, parts, held, mfu, machine.memory_bytes, training.margin)
+        resident = memory_by_name(sizes, batch, choice, training)
+        return Estimate(choice, parts, resident, mfu, machine.memory_bytes, training.margin)
 
     return one
 
 
-def _parts(
-    sizes: Sizes, machine: Machine, batch: int, choice: Choice, training: Training, passes: Callable[..., Any]
-) -> dict[str, float]:
-    """Seconds by cause."""
-    data, pipe, tensor, microbatches, repeats, remat, _ = choice
-    sequences = batch // data // microbatches
-    layers = sizes.layers // pipe // repeats
-    layer, loss, embedding = passes((data, pipe, tensor), sequences)
-    ticks, busy = num_ticks(pipe, microbatches, repeats), microbatches * repeats
+@dataclass(frozen=True)
+class _Step:
+    """The forms of one step, whose microbatches have so many sequences on a device."""
 
-    handed_on = training.element * sequences * sizes.seq * sizes.width / tensor
-    permute = permute_seconds(machine, axis_group(choice[:3], 1), handed_on)
-    again, sent_again = layers * layer.again[remat], layers * layer.sent_again[remat]
-    computing = layers * (layer.forward + layer.backward)
-    sending = layers * (layer.sent_forward + layer.sent_backward) + sent_again
-    forward = layers * (layer.forward + layer.sent_forward) + permute
-    whole = computing + again + sending + 2 * permute
+    sizes: Sizes
+    machine: Machine
+    training: Training
+    choice: Choice
+    sequences: int
 
-    shared = training.share_loss and microbatches % pipe == 0
-    turns = microbatches / pipe if shared else microbatches
-    loss_again = loss.forward if remat == "block" else 0.0
-    ends = [(loss, turns), (embedding, microbatches)]
-    useful = microbatches / pipe * (loss.forward + loss.backward)
-    useful += microbatches * (embedding.forward + embedding.backward)
-    waiting = (turns - microbatches / pipe) * (loss.forward + loss.backward + loss_again)
-    return {
-        "computing": busy * computing + useful,
-        "recomputing": busy * again + microbatches / pipe * loss_again,
-        "copying": _copying(sizes, machine, choice, training, ticks, layers * sequences, turns),
-        "bubble": (ticks - busy) * whole + waiting,
-        "tensor": busy * sending + sum(n * (one.sent_forward + one.sent_backward) for one, n in ends),
-        "pipe": 2 * busy * permute
-        + _outside_ticks(sizes, machine, choice, training, shared * microbatches * handed_on),
-        "data": _over_data(sizes, machine, choice, training, forward, whole - forward),
-        "update": _update(sizes, machine, choice, training),
-    }
+    def parts(self, layer: Passes, loss: Passes, embedding: Passes) -> dict[str, float]:
+        """Seconds by cause."""
+        _, pipe, tensor, microbatches, repeats, remat, _ = self.choice
+        sizes, training = self.sizes, self.training
+        layers = sizes.layers // pipe // repeats
+        ticks, busy = num_ticks(pipe, microbatches, repeats), microbatches * repeats
 
+        handed_on = training.element * self.sequences * sizes.seq * sizes.width / tensor
+        permute = permute_seconds(self.machine, self._group(1), handed_on)
+        again, sent_again = layers * layer.again[remat], layers * layer.sent_again[remat]
+        computing = layers * (layer.forward + layer.backward)
+        sending = layers * (layer.sent_forward + layer.sent_backward) + sent_again
+        forward = layers * (layer.forward + layer.sent_forward) + permute
+        whole = computing + again + sending + 2 * permute
 
-def _copying(
-    sizes: Sizes, machine: Machine, choice: Choice, training: Training, ticks: int, in_tick: int, turns: float
-) -> float:
-    """What loops move beside their work; ``in_tick`` counts sequences times layers of a tick.
+        shared = training.share_loss and microbatches % pipe == 0
+        turns = microbatches / pipe if shared else microbatches
+        loss_again = loss.forward if remat == "block" else 0.0
+        ends = [(loss, turns), (embedding, microbatches)]
+        useful = microbatches / pipe * (loss.forward + loss.backward)
+        useful += microbatches * (embedding.forward + embedding.backward)
+        waiting = (turns - microbatches / pipe) * (loss.forward + loss.backward + loss_again)
+        return {
+            "computing": busy * computing + useful,
+            "recomputing": busy * again + microbatches / pipe * loss_again,
+            "copying": self._copying(ticks, layers * self.sequences, turns),
+            "bubble": (ticks - busy) * whole + waiting,
+            "tensor": busy * sending + sum(n * (one.sent_forward + one.sent_backward) for one, n in ends),
+            "pipe": 2 * busy * permute + self._outside_ticks(shared * microbatches * handed_on),
+            "data": self._over_data(forward, whole - forward),
+            "update": self._update(),
+        }
 
-    A loop that saves something writes it, reads it and puts it into an array that was filled with zeros. Gradients of
-    the weights are added up over ticks, those of the head over ``turns``. A pair of repeats is made in the forward pass
-    and twice in the backward pass, each time read and written twice; a repeat's gradients are averaged and stacked.
-    """
-    plan, group = PLANS[training.plan], group_elements(sizes, choice)
-    every, scores = layer_bytes(sizes, choice.tensor, 1, training.element)
-    kept = {"none": every, "attention": every - scores, "block": 0}[choice.remat]
-    loops = (ticks > 1) * (choice.remat != "block") + training.scanned
-    saved = 3 * loops * (kept if ticks > 1 else every) * in_tick * ticks
-    added = 3 * plan.gradient * (group * ticks * (ticks > 1) + group * training.scanned)
-    added += 3 * plan.gradient * end_elements(sizes, choice.tensor) / 2 * (turns if turns > 1 else 0)
-    pairs = choice.repeats * group * (16 * training.element + 14 * plan.gradient) if training.pairs else 0
-    return machine.kernel_seconds(saved + added + pairs)
+    @property
+    def _bytes(self) -> Precision:
+        return PLANS[self.training.plan]
 
+    @property
+    def _end_elements(self) -> float:
+        return end_elements(self.sizes, self.choice.tensor)
 
-def _outside_ticks(
-    sizes: Sizes, machine: Machine, choice: Choice, training: Training, outputs: float
-) -> float:  # fmt: skip
-    """Over ``pipe``: outputs handed out for the loss, and gradients of embedding and head, needed on all stages."""
-    group = axis_group(choice[:3], 1)
-    size = PLANS[training.plan].gradient * end_elements(sizes, choice.tensor)
-    shared = sum(collective_seconds(machine, kind, group, outputs) for kind in ("reduce_scatter", "all_gather"))
-    return shared + collective_seconds(machine, "all_reduce", group, size)
+    def _group(self, axis: int) -> tuple[int, ...]:
+        return axis_group(self.choice[:3], axis)
 
+    def _copying(self, ticks: int, in_tick: int, turns: float) -> float:
+        """Traffic of loops besides their work; ``in_tick`` counts sequences times layers of a tick.
 
-def _over_data(
-    sizes: Sizes, machine: Machine, choice: Choice, training: Training, forward: float, backward: float
-) -> float:
-    """What stays of the transfers over ``data`` when those of a repeat run beside the ticks of the next one.
+        A loop that saves something writes it, reads it and puts it into an array that was filled with zeros. Gradients
+        of the weights are added up over ticks, those of the head over ``turns``. A pair of repeats is made in the
+        forward pass and twice in the backward pass, each time read and written twice; a repeat's gradients are averaged
+        and stacked.
+        """
+        choice, training = self.choice, self.training
+        gradient, group = self._bytes.gradient, group_elements(self.sizes, choice)
+        every, scores = layer_bytes(self.sizes, choice.tensor, 1, training.element)
+        kept = {"none": every, "attention": every - scores, "block": 0}[choice.remat]
+        loops = (ticks > 1) * (choice.remat != "block") + training.scanned
+        saved = 3 * loops * (kept if ticks > 1 else every) * in_tick * ticks
+        added = 3 * gradient * (group * ticks * (ticks > 1) + group * training.scanned)
+        added += 3 * gradient * self._end_elements / 2 * (turns if turns > 1 else 0)
+        pairs = choice.repeats * group * (16 * training.element + 14 * gradient) if training.pairs else 0
+        return self.machine.kernel_seconds(saved + added + pairs)
 
-    The ends of the model, the first gather and the last sum have nothing beside them.
-    """
-    group = axis_group(choice[:3], 0)
-    plan, weights = PLANS[training.plan], group_elements(sizes, choice)
-    ends, rest = end_elements(sizes, choice.tensor), choice.repeats - 1
-    period = max(choice.microbatches, choice.pipe)
+    def _outside_ticks(self, outputs: float) -> float:
+        """Over ``pipe``: outputs handed out for the loss, and gradients of embedding and head, needed on all stages."""
+        sizes = {"reduce_scatter": outputs, "all_gather": outputs}
+        sizes["all_reduce"] = self._bytes.gradient * self._end_elements
+        return sum(collective_seconds(self.machine, kind, self._group(1), size) for kind, size in sizes.items())
 
-    def seconds(kind: str, element: int, elements: float) -> float:
-        return collective_seconds(machine, kind, group, element * elements)
+    def _over_data(self, forward: float, backward: float) -> float:
+        """The exposed part of the transfers over ``data`` when those of a repeat run beside the ticks of the next one.
 
-    if not choice.fsdp:
-        reduce = seconds("all_reduce", plan.gradient, weights)
-        hidden = rest * max(0.0, reduce - period * backward)
-        return reduce + hidden + seconds("all_reduce", plan.gradient, ends)
-    gather = seconds("all_gather", plan.activation, weights)
-    scatter = seconds("reduce_scatter", plan.gradient, weights)
-    hidden = rest * (max(0.0, gather - period * forward) + max(0.0, gather + scatter - period * backward))
-    both = seconds("all_gather", plan.activation, ends) + seconds("reduce_scatter", plan.gradient, ends)
-    return gather + scatter + hidden + both
+        The ends of the model, the first gather and the last sum have nothing beside them.
+        """
+        choice, plan, weights = self.choice, self._bytes, group_elements(self.sizes, self.choice)
+        ends, rest = self._end_elements, choice.repeats - 1
+        period = max(choice.microbatches, choice.pipe)
 
+        def seconds(kind: str, element: int, elements: float) -> float:
+            return collective_seconds(self.machine, kind, self._group(0), element * elements)
 
-def _update(sizes: Sizes, machine: Machine, choice: Choice, training: Training) -> float:
-    """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
-    plan, (moments, extra) = PLANS[training.plan], OPTIMIZERS[training.optimizer]
-    own = held_elements(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
-    each = plan.gradient + extra + 2 * (plan.parameter + plan.master + moments * plan.moment)
-    if plan.activation != plan.parameter:
-        each += plan.parameter + plan.activation  # cast for the next step
-    return machine.kernel_seconds(each * own)
+        if not choice.fsdp:
+            reduce = seconds("all_reduce", plan.gradient, weights)
+            hidden = rest * max(0.0, reduce - period * backward)
+            return reduce + hidden + seconds("all_reduce", plan.gradient, ends)
+        gather = seconds("all_gather", plan.activation, weights)
+        scatter = seconds("reduce_scatter", plan.gradient, weights)
+        hidden = rest * (max(0.0, gather - period * forward) + max(0.0, gather + scatter - period * backward))
+        both = seconds("all_gather", plan.activation, ends) + seconds("reduce_scatter", plan.gradient, ends)
+        return gather + scatter + hidden + both
+
+    def _update(self) -> float:
+        """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
+        choice, plan, (moments, extra) = self.choice, self._bytes, OPTIMIZERS[self.training.optimizer]
+        own = resident_elements(self.sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
+        each = plan.gradient + extra + 2 * (plan.parameter + plan.master + moments * plan.moment)
+        if plan.activation != plan.parameter:
+            each += plan.parameter + plan.activation  # cast for the next step
+        return self.machine.kernel_seconds(each * own)

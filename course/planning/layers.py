@@ -37,7 +37,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Device:
+class TensorRank:
     """One device of a group along ``tensor``, and its share of a microbatch.
 
     Attributes:
@@ -60,8 +60,9 @@ class Device:
         """Of elementwise work that reads and writes so many elements, of the training's size unless said."""
         return self.machine.kernel_seconds(elements * (element or self.training.element))
 
-    def product(self, rows: float, inner: float, columns: float, *, batch: float = 1, bytes_moved: float = 0.0,
-                dtype: str = "") -> float:  # fmt: skip
+    def product(
+        self, rows: float, inner: float, columns: float, *, batch: float = 1, bytes_moved: float = 0, dtype: str = ""
+    ) -> float:
         """Of ``batch`` products ``[rows, inner] x [inner, columns]``."""
         moved = bytes_moved or self.training.element * batch * (rows * inner + inner * columns + rows * columns)
         return self.machine.matmul_seconds(2.0 * batch * rows * inner * columns, moved, dtype or self.training.dtype)
@@ -98,29 +99,29 @@ class Device:
         return whole, first + (self.parts - 1) * (max(step, sent) + behind) - whole
 
 
-def layer_passes(sizes: Sizes, device: Device) -> Passes:
+def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     """Of one layer."""
-    t, b, s, e = device.parts, device.sequences, sizes.seq, device.training.element
+    t, b, s, e = rank.parts, rank.sequences, sizes.seq, rank.training.element
     n, h, m, a = b * s, sizes.width, sizes.inner // t, sizes.heads // t
     d = h // sizes.heads
     own, scores, mixed = n / t * h, float(b) * a * s * s, n * h / t
-    product, kernel = device.product, device.kernel
+    product, kernel = rank.product, rank.kernel
     # Scores are float32, and what is mixed of the training's size.
     score = product(s, d, s, batch=b * a, bytes_moved=4 * scores + 2 * mixed * e)
     softmax = 2 * kernel(scores, 4) + kernel(scores, 4 + e)
     mix = product(s, s, d, batch=b * a)
     # Norms: one reads one array and the other the two that make it; each then writes. Last, three are added.
     forward = score + softmax + mix + kernel(12 * own) + kernel(2 * n * m)
-    qkv, up = device.gathered(n, h, 3 * h // t, True), device.gathered(n, h, m, True)
-    out, down = device.scattered(n, h // t, h), device.scattered(n, m, h)
+    qkv, up = rank.gathered(n, h, 3 * h // t, True), rank.gathered(n, h, m, True)
+    out, down = rank.scattered(n, h // t, h), rank.scattered(n, m, h)
     dense = sum(whole for whole, _ in (qkv, up, out, down))
     sent = sum(more for _, more in (qkv, up, out, down))
 
     wide = product(s, s, d, batch=b * a, bytes_moved=4 * scores + (4 + e) * mixed, dtype="f32")
     backward = score_gradient(kernel, scores, e) + 2 * mix + 2 * wide
     backward += kernel(20 * own) + kernel(4 * n * m) + kernel(mixed, 8 + 4 * e)
-    turned = [device.scattered(n, 3 * h // t, h), device.scattered(n, m, h), device.gathered(n, h, h // t, True),
-              device.gathered(n, h, m, True)]  # fmt: skip
+    turned = [rank.scattered(n, 3 * h // t, h), rank.scattered(n, m, h)]
+    turned += [rank.gathered(n, h, h // t, True), rank.gathered(n, h, m, True)]
     of_weights = product(h, n, 3 * h // t) + product(h, n, m) + product(h // t, n, h) + product(m, n, h)
     backward += of_weights + sum(whole for whole, _ in turned)
     # The backward pass needs everything but what the layer gave: its last product and sum are not computed again.
@@ -134,22 +135,22 @@ def score_gradient(kernel, scores: float, element: int) -> float:
     return kernel(scores, 4 + element) + kernel(scores, 8 + element)
 
 
-def loss_passes(sizes: Sizes, device: Device) -> Passes:
+def loss_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     """Of norm, logits and cross-entropy; the logits are split over ``tensor``."""
-    t, n, h = device.parts, device.sequences * sizes.seq, sizes.width
-    v, own = sizes.vocab // device.parts, device.sequences * sizes.seq / device.parts * sizes.width
-    logits, back = device.gathered(n, h, v, True), device.scattered(n, v, h)
-    forward = logits[0] + device.kernel(3 * own) + device.kernel(2 * n * v)
-    backward = device.product(h, n, v) + back[0] + device.kernel(7 * own) + device.kernel(5 * n * v)
-    sums = 3 * collective_seconds(device.machine, "all_reduce", device.group, 4.0 * n) if t > 1 else 0.0
+    t, n, h = rank.parts, rank.sequences * sizes.seq, sizes.width
+    v, own = sizes.vocab // rank.parts, rank.sequences * sizes.seq / rank.parts * sizes.width
+    logits, back = rank.gathered(n, h, v, True), rank.scattered(n, v, h)
+    forward = logits[0] + rank.kernel(3 * own) + rank.kernel(2 * n * v)
+    backward = rank.product(h, n, v) + back[0] + rank.kernel(7 * own) + rank.kernel(5 * n * v)
+    sums = 3 * collective_seconds(rank.machine, "all_reduce", rank.group, 4.0 * n) if t > 1 else 0.0
     return Passes(forward, backward, logits[1] + sums, back[1])
 
 
-def embedding_passes(sizes: Sizes, device: Device) -> Passes:
+def embedding_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     """Of looking tokens up in a split table, and of its gradient, which is as large as the table."""
-    n, h, e = device.sequences * sizes.seq, sizes.width, device.training.element
-    own, table = n / device.parts * h, sizes.vocab // device.parts * h
-    out, back = (collective_seconds(device.machine, kind, device.group, e * n * h)
-                 for kind in ("reduce_scatter", "all_gather"))  # fmt: skip
-    forward = device.kernel(4 * n * h) + device.kernel(2 * own)
-    return Passes(forward, device.kernel(4 * n * h) + device.kernel(2 * own + table), out, back)
+    n, h, e = rank.sequences * sizes.seq, sizes.width, rank.training.element
+    own, table = n / rank.parts * h, sizes.vocab // rank.parts * h
+    kinds = ("reduce_scatter", "all_gather")
+    out, back = (collective_seconds(rank.machine, kind, rank.group, e * n * h) for kind in kinds)
+    forward = rank.kernel(4 * n * h) + rank.kernel(2 * own)
+    return Passes(forward, rank.kernel(4 * n * h) + rank.kernel(2 * own + table), out, back)

@@ -1,4 +1,4 @@
-"""Bytes that a planned step holds on one device at its peak, by closed forms.
+"""Bytes resident on one device at the peak of a planned step, by closed forms.
 
 State is counted as ``course.budget`` counts it, leaf by leaf. Activations are what JAX's autodiff saves of the
 course's Transformer, whose norms keep what they compute on the way and whose GELU keeps its steps: more than fused
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from course.budget import OPTIMIZERS, PLANS, Sizes, held, leaves
+from course.budget import OPTIMIZERS, PLANS, Sizes, leaves, resident_parameters
 from course.planning.choices import Choice
 from course.planning.training import Training
 from course.schedules import num_ticks
@@ -30,7 +30,7 @@ def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training)
     """Bytes on one device, all of ``MEANINGS``."""
     plan, e = PLANS[training.plan], training.element
     moments, extra = OPTIMIZERS[training.optimizer]
-    own = held_elements(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
+    own = resident_elements(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
 
     sequences = batch // choice.data // choice.microbatches
     layers = sizes.layers // choice.pipe // choice.repeats
@@ -59,7 +59,7 @@ def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training)
 
 
 def layer_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tuple[int, int]:
-    """What one layer saves of a microbatch for its backward pass, and how much of that are attention's scores.
+    """Bytes that one layer saves of a microbatch for its backward pass, and those of them in attention's scores.
 
     Of the width, a device has eight arrays with its part of the tokens, two of them (what enters the products) with
     all tokens if the layer is split, and four with its part of the features; six of the MLP's inner width; and of the
@@ -78,9 +78,9 @@ def logit_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> int:
 
 
 @cache
-def held_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
-    """Parameters that one device holds; ``data`` is 1 where that axis does not split them."""
-    return held(sizes, {"data": data, "pipe": pipe, "tensor": tensor}, data > 1, 0)
+def resident_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
+    """Parameters resident on one device; ``data`` is 1 where that axis does not split them."""
+    return resident_parameters(sizes, {"data": data, "pipe": pipe, "tensor": tensor}, data > 1, 0)
 
 
 @cache

@@ -14,10 +14,10 @@ from course.mesh import abstract_mesh
 from course.model import transformer
 from course.planning import Choice, Training, estimate, estimator, refusal
 from course.planning.estimate import CAUSES
-from course.planning.layers import Device, layer_passes
+from course.planning.layers import TensorRank, layer_passes
 from course.planning.links import axis_group, collective_seconds, permute_seconds
 from course.planning.memory import MEANINGS
-from course.planning.search import CANNOT, SLOWER, TOO_LARGE, choices, meshes, search
+from course.planning.search import Kind, choices, meshes, search
 from course.program import export, parse, timeline
 from course.schedules import bubble_form
 
@@ -45,7 +45,7 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     def backward(params, x, gradient):
         return jax.vjp(jax.checkpoint(lambda p, x: model.layer(p, x)), params, x)[1](gradient)
 
-    found = layer_passes(sizes, Device(H100, Training(dtype), (0,), 4))
+    found = layer_passes(sizes, TensorRank(H100, Training(dtype), (0,), 4))
     with jax.numpy_dtype_promotion("standard"):
         once = timeline(parse(program(lambda p, x: model.layer(p, x), {"p": layer, "x": x})), H100).seconds
         again = timeline(parse(program(backward, {"p": layer, "x": x, "gradient": x})), H100).seconds
@@ -55,10 +55,12 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     assert found.again["block"] + found.backward == pytest.approx(again, rel=within)
 
 
-@pytest.mark.parametrize("choice", [Choice(1, 4, 1, 8, 2, "none", False), Choice(1, 8, 1, 4, 1, "block", False),
-                                    Choice(2, 4, 1, 2, 2, "none", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "choice", [(1, 4, 1, 8, 2, "none", False), (1, 8, 1, 4, 1, "block", False), (2, 4, 1, 2, 2, "none", False)]
+)
 def test_the_bubble_is_that_of_the_schedule(choice):
-    """On a free network, and without what stands outside of the ticks."""
+    """On a free network, and without what is outside of the ticks."""
+    choice = Choice._make(choice)
     where = replace(FREE_NETWORK, num_devices=choice.devices)
     found = estimate(SIZES, where, 16, choice).parts
     tiny = estimate(replace(SIZES, layers=choice.pipe * choice.repeats), where, 16, choice).parts
@@ -76,7 +78,7 @@ def test_state_is_what_the_calculator_of_memory_counts(mesh, fsdp):
         return
     for plan, optimizer in (("cast", "adam"), ("mixed", "adam16"), ("float32", "sgd")):
         choice = Choice._make((*mesh, 1, 1, "block", fsdp))
-        held = estimate(SIZES, H100, 8, choice, Training(plan, optimizer)).held
+        held = estimate(SIZES, H100, 8, choice, Training(plan, optimizer)).resident
         known = budget(SIZES, batch=8, mesh=choice.mesh, plan=plan, optimizer=optimizer, fsdp=fsdp)
         assert {name: held[name] for name in ("parameters", "gradients", "optimizer")} == {
             name: known.row(name).bytes for name in ("parameters", "gradients", "optimizer")
@@ -89,10 +91,9 @@ def test_axes_lie_as_meshes_lay_them_out_and_collectives_take_what_rings_take():
     assert axis_group((2, 2, 4), 1) == (0, 4) and axis_group((2, 2, 4), 0) == (0, 8)
     size, link = 8e6, H100.links[0]
     group = tuple(range(8))
-    assert collective_seconds(H100, "all_gather", group, size) == pytest.approx(
-        7 * link.latency + 7 / 8 * size / link.bandwidth)  # fmt: skip
-    assert collective_seconds(H100, "all_reduce", group, size) == pytest.approx(
-        14 * link.latency + 14 / 8 * size / link.bandwidth)  # fmt: skip
+    for kind, steps in (("all_gather", 7), ("all_reduce", 14)):
+        form = steps * link.latency + steps / 8 * size / link.bandwidth
+        assert collective_seconds(H100, kind, group, size) == pytest.approx(form)
     between = TWO_A100.links[1]
     assert permute_seconds(TWO_A100, (0, 8), size) == pytest.approx(between.latency + size / between.bandwidth)
     assert permute_seconds(H100, (0,), size) == collective_seconds(H100, "all_gather", (3,), size) == 0
@@ -105,15 +106,18 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
     assert all(refusal(SIZES, 8, 16, choice) == "" for choice in found)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"data": 4}, "data x pipe x tensor is 16, and there are 8 devices"),
-    ({"data": 0}, "data is 0, and it must be a whole number of at least 1"),
-    ({"pipe": 1, "tensor": 4, "data": 2.0}, "data is 2.0, and it must be a whole number"),
-    ({"microbatches": 5}, "a share of 8 sequences cannot be taken in 5 microbatches"),
-    ({"repeats": 3}, "4 layers on a stage cannot be taken in 3 repeats"),
-    ({"data": 1, "pipe": 1, "tensor": 8}, "heads 4 cannot be split over tensor=8"),
-    ({"remat": "some"}, "no remat is called 'some'; there are: none, attention, block"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": 4}, "data x pipe x tensor is 16, and there are 8 devices"),
+        ({"data": 0}, "data is 0, and it must be a whole number of at least 1"),
+        ({"pipe": 1, "tensor": 4, "data": 2.0}, "data is 2.0, and it must be a whole number"),
+        ({"microbatches": 5}, "a share of 8 sequences cannot be taken in 5 microbatches"),
+        ({"repeats": 3}, "4 layers on a stage cannot be taken in 3 repeats"),
+        ({"data": 1, "pipe": 1, "tensor": 8}, "heads 4 cannot be split over tensor=8"),
+        ({"remat": "some"}, "no remat is called 'some'; there are: none, attention, block"),
+    ],
+)
 def test_what_cannot_be_placed_is_said(change, said):
     choice = Choice(2, 2, 2, 4, 2, "none", True)._replace(**change)
     assert said in refusal(SIZES, 8, 16, choice)
@@ -135,16 +139,16 @@ def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
     assert plans.best and plans.best.seconds == min(found.seconds for found in fitting)
     assert plans.count == len(every)
     kinds = [rejected.kind for rejected in plans.rejected]
-    assert kinds.count(SLOWER) == len(fitting) - 1 and kinds.count(TOO_LARGE) == len(every) - len(fitting)
-    assert all(rejected.said and rejected.why for rejected in plans.rejected)
+    assert kinds.count(Kind.SLOWER) == len(fitting) - 1 and kinds.count(Kind.TOO_LARGE) == len(every) - len(fitting)
+    assert all(rejected.said and rejected.cause for rejected in plans.rejected)
     assert sum(map(len, plans.grouped().values())) == len(plans.rejected)
 
 
 def test_a_mesh_that_a_model_cannot_be_placed_on_is_one_way_and_says_why():
     plans = search(replace(SIZES, heads=2), H100, 8)
-    refused = [rejected for rejected in plans.rejected if rejected.kind == CANNOT]
+    refused = [rejected for rejected in plans.rejected if rejected.kind == Kind.CANNOT]
     assert {rejected.mesh for rejected in refused} == {(1, 1, 8), (1, 2, 4), (2, 1, 4)}
-    assert refused[0].why == "heads 2 cannot be split over tensor"
+    assert refused[0].cause == "heads 2 cannot be split over tensor"
     assert list(plans.by_mesh()) and plans.by_mesh()[1, 1, 8] is refused[[r.mesh for r in refused].index((1, 1, 8))]
 
 
@@ -152,7 +156,7 @@ def test_where_nothing_fits_there_is_no_best_and_the_smallest_comes_first():
     plans = search(replace(LARGE, layers=64, width=16_384, heads=128), machine("8xA5000"), 8)
     large = [rejected.found.bytes for rejected in plans.rejected if rejected.found]
     assert plans.best is None and large == sorted(large)
-    assert {rejected.kind for rejected in plans.rejected} == {TOO_LARGE}
+    assert {rejected.kind for rejected in plans.rejected} == {Kind.TOO_LARGE}
 
 
 def test_parts_add_up_and_only_what_is_there_costs():
@@ -163,13 +167,16 @@ def test_parts_add_up_and_only_what_is_there_costs():
     assert alone.parts["data"] == 0 and 0 < alone.mfu < 1
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
-    ({"plan": "float8"}, "no plan is called 'float8'"),
-    ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
-    ({"remats": ("some",)}, "no remat is called 'some'"),
-    ({"remats": ()}, "no remat is given"),
-    ({"margin": float("nan")}, "margin is nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"plan": "float8"}, "no plan is called 'float8'"),
+        ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
+        ({"remats": ("some",)}, "no remat is called 'some'"),
+        ({"remats": ()}, "no remat is given"),
+        ({"margin": float("nan")}, "margin is nan"),
+    ],
+)
 def test_a_training_that_is_not_known_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         Training(**wrong)

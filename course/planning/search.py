@@ -1,4 +1,4 @@
-"""Every way to place a step, the best of those that fit, and why each of the others is not it."""
+"""Every configuration of a step, the best of those that fit, and why each of the others is not it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
 from course.budget import Sizes
 from course.machine import Machine
-from course.planning.choices import Choice, Mesh, mesh_refusal
+from course.planning.choices import Choice, Indivisible, Mesh, indivisible
 from course.planning.estimate import Estimate, estimator
 from course.planning.memory import STATE
 from course.planning.training import DEFAULT, Training
 
-CANNOT, TOO_LARGE, SLOWER = "cannot be split", "does not fit", "slower"
+
+class Kind(StrEnum):
+    """Why a configuration was rejected."""
+
+    CANNOT = "cannot be split"
+    TOO_LARGE = "does not fit"
+    SLOWER = "slower"
 
 
 def meshes(num_devices: int) -> Iterator[Mesh]:
@@ -27,7 +34,7 @@ def meshes(num_devices: int) -> Iterator[Mesh]:
 
 
 def choices(sizes: Sizes, mesh: Mesh, batch: int, remats: tuple[str, ...] = ("none", "block")) -> Iterator[Choice]:
-    """All ways to use a mesh that a model can be placed on; ``fsdp`` only where ``data`` has more than one place."""
+    """All configurations of a mesh that a model can be placed on; ``fsdp`` only where ``data`` is above 1."""
     data, pipe, tensor = mesh
     for microbatches in divisors(batch // data):
         for repeats in divisors(sizes.layers // pipe):
@@ -45,32 +52,55 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rejected:
-    """What was not chosen.
+    """A configuration that was not chosen.
 
     Attributes:
         mesh: Axis sizes.
-        kind: ``CANNOT``, ``TOO_LARGE`` or ``SLOWER``.
-        why: What decided: an axis that does not divide, what takes the memory, what takes the time.
-        said: The whole reason.
+        kind: What is wrong with it.
+        why: What decided: what an axis does not divide, what takes the memory, what takes the time; empty where it is
+            as fast as the best one and needs no less memory.
+        amount: Of ``why``: bytes, or seconds more than the best one takes.
         found: The estimate; None where there is none.
+        slower: By which share it takes longer than the best one.
     """
 
     mesh: Mesh
-    kind: str
-    why: str
-    said: str
+    kind: Kind
+    why: Indivisible | str
+    amount: float = 0.0
     found: Estimate | None = None
+    slower: float = 0.0
+
+    @property
+    def cause(self) -> str:
+        """``why`` in words, the same for all that it decides about."""
+        return self.why.cause if isinstance(self.why, Indivisible) else self.why or "nothing"
+
+    @property
+    def said(self) -> str:
+        """The whole reason."""
+        if self.kind is Kind.SLOWER and self.why:
+            return f"{self.slower:.1%} slower, most of it {self.why}: {1e3 * self.amount:,.1f} ms more"
+        if self.kind is Kind.TOO_LARGE and self.found:
+            needed = f"{self.found.needed / 1e9:,.1f} of {self.found.memory / 1e9:,.1f} GB"
+            return f"{needed}, most of it {self.why}: {self.amount / 1e9:,.1f} GB"
+        return str(self.why) or "as fast, and holds no less"
+
+    @property
+    def summary(self) -> str:
+        """``said`` for a narrow table."""
+        return f"{self.slower:.1%} slower: {self.why}" if self.kind is Kind.SLOWER and self.why else self.said
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
+        mesh = dict(zip(("data", "pipe", "tensor"), self.mesh, strict=True))
         found = self.found.to_json() if self.found else None
-        return {"mesh": dict(zip(("data", "pipe", "tensor"), self.mesh, strict=True)), "kind": self.kind,
-                "why": self.why, "said": self.said, "estimate": found}  # fmt: skip
+        return {"mesh": mesh, "kind": self.kind, "why": self.cause, "said": self.said, "estimate": found}
 
 
 @dataclass(frozen=True)
 class Plans:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         best: The fastest that fits; None if nothing does.
@@ -82,7 +112,7 @@ class Plans:
 
     @property
     def count(self) -> int:
-        """How many ways were looked at; a mesh that a model cannot be placed on is one."""
+        """How many configurations were looked at; a mesh that a model cannot be placed on is one."""
         return len(self.rejected) + (self.best is not None)
 
     def by_mesh(self) -> dict[Mesh, Estimate | Rejected]:
@@ -94,18 +124,18 @@ class Plans:
             found.setdefault(one.mesh, one)
         return found
 
-    def grouped(self) -> dict[tuple[str, str], list[Rejected]]:
+    def grouped(self) -> dict[tuple[Kind, str], list[Rejected]]:
         """All that were rejected, by kind and by what decided."""
-        groups: dict[tuple[str, str], list[Rejected]] = defaultdict(list)
+        groups: dict[tuple[Kind, str], list[Rejected]] = defaultdict(list)
         for one in self.rejected:
-            groups[one.kind, one.why].append(one)
+            groups[one.kind, one.cause].append(one)
         return dict(groups)
 
 
 def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Plans:
     """Look at every mesh of all of a machine's devices, with all microbatches, repeats, remats, FSDP on and off.
 
-    Of two that take equally long, the one that holds less is taken.
+    Of two that take equally long, the one that needs less memory is taken.
 
     Args:
         sizes: Of the model.
@@ -118,8 +148,8 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
     large: list[Estimate] = []
     refused: list[Rejected] = []
     for mesh in meshes(machine.num_devices):
-        if said := mesh_refusal(sizes, batch, mesh):
-            refused.append(Rejected(mesh, CANNOT, said.rpartition("=")[0], said))
+        if why := indivisible(sizes, batch, mesh):
+            refused.append(Rejected(mesh, Kind.CANNOT, why))
             continue
         for choice in choices(sizes, mesh, batch, training.remats):
             found = one(choice)
@@ -132,20 +162,16 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
 
 
 def _slower(found: Estimate, best: Estimate) -> Rejected:
-    """What costs more than with the best one, the most of it named."""
+    """Name the cause that adds most to the time of the best one."""
     more = {cause: seconds - best.parts[cause] for cause, seconds in found.parts.items()}
     why = max(more, key=lambda cause: more[cause])
-    if more[why] <= 0:
-        return Rejected(found.choice[:3], SLOWER, "nothing", "as fast, and holds no less", found)
-    said = f"{found.seconds / best.seconds - 1:.1%} slower, most of it {why}: {1e3 * more[why]:,.1f} ms more"
-    return Rejected(found.choice[:3], SLOWER, why, said, found)
+    why, amount = (why, more[why]) if more[why] > 0 else ("", 0.0)
+    return Rejected(found.choice[:3], Kind.SLOWER, why, amount, found, found.seconds / best.seconds - 1)
 
 
 def _too_large(found: Estimate) -> Rejected:
-    """What takes most of the memory."""
-    state = sum(found.held[name] for name in STATE)
-    held = {"state": state, **{name: size for name, size in found.held.items() if name not in STATE}}
-    why = max(held, key=lambda name: held[name])
-    needed = (1 + found.margin) * found.bytes
-    said = f"{needed / 1e9:,.1f} of {found.memory / 1e9:,.1f} GB, most of it {why}: {held[why] / 1e9:,.1f} GB"
-    return Rejected(found.choice[:3], TOO_LARGE, why, said, found)
+    """Name what takes most of the memory."""
+    resident = {"state": sum(found.resident[name] for name in STATE)}
+    resident |= {name: size for name, size in found.resident.items() if name not in STATE}
+    why = max(resident, key=lambda name: resident[name])
+    return Rejected(found.choice[:3], Kind.TOO_LARGE, why, resident[why], found)

@@ -1,4 +1,4 @@
-"""What a planned step does in the same way on every mesh."""
+"""The parts of a planned step that are the same on every mesh."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from course.machines import machine
 from course.mesh import make_mesh
 from course.program import compile_program, memory, parse, timelines
 from course.program.program_test import program_of, struct
-from course.validation.programs import RUNS, gather_matmul, single_device
+from course.validation.rings import gather_matmul
+from course.validation.single_device import RUNS, single_device
 
 MATRIX = 256 * 256 * 4
 

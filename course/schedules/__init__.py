@@ -10,14 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from course.schedules.measures import (
-    Measured,
-    activations_form,
-    bubble_form,
-    measure,
-    messages_form,
-    num_ticks,
-)
+from course.schedules.measures import Measured, activations_form, bubble_form, measure, messages_form, num_ticks
 from course.schedules.orders import Action, Schedule, forwards, text_of, written
 from course.schedules.single import gpipe, one_f_one_b, pipedream, zero_bubble
 from course.schedules.timing import Costs, Message, Span, Timed, run
@@ -56,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is in ``looped``, which is not everywhere."""
+    """The names of ``looped``, which is not everywhere."""
     if name in __all__:
         return getattr(importlib.import_module("course.schedules.looped"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

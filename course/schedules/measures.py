@@ -1,4 +1,4 @@
-"""What a schedule costs: its bubble, what it holds, what it sends; measured on its times, and by closed forms.
+"""The costs of a schedule: its bubble, activations and messages; measured on its times, and by closed forms.
 
 Activations are counted in *microbatches of a device*: what the forward pass of one microbatch keeps for the backward
 pass on all layers of one device. With repeats, one part of the layers is a fraction of that.
@@ -32,7 +32,7 @@ class Measured:
 
 
 def measure(timed: Timed) -> Measured:
-    """What a timed schedule costs.
+    """The costs of a timed schedule.
 
     Raises:
         ValueError: It never flushes and its stream is too short for a steady state.
@@ -124,7 +124,7 @@ def bubble_form(
 
 
 def activations_form(name: str, stage: int, num_stages: int, num_microbatches: int, num_repeats: int = 1) -> float:
-    """What a stage holds at most, in microbatches of a device, by closed form.
+    """The most activations of a stage, in microbatches of a device, by closed form.
 
     1F1B: Narayanan et al. 2021 (Memory-Efficient Pipeline-Parallel DNN Training), section 3.2. Interleaved 1F1B: its
     first stage in Korthikanti et al. 2022, section 4.2.3. ZB-H1: Qi et al. 2024, table 2.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward, weights"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -34,7 +34,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each stage does, in order.
+    """The actions of each stage, in order.
 
     Attributes:
         name: What people call it.
@@ -72,14 +72,11 @@ class Schedule:
 
     def _require_complete(self, stage: int, order: tuple[Action, ...]) -> None:
         counts = Counter(order)
-        halves = {"F"} if self.forward_only else {"F", "B"}
         for repeat in range(self.num_repeats):
             for microbatch in range(self.microbatches):
                 has = {kind: counts.pop(Action(kind, microbatch, repeat), 0) for kind in KINDS}
-                split = has["B"] == 0 and has["I"] == has["W"] == 1
-                whole = has["B"] == 1 and has["I"] == has["W"] == 0
-                fine = not any(has[kind] for kind in "BIW") if halves == {"F"} else split or whole
-                if has["F"] != 1 or not fine:
+                backward = [has[kind] for kind in "BIW"]
+                if has["F"] != 1 or backward not in ([[0, 0, 0]] if self.forward_only else [[1, 0, 0], [0, 1, 1]]):
                     found = ", ".join(f"{count} x {kind}" for kind, count in has.items() if count) or "nothing"
                     what = text_of(Action("", microbatch, repeat), self.num_repeats)
                     raise ValueError(
@@ -107,10 +104,7 @@ def require_sizes(num_stages: int, num_microbatches: int, num_repeats: int) -> N
 def forwards(schedule: Schedule) -> Schedule:
     """The same schedule's forward pass alone."""
     orders = tuple(tuple(action for action in order if action.kind == "F") for order in schedule.orders)
-    return Schedule(
-        f"{schedule.name}, forward pass", schedule.num_stages, schedule.num_microbatches, schedule.num_repeats, orders,
-        schedule.flushes, schedule.microbatches,
-    )  # fmt: skip
+    return replace(schedule, name=f"{schedule.name}, forward pass", orders=orders)
 
 
 def text_of(action: Action, num_repeats: int = 1) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from course.schedules.orders import Action, Schedule, require_sizes
 
@@ -15,9 +15,8 @@ def gpipe(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Sched
     Raises:
         ValueError: Sizes below 1, or repeats, of which it has one.
     """
-    _require_one_repeat("GPipe", num_stages, num_microbatches, num_repeats)
-    order = _each("F", range(num_microbatches)) + _each("B", reversed(range(num_microbatches)))
-    return Schedule("GPipe", num_stages, num_microbatches, 1, (order,) * num_stages)
+    order = (*_each("F", range(num_microbatches)), *_each("B", reversed(range(num_microbatches))))
+    return _schedule("GPipe", num_stages, num_microbatches, num_repeats, lambda stage: order)
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Schedule:
@@ -29,9 +28,9 @@ def one_f_one_b(num_stages: int, num_microbatches: int, num_repeats: int = 1) ->
     Raises:
         ValueError: Sizes below 1, or repeats, of which it has one.
     """
-    _require_one_repeat("1F1B", num_stages, num_microbatches, num_repeats)
-    orders = tuple(_alternating(num_stages - stage, num_microbatches) for stage in range(num_stages))
-    return Schedule("1F1B", num_stages, num_microbatches, 1, orders)
+    return _schedule(
+        "1F1B", num_stages, num_microbatches, num_repeats, lambda s: _alternating(num_stages - s, num_microbatches)
+    )
 
 
 def pipedream(num_stages: int, num_microbatches: int, num_repeats: int = 1, *, stream: int = 0) -> Schedule:
@@ -50,10 +49,10 @@ def pipedream(num_stages: int, num_microbatches: int, num_repeats: int = 1, *, s
     Raises:
         ValueError: Sizes below 1, or repeats, of which it has one.
     """
-    _require_one_repeat("PipeDream", num_stages, num_microbatches, num_repeats)
     stream = stream or max(3 * num_microbatches, 10 * num_stages)
-    orders = tuple(_alternating(num_stages - stage, stream) for stage in range(num_stages))
-    return Schedule("PipeDream", num_stages, num_microbatches, 1, orders, flushes=False, microbatches=stream)
+    return _schedule(
+        "PipeDream", num_stages, num_microbatches, num_repeats, lambda s: _alternating(num_stages - s, stream), stream
+    )
 
 
 def zero_bubble(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> Schedule:
@@ -67,36 +66,45 @@ def zero_bubble(num_stages: int, num_microbatches: int, num_repeats: int = 1) ->
     Raises:
         ValueError: Sizes below 1, or repeats, of which it has one.
     """
-    _require_one_repeat("ZB-H1", num_stages, num_microbatches, num_repeats)
-    orders = tuple(tuple(_zero_bubble_order(stage, num_stages, num_microbatches)) for stage in range(num_stages))
-    return Schedule("ZB-H1", num_stages, num_microbatches, 1, orders)
+    return _schedule(
+        "ZB-H1", num_stages, num_microbatches, num_repeats, lambda s: _zero_bubble(s, num_stages, num_microbatches)
+    )
 
 
-def _require_one_repeat(name: str, num_stages: int, num_microbatches: int, num_repeats: int) -> None:
+def _schedule(
+    name: str,
+    num_stages: int,
+    num_microbatches: int,
+    num_repeats: int,
+    order: Callable[[int], Iterable[Action]],
+    stream: int = 0,
+) -> Schedule:
+    """The schedule of a stage's ``order``; with a ``stream`` of microbatches, one that never flushes."""
     require_sizes(num_stages, num_microbatches, num_repeats)
     if num_repeats != 1:
         raise ValueError(
             f"{name} has one part of the model on each device, not {num_repeats}: interleaved 1F1B and breadth-first "
             "are the schedules with repeats"
         )
+    orders = tuple(tuple(order(stage)) for stage in range(num_stages))
+    return Schedule(name, num_stages, num_microbatches, 1, orders, flushes=not stream, microbatches=stream)
 
 
-def _each(kind: str, microbatches: Iterator[int] | range) -> tuple[Action, ...]:
-    return tuple(Action(kind, microbatch) for microbatch in microbatches)
+def _each(kind: str, microbatches: Iterable[int]) -> Iterator[Action]:
+    return (Action(kind, microbatch) for microbatch in microbatches)
 
 
-def _alternating(in_flight: int, microbatches: int) -> tuple[Action, ...]:
+def _alternating(in_flight: int, microbatches: int) -> Iterator[Action]:
     """Forward passes until ``in_flight`` microbatches are under way; then, for each that comes back, another one."""
     first = min(in_flight, microbatches)
-    order = list(_each("F", range(first)))
+    yield from _each("F", range(first))
     for microbatch in range(microbatches):
-        order.append(Action("B", microbatch))
+        yield Action("B", microbatch)
         if first + microbatch < microbatches:
-            order.append(Action("F", first + microbatch))
-    return tuple(order)
+            yield Action("F", first + microbatch)
 
 
-def _zero_bubble_order(stage: int, num_stages: int, num_microbatches: int) -> Iterator[Action]:
+def _zero_bubble(stage: int, num_stages: int, num_microbatches: int) -> Iterator[Action]:
     first = min(num_stages - stage, num_microbatches)
     yield from _each("F", range(first))
     for microbatch in range(num_microbatches):

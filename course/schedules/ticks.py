@@ -22,7 +22,7 @@ from course.schedules.timing import Costs, run
 
 @dataclass(frozen=True)
 class Work:
-    """What one stage does in one tick.
+    """The work of one stage in one tick.
 
     Attributes:
         start, end: Seconds, of everything that it computes.
@@ -121,7 +121,7 @@ def schedule_ticks(schedule: Schedule) -> tuple[dict[int, Action], ...]:
 
 
 def laid_beside(ticks: tuple[Tick, ...], schedule: Schedule) -> list[dict[int, Action] | None]:
-    """What the schedule does in each of a Program's ticks.
+    """The schedule's actions in each of a Program's ticks.
 
     Returns:
         One entry for each tick, or an empty list if the two do not have the same number. A Program may have one tick

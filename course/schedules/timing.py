@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from course.schedules.orders import KINDS, Action, Schedule, text_of
 
@@ -71,7 +71,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Message:
-    """What went from one stage to another: the result of ``action``, on the wire from ``start`` to ``end``."""
+    """A message from one stage to another: the result of ``action``, on the wire from ``start`` to ``end``."""
 
     source: int
     target: int
@@ -120,25 +120,21 @@ def run(schedule: Schedule, costs: Costs = UNIT) -> Timed:
 _Key = tuple[bool, int, int]
 
 
-@dataclass
 class _State:
-    schedule: Schedule
-    costs: Costs
-    arrived: dict[_Key, float] = field(default_factory=dict)
-    link_free: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
-    spans: list[list[Span]] = field(init=False)
-    messages: list[Message] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.spans = [[] for _ in range(self.schedule.num_stages)]
-        self.ran: list[set[Action]] = [set() for _ in range(self.schedule.num_stages)]
+    def __init__(self, schedule: Schedule, costs: Costs):
+        self.schedule, self.costs = schedule, costs
+        self.arrived: dict[_Key, float] = {}
+        self.link_free: dict[tuple[int, int], float] = defaultdict(float)
+        self.spans: list[list[Span]] = [[] for _ in schedule.orders]
+        self.ran: list[set[Action]] = [set() for _ in schedule.orders]
+        self.messages: list[Message] = []
 
     @property
     def done(self) -> bool:
         return all(len(a) == len(b) for a, b in zip(self.spans, self.schedule.orders, strict=True))
 
     def advance(self, stage: int) -> bool:
-        """Run what the stage can run; whether it was anything."""
+        """Run what the stage can run; True if it was anything."""
         order, spans = self.schedule.orders[stage], self.spans[stage]
         before = len(spans)
         while len(spans) < len(order) and not any(self._missing(stage, order[len(spans)])):
@@ -146,7 +142,7 @@ class _State:
         return len(spans) > before
 
     def _needs(self, stage: int, action: Action) -> _Key | None:
-        """What has to arrive from another part of the model."""
+        """The result that has to arrive from another part of the model."""
         part = action.repeat * self.schedule.num_stages + stage
         last = self.schedule.num_repeats * self.schedule.num_stages - 1
         if action.kind == "F":

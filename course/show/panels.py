@@ -11,7 +11,7 @@ from course.show.tables import Section, comparison, heading, printable, sections
 from course.show.words import HOW_TO_READ, conclusion
 
 if TYPE_CHECKING:
-    from course.predict import Prediction
+    from course.prediction import Prediction
 
 _OUTER = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.5;color:inherit;text-align:left;"
 _CELL = "padding:2px 14px 2px 0;vertical-align:top;border:none;white-space:nowrap;"

@@ -13,6 +13,23 @@ _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")
 _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
+class Figure(str):
+    """A figure as people read it, ``80 ms (40 %)``: its ``value``, and in brackets its ``share`` of a whole."""
+
+    value: str
+    share: str
+
+    def __new__(cls, value: str, share: str = "") -> Figure:
+        figure = super().__new__(cls, f"{value} ({share})" if share else value)
+        figure.value, figure.share = value, share
+        return figure
+
+    @property
+    def stacked(self) -> str:
+        """The share below the value, for a narrow column."""
+        return f"{self.value}\n({self.share})" if self.share else self.value
+
+
 def seconds_text(seconds: float) -> str:
     """``20.6 ms``; what is shorter than a tenth of a nanosecond says so."""
     if 0 < seconds < 1e-10:
@@ -32,8 +49,7 @@ def capacity_text(number: float) -> str:
 
 def dtype_text(machine: Machine, dtype: str) -> str:
     """What a machine's matrix products of a dtype run as: ``TF32`` for ``f32`` where its peak is TensorFloat-32's."""
-    tf32 = dtype == "f32" and "TensorFloat-32" in machine.sources.get("matmul_flops", "")
-    return "TF32" if tf32 else dtype
+    return "TF32" if dtype == "f32" and machine.tf32 else dtype
 
 
 def count_text(number: float, unit: str) -> str:

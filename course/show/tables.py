@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from course.program.simulator.trace import mesh_text, plain_kind, shape_text
-from course.show.quantities import bytes_text, count_text, seconds_text, share_text
+from course.show.quantities import Figure, bytes_text, count_text, seconds_text, share_text
 from course.show.words import conclusion, line_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
-    from course.predict import Prediction
+    from course.prediction import Prediction
 
 LONGEST, WIDEST = 10, 100
 
@@ -133,7 +133,9 @@ class Fitting:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         whole = rich_table(self.section)
         if console.measure(whole, options=options.update(max_width=10_000)).maximum > options.max_width:
-            rows = tuple(tuple(cell.replace(" (", "\n(") for cell in row) for row in self.section.rows)
+            rows = tuple(
+                tuple(cell.stacked if isinstance(cell, Figure) else cell for cell in row) for row in self.section.rows
+            )
             whole = rich_table(replace(self.section, rows=rows))
             longest = max(len(row[0]) for row in rows)
             whole.columns[0].no_wrap = 3 * longest <= options.max_width

@@ -21,7 +21,7 @@ from course.measured.single_device import PEAKS
 from course.mesh import abstract_mesh
 from course.show.quantities import bytes_text, count_text, seconds_text, share_text
 from course.training.loop import Trainer
-from course.training.strategy import MakeStrategy, Options, Sizes
+from course.training.strategy import MakeStrategy, ModelSizes, StrategyOptions
 
 DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 WARM_UP = 2
@@ -29,7 +29,7 @@ WARM_UP = 2
 
 def run_card(
     trainer: Trainer,
-    options: Options,
+    options: StrategyOptions,
     *,
     times: list[float],
     results: dict[str, Any],
@@ -73,7 +73,7 @@ def name_of(trainer: Trainer) -> str:
     return f"train {trainer.strategy.name} " + " ".join(f"{axis}={size}" for axis, size in trainer.mesh.shape.items())
 
 
-def rates(sizes: Sizes, batch: int, times: list[float], kind: str, devices: int, dtype: str) -> dict[str, Any]:
+def rates(sizes: ModelSizes, batch: int, times: list[float], kind: str, devices: int, dtype: str) -> dict[str, Any]:
     """Seconds a step (median and quartiles), tokens a second over all devices, and MFU.
 
     ``mfu`` is a share of ``peak_flops``, the published dense rate for the dtype times the number of devices. Both are
@@ -95,9 +95,9 @@ def rates(sizes: Sizes, batch: int, times: list[float], kind: str, devices: int,
 
 
 def predicted(
-    make: MakeStrategy, sizes: Sizes, axes: dict[str, int], options: Options, batch: int, machine: str
+    make: MakeStrategy, sizes: ModelSizes, axes: dict[str, int], options: StrategyOptions, batch: int, machine: str
 ) -> dict[str, Any]:
-    """What the lenses say of a step's loss and gradients on a machine; the optimizer's update is not in it.
+    """The lenses' prediction of a step's loss and gradients on a machine; the optimizer's update is not in it.
 
     Returns:
         ``machine``, ``seconds``, ``tokens_per_second``, ``mfu`` and ``bytes``; or ``not applicable`` and why.
@@ -115,23 +115,17 @@ def predicted(
         return {"loss": loss, "gradients": found}
 
     rows = jax.ShapeDtypeStruct((batch, sizes.seq), np.int32)
+    inputs = {"params": sizes.shapes(), "batch": {"inputs": rows, "targets": rows}}
+    specs = {"params": strategy.specs, "batch": strategy.batch_spec}
+    out_specs = {"loss": P(), "gradients": strategy.specs}
     try:
-        program = export(
-            gradients, {"params": sizes.shapes(), "batch": {"inputs": rows, "targets": rows}},
-            {"params": strategy.specs, "batch": strategy.batch_spec}, mesh=axes, roles={"params": "state"},
-            out_specs={"loss": P(), "gradients": strategy.specs},
-        )  # fmt: skip
+        program = export(gradients, inputs, specs, mesh=axes, roles={"params": "state"}, out_specs=out_specs)
         found = predict(program, machine, model_flops=float(sizes.model_flops * batch * sizes.seq))
     except (ProgramError, ValueError) as error:
         return {"machine": machine, "not applicable": str(error)}
     seconds = found.timeline.seconds
-    return {
-        "machine": machine,
-        "seconds": seconds,
-        "tokens_per_second": batch * sizes.seq / seconds,
-        "mfu": found.mfu,
-        "bytes": found.memory.peak,
-    }
+    speed = {"seconds": seconds, "tokens_per_second": batch * sizes.seq / seconds, "mfu": found.mfu}
+    return {"machine": machine, **speed, "bytes": found.memory.peak}
 
 
 def lines(data: dict[str, Any]) -> dict[str, str]:

@@ -1,21 +1,21 @@
-"""What a card says of rates and of predictions; whole cards are made by the command's tests."""
+"""A card's rates and predictions; whole cards are made by the command's tests."""
 
 import pytest
 
 from course.machines import machine
 from course.training.cards import lines, rates
-from course.training.strategy import Sizes
+from course.training.strategy import ModelSizes
 
-SIZES = Sizes()
-ROW = {
-    "sizes": {"width": 128, "seq": 64}, "schedule": {"steps": 1500, "learning_rate": 3e-3, "warmup": 100, "final": 0.1,
-    "weight_decay": 0.1, "clip": 1.0}, "mesh": {"data": 4, "tensor": 2}, "processes": 1, "emulated": False, "batch": 32,
-    "parameters": 854_272, "num_microbatches": 2, "remat": True, "dtype": "bfloat16", "steps": 10, "loss": None,
-    "validation_loss": None, "bigram_loss": 2.5, "bytes": 2**30, "compiled_bytes": 2**29,
-    "predicted": {"machine": "8xH100", "seconds": 0.001, "tokens_per_second": 2e6, "mfu": 0.25, "bytes": 2**28},
-}  # fmt: skip
-INSTALLED = {"kind": "NVIDIA H100 80GB HBM3", "count": 8, "versions": dict.fromkeys(("jax", "jaxlib", "python"), "1"),
-             "date": "2026-01-01", "flags": {"XLA_FLAGS": "--a"}}  # fmt: skip
+SIZES = ModelSizes()
+SCHEDULE = {"steps": 1500, "learning_rate": 3e-3, "warmup": 100, "final": 0.1, "weight_decay": 0.1, "clip": 1.0}
+ROW = {"sizes": {"width": 128, "seq": 64}, "schedule": SCHEDULE, "mesh": {"data": 4, "tensor": 2}, "processes": 1}
+ROW |= {"emulated": False, "batch": 32, "parameters": 854_272, "num_microbatches": 2, "remat": True, "steps": 10}
+ROW |= {"dtype": "bfloat16", "loss": None, "validation_loss": None, "bigram_loss": 2.5}
+ROW |= {"bytes": 2**30, "compiled_bytes": 2**29}
+ROW["predicted"] = {"machine": "8xH100", "seconds": 0.001, "tokens_per_second": 2e6, "mfu": 0.25, "bytes": 2**28}
+VERSIONS = dict.fromkeys(("jax", "jaxlib", "python"), "1")
+INSTALLED = {"kind": "NVIDIA H100 80GB HBM3", "count": 8, "versions": VERSIONS, "date": "2026-01-01"}
+INSTALLED |= {"flags": {"XLA_FLAGS": "--a"}}
 
 
 def test_rates_are_of_the_median_step_without_the_first_two_and_the_mesh_shares_its_peak():

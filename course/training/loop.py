@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from course.training.optimizer import Schedule, make_optimizer, state_specs, update
-from course.training.strategy import Sizes, Strategy
+from course.training.optimizer import OptimizerSchedule, make_optimizer, state_specs, update
+from course.training.strategy import ModelSizes, Strategy
 from course.training.text import bigram_loss, evaluation_starts, place, read_text, require_row, split, starts
 
 # ``{"params": ..., "optimizer": ...}``: all that a step changes.
@@ -33,7 +33,7 @@ class Diverged(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """What decides the losses of a run.
+    """The settings that decide the losses of a run.
 
     Attributes:
         sizes: The model's.
@@ -44,8 +44,8 @@ class Run:
         evaluation_batches: Batches of an evaluation at most; None for all of the validation text.
     """
 
-    sizes: Sizes = field(default_factory=Sizes)
-    schedule: Schedule = field(default_factory=lambda: Schedule(steps=1500))
+    sizes: ModelSizes = field(default_factory=ModelSizes)
+    schedule: OptimizerSchedule = field(default_factory=lambda: OptimizerSchedule(steps=1500))
     batch: int = 32
     seed: int = 0
     evaluate_every: int = 250
@@ -62,8 +62,9 @@ class Run:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Run:
-        """What ``to_json`` gave."""
-        return cls(**{**data, "sizes": Sizes(**data["sizes"]), "schedule": Schedule(**data["schedule"])})
+        """The run that ``to_json`` gave."""
+        inner = {"sizes": ModelSizes(**data["sizes"]), "schedule": OptimizerSchedule(**data["schedule"])}
+        return cls(**{**data, **inner})
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,10 @@ def prepare(run: Run, strategy: Strategy, mesh: Mesh, num_microbatches: int = 1)
         return {"params": params, "optimizer": optimizer_state}, {"loss": loss, "gradient_norm": norm}
 
     whole = NamedSharding(mesh, P())
-    shapes = {"params": params, "optimizer": jax.eval_shape(optimizer.init, params)}
-    rows = jax.ShapeDtypeStruct(
-        (run.batch, run.sizes.seq), np.int32, sharding=NamedSharding(mesh, strategy.batch_spec)
-    )  # fmt: skip
+    by_row = NamedSharding(mesh, strategy.batch_spec)
+    rows = jax.ShapeDtypeStruct((run.batch, run.sizes.seq), np.int32, sharding=by_row)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(layout, whole))
-    compiled = jitted.lower(abstract(shapes, layout), {"inputs": rows, "targets": rows}).compile()
+    compiled = jitted.lower(abstract(shapes_of(run), layout), {"inputs": rows, "targets": rows}).compile()
     loss = jax.jit(strategy.loss, out_shardings=whole)
     return Trainer(run, mesh, strategy, layout, compiled, loss, _bytes(compiled))
 
@@ -172,7 +171,7 @@ def train(
         trainer: What to run.
         state: As it is after ``done`` steps; it is donated.
         done: Steps that lie behind.
-        tell: Hears of everything: ``{"event": "step" | "evaluation", "step": ..., ...}``, where step counts those done.
+        tell: Progress callback: ``{"event": "step" | "evaluation", "step": ..., ...}``, where step counts those done.
         save: Keeps the state after that many steps.
         save_every: Steps from one ``save`` to the next, and at the end; 0 for none at all.
         stop: Asked after each step, by all processes alike.
@@ -214,20 +213,20 @@ def train(
 
 def evaluate(trainer: Trainer, params: Any, held_out: np.ndarray) -> float:
     """The mean loss over the validation text, in whole batches."""
-    run = trainer.run
-    every = evaluation_starts(
-        len(held_out), batch=run.batch, seq=run.sizes.seq, most=run.evaluation_batches
-    )  # fmt: skip
+    every = _evaluated(trainer.run, held_out)
     # One at a time: emulated devices starve each other where several computations are in flight.
     return float(np.mean([float(trainer.loss(params, trainer.batch(at, held_out))) for at in every]))
 
 
 def baseline(run: Run) -> float:
-    """What a bigram model loses on the bytes that an evaluation predicts."""
+    """The loss of a bigram model on the bytes that an evaluation predicts."""
     trained, held_out = split(read_text())
-    every = evaluation_starts(len(held_out), batch=run.batch, seq=run.sizes.seq, most=run.evaluation_batches)
-    predicted = sum(len(at) for at in every) * run.sizes.seq
+    predicted = sum(len(at) for at in _evaluated(run, held_out)) * run.sizes.seq
     return bigram_loss(trained, held_out[: predicted + 1])
+
+
+def _evaluated(run: Run, held_out: np.ndarray) -> Iterator[np.ndarray]:
+    return evaluation_starts(len(held_out), batch=run.batch, seq=run.sizes.seq, most=run.evaluation_batches)
 
 
 class _Losses:
@@ -248,7 +247,7 @@ class _Losses:
             self._read()
 
     def restart(self) -> None:
-        """What happened since the last loss was no step."""
+        """Leave the time since the last loss out of the next step."""
         self.last = time.perf_counter()
 
     def _read(self) -> None:

@@ -9,13 +9,13 @@ import pytest
 from course.mesh import make_mesh
 from course.training.checkpoints import CheckpointError, Checkpoints
 from course.training.loop import Diverged, Run, baseline, initial, prepare, train
-from course.training.optimizer import Schedule
-from course.training.strategy import Options, Sizes, compiler
+from course.training.optimizer import OptimizerSchedule
+from course.training.strategy import ModelSizes, StrategyOptions, compiler
 
 STEPS = 8
 RUN = Run(
-    Sizes(width=16, hidden=32, num_layers=1, num_heads=2, seq=8),
-    Schedule(steps=STEPS, learning_rate=1e-2, warmup=2),
+    ModelSizes(width=16, hidden=32, num_layers=1, num_heads=2, seq=8),
+    OptimizerSchedule(steps=STEPS, learning_rate=1e-2, warmup=2),
     batch=16,
     evaluate_every=5,
     evaluation_batches=2,
@@ -30,7 +30,7 @@ def trainers():
         key = tuple(axes.items())
         if key not in made:
             mesh = make_mesh(axes)
-            made[key] = prepare(RUN, compiler(RUN.sizes, mesh, Options(min_size=64)), mesh)
+            made[key] = prepare(RUN, compiler(RUN.sizes, mesh, StrategyOptions(min_size=64)), mesh)
         return made[key]
 
     return of
@@ -79,7 +79,7 @@ def test_checkpoints_that_cannot_be_used_say_why(trainers, tmp_path):
     with Checkpoints(tmp_path) as kept:
         with pytest.raises(CheckpointError, match=r"no checkpoint in .*--resume"):
             kept.restore(trainer)
-        kept.save(3, initial(trainer), Run(Sizes(width=32), RUN.schedule))
+        kept.save(3, initial(trainer), Run(ModelSizes(width=32), RUN.schedule))
         kept.wait()
         with pytest.raises(CheckpointError, match="width is 32 there and 16 here, hidden is 512 there and 32"):
             kept.restore(trainer)
@@ -100,7 +100,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(trainers):
 
 def test_a_batch_that_does_not_divide_is_refused_before_anything_is_compiled():
     mesh = make_mesh({"data": 8})
-    strategy = compiler(RUN.sizes, mesh, Options())
+    strategy = compiler(RUN.sizes, mesh, StrategyOptions())
     with pytest.raises(ValueError, match="batch 16 is not divisible by data=8 x 4 microbatches = 32"):
         prepare(RUN, strategy, mesh, num_microbatches=4)
 

@@ -21,8 +21,8 @@ PyTree = Any
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What the optimizer does at each step.
+class OptimizerSchedule:
+    """Settings of the optimizer and its learning rate.
 
     Attributes:
         steps: Of the whole run: the learning rate reaches its end here.
@@ -58,7 +58,7 @@ class Schedule:
                 raise ValueError(f"{what} is {getattr(self, what):g}, and it must be {must}")
 
 
-def learning_rate(schedule: Schedule) -> optax.Schedule:
+def learning_rate(schedule: OptimizerSchedule) -> optax.Schedule:
     """From the number of updates made to the learning rate of the next one: a linear rise, then half a cosine."""
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0 if schedule.warmup else schedule.learning_rate,
@@ -81,7 +81,7 @@ def decays(params: Params) -> PyTree:
 # --8<-- [end:decays]
 
 
-def make_optimizer(schedule: Schedule) -> optax.GradientTransformation:
+def make_optimizer(schedule: OptimizerSchedule) -> optax.GradientTransformation:
     """AdamW behind clipping by the global norm."""
     return optax.chain(
         optax.clip_by_global_norm(schedule.clip),
@@ -100,10 +100,8 @@ def state_specs(optimizer: optax.GradientTransformation, params: Params, specs: 
         specs: The ``PartitionSpec`` of each parameter.
     """
     state = jax.eval_shape(optimizer.init, params)
-    return optax.tree.map_params(
-        optimizer, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P(),
-        is_leaf=lambda x: isinstance(x, P),
-    )  # fmt: skip
+    leaf = {"transform_non_params": lambda _: P(), "is_leaf": lambda x: isinstance(x, P)}
+    return optax.tree.map_params(optimizer, lambda _, spec: spec, state, specs, **leaf)
 
 
 def update(

@@ -12,17 +12,17 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import make_mesh
 from course.model import transformer
-from course.training.optimizer import Schedule, decays, learning_rate, make_optimizer, state_specs, update
+from course.training.optimizer import OptimizerSchedule, decays, learning_rate, make_optimizer, state_specs, update
 
 MODEL = transformer(width=8, hidden=16, num_layers=2, num_heads=2, vocab=16, max_seq=4)
 SHAPES = jax.eval_shape(MODEL.init, jax.random.key(0))
 
 
 def test_learning_rate_rises_and_falls():
-    rate = learning_rate(Schedule(steps=100, learning_rate=0.5, warmup=10, final=0.2))
+    rate = learning_rate(OptimizerSchedule(steps=100, learning_rate=0.5, warmup=10, final=0.2))
     found = [np.asarray(rate(i)) for i in (0, 5, 10, 55, 100, 200)]
     np.testing.assert_allclose(found, [0, 0.25, 0.5, 0.3, 0.1, 0.1], rtol=1e-6)
-    assert learning_rate(Schedule(steps=10, learning_rate=0.5, warmup=0))(0) == 0.5
+    assert learning_rate(OptimizerSchedule(steps=10, learning_rate=0.5, warmup=0))(0) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -39,22 +39,20 @@ def test_learning_rate_rises_and_falls():
 )
 def test_schedules_that_make_no_sense_say_so(wrong, said):
     with pytest.raises(ValueError, match=said):
-        Schedule(**{"steps": 9, "warmup": 1, **wrong})
+        OptimizerSchedule(**{"steps": 9, "warmup": 1, **wrong})
 
 
 def test_matrices_decay_and_norms_biases_embeddings_and_positions_do_not():
     found = {
         jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in jax.tree.leaves_with_path(decays(SHAPES))
     }
-    assert {name for name, does in found.items() if does} == {
-        "layers/attention/qkv/kernel", "layers/attention/out/kernel", "layers/mlp/up/kernel", "layers/mlp/down/kernel",
-        "head/out/kernel",
-    }  # fmt: skip
+    of_layers = {f"layers/{name}/kernel" for name in ("attention/qkv", "attention/out", "mlp/up", "mlp/down")}
+    assert {name for name, does in found.items() if does} == {*of_layers, "head/out/kernel"}
     assert len(found) == 13 and len(SHAPES["layers"]["mlp"]["up"]["bias"].shape) == 2
 
 
 def test_decay_is_decoupled_and_of_the_size_that_was_asked_for():
-    schedule = Schedule(steps=10, learning_rate=0.1, warmup=0, weight_decay=0.5)
+    schedule = OptimizerSchedule(steps=10, learning_rate=0.1, warmup=0, weight_decay=0.5)
     params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
     optimizer = make_optimizer(schedule)
     after, _, norm = update(optimizer, params, optimizer.init(params), jax.tree.map(jnp.zeros_like, params))
@@ -109,7 +107,7 @@ def test_inside_shard_map_the_same_call_would_be_wrong():
 
 def test_the_state_is_laid_out_as_its_parameters_are():
     _, specs = sharded(gradients_of(0), make_mesh({"data": 8}))
-    optimizer = make_optimizer(Schedule(steps=200))
+    optimizer = make_optimizer(OptimizerSchedule(steps=200))
     state = jax.eval_shape(optimizer.init, SHAPES)
     found = state_specs(optimizer, SHAPES, specs)
     assert jax.tree.structure(state) == jax.tree.structure(found, is_leaf=lambda s: isinstance(s, P))

@@ -15,8 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
-from typing import IO
+from typing import IO, Any
 
 import jax
 
@@ -44,7 +43,7 @@ class ProcessLost(Exception):
 
 
 def launched() -> bool:
-    """Whether this is a process that ``launch`` started."""
+    """True in a process that ``launch`` started."""
     return PLACE in os.environ
 
 
@@ -55,24 +54,19 @@ def join() -> None:
         RuntimeError: The others were not there in time, or nothing says where to find them.
         ValueError: As before.
     """
-    initialize = partial(
-        jax.distributed.initialize,
-        initialization_timeout=MEETING_SECONDS,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    given: dict[str, Any] = {}
+    if launched():
+        number, count, address = os.environ[PLACE].split()
+        threading.Thread(target=_end_with_launcher, daemon=True).start()
+        given = {"coordinator_address": address, "coordinator_bind_address": address}
+        given |= {"num_processes": int(count), "process_id": int(number), "cluster_detection_method": "deactivate"}
+    jax.distributed.initialize(
+        **given, initialization_timeout=MEETING_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
     )
-    if not launched():
-        initialize()
-        return
-    number, count, address = os.environ[PLACE].split()
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
-    initialize(
-        coordinator_address=address, num_processes=int(count), process_id=int(number),
-        cluster_detection_method="deactivate", coordinator_bind_address=address,
-    )  # fmt: skip
 
 
 def stop_asked(step: int) -> bool:
-    """Whether the run is to save and stop after this step; all processes get the same answer at the same step.
+    """True if the run is to save and stop after this step; all processes get the same answer at the same step.
 
     A process that is sent SIGTERM asks for it, as clusters do before they take a machine away.
     """
@@ -90,7 +84,7 @@ def launch(command: list[str], count: int, tell: Callable[[str], None] = lambda 
     Args:
         command: What each runs; it calls ``join``.
         count: How many.
-        tell: Hears of what the launcher does.
+        tell: Progress callback.
 
     Returns:
         The first process's exit status, where all ended as they should.
@@ -120,10 +114,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _start(command: list[str], place: str, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C reaches the launcher alone. The pipe tells it when the launcher is gone.
+    environment = {**os.environ, PLACE: place}
     return subprocess.Popen(
-        command, env={**os.environ, PLACE: place}, stdin=subprocess.PIPE, stdout=output, stderr=output,
-        start_new_session=True,
-    )  # fmt: skip
+        command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+    )
 
 
 def _watch(

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from course.model import Params
-from course.training.strategy import Sizes
+from course.training.strategy import ModelSizes
 from course.training.text import VOCAB
 
 
@@ -22,8 +22,10 @@ def whole(params: Params, mesh: Mesh) -> Params:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), gathered)
 
 
-def sample(sizes: Sizes, params: Params, prompt: bytes, *, length: int, seed: int, temperature: float = 0.8) -> bytes:
-    """What the model makes of a prompt: ``length`` bytes more, each drawn from what it predicts.
+def sample(
+    sizes: ModelSizes, params: Params, prompt: bytes, *, length: int, seed: int, temperature: float = 0.8
+) -> bytes:
+    """Continue a prompt: ``length`` bytes more, each drawn from what it predicts.
 
     Args:
         sizes: The model's. It sees the last ``sizes.seq`` bytes.
@@ -47,7 +49,9 @@ def sample(sizes: Sizes, params: Params, prompt: bytes, *, length: int, seed: in
 
 
 @partial(jax.jit, static_argnames="sizes")
-def _continue(sizes: Sizes, params: Params, tokens: jax.Array, first: int, length: int, seed: int, temperature: float):
+def _continue(
+    sizes: ModelSizes, params: Params, tokens: jax.Array, first: int, length: int, seed: int, temperature: float
+):
     model, key = sizes.model(), jax.random.key(seed)
 
     def predicted(window: jax.Array, at: jax.Array) -> jax.Array:

@@ -7,9 +7,9 @@ import pytest
 
 from course.mesh import make_mesh
 from course.training.sample import sample, whole
-from course.training.strategy import Sizes
+from course.training.strategy import ModelSizes
 
-SIZES = Sizes(width=16, hidden=32, num_layers=1, num_heads=2, seq=8)
+SIZES = ModelSizes(width=16, hidden=32, num_layers=1, num_heads=2, seq=8)
 PARAMS = jax.jit(SIZES.model().init)(jax.random.key(0))
 
 

@@ -1,8 +1,8 @@
 """A strategy: how a model's loss and gradients are computed on a mesh. The loop around it does not change.
 
 A strategy is made by a plain function ``(sizes, mesh, options) -> Strategy``. The parameters are those of
-``Sizes.model().init`` on every mesh, the same arrays with the same names; a strategy only says how they are laid out.
-So one optimizer serves all strategies, and what one has saved another one restores.
+``ModelSizes.model().init`` on every mesh, the same arrays with the same names; a strategy only says how they are laid
+out. So one optimizer serves all strategies, and what one has saved another one restores.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from course.budget import Sizes as BudgetSizes
-from course.budget import flops_per_token
+from course import budget
 from course.model import Model, Params, full_loss, transformer
 from course.training.text import VOCAB, Batch
 
@@ -38,8 +37,8 @@ TENSOR_DIMS = {
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes of the byte-level Transformer.
+class ModelSizes:
+    """ModelSizes of the byte-level Transformer.
 
     Attributes:
         width: Of the residual stream.
@@ -63,10 +62,8 @@ class Sizes:
 
     def model(self) -> Model:
         """The model as pure functions."""
-        return transformer(
-            width=self.width, hidden=self.hidden, num_layers=self.num_layers, num_heads=self.num_heads, vocab=VOCAB,
-            max_seq=self.seq,
-        )  # fmt: skip
+        sizes = {name: getattr(self, name) for name in ("width", "hidden", "num_layers", "num_heads")}
+        return transformer(**sizes, vocab=VOCAB, max_seq=self.seq)
 
     def shapes(self) -> Params:
         """The parameters' shapes."""
@@ -79,13 +76,13 @@ class Sizes:
         ``6 N + 12 L d s`` with ``N`` the weights of matrix products, as for all of the course's measurements.
         """
         weights = self.num_layers * (4 * self.width**2 + 2 * self.width * self.hidden) + VOCAB * self.width
-        budget = BudgetSizes(self.num_layers, self.width, self.num_heads, VOCAB, self.seq, parameters=weights)
-        return flops_per_token(budget)
+        sizes = budget.Sizes(self.num_layers, self.width, self.num_heads, VOCAB, self.seq, parameters=weights)
+        return budget.flops_per_token(sizes)
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a strategy may do in more than one way; one that cannot do what is asked for says so.
+class StrategyOptions:
+    """Options of a strategy; one that does not have an option that is requested says so.
 
     Attributes:
         num_microbatches: Parts that each device's rows are run in.
@@ -135,7 +132,7 @@ class Strategy:
 
 
 # On a mesh without devices too: that is enough to export.
-MakeStrategy = Callable[[Sizes, Mesh | AbstractMesh, Options], Strategy]
+MakeStrategy = Callable[[ModelSizes, Mesh | AbstractMesh, StrategyOptions], Strategy]
 # --8<-- [end:strategy]
 
 
@@ -147,7 +144,7 @@ def require_axes(name: str, mesh: Mesh | AbstractMesh, axes: tuple[str, ...], ad
             raise ValueError(f"the strategy {name} splits over {known} alone, and the mesh has {axis}={size}{advice}")
 
 
-def compiler(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strategy:
+def compiler(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
     """The compiler's own partitioning: the single-device loss under ``jax.jit``, and where each array lies.
 
     Rows are split over ``data``, and so is every large parameter; heads, hidden features and vocabulary over
@@ -165,7 +162,7 @@ def compiler(sizes: Sizes, mesh: Mesh | AbstractMesh, options: Options) -> Strat
         if getattr(sizes, what) % tensor:
             raise ValueError(f"{what} {getattr(sizes, what)} is not divisible by tensor={tensor}")
     shapes = sizes.shapes()
-    split = jax.tree.map_with_path(lambda path, leaf: _tensor_spec(path, leaf, tensor), shapes)
+    split = jax.tree.map_with_path(lambda path, _: _tensor_spec(path, tensor), shapes)
     specs = jax.tree.map_with_path(
         lambda path, leaf, spec: _data_spec(path, leaf, spec, data, options.min_size), shapes, split
     )
@@ -198,7 +195,7 @@ def accumulated(
     return jax.tree.map(lambda leaf: leaf / num_microbatches, total)
 
 
-def _tensor_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, tensor: int) -> P:
+def _tensor_spec(path: tuple[Any, ...], tensor: int) -> P:
     """Over ``tensor`` alone."""
     dim = TENSOR_DIMS.get(jax.tree_util.keystr(path, simple=True, separator="/"))
     return P() if dim is None or tensor == 1 else P(*[None] * dim, "tensor")
@@ -215,7 +212,7 @@ def _data_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, spec: P, data:
     return P(*dims)
 
 
-def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh | AbstractMesh, options: Options) -> Model:
+def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Model:
     """The model with its weights gathered over ``data`` where they are used, in ``options.dtype``, and rows held."""
 
     def weights(params: Params, specs: PyTree) -> Params:

@@ -8,17 +8,17 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import make_mesh
 from course.model import full_loss
-from course.training.strategy import Options, Sizes, compiler
+from course.training.strategy import ModelSizes, StrategyOptions, compiler
 from course.training.text import place, read_text, rows, starts
 
-SIZES = Sizes(width=16, hidden=32, num_layers=2, num_heads=4, seq=8)
+SIZES = ModelSizes(width=16, hidden=32, num_layers=2, num_heads=4, seq=8)
 TEXT, AT = read_text(), starts(0, 0, batch=16, seq=8, length=10_000)
 PARAMS = jax.jit(SIZES.model().init)(jax.random.key(0))
 EXPECTED = jax.jit(jax.value_and_grad(lambda p: full_loss(SIZES.model(), p, rows(TEXT, AT, 8))))(PARAMS)
 
 
 def on(mesh, **options):
-    strategy = compiler(SIZES, mesh, Options(**options))
+    strategy = compiler(SIZES, mesh, StrategyOptions(**options))
     params = jax.tree.map(lambda leaf, s: jax.device_put(leaf, NamedSharding(mesh, s)), PARAMS, strategy.specs)
     return strategy, params, place(TEXT, AT, 8, mesh, strategy.batch_spec)
 
@@ -65,24 +65,23 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
 )
 def test_meshes_that_it_cannot_use_are_refused(axes, said):
     with pytest.raises(ValueError, match=said):
-        compiler(SIZES, make_mesh(axes), Options())
+        compiler(SIZES, make_mesh(axes), StrategyOptions())
 
 
 def test_sizes_and_options_that_make_no_sense_say_so():
     for made, said in (
-        (lambda: Sizes(num_heads=3), "not divisible"),
-        (lambda: Sizes(seq=0), "at least 1"),
-        (lambda: Options(dtype="float8"), "one of: float32, bfloat16"),
-        (lambda: Options(num_microbatches=0), "at least 1"),
+        (lambda: ModelSizes(num_heads=3), "not divisible"),
+        (lambda: ModelSizes(seq=0), "at least 1"),
+        (lambda: StrategyOptions(dtype="float8"), "one of: float32, bfloat16"),
+        (lambda: StrategyOptions(num_microbatches=0), "at least 1"),
     ):
         with pytest.raises(ValueError, match=said):
             made()
 
 
 def test_model_flops_are_those_of_the_courses_measurements():
-    from course.measured.single_device import model_flops
     from course.validation.single_device import Sizes as Published
 
     published = Published(num_layers=12, width=1024, num_heads=8, vocabulary=256, sequence=512, batch=1)
-    ours = Sizes(width=1024, hidden=4096, num_layers=12, num_heads=8, seq=512)
-    assert 512 * ours.model_flops == model_flops(published)
+    ours = ModelSizes(width=1024, hidden=4096, num_layers=12, num_heads=8, seq=512)
+    assert 512 * ours.model_flops == published.model_flops

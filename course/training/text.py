@@ -108,7 +108,7 @@ def evaluation_starts(length: int, *, batch: int, seq: int, most: int | None = N
 
 
 def bigram_loss(trained: np.ndarray, held_out: np.ndarray, *, smoothing: float = 0.01) -> float:
-    """What a model that knows only the byte before loses on each byte of ``held_out``, in nats.
+    """The loss of a model that knows only the byte before, on each byte of ``held_out``, in nats.
 
     Its probabilities are the counts of pairs in ``trained``, with ``smoothing`` added to each of the 65,536.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from course.machine import Machine
 from course.machines import machine
@@ -13,7 +12,7 @@ from course.program import Timeline, parse, timeline
 from course.program.compiled import GpuReport, compile_all
 from course.program.compiled.kernels import Work, work_of
 from course.program.compiled.schedule import Instruction, Schedule, walk
-from course.validation.single_device import RUNS, Run, single_device
+from course.validation.single_device import RUNS, PublishedRun, single_device
 
 A5000 = machine("8xA5000")
 # The compiler names an instruction that it computes a second time, to keep fewer results, after the first and this.
@@ -51,16 +50,8 @@ class Gap:
     timeline: Side
     compiled: Side | None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Gap:
-        compiled = data["compiled"] and Side(**data["compiled"])
-        return cls(data["name"], data["measured"], Side(**data["timeline"]), compiled)
-
-
-def gaps(runs: Iterable[Run] = RUNS, *, aot: bool = True) -> list[Gap]:
+def gaps(runs: Iterable[PublishedRun] = RUNS, *, aot: bool = True) -> list[Gap]:
     """Both lenses on the published single-GPU runs.
 
     Args:
@@ -79,7 +70,7 @@ def gaps(runs: Iterable[Run] = RUNS, *, aot: bool = True) -> list[Gap]:
 
 
 @cache
-def compiled_runs(runs: tuple[Run, ...]) -> list[GpuReport]:
+def compiled_runs(runs: tuple[PublishedRun, ...]) -> list[GpuReport]:
     """The runs as the GPU compiler compiles them for the A5000; it is asked once, however many need them.
 
     Raises:

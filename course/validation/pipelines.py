@@ -76,14 +76,9 @@ def pipeline(
     body = partial(_gradients, forward, num_stages, data) if backward else partial(_outputs, forward)
     out_specs = {"gradients": weights} if backward else {"outputs": P("pipe", None, "data")}
     mapped = jax.shard_map(body, mesh=abstract_mesh(mesh), in_specs=(weights, rows), out_specs=out_specs)
+    options: dict[str, Any] = {"mesh": mesh, "roles": {"params": "state"}, "platform": platform}
     return export(
-        lambda params, x: mapped(params, x),
-        inputs,
-        {"params": weights, "x": rows},
-        mesh=mesh,
-        out_specs=out_specs,
-        roles={"params": "state"},
-        platform=platform,
+        lambda params, x: mapped(params, x), inputs, {"params": weights, "x": rows}, out_specs=out_specs, **options
     )
 
 

@@ -52,8 +52,8 @@ def ratio_svg(
     for i, row in enumerate(rows):
         y = HEAD + STEP * (i + 0.5)
         parts.append(text(row, LEFT - 14, y + 4, "end"))
-        parts += [_dot(s, _x(s.ratios[i] or 1.0, ticks), y, f"{row}, {s.name}: {s.ratios[i]:.3f}")
-                  for s in series if s.ratios[i] is not None]  # fmt: skip
+        dots = [(s, ratio) for s in series if (ratio := s.ratios[i]) is not None]
+        parts += [_dot(s, _x(ratio, ticks), y, f"{row}, {s.name}: {ratio:.3f}") for s, ratio in dots]
     legend, height = _legend(series, bottom + 34)
     return svg(LEFT + WIDTH + RIGHT, height, title, described, "".join(parts) + legend, name)
 

@@ -14,7 +14,6 @@ from course.schedules import num_ticks
 from course.validation.pipelines import Layer, pipeline, uva_pipeline
 from course.validation.rings import gather_matmul
 from course.validation.single_device import RUNS, Sizes, parameters, single_device
-from course.validation.three_d import Sizes3D, three_d_step
 
 SMALL = Sizes(num_layers=2, width=32, num_heads=2, vocabulary=64, sequence=16, batch=8)
 NARROW = Layer(width=16, hidden=32, rows=2, norm=True)
@@ -80,7 +79,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
 
 
 def layers_in_order(inputs, num_stages, num_repeats):
-    """What the pipeline should give: every layer after the other, on one device."""
+    """The expected result of a pipeline: every layer after the other, on one device."""
     stack = {name.split("/")[1]: jnp.asarray(a) for name, a in inputs.items() if name.startswith("params/")}
     x = jnp.asarray(inputs["x"])
     for repeat in range(num_repeats):
@@ -152,26 +151,3 @@ def test_ring_sends_seven_chunks_and_the_gather_as_many_bytes_at_once():
     assert [(c.kind, c.count) for c in ring] == [("collective_permute", 7)]
     assert [(c.kind, c.count) for c in plain] == [("all_gather", 1)]
     assert 7 * ring[0].wire_bytes == plain[0].wire_bytes == 7 / 8 * 4096 * 4096 * 2
-
-
-# Three axes
-
-
-def test_step_over_three_axes_has_a_billion_parameters():
-    leaves = [leaf for leaf in three_d_step().inputs if leaf.name.startswith("state/params/")]
-    assert 0.9e9 < sum(math.prod(leaf.shape) for leaf in leaves) < 1.1e9
-
-
-def test_step_over_three_axes_gives_the_gradients_of_one_device():
-    sizes = Sizes3D(4, width=32, num_heads=4, vocabulary=64, sequence=8, num_microbatches=4, microbatch=2)
-    one = {"data": 1, "pipe": 1, "tensor": 1}
-    wide = {"data": 2, "pipe": 2, "tensor": 2}
-    zero = {"state/count": np.zeros((), np.int32)}
-    inputs, found = run(three_d_step(wide, sizes), **zero)
-    alone = three_d_step(one, replace(sizes, microbatch=4))
-    _, expected = run(alone, **inputs)
-    for name, value in expected.items():
-        if "/mu/" in name or name == "loss":
-            moment = 0.9 * inputs.get(name, 0.0)
-            scale = np.abs(value - moment).max()
-            np.testing.assert_allclose(found[name] / scale, value / scale, atol=0.05, err_msg=name)

@@ -7,98 +7,34 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from course.validation import page
 from course.validation.gap import Gap, gaps
-from course.validation.rows import Row, every
+from course.validation.means import Mean, means
+from course.validation.rows import TABLES, Figure, every
 
 RESULTS = Path(__file__).parent / "results.json"
 EXACT = 1e-9  # what floating-point sums lose
-# The mean error of a group by one lens that the course promises.
-GOALS = {
-    ("closed forms", "timeline"): 5e-5,
-    ("closed forms", "costs"): 5e-5,
-    ("closed forms", "memory"): 5e-5,
-    ("A5000, memory", "liveness"): 0.10,
-    ("A5000, memory", "compiled"): 0.05,
-    ("A5000, time", "timeline"): 0.20,
-    ("A5000, time", "replay"): 0.12,
-    ("looping pipeline", "timeline"): 0.03,
-    ("ring matmul, 8xH100", "compiled"): 0.01,
-}
-
-
-IDEALISED = (
+EXPLAINED = (
     "8xH100 is idealised: it has published peaks alone, which no program reaches, so it is meant to miss what XLA "
     "measured, most of all where pieces are small; 8xH100-calibrated carries these tables."
 )
 
 
-@dataclass(frozen=True)
-class Mean:
-    """The mean error of a group's rows by one lens.
-
-    Attributes:
-        group, lens: Of the rows.
-        error: Mean of the absolute relative errors; None where nothing was measured.
-        goal: What it must not exceed; None where nothing is promised.
-        rows: How many rows it is the mean of.
-        order: Whether the rows come in the published order; None for fewer than three, or of several units.
-    """
-
-    group: str
-    lens: str
-    error: float | None
-    goal: float | None
-    rows: int
-    order: bool | None
-
-    @property
-    def met(self) -> bool | None:
-        return None if self.error is None or self.goal is None else self.error <= self.goal
-
-
-def means(rows: Iterable[Row]) -> list[Mean]:
-    """One for each group and lens, of the rows that count and were measured."""
-    sorted_rows: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        sorted_rows.setdefault((row.group, row.lens), []).append(row)
-    found = []
-    for (group, lens), members in sorted_rows.items():
-        counted = [row for row in members if row.counts and row.error is not None]
-        error = sum(abs(row.error or 0.0) for row in counted) / len(counted) if counted else None
-        found.append(Mean(group, lens, error, GOALS.get((group, lens)), len(counted), _in_order(counted)))
-    return found
-
-
-def _in_order(rows: list[Row]) -> bool | None:
-    if len(rows) < 3 or rows[0].group == "closed forms" or len({row.unit for row in rows}) > 1:
-        return None
-    by = [sorted(range(len(rows)), key=lambda i: getattr(rows[i], which) or 0.0) for which in ("published", "found")]
-    return by[0] == by[1]
-
-
-def results(rows: list[Row]) -> dict[str, Any]:
-    """What is kept: the rows and what they were computed with."""
-    return {"versions": versions(), "rows": [row.to_json() for row in rows]}
-
-
 def versions() -> dict[str, str]:
-    """What rows depend on."""
+    """The versions that figures depend on."""
     return {name: version(name) for name in ("jax", "jaxlib")}
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What ``--write`` kept: the versions, the rows, and where timeline and replay differ."""
+class Recorded(msgspec.Struct, frozen=True):
+    """The result that ``--write`` kept: the versions, the figures, and where timeline and replay differ."""
 
     versions: dict[str, str]
-    rows: list[Row]
+    rows: list[Figure]
     gaps: list[Gap]
 
 
@@ -108,20 +44,17 @@ def recorded() -> Recorded:
     Raises:
         FileNotFoundError: None was.
     """
-    data = json.loads(RESULTS.read_text())
-    return Recorded(
-        data["versions"], [Row(**row) for row in data["rows"]], [Gap.from_json(gap) for gap in data["gaps"]]
-    )
+    return msgspec.json.decode(RESULTS.read_bytes(), type=Recorded)
 
 
-def write(rows: list[Row]) -> None:
+def write(rows: list[Figure]) -> None:
     """Keep the result and bring the site's page up to date."""
-    kept = {**results(rows), "gaps": [gap.to_json() for gap in gaps()]}
+    kept = msgspec.to_builtins(Recorded(versions(), rows, gaps()))
     RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     page.write(rows)
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[Figure]) -> None:
     """Print rows and means."""
     from rich.console import Console
     from rich.table import Table
@@ -137,24 +70,19 @@ def show(rows: list[Row]) -> None:
         console.print(table)
         for note in dict.fromkeys(row.note for row in rows if row.group == group and not row.counts):
             console.print(f"* in no mean: {note}", style="dim")
-        if group == page.TABLES:
-            console.print(IDEALISED, style="dim")
+        if group == TABLES:
+            console.print(EXPLAINED, style="dim")
         for mean in means([row for row in rows if row.group == group]):
             console.print(f"  {mean.lens}: {said(mean)}", style="bold" if mean.met is not False else "bold red")
         console.print()
 
 
-def shown(row: Row) -> tuple[str, str, str]:
+def shown(row: Figure) -> tuple[str, str, str]:
     """Published and found with their unit, and the error."""
     unit = f" {row.unit}" if row.unit not in ("", "ratio") else ""
-    found = "not measured" if row.found is None else f"{_number(row.found)}{unit}"
+    found = page.number(row.found) + (unit if row.found is not None else "")
     error = "" if row.error is None else _error(row.error)
-    return f"{_number(row.published)}{unit}", found, error if row.counts else f"{error} *"
-
-
-def _number(value: float) -> str:
-    """Four digits, and every digit of a large number: never an exponent."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{page.number(row.published)}{unit}", found, error if row.counts else f"{error} *"
 
 
 def _error(error: float) -> str:
@@ -197,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"--write keeps every row, and {missing.name} by {missing.lens} is missing: {missing.note}")
         write(rows)
     if options.json:
-        print(json.dumps(results(rows), ensure_ascii=False))
+        print(json.dumps({"versions": versions(), "rows": msgspec.to_builtins(rows)}, ensure_ascii=False))
     else:
         show(rows)
     return 1 if any(mean.met is False for mean in means(rows)) else 0

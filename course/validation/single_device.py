@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from course import budget
 from course.program.export import export
 from course.program.program import Program
 
@@ -28,7 +29,7 @@ Params = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """One published run.
 
     Attributes:
@@ -51,12 +52,12 @@ class Run:
 
 
 RUNS = (
-    Run("float32, scan", "float32", True, (), 4, 20.6e9, 2.1),
-    Run("bfloat16, scan", "bfloat16", True, (), 4, 14.6e9, 1.1),
-    Run("bfloat16, unrolled", "bfloat16", False, (), 4, 8.8e9, 0.73),
-    Run("bfloat16, scan, remat of MLP and attention", "bfloat16", True, ("MLP", "Attn"), 4, 3.9e9, 0.91),
-    Run("bfloat16, scan, remat of the block", "bfloat16", True, ("Block",), 4, 3.8e9, 0.96),
-    Run("bfloat16, scan, remat, no accumulation", "bfloat16", True, ("MLP", "Attn"), 1, 6.2e9, 0.86),
+    PublishedRun("float32, scan", "float32", True, (), 4, 20.6e9, 2.1),
+    PublishedRun("bfloat16, scan", "bfloat16", True, (), 4, 14.6e9, 1.1),
+    PublishedRun("bfloat16, unrolled", "bfloat16", False, (), 4, 8.8e9, 0.73),
+    PublishedRun("bfloat16, scan, remat of MLP and attention", "bfloat16", True, ("MLP", "Attn"), 4, 3.9e9, 0.91),
+    PublishedRun("bfloat16, scan, remat of the block", "bfloat16", True, ("Block",), 4, 3.8e9, 0.96),
+    PublishedRun("bfloat16, scan, remat, no accumulation", "bfloat16", True, ("MLP", "Attn"), 1, 6.2e9, 0.86),
 )
 
 
@@ -72,8 +73,17 @@ class Sizes:
     batch: int = 64
     dropout: float = 0.1
 
+    @property
+    def model_flops(self) -> float:
+        """FLOPs that the model needs for a step: ``6 N + 12 L d s`` a token, ``N`` the weights of matrix products."""
+        weights = self.num_layers * 12 * self.width**2 + self.vocabulary * self.width
+        sizes = budget.Sizes(
+            self.num_layers, self.width, self.num_heads, self.vocabulary, self.sequence, parameters=weights
+        )
+        return float(self.batch * self.sequence * budget.flops_per_token(sizes))
 
-def single_device(run: Run, sizes: Sizes = Sizes(), platform: str = "cpu") -> Program:
+
+def single_device(run: PublishedRun, sizes: Sizes = Sizes(), platform: str = "cpu") -> Program:
     """The training step of one run, exported from shapes alone, on a mesh of one device.
 
     Inputs are ``state`` (parameters, Adam's moments and count, donated), ``key`` (donated) and ``batch``.
@@ -81,21 +91,11 @@ def single_device(run: Run, sizes: Sizes = Sizes(), platform: str = "cpu") -> Pr
     params = parameters(sizes)
     tokens = jax.ShapeDtypeStruct((sizes.batch, sizes.sequence), jnp.int32)
     state = {"params": params, "mu": params, "nu": params, "count": jax.ShapeDtypeStruct((), jnp.int32)}
-    inputs = {
-        "state": state,
-        "key": jax.ShapeDtypeStruct((), jnp.uint32),
-        "batch": {"inputs": tokens, "targets": tokens},
-    }
-    return export(
-        partial(_train_step, run, sizes),
-        inputs,
-        dict.fromkeys(inputs, P()),
-        mesh={"data": 1},
-        out_specs={"state": P(), "key": P(), "loss": P(), "correct": P()},
-        roles={"state": "state", "key": "key"},
-        donate=("state", "key"),
-        platform=platform,
-    )
+    inputs: dict[str, Any] = {"state": state, "key": jax.ShapeDtypeStruct((), jnp.uint32)}
+    inputs["batch"] = {"inputs": tokens, "targets": tokens}
+    options: dict[str, Any] = {"mesh": {"data": 1}, "roles": {"state": "state", "key": "key"}, "platform": platform}
+    options |= {"donate": ("state", "key"), "out_specs": {name: P() for name in ("state", "key", "loss", "correct")}}
+    return export(partial(_train_step, run, sizes), inputs, dict.fromkeys(inputs, P()), **options)
 
 
 def parameters(sizes: Sizes) -> Params:
@@ -172,7 +172,7 @@ def _attention(sizes: Sizes, params: Params, key: jax.Array, x: jax.Array) -> ja
     return _dropout(key, _dense(params["out"], mixed), sizes.dropout)
 
 
-def _block(run: Run, sizes: Sizes, params: Params, key: jax.Array, x: jax.Array) -> jax.Array:
+def _block(run: PublishedRun, sizes: Sizes, params: Params, key: jax.Array, x: jax.Array) -> jax.Array:
     keys = _split(key, 2)
     mlp, attention = partial(_mlp, sizes), partial(_attention, sizes)
     x = x + _maybe_remat(mlp, "MLP" in run.remat)(params["mlp"], keys[0], x)
@@ -183,7 +183,7 @@ def _maybe_remat(function: Callable[..., jax.Array], remat: bool) -> Callable[..
     return jax.checkpoint(function, prevent_cse=False) if remat else function
 
 
-def _loss(run: Run, sizes: Sizes, params: Params, key: jax.Array, batch: Params) -> tuple[jax.Array, Params]:
+def _loss(run: PublishedRun, sizes: Sizes, params: Params, key: jax.Array, batch: Params) -> tuple[jax.Array, Params]:
     block = _maybe_remat(partial(_block, run, sizes), "Block" in run.remat)
     x = params["embed"].astype(run.dtype)[batch["inputs"]] + params["positions"].astype(run.dtype)
     keys = _split(key, sizes.num_layers)
@@ -199,7 +199,7 @@ def _loss(run: Run, sizes: Sizes, params: Params, key: jax.Array, batch: Params)
     return losses.mean(), {"loss": losses.sum(), "correct": correct}
 
 
-def _gradients(run: Run, sizes: Sizes, params: Params, key: jax.Array, batch: Params) -> tuple[Params, Params]:
+def _gradients(run: PublishedRun, sizes: Sizes, params: Params, key: jax.Array, batch: Params) -> tuple[Params, Params]:
     """Mean gradients over the microbatches and summed metrics."""
     slope = jax.grad(partial(_loss, run, sizes), has_aux=True)
     count = run.num_microbatches
@@ -216,7 +216,7 @@ def _gradients(run: Run, sizes: Sizes, params: Params, key: jax.Array, batch: Pa
     return jax.tree.map(lambda leaf: leaf / count, gradients), metrics
 
 
-def _train_step(run: Run, sizes: Sizes, *, state: Params, key: jax.Array, batch: Params) -> Params:
+def _train_step(run: PublishedRun, sizes: Sizes, *, state: Params, key: jax.Array, batch: Params) -> Params:
     next_key, step_key = _split(key, 2)
     gradients, metrics = _gradients(run, sizes, state["params"], step_key, batch)
     return {"state": adam(state, gradients), "key": next_key, **metrics}

@@ -14,7 +14,8 @@ from course.machines import machine
 from course.program import ProgramError, parse, timeline
 from course.program.program_test import F32, program_of, struct
 from course.program.simulator.simulation import MAX_STEPS, simulate
-from course.validation.programs import Sizes3D, gather_matmul, pipeline, three_d_step
+from course.validation.pipelines import pipeline
+from course.validation.rings import gather_matmul
 
 # One FLOP takes 1 s, one byte on a link 1 s, one step of a ring 100 s; memory is free.
 MACHINE = Machine("plain", "device", 64, {"f32": 1.0, "bf16": 2.0}, 1e30, 1e9, 1e30, (Link("link", 64, 1.0, 100.0),))
@@ -153,10 +154,24 @@ def test_transfers_that_wait_for_each_other_are_all_exposed():
     assert device.exposed == {axis: end - start for axis in ("data", "tensor") for start, end in bars(found, axis)}
 
 
+def over_three_axes():
+    """A stage's product in parts over ``tensor``, handed on over ``pipe``, and what is summed over ``data``."""
+
+    def local(x, w):
+        def tick(x, _):
+            return lax.ppermute(lax.psum(x @ w, "tensor"), "pipe", [(0, 1), (1, 0)]), None
+
+        y, _ = lax.scan(tick, x, None, length=3)
+        return lax.psum(jnp.sum(y), ("data", "pipe"))
+
+    mesh, rows = {"data": 2, "pipe": 2, "tensor": 2}, P(("data", "pipe"))
+    return program_of(local, {"x": struct(64, 256), "w": struct(256, 256)}, {"x": rows, "w": P()}, P(), mesh)
+
+
 PROGRAMS = {
     "a pipeline with idle stages": lambda: pipeline(4, 6, 2, masked=False, backward=True, data=2),
     "a pipeline that is masked": lambda: pipeline(2, 4, backward=True),
-    "data, pipe and tensor": lambda: three_d_step(sizes=Sizes3D(num_layers=4, width=256, vocabulary=1024, sequence=64)),
+    "data, pipe and tensor": over_three_axes,
     "a ring": lambda: gather_matmul(True),
 }
 

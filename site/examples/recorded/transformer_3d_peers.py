@@ -184,7 +184,7 @@ def in_twos(mesh: dict[str, int], specs: Any) -> tuple[dict[str, int], Any]:
 def guided(model: Model3d, way: Way, mesh_of: Callable[[dict[str, int]], Any]) -> Step:
     """The strategy ``compiler`` over ``data`` and ``tensor``; ``pipe`` counts as more of ``data``."""
 
-    class Sizes3d(strategy.Sizes):
+    class Sizes3d(strategy.ModelSizes):
         """Those of a model whose vocabulary is not that of bytes."""
 
         def model(self) -> Model:
@@ -192,7 +192,7 @@ def guided(model: Model3d, way: Way, mesh_of: Callable[[dict[str, int]], Any]) -
 
     (data, pipe, tensor), s = way.mesh, model.sizes
     mesh, sizes = {"data": data * pipe, "tensor": tensor}, Sizes3d(s.width, s.inner, s.layers, s.heads, s.seq)
-    made = strategy.compiler(sizes, mesh_of(mesh), strategy.Options(remat=True, min_size=model.min_size))
+    made = strategy.compiler(sizes, mesh_of(mesh), strategy.StrategyOptions(remat=True, min_size=model.min_size))
 
     def step(params, batch):
         loss, gradients = made.loss_and_gradients(params, batch)

@@ -13,7 +13,7 @@ _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
 def real_devices() -> bool:
-    """Whether ``MESHCRAFT_MESH=real`` asks for JAX's own choice of devices instead of emulated ones."""
+    """True if ``MESHCRAFT_MESH=real`` asks for JAX's own choice of devices instead of emulated ones."""
     return os.environ.get("MESHCRAFT_MESH") == "real"
 
 
@@ -24,6 +24,6 @@ def hide_cuda_plugin() -> None:
     for name in _PACKAGES:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: the import system's "there is none"
     for name in _PLUGINS:
-        stub = types.ModuleType(name, "Hidden by course.quiet.")
+        stub = types.ModuleType(name, "Hidden by course.cuda_plugin.")
         stub.initialize = lambda: None  # type: ignore[attr-defined]  # jax calls it on every plugin that it finds
         sys.modules.setdefault(name, stub)

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from course.mesh import make_mesh, varying_axes
-from course.training.parts import kept_of, parts_of, way_of
+from course.training.resharding import kept_of, parts_of, resharding
 
 AXES = {"data": 2, "pipe": 2, "tensor": 2}
 LAYERS = P(None, "pipe")
@@ -16,27 +16,29 @@ CASES = {
     "two axes on one dim": ((16, 48), (16, 3, 4, 4), P(None, None, ("tensor", "data")), P(("data", "tensor"))),
     "stages in one repeat": ((4, 8), (1, 2, 2, 8), P(None, "pipe"), P("pipe")),
     "stages in two repeats": ((4, 8), (2, 2, 1, 8), P(None, "pipe", None, "tensor"), P(None, ("tensor", "pipe"))),
-    "stages and heads": ((4, 16, 24), (2, 2, 1, 16, 3, 4, 2), P(None, "pipe", None, "data", None, "tensor"),
-                         P(None, ("data", "tensor", "pipe"))),
+    "stages and heads": (
+        *((4, 16, 24), (2, 2, 1, 16, 3, 4, 2)),
+        *(P(None, "pipe", None, "data", None, "tensor"), P(None, ("data", "tensor", "pipe"))),
+    ),
     "copies": ((6,), (6,), P(), P()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kept, used, spec, lies", CASES.values(), ids=CASES)
 def test_parts_are_those_of_the_array_with_more_dims_and_come_back(kept, used, spec, lies):
-    way, mesh = way_of("leaf", kept, used, spec, AXES), make_mesh(AXES)
-    assert way.spec == lies
+    move, mesh = resharding("leaf", kept, used, spec, AXES), make_mesh(AXES)
+    assert move.spec == lies
     whole = np.arange(np.prod(kept), dtype=np.float32).reshape(kept)
     seen = {}
 
     def local(block):
-        part = parts_of(block, way)
+        part = parts_of(block, move)
         seen["axes"], seen["shape"] = varying_axes(part), block.shape
-        return part[None], kept_of(part, way)
+        return part[None], kept_of(part, move)
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=way.spec, out_specs=(P(tuple(AXES)), way.spec))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=move.spec, out_specs=(P(tuple(AXES)), move.spec))
     parts, back = jax.jit(mapped)(whole)
-    assert seen["axes"] == set(AXES) and seen["shape"] == way.block
+    assert seen["axes"] == set(AXES) and seen["shape"] == move.block
     np.testing.assert_array_equal(back, whole)
     expected = jax.device_put(whole.reshape(used), jax.NamedSharding(mesh, spec))
     by_device = {shard.device: np.asarray(shard.data) for shard in expected.addressable_shards}
@@ -46,10 +48,10 @@ def test_parts_are_those_of_the_array_with_more_dims_and_come_back(kept, used, s
 
 def test_axes_of_one_device_move_nothing():
     sizes = {"data": 1, "pipe": 1, "tensor": 1}
-    way = way_of("leaf", (4, 16, 24), (2, 1, 2, 16, 3, 4, 2), P(None, "pipe", None, "data", None, "tensor"), sizes)
-    assert way.spec == P() and not way.moves and way.block == (4, 16, 24) and way.copies == tuple(sizes)
+    move = resharding("leaf", (4, 16, 24), (2, 1, 2, 16, 3, 4, 2), P(None, "pipe", None, "data", None, "tensor"), sizes)
+    assert move.spec == P() and not move.moves and move.block == (4, 16, 24) and move.copies == tuple(sizes)
 
 
 def test_a_leaf_that_cannot_be_kept_in_parts_is_named():
     with pytest.raises(ValueError, match=r"layers/bias \[4, 7\] cannot be kept in parts over pipe=4"):
-        way_of("layers/bias", (4, 7), (2, 4, 1, 7), LAYERS, {"data": 1, "pipe": 4, "tensor": 1})
+        resharding("layers/bias", (4, 7), (2, 4, 1, 7), LAYERS, {"data": 1, "pipe": 4, "tensor": 1})

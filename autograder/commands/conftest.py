@@ -1,0 +1,24 @@
+"""Running ``meshcraft`` in the tests' own process."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from autograder import cli
+
+
+@pytest.fixture
+def meshcraft(monkeypatch, tmp_path, capsys):
+    """``meshcraft(*arguments)`` in a folder of its own: its ``status``, and what it wrote to ``out`` and ``err``."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, columns=100):
+        monkeypatch.setattr(sys, "argv", ["meshcraft", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+
+    return run

@@ -1,0 +1,86 @@
+"""The commands that measure this machine's devices and keep what they find, a row at a time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from course.measured import fresh
+from course.measured.card import file_name
+from course.measured.rows import FOLDER, Group, Report, measure_all, read, say
+
+NO_GPU = (
+    "no GPU: JAX sees {kind} ({platform}) here. This target measures real GPUs; run it on a machine that has one, with "
+    "JAX's GPU support installed (pip install 'jax[cuda12]'). Nothing was measured and nothing was written."
+)
+
+
+def parser(program: str, description: str) -> argparse.ArgumentParser:
+    """The options that every such command has."""
+    made = argparse.ArgumentParser(prog=program, description=description.split("\n")[0])
+    made.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="stop cleanly after this long")
+    made.add_argument("--again", action="store_true", help="measure also what is recorded already")
+    made.add_argument("--folder", type=Path, help="where the file goes; course/measurements if left out")
+    return made
+
+
+def measure(
+    options: argparse.Namespace, groups: Callable[[str], list[Group]], *, platform: str = "", as_json: bool = False
+) -> int:
+    """Measure, and return the exit status: 0 if every row is measured, 1 if some are not, 2 if nothing can be.
+
+    Args:
+        options: As ``parser`` reads them.
+        groups: What to measure on devices of a kind.
+        platform: ``cpu`` to try the command on emulated devices.
+        as_json: One JSON object with the card and the rows.
+    """
+    deadline = time.monotonic() + options.limit
+    try:
+        card = fresh.ask({"do": "card"}, seconds=min(options.limit, 120), platform=platform)
+    except fresh.MeasurementFailed as error:
+        return _nothing(f"the devices cannot be asked what they are: {error}. Nothing was measured.", as_json)
+    if card["platform"] != "gpu" and platform != "cpu":
+        return _nothing(NO_GPU.format(**card), as_json)
+    path = (options.folder or FOLDER) / file_name(card["kind"])
+    found = groups(card["kind"])
+    try:
+        missing = _with_bar(
+            len(found),
+            lambda report: measure_all(
+                card, path, found, again=options.again, deadline=deadline, platform=platform, report=report
+            ),
+        )
+        if as_json:
+            kept = read(path, card)
+            own = {name: kept["rows"][name] for group in found for name in group.rows}
+            print(json.dumps({"missing": missing, **kept, "rows": own}))
+    except ValueError as error:
+        return _nothing(f"{error}. Nothing was measured.", as_json)
+    where = path if options.folder else path.name
+    say(f"written: {where}; {len(missing)} rows are not measured" + (": run it again to go on" if missing else ""))
+    return 1 if missing else 0
+
+
+def _nothing(why: str, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"rows": {}, "reason": why}))
+    say(why)
+    return 2
+
+
+def _with_bar(total: int, run: Callable[[Report], list[str]]) -> list[str]:
+    """Run with a progress bar where somebody looks at a terminal, and with lines anywhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if not sys.stderr.isatty():
+        return run(Report())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+        task = progress.add_task("measuring", total=total)
+        return run(Report(lambda text: progress.console.print(text, markup=False), lambda: progress.advance(task)))

@@ -1,0 +1,66 @@
+"""The mean error of each group of figures by each lens, beside the goal that the course promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from course.validation.rows import CLOSED, LOOPING, MEMORY, RINGS, TIME, Figure
+
+GOALS = {
+    (CLOSED, "timeline"): 5e-5,
+    (CLOSED, "costs"): 5e-5,
+    (CLOSED, "memory"): 5e-5,
+    (MEMORY, "liveness"): 0.10,
+    (MEMORY, "compiled"): 0.05,
+    (TIME, "timeline"): 0.20,
+    (TIME, "replay"): 0.12,
+    (LOOPING, "timeline"): 0.03,
+    (RINGS, "compiled"): 0.01,
+}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean error of a group's figures by one lens.
+
+    Attributes:
+        group, lens: Of the figures.
+        error: Mean of the absolute relative errors; None where nothing was measured.
+        goal: What it must not exceed; None where nothing is promised.
+        rows: How many figures it is the mean of.
+        order: Whether the figures come in the published order; None for fewer than three, or of several units.
+    """
+
+    group: str
+    lens: str
+    error: float | None
+    goal: float | None
+    rows: int
+    order: bool | None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.error is None or self.goal is None else self.error <= self.goal
+
+
+def means(figures: Iterable[Figure]) -> list[Mean]:
+    """One for each group and lens, of the figures that count and were measured."""
+    members: dict[tuple[str, str], list[Figure]] = {}
+    for figure in figures:
+        members.setdefault((figure.group, figure.lens), []).append(figure)
+    found = []
+    for (group, lens), own in members.items():
+        counted = [figure for figure in own if figure.counts and figure.error is not None]
+        error = sum(abs(figure.error or 0.0) for figure in counted) / len(counted) if counted else None
+        found.append(Mean(group, lens, error, GOALS.get((group, lens)), len(counted), _in_order(counted)))
+    return found
+
+
+def _in_order(figures: list[Figure]) -> bool | None:
+    if len(figures) < 3 or figures[0].group == CLOSED or len({figure.unit for figure in figures}) > 1:
+        return None
+    published, found = (
+        sorted(range(len(figures)), key=lambda i: getattr(figures[i], which) or 0.0) for which in ("published", "found")
+    )
+    return published == found
