@@ -14,7 +14,7 @@ import numpy as np
 from autograder.contract.task import load
 from autograder.grading.outside import judge
 from autograder.grading.outside.judge import plan
-from autograder.proof.attacks.fixtures import Attack
+from autograder.proof.attacks.declared import Attack
 from autograder.release.notebook import BEGIN, END, ROOT
 
 SECRET = b"canary-of-the-courses-own-secret"

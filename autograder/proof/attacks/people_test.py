@@ -19,7 +19,8 @@ from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.names import name_problem, student_name
 from autograder.grading.outside.sandbox import best_level
-from autograder.proof.attacks.fixtures import CHAPTER, find_attacks, prepare
+from autograder.proof.attacks.declared import CHAPTER
+from autograder.proof.attacks.fixtures import find_attacks, prepare
 from autograder.proof.attacks.suite import workplace
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
