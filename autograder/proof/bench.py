@@ -15,19 +15,18 @@ from rich.console import Console
 from rich.table import Table
 
 from autograder.proof.bench_grading import beside_stock, class_of, one_submission, timed
-from autograder.proof.demo.__main__ import HERE as DEMO
+from autograder.proof.demo import CHAPTER, submission
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
 
-CHAPTER = "fsdp"
 # What a check may take in a running notebook.
 FUNCTION_S, WHOLE_STEP_S = 3, 10
 
 
 def cold_check() -> list[tuple[str, str, str]]:
     """``meshcraft check`` of a solved notebook, as a process of its own."""
-    notebook = DEMO / "submitted" / "right" / CHAPTER / f"{CHAPTER}.ipynb"
-    command = [sys.executable, "-m", "autograder.cli", "check", CHAPTER, "--notebook", str(notebook), "--json"]
+    notebook = str(submission("right"))
+    command = [sys.executable, "-m", "autograder.cli", "check", CHAPTER, "--notebook", notebook, "--json"]
     seconds = timed(lambda: subprocess.run(command, check=True, capture_output=True))
     return [("meshcraft check, whole, cold", f"{seconds:.1f} s", "under 12 s")]
 

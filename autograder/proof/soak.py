@@ -29,10 +29,9 @@ from autograder.commands.terminal import FAULT, bar, out
 from autograder.contract.verdict import Report
 from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.export import grades_csv
-from autograder.proof.demo.__main__ import HERE as DEMO
+from autograder.proof.demo import CHAPTER, numbered
 from autograder.release.notebook import nbgrader_quiet
 
-CHAPTER = "fsdp"
 KEPT = Path(__file__).with_suffix(".json")
 # The demo's class over and over, mostly those of it that are graded in a second or two.
 CLASS = ("partial", "raises", "partial", "hostile", "partial", "summed", "partial", "raises", "partial", "right")
@@ -79,10 +78,7 @@ def make_class(folder: Path, size: int) -> Path:
     for number in range(size):
         path = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
         path.parent.mkdir(parents=True)
-        model = CLASS[number % len(CLASS)]
-        content = json.loads((DEMO / "submitted" / model / CHAPTER / f"{CHAPTER}.ipynb").read_text())
-        content["cells"][0]["source"] = f"student {number}"
-        text = json.dumps(content)
+        text = numbered(CLASS[number % len(CLASS)], number)
         damage, kind = divmod(number + 1, DAMAGED)
         if kind == 0 and damage % 4 == 1:
             path.write_text("not a notebook")

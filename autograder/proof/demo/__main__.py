@@ -15,10 +15,8 @@ from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.course import make_course
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.outside.sandbox import best_level
+from autograder.proof.demo import CHAPTER, HERE
 from autograder.release.notebook import build
-
-HERE = Path(__file__).parent
-CHAPTER = "fsdp"
 
 
 def prepare(folder: Path) -> Path:
