@@ -16,10 +16,11 @@ import io
 import json
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from autograder.chapters.fsdp.mutants import (
     all_reduces_gradients,
@@ -30,7 +31,7 @@ from autograder.chapters.fsdp.mutants import (
     keeps_own_gradient,
     sums_gradients,
 )
-from autograder.contract.task import Case, Task, load
+from autograder.contract.task import load
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, Traced, trace_cases
@@ -80,8 +81,7 @@ class Base:
         return self.points == self.plan.task.points
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What became of one mutation.
 
     Attributes:
@@ -109,16 +109,12 @@ def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Bas
     for name, function, case, weight in chosen:
         task = load(CHAPTER).task(name)
         whole = plan(CHAPTER, task, secret=SECRET, submission=case)
-        planned = replace(whole, cases=tuple(_one(whole.cases, case)))
+        planned = replace(whole, cases=tuple(each for each in whole.cases if each.name == case))
         traced = trace_cases(task, function, planned.traced, lambda _: None)
         assert isinstance(traced, Traced), traced
         programs = {name: program.serialise() for name, program in traced.programs.items()}
         found.append(Base(planned, f"{task.name}: {function.__name__} on {case}", weight, programs))
     return found
-
-
-def _one(cases: tuple[Case, ...], name: str) -> Iterator[Case]:
-    return (case for case in cases if case.name == name)
 
 
 class Fuzzer:
@@ -194,19 +190,16 @@ class Fuzzer:
                 figures[header["do"]] = _figures(answer)
             return answer, arrays
 
-        def ask(task: Task) -> Result:
-            try:
-                programs, line = _programs(QUIET, message, LIMITS)
-                stages.append("header")
-                return judge(planned, programs, line, execute)
-            except _Told as told:
-                return stopped(task, told.problem)
-            except wire.WireError as error:
-                return stopped(task, Problem(REFUSED, f"not Programs: {error}"))
-            except Stopped as error:
-                return stopped(task, Problem(error.verdict, str(error)))
-
-        result = ask(planned.task)
+        try:
+            programs, line = _programs(QUIET, message, LIMITS)
+            stages.append("header")
+            result = judge(planned, programs, line, execute)
+        except _Told as told:
+            result = stopped(planned.task, told.problem)
+        except wire.WireError as error:
+            result = stopped(planned.task, Problem(REFUSED, f"not Programs: {error}"))
+        except Stopped as error:
+            result = stopped(planned.task, Problem(error.verdict, str(error)))
         if result.verdict == REFUSED and stages[-1] == "judged":
             stages.append("header")  # of the realistic size, which comes second
         return stages[-1], result, figures

@@ -1,6 +1,6 @@
 """How whole runs are compared; the runs themselves are ``make trials``."""
 
-from autograder.proof.trials import LIMIT, Trial, apart
+from autograder.proof.train_e2e import LIMIT, Trial, apart
 
 
 def test_runs_are_apart_by_their_largest_difference_and_by_everything_where_steps_are_missing():

@@ -1,6 +1,6 @@
-"""The long form of what `make test` checks briefly of `meshcraft train`: whole runs, held against each other.
+"""The long form of what `make test` checks briefly of `meshcraft train`: whole runs, compared with each other.
 
-``python -m autograder.proof.trials`` (``make trials``) trains the default model for 50 steps: on one device and on
+``python -m autograder.proof.train_e2e`` (``make trials``) trains the default model for 50 steps: on one device and on
 several meshes; killed by SIGKILL and resumed, on the same mesh and on another; in two processes; and in two processes
 of which one is killed. It prints what was compared and how far apart the losses were. Exit status 0: all in the limit.
 """
@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from autograder.learner.training import LOG, logged
@@ -42,17 +43,16 @@ class Trial:
         return self.measured <= self.limit
 
 
+@dataclass
 class Runs:
-    """Runs of the command in a folder, by name; left as a ``with``, none of them goes on."""
+    """Runs of the command in a folder, by name."""
 
-    def __init__(self, folder: Path, sizes: list[str]):
-        self.folder, self.sizes = folder, sizes
-        self.started: list[subprocess.Popen[str]] = []
+    folder: Path
+    sizes: list[str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def __enter__(self) -> Runs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End all that still go on."""
         for running in self.started:
             running.kill()  # nothing, where it has ended
             running.wait()
@@ -63,10 +63,8 @@ class Runs:
         if "--resume" not in more:
             given += ["--steps", str(STEPS), "--evaluate-every", str(STEPS), "--warmup", "5", *self.sizes]
         command = [sys.executable, "-m", "autograder.cli", "train", "--save-every", str(SAVED), *given]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        running = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )  # fmt: skip
+        quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **quiet)
         self.started.append(running)
         return running
 
@@ -77,9 +75,9 @@ class Runs:
             RuntimeError: It did not.
         """
         running = self.start(name, *more)
-        _, said = running.communicate()
+        _, stderr = running.communicate()
         if running.returncode:
-            raise RuntimeError(f"{name} ended with status {running.returncode}:\n{said[-2000:]}")
+            raise RuntimeError(f"{name} ended with status {running.returncode}:\n{stderr[-2000:]}")
         return self.losses(name)
 
     def losses(self, name: str) -> dict[int, float]:
@@ -107,40 +105,39 @@ def apart(one: dict[int, float], other: dict[int, float]) -> float:
 def trials(runs: Runs) -> Iterator[Trial]:
     """All of them, in turn."""
     alone = runs.whole("alone", "--mesh", "data=1")
-    for mesh in ("data=8", "data=4,tensor=2", "data=2,tensor=4"):
-        yield Trial(f"{mesh} against one device", apart(alone, runs.whole(mesh, "--mesh", mesh)), LIMIT, "loss")
-    yield Trial(
-        "fsdp on data=8 against one device", apart(alone, runs.whole("fsdp", "--strategy", "fsdp")), LIMIT, "loss"
-    )
     three = ("--mesh", THREE, *MICROBATCHES)
-    yield Trial(f"{THREE} against one device", apart(alone, runs.whole(THREE, *three)), LIMIT, "loss")
     options = ("--mesh", THREE, "--microbatches", "4", "--repeats", "2", "--rings", "--remat")
-    found = runs.whole("options", *options)
-    yield Trial(f"{THREE} with repeats, rings and remat against one device", apart(alone, found), LIMIT, "loss")
+    for name, given in (
+        *((mesh, ("--mesh", mesh)) for mesh in ("data=8", "data=4,tensor=2", "data=2,tensor=4")),
+        ("fsdp on data=8", ("--strategy", "fsdp")),
+        (THREE, three),
+        (f"{THREE} with repeats, rings and remat", options),
+    ):
+        yield Trial(f"{name} against one device", apart(alone, runs.whole(name, *given)), LIMIT, "loss")
     for before, after in (
         (("--mesh", "data=4,tensor=2"), ("--mesh", "data=4,tensor=2")),
         (("--mesh", "data=4,tensor=2"), ("--mesh", "data=8,tensor=1")),
         (three, three),
         (three, ("--mesh", "data=8,pipe=1,tensor=1", "--strategy", "transformer_3d")),
     ):
-        yield from _killed(runs, before, after)
-    found = runs.whole("two of three", *three, "--processes", "2")
-    yield Trial(f"two processes against one on {THREE}", apart(runs.losses(THREE), found), LIMIT, "loss")
+        yield _killed(runs, before, after)
     two = ("--mesh", "data=8", "--processes", "2")
-    yield Trial("two processes against one", apart(runs.losses("data=8"), runs.whole("two", *two)), LIMIT, "loss")
+    for mesh, given in ((THREE, (*three, "--processes", "2")), ("data=8", two)):
+        found = runs.whole(f"two on {mesh}", *given)
+        yield Trial(f"two processes against one on {mesh}", apart(runs.losses(mesh), found), LIMIT, "loss")
     running = runs.start("lost", *two)
     runs.until("lost", running, KILLED)
     start = time.monotonic()
     os.kill(_worker(running.pid, number=1), signal.SIGKILL)
-    _, said = running.communicate()
-    if running.returncode != 3 or "process 1 was ended by SIGKILL" not in said or "--resume" not in said:
-        raise RuntimeError(f"a lost process was reported as status {running.returncode}:\n{said[-2000:]}")
+    _, stderr = running.communicate()
+    if running.returncode != 3 or "process 1 was ended by SIGKILL" not in stderr or "--resume" not in stderr:
+        raise RuntimeError(f"a lost process was reported as status {running.returncode}:\n{stderr[-2000:]}")
     yield Trial("one of two processes killed: until the error", time.monotonic() - start, SECONDS, "s")
     found = runs.whole("lost", "--resume", *two)
     yield Trial("and resumed in two processes", apart(runs.losses("data=8"), found), LIMIT, "loss")
 
 
-def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Iterator[Trial]:
+def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Trial:
     """A run that SIGKILL ends and that goes on, against one to which nothing happened."""
     name = f"killed on {before[1]}, then {after[1]}"
     running = runs.start(name, *before)
@@ -148,7 +145,7 @@ def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Iter
     running.kill()
     running.communicate()
     found = runs.whole(name, "--resume", *after)
-    yield Trial(f"kill -9 on {before[1]}, resumed on {after[1]}", apart(runs.losses(before[1]), found), LIMIT, "loss")
+    return Trial(f"kill -9 on {before[1]}, resumed on {after[1]}", apart(runs.losses(before[1]), found), LIMIT, "loss")
 
 
 def _worker(launcher: int, number: int) -> int:
@@ -165,23 +162,19 @@ def _worker(launcher: int, number: int) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run them, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m autograder.proof.trials", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="make trials", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--short", action="store_true", help="a tiny model, to try the command")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    said = parser.parse_args(arguments)
-    found = []
-    with tempfile.TemporaryDirectory(prefix="meshcraft-") as folder, Runs(Path(folder), SHORT * said.short) as runs:
+    options = parser.parse_args(arguments)
+    sizes, done = SHORT * options.short, []
+    with tempfile.TemporaryDirectory(prefix="meshcraft-") as folder, closing(Runs(Path(folder), sizes)) as runs:
         for trial in trials(runs):
-            found.append(trial)
-            word = "holds" if trial.passed else "FAILS"
-            print(
-                f"{word}  {trial.measured:9.2e} {trial.unit:4} (limit {trial.limit:g})  {trial.name}", file=sys.stderr
-            )
-    if said.json:
-        print(json.dumps({"steps": STEPS, "trials": [{**asdict(trial), "passed": trial.passed} for trial in found]}))
-    return 0 if all(trial.passed for trial in found) else 1
+            done.append(trial)
+            figures = f"{trial.measured:9.2e} {trial.unit:4} (limit {trial.limit:g})"
+            print(f"{'holds' if trial.passed else 'FAILS'}  {figures}  {trial.name}", file=sys.stderr)
+    if options.json:
+        print(json.dumps({"steps": STEPS, "trials": [{**asdict(trial), "passed": trial.passed} for trial in done]}))
+    return 0 if all(trial.passed for trial in done) else 1
 
 
 if __name__ == "__main__":
