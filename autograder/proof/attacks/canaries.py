@@ -39,26 +39,22 @@ def search(text: str, attack: Attack, submission: bytes, digest: str, released: 
     """
     text = html.unescape(text).replace('\\"', '"').replace("\\\\", "\\")
     own = "\n".join(_sources(submission))
-    found = []
-    secrets = (SECRET.decode(), SECRET.hex(), base64.b64encode(SECRET).decode(), str(list(SECRET)), NEIGHBOURS)
-    if any(secret in text for secret in secrets[:-1]):
-        found.append("the course's secret")
-    if NEIGHBOURS in text:
-        found.append("another student's notebook")
-    if DATABASE in text and DATABASE not in own:
-        found.append("a database")
-    if IN_VARIABLE in text:
-        found.append("the environment")
-    if any(line in text for line in _solution_lines(attack.chapter, released) if line not in own):
-        found.append("the solution")
+    secrets = (SECRET.decode(), SECRET.hex(), base64.b64encode(SECRET).decode(), str(list(SECRET)))
     tasks = [task for task in load(attack.chapter).tasks if task.name in attack.functions]
     seeds = [plan(attack.chapter, task, secret=SECRET, submission=digest).seed for task in tasks]
-    if any(f"{seed}" in text or f"{seed:x}" in text for seed in seeds):
-        found.append("the seed of the official inputs")
     shown = {_rounded(number) for number in _NUMBER.findall(text)}
-    if len(shown) > SHOWN and any(len(shown & _drawn(attack.chapter, task.name, digest)) > SHOWN for task in tasks):
-        found.append("the official inputs")
-    return found
+    many = len(shown) > SHOWN
+    found = {
+        "the course's secret": any(secret in text for secret in secrets),
+        "another student's notebook": NEIGHBOURS in text,
+        "a database": DATABASE in text and DATABASE not in own,
+        "the environment": IN_VARIABLE in text,
+        "the solution": any(line in text for line in _solution_lines(attack.chapter, released) if line not in own),
+        "the seed of the official inputs": any(f"{seed}" in text or f"{seed:x}" in text for seed in seeds),
+        "the official inputs": many
+        and any(len(shown & _drawn(attack.chapter, task.name, digest)) > SHOWN for task in tasks),
+    }
+    return [name for name, seen in found.items() if seen]
 
 
 def _sources(submission: bytes) -> list[str]:

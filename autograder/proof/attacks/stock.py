@@ -6,6 +6,7 @@ attack does away from this machine, and away from everything but its course fold
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from autograder.grading.outside.rungs import tool
 from autograder.proof.attacks.canaries import search
 from autograder.proof.attacks.declared import CHAPTER, Attack
 from autograder.proof.attacks.fixtures import NEIGHBOUR, prepare
-from autograder.proof.attacks.suite import handed_in
+from autograder.proof.attacks.suite import handed_in, written
 from autograder.proof.demo import HERE as DEMO
 from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
 
@@ -90,13 +91,9 @@ def _require_honest_grade(template: Path) -> None:
 def _try(attack: Attack, template: Path, official: float) -> Control:
     handed = [template / "submitted" / name for name in (attack.name, NEIGHBOUR)]
     with _graded(template, attack.name, handed) as (own, _):
-        output = "\n".join(
-            path.read_text(encoding="utf-8", errors="replace")
-            for path in sorted((own / "autograded" / attack.name).rglob("*"))
-            if path.is_file() and not path.is_symlink()
-        )
         submission = handed_in(own, attack)
         released = (own / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text()
+        output = written(own / "autograded" / attack.name, links=False)
         canaries = search(output, attack, submission, digest(submission), released)
         return Control(attack.name, _earned(own, attack.name, attack.functions), official, tuple(canaries))
 
@@ -121,7 +118,8 @@ def _contained(course: Path, student: str) -> list[str]:
     """nbgrader's autograde step where it can write to the course folder and to nothing else."""
     inside = ["--unshare-pid", "--unshare-ipc", "--unshare-net", "--cap-drop", "ALL", "--die-with-parent"]
     files = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
-    for own in (sys.base_prefix, sys.prefix, str(ROOT)):  # which may lie below the temporary folder
+    for path in (sys.base_prefix, sys.prefix, ROOT):  # which may be below the temporary folder
+        own = os.path.realpath(path)
         files += ["--ro-bind", own, own]
     home = ["--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp", "--setenv", "XDG_RUNTIME_DIR", "/tmp"]
     command = [sys.executable, "-m", "autograder.proof.attacks.stock", str(course), student]

@@ -158,13 +158,15 @@ class _Seen:
     def canaries(self, attack: Attack, report: Report | None) -> list[str]:
         parts = [json.dumps(report.to_json(), ensure_ascii=False) if report else ""]
         parts += [self.lines.get(attack.name, ""), self.comments.get(attack.name, "")]
-        for kind in ("feedback", "autograded"):
-            for path in sorted((self.course / kind / attack.name).rglob("*")):
-                if path.is_file():
-                    parts.append(path.read_text(encoding="utf-8", errors="replace"))
-        submission = handed_in(self.course, attack)
+        parts += [written(self.course / kind / attack.name) for kind in ("feedback", "autograded")]
         digest = self.digests.get(attack.name, "")
-        return search("\n".join(parts), attack, submission, digest, self.released)
+        return search("\n".join(parts), attack, handed_in(self.course, attack), digest, self.released)
+
+
+def written(folder: Path, *, links: bool = True) -> str:
+    """The text of all files in a folder, one after the other, and of what links in it lead to."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and (links or not path.is_symlink())]
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
 def _comments(course: Path, chapter: str) -> dict[str, str]:

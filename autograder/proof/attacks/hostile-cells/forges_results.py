@@ -22,11 +22,8 @@ def shard_params(params, axis_name, min_size):
 #     uses = []}
 # Returns subclasses of NumPy's array that are close to everything and equal to everything.
 class Close(np.ndarray):
-    def __array_ufunc__(self, ufunc, method, *inputs, **keywords):
-        return np.bool_(True)
-
-    def __array_function__(self, function, types, arguments, keywords):
-        return True
+    __array_ufunc__ = lambda self, ufunc, method, *inputs, **keywords: np.bool_(True)
+    __array_function__ = lambda self, function, types, arguments, keywords: True
 
 def shard_params(params, axis_name, min_size):
     return (
@@ -57,9 +54,6 @@ def shard_params(params, axis_name, min_size):
     if len(CALLS) % 2:
         return right_shards(params, axis_name, min_size)
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axis_name, to="varying"), params), {}
-
-def right(params, axis_name, min_size):
-    return right_shards(params, axis_name, min_size)
 
 # %% attack claims_a_sharding {verdict = "refused",
 #     control = "the notebook's check also runs the Program in another process, and refuses the same"}
@@ -120,32 +114,14 @@ def shard_params(params, axis_name, min_size):
 class Equal:
     shape, dtype, ndim = (), "float32", 0
 
-    def __eq__(self, other):
-        return True
-
-    def __ne__(self, other):
-        return False
-
-    def __hash__(self):
-        return 0
-
-    def __getattr__(self, name):
-        return Equal()
-
-    def __call__(self, *_, **__):
-        return Equal()
-
-    def __iter__(self):
-        return iter((Equal(), Equal()))
-
-    def __len__(self):
-        return 2
-
-    def __float__(self):
-        return 2.0
-
-    def __repr__(self):
-        return "2.0"
+    __eq__ = lambda self, other: True
+    __ne__ = lambda self, other: False
+    __hash__ = lambda self: 0
+    __getattr__ = __call__ = lambda self, *_, **__: Equal()
+    __iter__ = lambda self: iter((Equal(), Equal()))
+    __len__ = lambda self: 2
+    __float__ = lambda self: 2.0
+    __repr__ = lambda self: "2.0"
 
 def check(function):
     return function({}, "data", 0)
@@ -211,18 +187,12 @@ def shard_params(params, axis_name, min_size):
 # Replaces the comparisons of numpy.testing. The grader compares in a process of its own, with functions of its own.
 import numpy.testing
 
-def content(*_, **__):
-    return None
-
 class Patch:
-    numpy.testing.assert_allclose = numpy.testing.assert_array_equal = content
+    numpy.testing.assert_allclose = numpy.testing.assert_array_equal = lambda *_, **__: None
     numpy.allclose = numpy.array_equal = numpy.isfinite = lambda *_, **__: True
 
 def shard_params(params, axis_name, min_size):
-    return right_tree(params), jax.tree.map(lambda _: jax.P(), params)
-
-def right_tree(params):
-    return jax.tree.map(lambda leaf: leaf * 0, params)
+    return jax.tree.map(lambda leaf: leaf * 0, params), jax.tree.map(lambda _: jax.P(), params)
 
 # %% attack patches_the_contract {uses = []}
 # Empties the contract inside of the tracer: cases, facts and limits. The judge reads its own copy.
@@ -267,14 +237,9 @@ class Lying:
         self.looks[0] += 1
         return iter(("data",) if self.looks[0] % 2 else ())
 
-    def __len__(self):
-        return 1
-
-    def __eq__(self, other):
-        return True
-
-    def __hash__(self):
-        return 0
+    __len__ = lambda self: 1
+    __eq__ = lambda self, other: True
+    __hash__ = lambda self: 0
 
 def shard_params(params, axis_name, min_size):
     return params, jax.tree.map(lambda leaf: Lying() if leaf.size >= min_size else P(), params)
@@ -312,10 +277,8 @@ import atexit
 
 def generous(*_):
     for number in range(3, 40):
-        try:
+        with suppress(OSError):
             os.write(number, b'{"points": 2.0, "verdict": "pass"}')
-        except OSError:
-            pass
 
 class Register:
     atexit.register(generous)
@@ -325,9 +288,6 @@ class Register:
 
 # %% attack replaces_check {uses = [], then = "gives_up"}
 # Replaces check, so that the locked cell below calls its own. Official grading runs neither.
-class Points(float):
-    pass
-
 def check(function):
     return 2.0
 
