@@ -1,4 +1,4 @@
-"""``make bench``: how long the things take that people wait for. Printed, never judged: machines differ."""
+"""``make bench``: durations of what people wait for. Printed, never judged: machines differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autograder.proof.bench_grading import beside_stock, class_of, one_submission, timed
+from autograder.proof.bench_grading import class_of, next_to_stock, one_submission, timed
 from autograder.proof.demo import CHAPTER, submission
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
@@ -80,7 +80,7 @@ def lenses() -> list[tuple[str, str, str]]:
 
 
 def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:
-    """How long the lenses take on a Program, each beside reading it."""
+    """Measure how long the lenses take on a Program, and parsing it."""
     from dataclasses import replace
 
     from course.machines import machine
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows = [*sandbox(10), *cold_check(), *warm_check(3), *lenses()] if options.checks else []
     if options.size:
-        rows += [*one_submission(), *class_of(options.size, options.workers), *beside_stock(4)]
+        rows += [*one_submission(), *class_of(options.size, options.workers), *next_to_stock(4)]
     if options.long:
         rows += class_of(options.long, options.workers, ("partial",))
     if options.json:

@@ -1,4 +1,4 @@
-"""How fast official grading is, what it holds, and what it leaves: the second half of ``make bench``."""
+"""Speed, memory and leftovers of official grading: the second half of ``make bench``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
     ]
 
 
-def beside_stock(size: int) -> Rows:
+def next_to_stock(size: int) -> Rows:
     """The same submissions, solved, through official grading and through stock nbgrader, one after the other."""
     from autograder.proof.attacks.stock import grade_as_nbgrader_does
 
@@ -89,7 +89,7 @@ def beside_stock(size: int) -> Rows:
         students = sorted(path.name for path in (stock / "submitted").iterdir())
         theirs = timed(lambda: [grade_as_nbgrader_does(stock, student) for student in students])
     return [
-        (f"stock nbgrader beside official grading, {size} solved, in turn", f"{theirs / ours:.2f} times as long", "")
+        (f"stock nbgrader next to official grading, {size} solved, in turn", f"{theirs / ours:.2f} times as long", "")
     ]
 
 

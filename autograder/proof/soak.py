@@ -1,4 +1,4 @@
-"""``make soak``: a class graded while its grader, workers and sandboxes are killed at random, then once in peace.
+"""``make soak``: a class graded while its grader, workers and sandboxes are killed at random, then once uninterrupted.
 
 Nothing may be lost, doubled or different from a grading that nobody disturbed, and nothing may be left behind.
 """
@@ -43,7 +43,7 @@ DAMAGED = 25
 
 @dataclass
 class Outcome:
-    """What a soak counted.
+    """The figures of a soak.
 
     Attributes:
         submissions: How large the class was.
@@ -153,12 +153,12 @@ def _name(process: psutil.Process, head: int) -> str:
 
 def _outlived(processes: dict[int, psutil.Process]) -> list[str]:
     _, alive = psutil.wait_procs([*processes.values()], timeout=10)
-    said = []
+    left = []
     for process in alive:
         with suppress(psutil.NoSuchProcess):
-            said.append(f"process {' '.join(process.cmdline())[:100]}")
+            left.append(f"process {' '.join(process.cmdline())[:100]}")
             process.kill()
-    return said
+    return left
 
 
 def judged(course: Path) -> dict[str, Report]:
@@ -168,7 +168,7 @@ def judged(course: Path) -> dict[str, Report]:
 
 
 def booked(course: Path) -> Counter[str]:
-    """How many rows of the gradebook each student has; a grade that is there twice makes a second."""
+    """Rows of the gradebook by student; a grade that is there twice makes a second."""
     from nbgrader.api import Gradebook
 
     rows: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def booked(course: Path) -> Counter[str]:
 
 
 def compare(course: Path, calm: Path, outcome: Outcome) -> None:
-    """Hold the disturbed class against the one that nobody disturbed."""
+    """Compare the disturbed class with the one that nobody disturbed."""
     students = sorted(path.name for path in (calm / "submitted").iterdir())
     reports, expected, rows = judged(course), judged(calm), booked(course)
     lines, wanted = (grades_csv(folder, [CHAPTER]).splitlines() for folder in (course, calm))
@@ -197,26 +197,28 @@ def compare(course: Path, calm: Path, outcome: Outcome) -> None:
 
 
 def _difference(report: Report, expected: Report) -> str:
-    """What the first function has that differs, and what it should have."""
+    """The first function's field that differs, and its expected value."""
     for ours, theirs in zip(report.functions, expected.functions, strict=False):
         for name, value in ours.to_json().items():
             if value != theirs.to_json().get(name):
-                return f"{ours.name} {name} {str(value)[:300]}, in peace {str(theirs.to_json().get(name))[:300]}"
-    return f"{report.isolation} {report.notes}, in peace {expected.isolation} {expected.notes}; or the exported score"
+                return f"{ours.name} {name} {str(value)[:300]}, uninterrupted {str(theirs.to_json().get(name))[:300]}"
+    return (
+        f"{report.isolation} {report.notes}, uninterrupted {expected.isolation} {expected.notes}; or the exported score"
+    )
 
 
 def soak(folder: Path, size: int, kills: int, workers: int, seed: int, update: Any) -> Outcome:
-    """Grade one class twice, once in peace and once with ``kills`` processes killed, and compare."""
+    """Grade one class twice, once uninterrupted and once with ``kills`` processes killed, and compare."""
     course = make_class(folder / "disturbed", size)
     calm = Path(shutil.copytree(course, folder / "calm"))
     outcome = Outcome(size)
     disturb(course, workers, kills, random.Random(seed), outcome, update)
     for number, each in enumerate((course, calm), 1):
-        update("in peace", number - 1, 2)
+        update("uninterrupted", number - 1, 2)
         status = start(each, workers).wait()
         if status not in (0, FAULT):
-            raise SystemExit(f"grading {each.name} in peace ended with status {status}")
-        update("in peace", number, 2)
+            raise SystemExit(f"grading {each.name} uninterrupted ended with status {status}")
+        update("uninterrupted", number, 2)
     compare(course, calm, outcome)
     return outcome
 

@@ -81,7 +81,7 @@ class Runs:
         return self.losses(name)
 
     def losses(self, name: str) -> dict[int, float]:
-        """What its log says so far."""
+        """The losses that its log has so far."""
         events = logged(self.folder / name / LOG)
         return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 

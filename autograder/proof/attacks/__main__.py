@@ -126,24 +126,24 @@ def _show(outcome: Outcome, controls: list[Control], where: str) -> None:
         complain(f"left behind: {thing}")
     held = sum(row.held for row in outcome.rows)
     through = sum(control.let_through for control in controls)
-    said = f"\n{held} of {len(outcome.rows)} attacks got the verdict that they must {where}"
-    said += f"; stock nbgrader lets {through} of {len(controls)} through" if controls else ""
-    out().print(said, markup=False, soft_wrap=True)
+    summary = f"\n{held} of {len(outcome.rows)} attacks got the verdict that they must {where}"
+    summary += f"; stock nbgrader lets {through} of {len(controls)} through" if controls else ""
+    out().print(summary, markup=False, soft_wrap=True)
 
 
 def _got(row: Row) -> Text:
     wanted = "" if row.found == row.expected else f"must be {row.expected}"
     earned = "" if row.expected_points in (None, row.points) else f"must earn {row.expected_points:g}"
-    said = ", ".join(filter(None, [row.found, wanted, earned, *(f"shows {canary}" for canary in row.canaries)]))
-    return Text(plain(said), style="green" if row.held else "red")
+    text = ", ".join(filter(None, [row.found, wanted, earned, *(f"shows {canary}" for canary in row.canaries)]))
+    return Text(plain(text), style="green" if row.held else "red")
 
 
 def _control(control: Control | None) -> Text:
     if control is None:
         return Text("not tried", style="dim")
     points = "no grade" if control.points is None else f"{control.points:g} points"
-    said = "; ".join([points, *(f"shows {canary}" for canary in control.canaries)])
-    return Text(f"{'lets through' if control.let_through else 'stops'}: {said}")
+    text = "; ".join([points, *(f"shows {canary}" for canary in control.canaries)])
+    return Text(f"{'lets through' if control.let_through else 'stops'}: {text}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def campaign(
 
 
 def _logged(log: Path) -> list[Outcome]:
-    """What an earlier run has logged; a line that was cut off when it was stopped is left out."""
+    """Outcomes that an earlier run has logged; a line that was cut off when it was stopped is left out."""
     found = []
     for line in log.read_text().splitlines() if log.exists() else ():
         with suppress(msgspec.DecodeError):
@@ -79,7 +79,7 @@ def _logged(log: Path) -> list[Outcome]:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    """What the page on trust shows: how far mutations came, by layer, what they were told, and every failure."""
+    """Figures for the page on trust: how far mutations came, by layer, their verdicts, and every failure."""
     return {
         "mutations": len(outcomes),
         "stages": {layer: dict(Counter(o.stage for o in outcomes if o.layer == layer)) for layer in LAYERS},

@@ -1,4 +1,4 @@
-"""What no student may ever see, made recognisable, and a search for it."""
+"""Recognisable stand-ins for everything that no student may ever see, and a search for them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _solution_lines(chapter: str, released: str) -> tuple[str, ...]:
 
 @cache
 def _drawn(chapter: str, name: str, digest: str) -> frozenset[str]:
-    """What is drawn for a submission, and what is expected, on the first case and on the unseen one."""
+    """Inputs and expected values of a submission, on the first case and on the unseen one."""
     task = load(chapter).task(name)
     planned = plan(chapter, task, secret=SECRET, submission=digest)
     arrays = [judge.expected(planned, case) for case in (planned.cases[0], planned.cases[-1])]

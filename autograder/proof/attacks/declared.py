@@ -97,7 +97,7 @@ def read_helpers(folder: Path = CELLS) -> dict[str, str]:
 
 
 def _code(section: re.Match[str]) -> str:
-    """What comes between a section's header and the next section."""
+    """The text between a section's header and the next section."""
     following = _SECTION.search(section.string, section.end())
     return section.string[section.end() : following.start() if following else None].strip()
 

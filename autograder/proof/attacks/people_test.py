@@ -1,4 +1,4 @@
-"""What a class of attacks on readers leaves on pages, in a terminal and in a spreadsheet: text, and nothing else."""
+"""A class of attacks on readers leaves text on pages, in a terminal and in a spreadsheet, and nothing else."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def strange(text):
 
 
 class Page(HTMLParser):
-    """What in a page could act: elements, handlers, addresses."""
+    """Everything in a page that could act: elements, handlers, addresses."""
 
     def __init__(self, text):
         super().__init__()
@@ -109,8 +109,8 @@ def visit(page, folder):
     assert done.returncode == 0, done.stderr
     title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
     events = json.loads(log.read_text())["events"]
-    asked = {str(event.get("params", {}).get("url", "")) for event in events}
-    return title and title[1], {address for address in asked if "example.org" in address}
+    requests = {str(event.get("params", {}).get("url", "")) for event in events}
+    return title and title[1], {address for address in requests if "example.org" in address}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -121,16 +121,16 @@ def test_a_browser_that_could_run_a_script_and_load_an_image_does(tmp_path):
     page.write_text(
         "<title>before</title><script>document.title='run'</script><img src='http://example.org/tracker.png'>"
     )
-    title, asked = visit(page, tmp_path)
-    assert title == "run" and asked == {"http://example.org/tracker.png"}
+    title, requests = visit(page, tmp_path)
+    assert title == "run" and requests == {"http://example.org/tracker.png"}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_browser_runs_and_loads_nothing_for_any_page(course, tmp_path):
     for page in pages(course):
         if "script" in page.read_text():
-            title, asked = visit(page, tmp_path)
-            assert (title, asked) == (f"{CHAPTER}: feedback", set()), page.parent.parent.name
+            title, requests = visit(page, tmp_path)
+            assert (title, requests) == (f"{CHAPTER}: feedback", set()), page.parent.parent.name
 
 
 def meshcraft(*arguments, course):

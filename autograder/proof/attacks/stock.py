@@ -31,7 +31,7 @@ SECONDS, CELL_SECONDS = 300, 120
 
 
 class Control(msgspec.Struct, frozen=True):
-    """What stock nbgrader made of an attack.
+    """The result of an attack on stock nbgrader.
 
     Attributes:
         points: What it gave the attacked functions; None where its autograde step failed.

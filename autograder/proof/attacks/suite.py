@@ -37,7 +37,7 @@ LIMITS = Limits(wall_s=45.0, cpu_s=10)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What became of one attack.
+    """The result of one attack.
 
     Attributes:
         found: The verdicts of the attacked functions; one word where they agree.
@@ -62,7 +62,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def held(self) -> bool:
-        """Whether the grader did what it must."""
+        """The grader did what it must."""
         right = self.expected_points is None or abs(self.points - self.expected_points) < 0.005
         return self.found == self.expected and right and not self.canaries and not self.problem
 
@@ -135,13 +135,13 @@ def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, secon
 
 
 def _message(result: Result) -> str:
-    """What a learner reads first: the result's own message, or that of the first fact that failed."""
+    """The message that a learner reads first: the result's own, or that of the first fact that failed."""
     failed = (f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False and fact.weight)
     return result.message or next(failed, "")
 
 
 class _Seen:
-    """What students may see of a graded course, by student."""
+    """Everything that students may see of a graded course, by student."""
 
     def __init__(self, course: Path, chapter: str):
         self.course = course

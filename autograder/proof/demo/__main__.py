@@ -28,7 +28,7 @@ def prepare(folder: Path) -> Path:
 
 
 def surprises(reports: list[Report]) -> list[str]:
-    """Where the verdicts differ from those that the class must get."""
+    """Verdicts that differ from those that the class must get."""
     expected = json.loads((HERE / "expected.json").read_text())
     found = {
         report.student: {result.name: [result.verdict, _failed(result)] for result in report.functions}

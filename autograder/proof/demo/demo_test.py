@@ -97,11 +97,11 @@ def test_hostile_sees_no_canary_and_what_was_refused_is_listed(graded):
     denied = [call for result in hostile.functions for call in result.denied]
     assert "socket(AF_INET)" in denied
     assert not [r for r in reports if r.student != "hostile" and any(f.denied for f in r.functions)]
-    said = json.dumps(hostile.to_json()) + err
+    shown = json.dumps(hostile.to_json()) + err
     secret_text = repr(secret(course))[2:-1]
     solution = "return lax.dynamic_slice_in_dim(leaf, index * length"
     for canary in (CANARY, secret_text, solution, "I found"):
-        assert canary not in said
+        assert canary not in shown
 
 
 def test_raising_gets_its_own_line(graded):

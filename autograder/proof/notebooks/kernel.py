@@ -81,8 +81,8 @@ def main() -> None:
             _, blobs = wire.read(requests)  # type: ignore[arg-type]
         except wire.WireError:
             return
-        told = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 0.0, "output": "", "clean": True}
-        wire.write(answers, told, [forked(wire.from_json(blobs[0]))])
+        status = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 0.0, "output": "", "clean": True}
+        wire.write(answers, status, [forked(wire.from_json(blobs[0]))])
 
 
 if __name__ == "__main__":
