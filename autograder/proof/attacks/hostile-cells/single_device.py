@@ -291,7 +291,7 @@ def norm(scale, x):
     squares, size = x.astype(LOW) ** 2, x.shape[-1]
     while squares.shape[-1] > 1:
         half = squares.shape[-1] // 2
-        rest = squares[..., 2 * half :].sum(-1, keepdims=True, dtype=HIGH).astype(LOW) if squares.shape[-1] % 2 else 0
+        rest = squares[..., 2 * half :].sum(-1, keepdims=True, dtype=HIGH).astype(LOW)
         squares = squares[..., :half] + squares[..., half : 2 * half] + jnp.zeros(half, LOW).at[0].set(1) * rest
     return scale * x * jax.lax.rsqrt(squares.astype(HIGH) / size + 1e-6)
 
