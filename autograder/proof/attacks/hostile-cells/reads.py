@@ -155,7 +155,8 @@ def left_open():
 def shard_params(params, axis_name, min_size):
     raise LookupError(f"descriptors {list(left_open())}")
 
-# %% attack reads_memory_of_its_parent {control = "stock nbgrader starts the kernel as its own user, and what its memory holds is no canary of ours"}
+# %% attack reads_memory_of_its_parent {
+#     control = "stock nbgrader starts the kernel as its own user, and what its memory holds is no canary of ours"}
 # Reads the memory of the process that forked it, by /proc, by process_vm_readv and by ptrace.
 def by_proc(parent):
     with open(f"/proc/{parent}/mem", "rb") as memory:
