@@ -54,7 +54,7 @@ measure-single-device: $(READY)
 
 # `meshcraft train` against itself: several meshes, killed and resumed, two processes; ARGS=--short takes a tiny model.
 trials: $(READY)
-	@$(BIN)/python -m autograder.proof.trials $(ARGS)
+	@$(BIN)/python -m autograder.proof.train_e2e $(ARGS)
 
 # Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
 validate: $(READY) aot

@@ -7,7 +7,7 @@ import yaml
 
 from autograder.commands.train import train
 from autograder.learner.strategies import CHAPTERS, NAMES, default
-from autograder.proof.trials import LIMIT, STEPS, THREE
+from autograder.proof.train_e2e import LIMIT, STEPS, THREE
 from course.training.checkpoints import KEPT
 from course.training.loop import Run, baseline
 from course.training.processes import HEARTBEAT_SECONDS

@@ -6,9 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from autograder.proof.attacks.fixtures import GROUPS, find_attacks
+from autograder.proof.attacks.declared import GROUPS
+from autograder.proof.attacks.fixtures import find_attacks
 from autograder.proof.attacks.stock import Control
 from course.show.page_parts import generated, write_parts
 
@@ -48,7 +50,7 @@ def kept():
 
 
 def controls():
-    return {data["name"]: Control.from_json(data) for data in kept()["controls"]}
+    return {control.name: control for control in msgspec.convert(kept()["controls"], list[Control])}
 
 
 def runs() -> str:
@@ -163,14 +165,14 @@ def test_every_rung_was_run_as_root_and_as_a_plain_user():
 @pytest.mark.parametrize("user", USERS)
 def test_kept_run_has_every_attack_that_the_rung_claims_to_stop(rung, user):
     run = kept()["runs"][f"{rung}, {user}"]
-    claimed = [attack for attack in find_attacks() if not attack.rungs or rung in attack.rungs]
+    claimed = [attack for attack in find_attacks() if not attack.backends or rung in attack.backends]
     assert {row["name"]: row["expected"] for row in run["rows"]} == {a.name: a.verdict for a in claimed}, AGAIN
     short = [row for row in run["rows"] if row["found"] != row["expected"] or row["canaries"]]
     assert [row["name"] for row in short] == [] and run["left"] == []
 
 
 def test_control_was_tried_on_every_attack_that_says_so():
-    assert sorted(controls()) == sorted(attack.name for attack in find_attacks() if not attack.control), AGAIN
+    assert sorted(controls()) == sorted(attack.name for attack in find_attacks() if attack.control is True), AGAIN
 
 
 if __name__ == "__main__":

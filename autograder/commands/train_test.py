@@ -16,7 +16,7 @@ import pytest
 from autograder import cli
 from autograder.commands import train as command
 from autograder.learner import training
-from autograder.proof.trials import apart
+from autograder.proof.train_e2e import apart
 from autograder.release.notebook import ROOT
 from course.training.loop import prepare
 from course.training.processes import PLACE

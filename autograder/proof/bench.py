@@ -1,4 +1,4 @@
-"""``make bench``: how long the things take that people wait for. Printed, never judged: machines differ."""
+"""``make bench``: durations of what people wait for. Printed, never judged: machines differ."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autograder.proof.bench_grading import beside_stock, class_of, one_submission, timed
-from autograder.proof.demo.__main__ import HERE as DEMO
+from autograder.proof.bench_grading import class_of, next_to_stock, one_submission, timed
+from autograder.proof.demo import CHAPTER, submission
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
 
-CHAPTER = "fsdp"
 # What a check may take in a running notebook.
 FUNCTION_S, WHOLE_STEP_S = 3, 10
 
 
 def cold_check() -> list[tuple[str, str, str]]:
     """``meshcraft check`` of a solved notebook, as a process of its own."""
-    notebook = DEMO / "submitted" / "right" / CHAPTER / f"{CHAPTER}.ipynb"
-    command = [sys.executable, "-m", "autograder.cli", "check", CHAPTER, "--notebook", str(notebook), "--json"]
+    notebook = str(submission("right"))
+    command = [sys.executable, "-m", "autograder.cli", "check", CHAPTER, "--notebook", notebook, "--json"]
     seconds = timed(lambda: subprocess.run(command, check=True, capture_output=True))
     return [("meshcraft check, whole, cold", f"{seconds:.1f} s", "under 12 s")]
 
@@ -75,7 +74,7 @@ def lenses() -> list[tuple[str, str, str]]:
         """A function's Program, by default that of the chapter's last one that is looked at on a realistic machine."""
         task = [task for task in load(chapter).tasks if task.at_scale and name in ("", task.name)][-1]
         assert task.at_scale
-        case = replace(task.at_scale[0], sizes={**task.at_scale[0].sizes, **changes.pop("sizes", {})}, **changes)
+        case = replace(task.at_scale[0].but(**changes.pop("sizes", {})), **changes)
         return trace(task, getattr(importlib.import_module(f"solutions.{chapter}"), task.name), case, lambda _: None)
 
     billion = {"num_layers": 16, "seq": 1024, "max_seq": 1024, "num_microbatches": 8}
@@ -87,7 +86,7 @@ def lenses() -> list[tuple[str, str, str]]:
 
 
 def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:
-    """How long the lenses take on a Program, each beside reading it."""
+    """Measure how long the lenses take on a Program, and parsing it."""
     from dataclasses import replace
 
     from course.machines import machine
@@ -119,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows = [*sandbox(10), *cold_check(), *warm_check(3), *lenses()] if options.checks else []
     if options.size:
-        rows += [*one_submission(), *class_of(options.size, options.workers), *beside_stock(4)]
+        rows += [*one_submission(), *class_of(options.size, options.workers), *next_to_stock(4)]
     if options.long:
         rows += class_of(options.long, options.workers, ("partial",))
     if options.json:

@@ -1,4 +1,4 @@
-"""How fast official grading is, what it holds, and what it leaves: the second half of ``make bench``."""
+"""Speed, memory and leftovers of official grading: the second half of ``make bench``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.course import make_course
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
-from autograder.proof.demo.__main__ import HERE as DEMO
+from autograder.proof.demo import CHAPTER, HERE, numbered
 
-CHAPTER = "fsdp"
 Rows = list[tuple[str, str, str]]
 HANG = "class Hang:\n    while True:\n        pass\n"
 HANG_LIMIT_S = 3.0
@@ -37,8 +36,7 @@ def timed(action: Callable[[], Any]) -> float:
 
 def one_submission() -> Rows:
     """A grading in cold processes and in warm ones, each function alone, and how soon a hang ends."""
-    path = DEMO / "submitted" / "right" / CHAPTER / f"{CHAPTER}.ipynb"
-    solved = [parse_notebook(str(path), _numbered(path, number)) for number in range(5)]
+    solved = [parse_notebook("right.ipynb", numbered("right", number).encode()) for number in range(5)]
     rows = []
     with Grader(CHAPTER, secret=b"b" * 32, level=best_level()) as grader:
         cold = timed(lambda: grader.grade_notebook(solved[0], "cold"))
@@ -59,7 +57,7 @@ def one_submission() -> Rows:
 def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
     """A class of ``size``: the demo's submissions, or some of them, over and over, no two the same."""
     level = best_level()
-    chosen = models or tuple(sorted(path.name for path in (DEMO / "submitted").iterdir()))
+    chosen = models or tuple(sorted(path.name for path in (HERE / "submitted").iterdir()))
     with tempfile.TemporaryDirectory() as folder, _left() as left:
         course = _course(Path(folder), chosen, size)
         held: list[int] = []
@@ -80,7 +78,7 @@ def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
     ]
 
 
-def beside_stock(size: int) -> Rows:
+def next_to_stock(size: int) -> Rows:
     """The same submissions, solved, through official grading and through stock nbgrader, one after the other."""
     from autograder.proof.attacks.stock import grade_as_nbgrader_does
 
@@ -91,25 +89,17 @@ def beside_stock(size: int) -> Rows:
         students = sorted(path.name for path in (stock / "submitted").iterdir())
         theirs = timed(lambda: [grade_as_nbgrader_does(stock, student) for student in students])
     return [
-        (f"stock nbgrader beside official grading, {size} solved, in turn", f"{theirs / ours:.2f} times as long", "")
+        (f"stock nbgrader next to official grading, {size} solved, in turn", f"{theirs / ours:.2f} times as long", "")
     ]
 
 
 def _course(folder: Path, models: tuple[str, ...], size: int) -> Path:
     course = make_course(folder / "course", [CHAPTER])
     for number in range(size):
-        model = DEMO / "submitted" / models[number % len(models)] / CHAPTER / f"{CHAPTER}.ipynb"
         target = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
         target.parent.mkdir(parents=True)
-        target.write_bytes(_numbered(model, number))
+        target.write_text(numbered(models[number % len(models)], number))
     return course
-
-
-def _numbered(path: Path, number: int) -> bytes:
-    """The notebook with a first line of its own, so that its inputs are other ones."""
-    content = json.loads(path.read_text())
-    content["cells"][0]["source"] = f"student {number}"
-    return json.dumps(content).encode()
 
 
 def _memory() -> int:

@@ -13,7 +13,7 @@ SANDBOXED = any(rung.available for rung in survey())
 
 @pytest.mark.skipif(not SANDBOXED, reason="no rung of the sandbox is available on this machine")
 def test_a_small_class_is_timed_and_leaves_nothing(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests, beside this one, have folders in the usual
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the usual one has other tests' folders
     bench.main(["--size", "0", "--long", "4", "--workers", "1", "--no-checks", "--json"])
     rows = {row["what"].strip(): row for row in json.loads(capsys.readouterr().out)}
     assert rows["processes and files left"]["measured"] == "none"

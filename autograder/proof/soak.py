@@ -1,4 +1,4 @@
-"""``make soak``: a class graded while its grader, workers and sandboxes are killed at random, then once in peace.
+"""``make soak``: a class graded while its grader, workers and sandboxes are killed at random, then once uninterrupted.
 
 Nothing may be lost, doubled or different from a grading that nobody disturbed, and nothing may be left behind.
 """
@@ -29,10 +29,9 @@ from autograder.commands.terminal import FAULT, bar, out
 from autograder.contract.verdict import Report
 from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.export import grades_csv
-from autograder.proof.demo.__main__ import HERE as DEMO
+from autograder.proof.demo import CHAPTER, numbered
 from autograder.release.notebook import nbgrader_quiet
 
-CHAPTER = "fsdp"
 KEPT = Path(__file__).with_suffix(".json")
 # The demo's class over and over, mostly those of it that are graded in a second or two.
 CLASS = ("partial", "raises", "partial", "hostile", "partial", "summed", "partial", "raises", "partial", "right")
@@ -44,7 +43,7 @@ DAMAGED = 25
 
 @dataclass
 class Outcome:
-    """What a soak counted.
+    """The figures of a soak.
 
     Attributes:
         submissions: How large the class was.
@@ -79,10 +78,7 @@ def make_class(folder: Path, size: int) -> Path:
     for number in range(size):
         path = course / "submitted" / f"student{number:03}" / CHAPTER / f"{CHAPTER}.ipynb"
         path.parent.mkdir(parents=True)
-        model = CLASS[number % len(CLASS)]
-        content = json.loads((DEMO / "submitted" / model / CHAPTER / f"{CHAPTER}.ipynb").read_text())
-        content["cells"][0]["source"] = f"student {number}"
-        text = json.dumps(content)
+        text = numbered(CLASS[number % len(CLASS)], number)
         damage, kind = divmod(number + 1, DAMAGED)
         if kind == 0 and damage % 4 == 1:
             path.write_text("not a notebook")
@@ -157,12 +153,12 @@ def _name(process: psutil.Process, head: int) -> str:
 
 def _outlived(processes: dict[int, psutil.Process]) -> list[str]:
     _, alive = psutil.wait_procs([*processes.values()], timeout=10)
-    said = []
+    left = []
     for process in alive:
         with suppress(psutil.NoSuchProcess):
-            said.append(f"process {' '.join(process.cmdline())[:100]}")
+            left.append(f"process {' '.join(process.cmdline())[:100]}")
             process.kill()
-    return said
+    return left
 
 
 def judged(course: Path) -> dict[str, Report]:
@@ -172,7 +168,7 @@ def judged(course: Path) -> dict[str, Report]:
 
 
 def booked(course: Path) -> Counter[str]:
-    """How many rows of the gradebook each student has; a grade that is there twice makes a second."""
+    """Rows of the gradebook by student; a grade that is there twice makes a second."""
     from nbgrader.api import Gradebook
 
     rows: Counter[str] = Counter()
@@ -184,7 +180,7 @@ def booked(course: Path) -> Counter[str]:
 
 
 def compare(course: Path, calm: Path, outcome: Outcome) -> None:
-    """Hold the disturbed class against the one that nobody disturbed."""
+    """Compare the disturbed class with the one that nobody disturbed."""
     students = sorted(path.name for path in (calm / "submitted").iterdir())
     reports, expected, rows = judged(course), judged(calm), booked(course)
     lines, wanted = (grades_csv(folder, [CHAPTER]).splitlines() for folder in (course, calm))
@@ -201,26 +197,28 @@ def compare(course: Path, calm: Path, outcome: Outcome) -> None:
 
 
 def _difference(report: Report, expected: Report) -> str:
-    """What the first function has that differs, and what it should have."""
+    """The first function's field that differs, and its expected value."""
     for ours, theirs in zip(report.functions, expected.functions, strict=False):
         for name, value in ours.to_json().items():
             if value != theirs.to_json().get(name):
-                return f"{ours.name} {name} {str(value)[:300]}, in peace {str(theirs.to_json().get(name))[:300]}"
-    return f"{report.isolation} {report.notes}, in peace {expected.isolation} {expected.notes}; or the exported score"
+                return f"{ours.name} {name} {str(value)[:300]}, uninterrupted {str(theirs.to_json().get(name))[:300]}"
+    return (
+        f"{report.isolation} {report.notes}, uninterrupted {expected.isolation} {expected.notes}; or the exported score"
+    )
 
 
 def soak(folder: Path, size: int, kills: int, workers: int, seed: int, update: Any) -> Outcome:
-    """Grade one class twice, once in peace and once with ``kills`` processes killed, and compare."""
+    """Grade one class twice, once uninterrupted and once with ``kills`` processes killed, and compare."""
     course = make_class(folder / "disturbed", size)
     calm = Path(shutil.copytree(course, folder / "calm"))
     outcome = Outcome(size)
     disturb(course, workers, kills, random.Random(seed), outcome, update)
     for number, each in enumerate((course, calm), 1):
-        update("in peace", number - 1, 2)
+        update("uninterrupted", number - 1, 2)
         status = start(each, workers).wait()
         if status not in (0, FAULT):
-            raise SystemExit(f"grading {each.name} in peace ended with status {status}")
-        update("in peace", number, 2)
+            raise SystemExit(f"grading {each.name} uninterrupted ended with status {status}")
+        update("uninterrupted", number, 2)
     compare(course, calm, outcome)
     return outcome
 

@@ -266,7 +266,7 @@ def test_no_request_says_which_variant_is_asked():
     task = load("collectives").task("ring_all_gather")
     case = task.variants[0].of(task.cases[0])
     (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS)["cases"]
-    assert case.sizes["order"] and shown["sizes"] == {n: s for n, s in case.sizes.items() if n != "order"}
+    assert case.sizes.order and shown["sizes"] == {n: s for n, s in asdict(case.sizes).items() if n != "order"}
 
 
 def submission(tmp_path, *cells):

@@ -1,22 +1,28 @@
 """Attacks on the grader, each a submission, and what grades them all: ``python -m autograder.proof.attacks``.
 
-``<verdict>/<name>/`` holds one attack. The folder's name is the word that the attacked functions must get: pass,
-partial, fail, student_error, limit_exceeded, refused or needs_human. In it lies one of two files.
+An attack that is a notebook is a section of a file in ``hostile-cells/``, which is only ever text to us::
 
-``attack.py`` is a notebook in percent format. ``# %% [shard_params]`` replaces the released cell of that grade id; a
-plain ``# %%`` is a new cell before the first released solution cell. Functions that it does not define stay stubs.
-Its docstring begins with a paragraph that says what it tries and what ought to happen; header lines follow:
+    # %% attack reads_the_gradebook {verdict = "student_error", group = "reads", control = true, uses = ["search"]}
+    # Looks for the gradebook and the ledger: what it tries and what ought to happen, which the site shows.
+    def shard_params(params, axis_name, min_size):
+        ...
 
+A function of the chapter replaces that function's released cell, everything else is a new cell before the first of
+them, and functions that it does not define stay stubs. The header is TOML; ``# %% defaults``, with TOML in comments,
+says what holds for the attacks below it:
+
+- ``verdict``: what the functions must get: pass, partial, fail, student_error, limit_exceeded, refused or needs_human
 - ``group``: reads, forges, tampers, exhausts or reaches
-- ``control``: ``yes``, or ``no: why`` for one that stock nbgrader is not tried on
+- ``control``: ``true``, or why stock nbgrader is not tried on it
 - ``chapter``: whose notebook it is, ``fsdp`` if left out
-- ``functions``: whose verdict the folder names; if left out, those that the file defines
+- ``functions``: which must get the verdict; if left out, those that it defines, or else all of the chapter
 - ``points``: what they earn together, where the verdict is partial
-- ``uses``: files in ``kits/`` that become cells before all others
-- ``rungs``: the sandboxes that claim to stop it; if left out, all
+- ``backends``: the sandboxes that claim to stop it; if left out, all
+- ``uses``: names of ``# %% helper`` sections, of any file, that become cells before it
+  ``imports`` comes before all attacks
+- ``then``: one that comes after it, by which attacks that differ in a name or two share the rest
 
-``submit.py`` is for what is no plain notebook. It has the same docstring, and ``submit(folder, released)``, which fills
-``folder``, the student's ``submitted/<name>/fsdp/``; ``released`` is the notebook that students were given.
+What is no plain notebook is a function in ``submissions.py``, which writes what the student hands in.
 
 Whatever an attack finds it says, in an exception or in a name, so that a canary shows up where students can read it.
 """

@@ -8,42 +8,46 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from autograder.commands.terminal import bar, complain, explained, out, print_json
 from autograder.grading.nbgrader.ledger import versions
 from autograder.grading.outside.sandbox import best_level, survey
-from autograder.proof.attacks.fixtures import Attack, find_attacks
+from autograder.proof.attacks.declared import Attack
+from autograder.proof.attacks.fixtures import find_attacks
 from autograder.proof.attacks.plain_user import run_as_plain_user
 from autograder.proof.attacks.stock import Control, run_stock
 from autograder.proof.attacks.suite import Outcome, Row, run_suite, workplace
 from autograder.show import plain
 
 RESULTS = Path(__file__).with_name("results.json")
+# What the site shows of a row.
+SHOWN = ("name", "group", "says", "expected", "found", "canaries")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the suite; 0 when every attack got the verdict of its folder and left nothing behind."""
-    asked = _parse(arguments)
-    attacks = _chosen(asked.only)
-    if asked.as_user and os.geteuid() == 0:
-        outcome = Outcome.from_json(run_as_plain_user(_again(asked)))
+    """Run the suite; 0 when every attack got its verdict and left nothing behind."""
+    options = _parse(arguments)
+    attacks = _chosen(options.only)
+    if options.as_user and os.geteuid() == 0:
+        outcome = msgspec.convert(run_as_plain_user(_again(options)), Outcome)
     else:
         with bar() as update:
-            outcome = run_suite(attacks, asked.rung, workers=asked.workers, on_progress=update)
+            outcome = run_suite(attacks, options.rung, workers=options.workers, on_progress=update)
     controls = []
-    if asked.stock:
+    if options.stock:
         points = {row.name: row.points for row in outcome.rows}
         with bar() as update, workplace() as folder:
-            controls = run_stock(attacks, points, folder, workers=asked.workers, on_progress=update)
-    user = "a plain user" if asked.as_user or os.geteuid() else "root"
-    if asked.write:
-        keep(outcome, controls, f"{asked.rung}, {user}", whole=not asked.only)
-    if asked.json:
-        print_json({**outcome.to_json(), "controls": [control.to_json() for control in controls]})
+            controls = run_stock(attacks, points, folder, workers=options.workers, on_progress=update)
+    user = "a plain user" if options.as_user or os.geteuid() else "root"
+    if options.write:
+        keep(outcome, controls, f"{options.rung}, {user}", whole=not options.only)
+    if options.json:
+        print_json(msgspec.to_builtins(outcome) | {"controls": msgspec.to_builtins(controls)})
     else:
-        _show(outcome, controls, attacks, f"under {asked.rung}, as {user}")
+        _show(outcome, controls, f"under {options.rung}, as {user}")
     return 0 if outcome.held else 1
 
 
@@ -58,13 +62,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--write", action="store_true", help="keep the results for the site; with --only, renew those alone"
     )
-    asked = parser.parse_args(arguments)
-    if not asked.rung:
-        asked.rung = best_level()
-    elif asked.rung not in {rung.name for rung in survey() if rung.available}:
-        known = "; ".join(f"{rung.name}: {rung.reason}" for rung in survey())
-        parser.error(f"there is no sandbox {asked.rung!r} here ({known})")
-    return asked
+    options = parser.parse_args(arguments)
+    if not options.rung:
+        options.rung = best_level()
+    elif options.rung not in {backend.name for backend in survey() if backend.available}:
+        known = "; ".join(f"{backend.name}: {backend.reason}" for backend in survey())
+        parser.error(f"there is no sandbox {options.rung!r} here ({known})")
+    return options
 
 
 def _chosen(words: list[str]) -> list[Attack]:
@@ -77,9 +81,9 @@ def _chosen(words: list[str]) -> list[Attack]:
     return chosen
 
 
-def _again(asked: argparse.Namespace) -> list[str]:
-    again = ["--rung", asked.rung, "--workers", str(asked.workers), "--json"]
-    return [*again, *(word for name in asked.only for word in ("--only", name))]
+def _again(options: argparse.Namespace) -> list[str]:
+    again = ["--rung", options.rung, "--workers", str(options.workers), "--json"]
+    return [*again, *(word for name in options.only for word in ("--only", name))]
 
 
 def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> None:
@@ -88,27 +92,22 @@ def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> 
     Seconds are left out, so that a rerun changes nothing else.
     """
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}, "controls": []}
-    rows = [
-        {
-            name: value
-            for name, value in row.items()
-            if name in ("name", "group", "says", "expected", "found", "canaries")
-        }
-        for row in outcome.to_json()["rows"]
-    ]
     before = {"rows": [], "left": []} if whole else kept["runs"].get(where, {"rows": [], "left": []})
-    known = {row["name"]: row for row in [*before["rows"], *rows]}
+    rows = [{name: row[name] for name in SHOWN} for row in msgspec.to_builtins(outcome.rows)]
     left = [*before["left"], *outcome.left]
-    kept["runs"][where] = {"versions": versions(), "left": left, "rows": [known[name] for name in sorted(known)]}
+    kept["runs"][where] = {"versions": versions(), "left": left, "rows": _by_name(before["rows"], rows)}
     if controls:
-        tried = {} if whole else {control["name"]: control for control in kept["controls"]}
-        tried |= {control.name: control.to_json() for control in controls}
-        kept["controls"] = [tried[name] for name in sorted(tried)]
-    kept["runs"] = dict(sorted(kept["runs"].items()))
+        kept["controls"] = _by_name([] if whole else kept["controls"], msgspec.to_builtins(controls))
     RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 
-def _show(outcome: Outcome, controls: list[Control], attacks: list[Attack], where: str) -> None:
+def _by_name(before: list[dict], new: list[dict]) -> list[dict]:
+    """Both lists in order of name; what is new replaces what has the same name."""
+    known = {entry["name"]: entry for entry in [*before, *new]}
+    return [known[name] for name in sorted(known)]
+
+
+def _show(outcome: Outcome, controls: list[Control], where: str) -> None:
     known = {control.name: control for control in controls}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("group", "attack", "verdict", "points", "denied", "s"):
@@ -125,34 +124,26 @@ def _show(outcome: Outcome, controls: list[Control], attacks: list[Attack], wher
             complain(f"{row.name}: {'; '.join(filter(None, [row.problem, *row.messages]))[:400]}")
     for thing in outcome.left:
         complain(f"left behind: {thing}")
-    out().print(f"\n{summary(outcome)} {where}{through(controls)}", markup=False, soft_wrap=True)
-
-
-def summary(outcome: Outcome) -> str:
-    """How many attacks the grader withstood."""
     held = sum(row.held for row in outcome.rows)
-    return f"{held} of {len(outcome.rows)} attacks got the verdict of their folder"
-
-
-def through(controls: list[Control]) -> str:
-    """How many the control did not."""
-    count = sum(control.let_through for control in controls)
-    return f"; stock nbgrader lets {count} of {len(controls)} through" if controls else ""
+    through = sum(control.let_through for control in controls)
+    summary = f"\n{held} of {len(outcome.rows)} attacks got the verdict that they must {where}"
+    summary += f"; stock nbgrader lets {through} of {len(controls)} through" if controls else ""
+    out().print(summary, markup=False, soft_wrap=True)
 
 
 def _got(row: Row) -> Text:
     wanted = "" if row.found == row.expected else f"must be {row.expected}"
     earned = "" if row.expected_points in (None, row.points) else f"must earn {row.expected_points:g}"
-    said = ", ".join(filter(None, [row.found, wanted, earned, *(f"shows {canary}" for canary in row.canaries)]))
-    return Text(plain(said), style="green" if row.held else "red")
+    text = ", ".join(filter(None, [row.found, wanted, earned, *(f"shows {canary}" for canary in row.canaries)]))
+    return Text(plain(text), style="green" if row.held else "red")
 
 
 def _control(control: Control | None) -> Text:
     if control is None:
         return Text("not tried", style="dim")
     points = "no grade" if control.points is None else f"{control.points:g} points"
-    said = "; ".join([points, *(f"shows {canary}" for canary in control.canaries)])
-    return Text(f"{'lets through' if control.let_through else 'stops'}: {said}")
+    text = "; ".join([points, *(f"shows {canary}" for canary in control.canaries)])
+    return Text(f"{'lets through' if control.let_through else 'stops'}: {text}")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,15 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -49,14 +50,9 @@ def _chunk(seed: int, numbers: tuple[int, ...]) -> list[Outcome]:
 
 
 def campaign(
-    seed: int,
-    numbers: Iterable[int],
-    workers: int,
-    log: Path,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    seed: int, wanted: range, workers: int, log: Path, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> list[Outcome]:
     """Every mutation's outcome, in order of number; those that the log already has are not made again."""
-    wanted = list(numbers)
     found = {outcome.number: outcome for outcome in _logged(log)}
     missing = [number for number in wanted if number not in found]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -67,25 +63,23 @@ def campaign(
         for chunk in as_completed(chunks):
             for outcome in chunk.result():
                 found[outcome.number] = outcome
-                file.write(json.dumps(asdict(outcome)) + "\n")
+                file.write(msgspec.json.encode(outcome).decode() + "\n")
             file.flush()
             progress("mutations", sum(number in found for number in wanted), len(wanted))
     return [found[number] for number in wanted]
 
 
 def _logged(log: Path) -> list[Outcome]:
-    """What an earlier run has logged; a line that was cut off when it was stopped is left out."""
+    """Outcomes that an earlier run has logged; a line that was cut off when it was stopped is left out."""
     found = []
     for line in log.read_text().splitlines() if log.exists() else ():
-        try:
-            found.append(Outcome(**json.loads(line)))
-        except ValueError:
-            continue
+        with suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(line, type=Outcome))
     return found
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    """What the page on trust shows: how far mutations came, by layer, what they were told, and every failure."""
+    """Figures for the page on trust: how far mutations came, by layer, their verdicts, and every failure."""
     return {
         "mutations": len(outcomes),
         "stages": {layer: dict(Counter(o.stage for o in outcomes if o.layer == layer)) for layer in LAYERS},
@@ -97,14 +91,13 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
 
 def show(outcomes: list[Outcome], console: Console) -> None:
     """Tables: by layer and stage, by verdict, and what a person must look at."""
-    stages = [stage for stage in STAGES if any(o.stage == stage for o in outcomes)]
-    table = Table("layer", *stages, "all", title="How far mutations came")
-    for layer in (*LAYERS, None):
-        ours = [o for o in outcomes if layer in (None, o.layer)]
-        counts = Counter(o.stage for o in ours)
-        table.add_row(layer or "all", *(str(counts[stage] or "") for stage in stages), str(len(ours)))
+    counts = Counter((layer, o.stage) for o in outcomes for layer in (o.layer, "all"))
+    stages = [stage for stage in STAGES if counts["all", stage]]
+    table = Table("layer", *stages, title="How far mutations came")
+    for layer in (*LAYERS, "all"):
+        table.add_row(layer, *(str(counts[layer, stage] or "") for stage in stages))
     console.print(table)
-    verdicts = Table("verdict", "mutations", title="What they were told")
+    verdicts = Table("verdict", "mutations", title="The verdicts of the grader")
     for verdict, count in Counter(o.verdict for o in outcomes).most_common():
         verdicts.add_row(verdict, str(count))
     console.print(verdicts)
@@ -113,7 +106,7 @@ def show(outcomes: list[Outcome], console: Console) -> None:
         ("executor died", [o for o in outcomes if o.verdict == NEEDS_HUMAN]),
         ("right values, something cheaper", [o for o in outcomes if o.look and not o.failure]),
     ):
-        console.print(f"{len(chosen)} {title}", style="bold red" if chosen and title == "failures" else "bold")
+        console.print(f"{len(chosen)} {title}", style="bold")
         for o in chosen[:200]:
             console.print(f"  {o.number}: {o.base}; {o.what}; {o.failure or o.look or o.message}", markup=False)
 
@@ -139,7 +132,7 @@ def main() -> int:
         versions = {"python": platform.python_version(), "jax": jax.__version__, "seed": options.seed}
         KEPT.write_text(json.dumps({**summary(found), **versions}, indent=1, sort_keys=True) + "\n")
     if options.json:
-        print(json.dumps({"seconds": seconds, "outcomes": [asdict(o) for o in found]}))
+        print(json.dumps({"seconds": seconds, "outcomes": msgspec.to_builtins(found)}))
     else:
         show(found, Console())
     return 3 if any(o.failure for o in found) else 0

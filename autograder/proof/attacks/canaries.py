@@ -1,4 +1,4 @@
-"""What no student may ever see, made recognisable, and a search for it."""
+"""Recognisable stand-ins for everything that no student may ever see, and a search for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from autograder.contract.task import load
 from autograder.grading.outside import judge
 from autograder.grading.outside.judge import plan
-from autograder.proof.attacks.fixtures import Attack
+from autograder.proof.attacks.declared import Attack
 from autograder.release.notebook import BEGIN, END, ROOT
 
 SECRET = b"canary-of-the-courses-own-secret"
@@ -39,26 +39,22 @@ def search(text: str, attack: Attack, submission: bytes, digest: str, released: 
     """
     text = html.unescape(text).replace('\\"', '"').replace("\\\\", "\\")
     own = "\n".join(_sources(submission))
-    found = []
-    secrets = (SECRET.decode(), SECRET.hex(), base64.b64encode(SECRET).decode(), str(list(SECRET)), NEIGHBOURS)
-    if any(secret in text for secret in secrets[:-1]):
-        found.append("the course's secret")
-    if NEIGHBOURS in text:
-        found.append("another student's notebook")
-    if DATABASE in text and DATABASE not in own:
-        found.append("a database")
-    if IN_VARIABLE in text:
-        found.append("the environment")
-    if any(line in text for line in _solution_lines(attack.chapter, released) if line not in own):
-        found.append("the solution")
+    secrets = (SECRET.decode(), SECRET.hex(), base64.b64encode(SECRET).decode(), str(list(SECRET)))
     tasks = [task for task in load(attack.chapter).tasks if task.name in attack.functions]
     seeds = [plan(attack.chapter, task, secret=SECRET, submission=digest).seed for task in tasks]
-    if any(f"{seed}" in text or f"{seed:x}" in text for seed in seeds):
-        found.append("the seed of the official inputs")
     shown = {_rounded(number) for number in _NUMBER.findall(text)}
-    if len(shown) > SHOWN and any(len(shown & _drawn(attack.chapter, task.name, digest)) > SHOWN for task in tasks):
-        found.append("the official inputs")
-    return found
+    many = len(shown) > SHOWN
+    found = {
+        "the course's secret": any(secret in text for secret in secrets),
+        "another student's notebook": NEIGHBOURS in text,
+        "a database": DATABASE in text and DATABASE not in own,
+        "the environment": IN_VARIABLE in text,
+        "the solution": any(line in text for line in _solution_lines(attack.chapter, released) if line not in own),
+        "the seed of the official inputs": any(f"{seed}" in text or f"{seed:x}" in text for seed in seeds),
+        "the official inputs": many
+        and any(len(shown & _drawn(attack.chapter, task.name, digest)) > SHOWN for task in tasks),
+    }
+    return [name for name, seen in found.items() if seen]
 
 
 def _sources(submission: bytes) -> list[str]:
@@ -80,7 +76,7 @@ def _solution_lines(chapter: str, released: str) -> tuple[str, ...]:
 
 @cache
 def _drawn(chapter: str, name: str, digest: str) -> frozenset[str]:
-    """What is drawn for a submission, and what is expected, on the first case and on the unseen one."""
+    """Inputs and expected values of a submission, on the first case and on the unseen one."""
     task = load(chapter).task(name)
     planned = plan(chapter, task, secret=SECRET, submission=digest)
     arrays = [judge.expected(planned, case) for case in (planned.cases[0], planned.cases[-1])]

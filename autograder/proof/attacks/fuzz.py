@@ -16,13 +16,14 @@ import io
 import json
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from autograder.chapters.fsdp.mutants import MUTANTS
-from autograder.contract.task import Case, Task, load
+from autograder.contract.task import load
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, Traced, trace_cases
@@ -73,9 +74,8 @@ class Base:
         return self.points == self.plan.task.points
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one mutation.
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of one mutation.
 
     Attributes:
         stage: How far it came: ``wire``, ``header``, ``audit or lens``, ``compiler``, ``run`` or ``judged``.
@@ -102,16 +102,12 @@ def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Bas
     for name, function, case, weight in chosen:
         task = load(CHAPTER).task(name)
         whole = plan(CHAPTER, task, secret=SECRET, submission=case)
-        planned = replace(whole, cases=tuple(_one(whole.cases, case)))
+        planned = replace(whole, cases=tuple(each for each in whole.cases if each.name == case))
         traced = trace_cases(task, function, planned.traced, lambda _: None)
         assert isinstance(traced, Traced), traced
         programs = {name: program.serialise() for name, program in traced.programs.items()}
         found.append(Base(planned, f"{task.name}: {function.__name__} on {case}", weight, programs))
     return found
-
-
-def _one(cases: tuple[Case, ...], name: str) -> Iterator[Case]:
-    return (case for case in cases if case.name == name)
 
 
 class Fuzzer:
@@ -144,17 +140,18 @@ class Fuzzer:
     def run(self, number: int) -> Outcome:
         """Mutation ``number``, judged."""
         base, layer, what, message = self.mutation(number)
-        told = partial(Outcome, number, base.name, layer, what)
+        outcome = partial(Outcome, number, base.name, layer, what)
         begin = time.monotonic()
         try:
             stage, result, figures = self._judge(base.plan, message)
             json.dumps(result.to_json(), ensure_ascii=False).encode()  # as the ledger and the pages will
         except Exception as error:
             seconds = time.monotonic() - begin
-            return told("none", "grader", 0.0, "", seconds, f"the grader raised {type(error).__name__}: {error}"[:500])
+            failure = f"the grader raised {type(error).__name__}: {error}"[:500]
+            return outcome("none", "grader", 0.0, "", seconds, failure)
         seconds = time.monotonic() - begin
         failure, look = judged(base, result, figures, seconds)
-        return told(result.verdict, stage, result.points, result.message[:600], seconds, failure, look)
+        return outcome(result.verdict, stage, result.points, result.message[:600], seconds, failure, look)
 
     def mutation(self, number: int) -> tuple[Base, str, str, bytes]:
         """The base, the layer, what was changed, and all that a student's process would write."""
@@ -187,26 +184,23 @@ class Fuzzer:
                 figures[header["do"]] = _figures(answer)
             return answer, arrays
 
-        def ask(task: Task) -> Result:
-            try:
-                programs, line = _programs(QUIET, message, LIMITS)
-                stages.append("header")
-                return judge(planned, programs, line, execute)
-            except _Told as told:
-                return stopped(task, told.problem)
-            except wire.WireError as error:
-                return stopped(task, Problem(REFUSED, f"not Programs: {error}"))
-            except Stopped as error:
-                return stopped(task, Problem(error.verdict, str(error)))
-
-        result = ask(planned.task)
+        try:
+            programs, line = _programs(QUIET, message, LIMITS)
+            stages.append("header")
+            result = judge(planned, programs, line, execute)
+        except _Told as problem:
+            result = stopped(planned.task, problem.problem)
+        except wire.WireError as error:
+            result = stopped(planned.task, Problem(REFUSED, f"not Programs: {error}"))
+        except Stopped as error:
+            result = stopped(planned.task, Problem(error.verdict, str(error)))
         if result.verdict == REFUSED and stages[-1] == "judged":
             stages.append("header")  # of the realistic size, which comes second
         return stages[-1], result, figures
 
 
 def message_of(programs: dict[str, bytes]) -> bytes:
-    """What the process that traced these Programs writes to the grader."""
+    """The message that the process that traced these Programs writes to the grader."""
     stream = io.BytesIO()
     wire.write(stream, {"cases": list(programs), "line": "cell:1"}, list(programs.values()))
     return stream.getvalue()
@@ -225,7 +219,7 @@ def _stage(header: dict[str, Any], answer: dict[str, Any]) -> str:
 
 
 def _figures(answer: dict[str, Any]) -> dict[str, float]:
-    """What may not become less without reason: what the facts judge, and what the timeline is made from."""
+    """Figures that may not become less without reason: the facts judge them, or the timeline is made from them."""
     costs, memory = answer["costs"], answer["memory"]
     found = {name: costs[name] for name in ("flops", "elementwise", "bytes_touched")}
     found["wire"] = sum(c["wire_bytes"] * c["count"] for c in costs["collectives"])
@@ -237,7 +231,7 @@ def _figures(answer: dict[str, Any]) -> dict[str, float]:
 
 
 def judged(base: Base, result: Result, figures: dict[str, dict[str, float]], seconds: float) -> tuple[str, str]:
-    """What is wrong with the grader, and what a person may want to look at."""
+    """Say what is wrong with the grader, and what a person may want to look at."""
     if result.verdict == NEEDS_HUMAN and "the grader itself failed" in result.message:
         return result.message[:500], ""
     if seconds > 3 * (SECONDS + 10) * len(base.programs):

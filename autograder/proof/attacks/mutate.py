@@ -6,6 +6,7 @@ which mutation is made follows from the seed and the number alone.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 
 from autograder.grading.inside import wire
-from autograder.proof.attacks.texts import mutate_text
+from autograder.proof.attacks.mlir_mutations import mutate_text
 from course.program.export import _fields, _version_of
 from course.program.program import MAGIC
 
@@ -35,20 +36,16 @@ def mutate_bytes(data: bytes, other: bytes, rng: random.Random) -> bytes:
     """A few bytes flipped, taken out, put in, repeated, or the rest of another message put behind a part of this."""
     where = rng.randrange(len(data) or 1)
     length = rng.choice([1, 1, 2, 4, 8, 64, 1024])
-    kind = rng.choice(["flip", "set", "delete", "insert", "repeat", "splice", "cut"])
-    if kind == "flip":
-        return data[:where] + bytes([data[where] ^ (1 << rng.randrange(8))]) + data[where + 1 :]
-    if kind == "set":
-        return data[:where] + rng.choice([b"\0", b"\xff"]) * length + data[where + length :]
-    if kind == "delete":
-        return data[:where] + data[where + length :]
-    if kind == "insert":
-        return data[:where] + rng.randbytes(length) + data[where:]
-    if kind == "repeat":
-        return data[: where + length] + data[where:]
-    if kind == "splice":
-        return data[:where] + other[rng.randrange(len(other)) :]
-    return data[:where]
+    changes: dict[str, Callable[[], bytes]] = {
+        "flip": lambda: bytes([data[where] ^ (1 << rng.randrange(8))]) + data[where + 1 :],
+        "set": lambda: rng.choice([b"\0", b"\xff"]) * length + data[where + length :],
+        "delete": lambda: data[where + length :],
+        "insert": lambda: rng.randbytes(length) + data[where:],
+        "repeat": lambda: data[where : where + length] + data[where:],
+        "splice": lambda: other[rng.randrange(len(other)) :],
+        "cut": lambda: b"",
+    }
+    return data[:where] + changes[rng.choice(list(changes))]()
 
 
 def mutate_message(data: bytes, other: bytes, rng: random.Random) -> bytes:
@@ -56,9 +53,7 @@ def mutate_message(data: bytes, other: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.5:
         return mutate_bytes(data, other, rng)
     length = int.from_bytes(data[:4], "big")
-    outer = json.loads(data[4 : 4 + length])
-    _change_value(outer, rng)
-    head = _written(outer, rng)
+    head = _changed(json.loads(data[4 : 4 + length]), rng)
     return len(head).to_bytes(4, "big") + head + data[4 + length :]
 
 
@@ -75,50 +70,48 @@ def join(header: Any, artefact: bytes) -> bytes:
     return MAGIC + len(text).to_bytes(4, "big") + text + artefact
 
 
-_VALUES: tuple[Callable[[random.Random], Any], ...] = (
-    lambda _: None, lambda _: -1, lambda _: 0, lambda _: 1, lambda _: 2, lambda _: 2**31, lambda _: 2**63,
-    lambda _: 10**400, lambda _: 1.5, lambda _: float("nan"), lambda _: float("-inf"), lambda _: True, lambda _: "",
-    lambda _: "data", lambda _: "x" * 500, lambda _: "\u202e\x00\x1b[2J", lambda _: "<script>",
-    lambda _: "\ud800", lambda _: {"verdict": "pass", "message": "\udfff"}, lambda _: "../../etc",
-    lambda _: [], lambda _: {}, lambda _: [["data"]], lambda _: [0, 1], lambda _: {"data": 8}, lambda _: "float64",
-    lambda _: "bfloat16", lambda _: "object", lambda _: "O", lambda _: "cuda", lambda _: "result", lambda _: "state",
-    lambda rng: rng.randrange(20), lambda rng: [rng.randrange(12)], lambda _: [[[[[]]]]],
-)  # fmt: skip
+_NUMBERS = (None, -1, 0, 1, 2, 2**31, 2**63, 10**400, 1.5, float("nan"), float("-inf"), True)
+_TEXTS = ("", "data", "x" * 500, "\u202e\x00\x1b[2J", "<script>", "\ud800")
+_TREES = ({"verdict": "pass", "message": "\udfff"}, "../../etc", [], {}, [["data"]], [0, 1], {"data": 8})
+_WORDS = ("float64", "bfloat16", "object", "O", "cuda", "result", "state")
+_DRAWN = (lambda rng: rng.randrange(20), lambda rng: [rng.randrange(12)], lambda _: [[[[[]]]]])
+_VALUES = (*_NUMBERS, *_TEXTS, *_TREES, *_WORDS, *_DRAWN)
+
+
+def _value(rng: random.Random) -> Any:
+    value = rng.choice(_VALUES)
+    return value(rng) if callable(value) else copy.deepcopy(value)
 
 
 def mutate_header(program: bytes, rng: random.Random) -> bytes:
     """Another value, one more, one less or two of one, somewhere in the JSON header."""
     header, artefact = split(program)
-    _change_value(header, rng)
-    text = _written(header, rng)
+    text = _changed(header, rng)
     return MAGIC + len(text).to_bytes(4, "big") + text + artefact
 
 
-def _written(data: Any, rng: random.Random) -> bytes:
-    try:
-        return json.dumps(data).encode()
-    except ValueError:  # a value was put into itself
-        return json.dumps(rng.choice(_VALUES)(rng)).encode()
-
-
-def _change_value(data: Any, rng: random.Random) -> None:
+def _changed(data: Any, rng: random.Random) -> bytes:
+    """The data as JSON, with one change somewhere in it."""
     places = list(_places(data))
     holder, key = rng.choice(places)
     kind = rng.choice(["value", "value", "value", "delete", "add", "repeat", "swap"])
     if kind == "delete":
         del holder[key]
+    elif kind == "add" and isinstance(holder, dict):
+        holder[rng.choice(["role", "problem", "__class__", "mesh"])] = _value(rng)
     elif kind == "add":
-        if isinstance(holder, dict):
-            holder[rng.choice(["role", "problem", "__class__", "mesh"])] = rng.choice(_VALUES)(rng)
-        else:
-            holder.insert(key, rng.choice(_VALUES)(rng))
+        holder.insert(key, _value(rng))
     elif kind == "repeat" and isinstance(holder, list):
         holder.insert(key, holder[key])
     elif kind == "swap":
         other, place = rng.choice(places)
         holder[key], other[place] = other[place], holder[key]
     else:
-        holder[key] = rng.choice(_VALUES)(rng)
+        holder[key] = _value(rng)
+    try:
+        return json.dumps(data).encode()
+    except ValueError:  # a value was put into itself
+        return json.dumps(_value(rng)).encode()
 
 
 def _places(data: Any) -> Any:
@@ -135,16 +128,16 @@ def mutate_export(program: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.4:
         module = exported.mlir_module_serialized
         start = artefact.find(module)
-        frame = artefact[:start], artefact[start + len(module) :]
+        frame = [artefact[:start], artefact[start + len(module) :]]
         which = rng.randrange(2)
-        damaged = mutate_bytes(frame[which], artefact, rng) if frame[which] else b"\0"
-        whole = damaged + module + frame[1] if which == 0 else frame[0] + module + damaged
-        return join({**header, "artefact": len(whole)}, whole)
-    field, value = rng.choice(_changes(exported, rng))
-    try:
-        changed = bytes(exported.__class__(**{**_fields(exported), field: value}).serialize())
-    except Exception:  # not every value can be written
-        changed = mutate_bytes(artefact, artefact, rng)
+        frame[which] = mutate_bytes(frame[which], artefact, rng) if frame[which] else b"\0"
+        changed = frame[0] + module + frame[1]
+    else:
+        field, value = rng.choice(_changes(exported, rng))
+        try:
+            changed = bytes(exported.__class__(**{**_fields(exported), field: value}).serialize())
+        except Exception:  # not every value can be written
+            changed = mutate_bytes(artefact, artefact, rng)
     return join({**header, "artefact": len(changed)}, changed)
 
 

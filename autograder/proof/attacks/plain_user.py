@@ -21,7 +21,7 @@ USER = 1000
 
 
 def run_as_plain_user(arguments: list[str]) -> dict[str, Any]:
-    """What ``python -m autograder.proof.attacks`` prints as JSON with these arguments.
+    """Run ``python -m autograder.proof.attacks`` as the plain user, and read the JSON that it prints.
 
     Raises:
         RuntimeError: it printed none.

@@ -6,30 +6,32 @@ attack does away from this machine, and away from everything but its course fold
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from autograder.grading.nbgrader.ledger import digest
 from autograder.grading.outside.rungs import tool
 from autograder.proof.attacks.canaries import search
-from autograder.proof.attacks.fixtures import CHAPTER, NEIGHBOUR, Attack, prepare
-from autograder.proof.attacks.suite import handed_in
-from autograder.proof.demo.__main__ import HERE as DEMO
+from autograder.proof.attacks.declared import CHAPTER, Attack
+from autograder.proof.attacks.fixtures import NEIGHBOUR, prepare
+from autograder.proof.attacks.suite import handed_in, written
+from autograder.proof.demo import HERE as DEMO
 from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
 
-SECONDS, CELL_SECONDS = 300, 90
+SECONDS, CELL_SECONDS = 300, 120
 
 
-@dataclass(frozen=True)
-class Control:
-    """What stock nbgrader made of an attack.
+class Control(msgspec.Struct, frozen=True):
+    """The result of an attack on stock nbgrader.
 
     Attributes:
         points: What it gave the attacked functions; None where its autograde step failed.
@@ -45,18 +47,6 @@ class Control:
     @property
     def let_through(self) -> bool:
         return bool(self.canaries) or (self.points or 0.0) > self.official + 0.005
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Control:
-        return cls(**{**data, "canaries": tuple(data["canaries"])})
-
-
-def tried(attacks: list[Attack]) -> list[Attack]:
-    """The attacks that stock nbgrader is tried on."""
-    return [attack for attack in attacks if not attack.control]
 
 
 def run_stock(
@@ -78,7 +68,7 @@ def run_stock(
     """
     if not Path(tool("bwrap")).is_absolute():
         raise RuntimeError("the control needs bubblewrap: stock nbgrader would run the attacks on this machine itself")
-    attacks = tried(attacks)
+    attacks = [attack for attack in attacks if attack.control is True]
     course = prepare(folder / "stock", attacks)
     _require_honest_grade(course)
     found = []
@@ -92,45 +82,44 @@ def run_stock(
 
 def _require_honest_grade(template: Path) -> None:
     """Make sure that stock nbgrader works in its container: a control that fails at everything shows nothing."""
-    own = template.parent / "stock-honest"
-    shutil.copytree(template, own, ignore=shutil.ignore_patterns("submitted", "nbgrader_config.py"))
-    shutil.copytree(DEMO / "submitted" / "right", own / "submitted" / "right")
-    run = subprocess.run(_contained(own, "right"), capture_output=True, text=True, timeout=SECONDS)
-    earned = _earned(own, "right", ("shard_params",))
-    if not earned:
-        last = run.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise RuntimeError(f"the control does not work here: an honest notebook earned {earned}; {last[0]}")
-    shutil.rmtree(own, ignore_errors=True)
+    with _graded(template, "honest", [DEMO / "submitted" / "right"]) as (own, stderr):
+        if not (earned := _earned(own, "right", ("shard_params",))):
+            last = stderr.strip().splitlines()[-1:] or ["it said nothing"]
+            raise RuntimeError(f"the control does not work here: an honest notebook earned {earned}; {last[0]}")
 
 
 def _try(attack: Attack, template: Path, official: float) -> Control:
-    own = template.parent / f"stock-{attack.name}"
-    others = shutil.ignore_patterns("submitted", "nbgrader_config.py")
-    shutil.copytree(template, own, ignore=others)
-    for name in (attack.name, NEIGHBOUR):
-        theirs = template / "submitted" / name
+    handed = [template / "submitted" / name for name in (attack.name, NEIGHBOUR)]
+    with _graded(template, attack.name, handed) as (own, _):
+        submission = handed_in(own, attack)
+        released = (own / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text()
+        output = written(own / "autograded" / attack.name, links=False)
+        canaries = search(output, attack, submission, digest(submission), released)
+        return Control(attack.name, _earned(own, attack.name, attack.functions), official, tuple(canaries))
+
+
+@contextmanager
+def _graded(template: Path, name: str, submitted: list[Path]) -> Iterator[tuple[Path, str]]:
+    """A copy of the course in which stock nbgrader graded the first of these submissions, and what it complained."""
+    own = template.parent / f"stock-{name}"
+    shutil.copytree(template, own, ignore=shutil.ignore_patterns("submitted", "nbgrader_config.py"))
+    for theirs in submitted:
         if theirs.exists():
-            shutil.copytree(theirs, own / "submitted" / name, symlinks=True)
+            shutil.copytree(theirs, own / "submitted" / theirs.name, symlinks=True)
+    stderr = ""
     with suppress(subprocess.TimeoutExpired):
-        subprocess.run(_contained(own, attack.name), capture_output=True, timeout=SECONDS)
-    output = "\n".join(
-        path.read_text(encoding="utf-8", errors="replace")
-        for path in sorted((own / "autograded" / attack.name).rglob("*"))
-        if path.is_file() and not path.is_symlink()
-    )
-    submission = handed_in(own, attack)
-    released = (own / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text()
-    canaries = search(output, attack, submission, digest(submission), released)
-    control = Control(attack.name, _earned(own, attack.name, attack.functions), official, tuple(canaries))
+        command = _contained(own, submitted[0].name)
+        stderr = subprocess.run(command, capture_output=True, timeout=SECONDS).stderr.decode(errors="replace")
+    yield own, stderr
     shutil.rmtree(own, ignore_errors=True)
-    return control
 
 
 def _contained(course: Path, student: str) -> list[str]:
     """nbgrader's autograde step where it can write to the course folder and to nothing else."""
     inside = ["--unshare-pid", "--unshare-ipc", "--unshare-net", "--cap-drop", "ALL", "--die-with-parent"]
     files = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
-    for own in (sys.base_prefix, sys.prefix, str(ROOT)):  # which may lie below the temporary folder
+    for path in (sys.base_prefix, sys.prefix, ROOT):  # which may be below the temporary folder
+        own = os.path.realpath(path)
         files += ["--ro-bind", own, own]
     home = ["--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp", "--setenv", "XDG_RUNTIME_DIR", "/tmp"]
     command = [sys.executable, "-m", "autograder.proof.attacks.stock", str(course), student]

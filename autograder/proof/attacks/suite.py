@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from autograder.contract.verdict import Report
+import msgspec
+import psutil
+
+from autograder.contract.verdict import Report, Result
 from autograder.grading.inside.launch import Limits, prctl
 from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.course import open_ledger
@@ -22,19 +26,18 @@ from autograder.grading.nbgrader.export import grades_csv, overview
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.pools import Job, NewPool, local_pool
 from autograder.proof.attacks.canaries import IN_VARIABLE, VARIABLE, search
-from autograder.proof.attacks.fixtures import Attack, prepare
+from autograder.proof.attacks.declared import Attack
+from autograder.proof.attacks.fixtures import prepare
 from autograder.release.notebook import nbgrader_quiet
 
 PR_SET_CHILD_SUBREAPER = 36
 ENOUGH = 16 << 20
 # Lower than a class gets, so that what is ended by them ends soon.
 LIMITS = Limits(wall_s=45.0, cpu_s=10)
-Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Row:
-    """What became of one attack.
+class Row(msgspec.Struct, frozen=True):
+    """The result of one attack.
 
     Attributes:
         found: The verdicts of the attacked functions; one word where they agree.
@@ -59,13 +62,12 @@ class Row:
 
     @property
     def held(self) -> bool:
-        """Whether the grader did what it must."""
+        """The grader did what it must."""
         right = self.expected_points is None or abs(self.points - self.expected_points) < 0.005
         return self.found == self.expected and right and not self.canaries and not self.problem
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A row for each attack, and what was left behind by all of them together."""
 
     rows: tuple[Row, ...]
@@ -75,54 +77,41 @@ class Outcome:
     def held(self) -> bool:
         return not self.left and all(row.held for row in self.rows)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Outcome:
-        rows = (
-            Row(**{**row, **{name: tuple(row[name]) for name in ("canaries", "denied", "messages")}})
-            for row in data["rows"]
-        )
-        return cls(tuple(rows), tuple(data["left"]))
-
 
 def run_suite(
-    attacks: list[Attack], level: str, *, workers: int = 2, on_progress: Progress = lambda stage, done, total: None
+    attacks: list[Attack],
+    level: str,
+    *,
+    workers: int = 2,
+    on_progress: Callable[..., None] = lambda stage, done, total: None,
 ) -> Outcome:
-    """Grade the attacks as one class on one rung, write feedback, and search everything that a student may see."""
-    attacks = [attack for attack in attacks if not attack.rungs or level in attack.rungs]
+    """Grade the attacks as one class in one sandbox, write feedback, and search everything that a student may see."""
+    attacks = [attack for attack in attacks if not attack.backends or level in attack.backends]
     seconds: dict[str, float] = {}
     with workplace() as folder, watched() as left:
         course = prepare(folder / "course", attacks)
         before = untouchable(course)
-        reports, unwritten = [], {}
+        reports, unwritten = {}, {}
         for chapter in sorted({attack.chapter for attack in attacks}):
-            found, failed = _graded(course, chapter, level, timed(local_pool(workers), seconds), on_progress)
-            reports += found
-            unwritten |= failed
+            pool = timed(local_pool(workers), seconds)
+            graded = grade_course(course, chapter, level=level, limits=LIMITS, on_progress=on_progress, new_pool=pool)
+            reports |= {report.student: report for report in graded}
+            unwritten |= _write_pages(course, chapter, len(graded), on_progress)
         left += [f"changed: {name}" for name in changed(before, untouchable(course))]
         left += [f"left in scratch: {path.name}" for path in (folder / "tmp").iterdir()]
-        by_student = {report.student: report for report in reports}
         seen = {chapter: _Seen(course, chapter) for chapter in {attack.chapter for attack in attacks}}
         rows = []
         for number, attack in enumerate(attacks, 1):
-            report = by_student.get(attack.name)
-            rows.append(
-                _row(
-                    attack, report, seen[attack.chapter], unwritten.get(attack.name, ""), seconds.get(attack.name, 0.0)
-                )
-            )
+            report, problem = reports.get(attack.name), unwritten.get(attack.name, "")
+            rows.append(_row(attack, report, seen[attack.chapter], problem, seconds.get(attack.name, 0.0)))
             on_progress("searching", number, len(attacks))
     return Outcome(tuple(rows), tuple(left))
 
 
-def _graded(course: Path, chapter: str, level: str, pool: NewPool, on_progress: Progress):
-    """The reports of a chapter, and why some students have no page, by student."""
-    reports = grade_course(course, chapter, level=level, limits=LIMITS, on_progress=on_progress, new_pool=pool)
-    paged = iter(range(1, len(reports) + 1))
-    _, unwritten = write_feedback(course, chapter, lambda _: on_progress("feedback", next(paged), len(reports)))
-    return reports, unwritten
+def _write_pages(course: Path, chapter: str, total: int, on_progress: Callable[..., None]) -> dict[str, str]:
+    """Write everyone's feedback; why some students have no page, by student."""
+    pages = count(1)
+    return write_feedback(course, chapter, lambda _: on_progress("feedback", next(pages), total))[1]
 
 
 def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, seconds: float) -> Row:
@@ -140,17 +129,19 @@ def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, secon
         canaries=tuple(seen.canaries(attack, report)),
         denied=tuple(dict.fromkeys(call for result in results for call in result.denied)),
         seconds=round(seconds, 1),
-        messages=tuple(dict.fromkeys(r.message or next(_failed(r), "") for r in results)),
+        messages=tuple(dict.fromkeys(map(_message, results))),
         problem="; ".join(filter(None, [problem, *(note for note in notes if "not in the gradebook" in note)])),
     )
 
 
-def _failed(result: Any) -> Iterator[str]:
-    return (f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False and fact.weight)
+def _message(result: Result) -> str:
+    """The message that a learner reads first: the result's own, or that of the first fact that failed."""
+    failed = (f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False and fact.weight)
+    return result.message or next(failed, "")
 
 
 class _Seen:
-    """What students may see of a graded course, by student."""
+    """Everything that students may see of a graded course, by student."""
 
     def __init__(self, course: Path, chapter: str):
         self.course = course
@@ -167,13 +158,15 @@ class _Seen:
     def canaries(self, attack: Attack, report: Report | None) -> list[str]:
         parts = [json.dumps(report.to_json(), ensure_ascii=False) if report else ""]
         parts += [self.lines.get(attack.name, ""), self.comments.get(attack.name, "")]
-        for kind in ("feedback", "autograded"):
-            for path in sorted((self.course / kind / attack.name).rglob("*")):
-                if path.is_file():
-                    parts.append(path.read_text(encoding="utf-8", errors="replace"))
-        submission = handed_in(self.course, attack)
+        parts += [written(self.course / kind / attack.name) for kind in ("feedback", "autograded")]
         digest = self.digests.get(attack.name, "")
-        return search("\n".join(parts), attack, submission, digest, self.released)
+        return search("\n".join(parts), attack, handed_in(self.course, attack), digest, self.released)
+
+
+def written(folder: Path, *, links: bool = True) -> str:
+    """The text of all files in a folder, one after the other, and of what links in it lead to."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and (links or not path.is_symlink())]
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
 def _comments(course: Path, chapter: str) -> dict[str, str]:
@@ -249,40 +242,26 @@ def watched() -> Iterator[list[str]]:
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     left: list[str] = []
-    before = set(_descendants())
-    os.environ[VARIABLE] = IN_VARIABLE
-    try:
+    before = _descendants()
+    with patch.dict(os.environ, {VARIABLE: IN_VARIABLE}):
         yield left
-    finally:
-        del os.environ[VARIABLE]
-        left += [f"still running: {_descendants().get(pid)}" for pid in _running_after(before)]
-
-
-def _running_after(before: set[int]) -> set[int]:
     for _ in range(50):  # what was killed may take a moment to be gone
-        more = set(_descendants()) - before
+        more = {pid: name for pid, name in _descendants().items() if pid not in before}
         if not more:
             break
         time.sleep(0.1)
-    return more
+    left += [f"still running: {name}" for name in more.values()]
 
 
 def _descendants() -> dict[int, str]:
     """The processes below this one that are no zombies, and what they are called."""
-    parents, names = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            text = (folder / "stat").read_text()
-            state, parent = text.rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(folder.name)] = int(parent)
-                names[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-    found, more = set(), {os.getpid()}
-    while more:
-        more = {pid for pid, parent in parents.items() if parent in more} - found
-        found |= more
+    names = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                names[process.pid] = " ".join(process.cmdline())[:200]
     own = ("resource_tracker", "forkserver")  # multiprocessing's, which live as long as this process
-    return {pid: names[pid] for pid in found if not any(word in names[pid] for word in own)}
+    return {pid: name for pid, name in names.items() if not any(word in name for word in own)}
 
 
 @contextmanager
@@ -297,12 +276,5 @@ def workplace() -> Iterator[Path]:
         (folder / "tmp").mkdir()
         for path in (folder, folder / "tmp"):
             path.chmod(0o711)
-        before, tempfile.tempdir = (os.environ.get("TMPDIR"), tempfile.tempdir), None
-        os.environ["TMPDIR"] = str(folder / "tmp")
-        try:
+        with patch.dict(os.environ, TMPDIR=str(folder / "tmp")), patch.object(tempfile, "tempdir", None):
             yield folder
-        finally:
-            tempfile.tempdir = before[1]
-            os.environ.pop("TMPDIR")
-            if before[0] is not None:
-                os.environ["TMPDIR"] = before[0]

@@ -1,43 +1,70 @@
 """Many attacks once, in the best sandbox of this machine, a few through stock nbgrader, and the runner itself."""
 
-import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from autograder.contract.task import load
 from autograder.grading.outside.judge import expected, plan
 from autograder.grading.outside.sandbox import best_level
 from autograder.proof.attacks.canaries import IN_VARIABLE, NEIGHBOURS, SECRET, search
-from autograder.proof.attacks.fixtures import GROUPS, HERE, FixtureError, find_attacks
+from autograder.proof.attacks.declared import CELLS, GROUPS, AttackError, read_attacks, read_notebook
+from autograder.proof.attacks.fixtures import find_attacks
 from autograder.proof.attacks.stock import run_stock
+from autograder.proof.attacks.submissions import SUBMISSIONS
 from autograder.proof.attacks.suite import Row, run_suite, watched, workplace
 from autograder.release.notebook import exercise_text
 
 # They wait for a limit, or work at the realistic size.
-SLOW = (
-    "absurd_loop_in_program", "averages_what_it_keeps", "compile_bomb", "endless_loop",
-    "endless_loop_ignoring_signals", "endless_message", "gathers_a_few_rows", "pads_by_less_than_nothing",
-    "pools_what_it_keeps", "repeats_what_it_keeps", "rounds_where_nobody_runs_it", "selects_by_an_identity",
-    "is_cheap_where_nobody_runs_it", "keeps_a_corner_where_nobody_runs_it", "knows_when_it_is_only_looked_at",
-    "long_loop_in_program", "million_operations", "sleeps", "scans_halves_by_depth", "scans_pairs_and_pads",
-    "unrolls_and_pads_the_few", "unrolls_behind_a_branch",
-)  # fmt: skip
+SLOW = """
+    absurd_loop_in_program averages_what_it_keeps compile_bomb endless_loop endless_loop_ignoring_signals
+    endless_message gathers_a_few_rows pads_by_less_than_nothing pools_what_it_keeps repeats_what_it_keeps
+    rounds_where_nobody_runs_it selects_by_an_identity is_cheap_where_nobody_runs_it
+    keeps_a_corner_where_nobody_runs_it knows_when_it_is_only_looked_at long_loop_in_program million_operations sleeps
+    scans_halves_by_depth scans_pairs_and_pads unrolls_and_pads_the_few unrolls_behind_a_branch
+""".split()
 # One that forges points is handed to stock nbgrader by the tests of the demo.
 CONTROLS = ("reads_other_submissions",)
-GOOD = '"""Tries something. Nothing happens.\n\ngroup: reads\ncontrol: yes\n"""\n\n# %% [shard_params]\nx = 1\n'
+HEADER = '{verdict = "fail", group = "reads", control = true}'
+GOOD = f"# %% attack tries {HEADER}\n# Tries something. Nothing happens.\nx = 1\n"
 
 
-def test_every_file_of_a_fixture_is_seen():
+def test_every_section_of_every_file_is_read():
     attacks = find_attacks()
-    files = {path for path in HERE.rglob("*.py") if path.name in ("attack.py", "submit.py")}
-    assert {attack.file for attack in attacks} == files
-    assert len(attacks) >= 60
-    assert {attack.group for attack in attacks} == {"reads", "forges", "tampers", "exhausts", "reaches"}
+    lines = [line for file in CELLS.iterdir() for line in file.read_text().splitlines() if "# %%" in line]
+    assert all(re.match("# %% (attack|helper|defaults)( |$)", line) for line in lines)
+    assert len(attacks) == sum(" attack " in line for line in lines) + len(SUBMISSIONS) >= 200
+    assert {attack.group for attack in attacks} == set(GROUPS)
+
+
+def test_a_notebook_is_made_of_helpers_new_cells_and_answers(tmp_path):
+    """Functions of the chapter replace stubs, whichever section they come from; all else comes before the first."""
+    header = '{uses = ["before"], then = "after"}'
+    file = tmp_path / "some.py"
+    file.write_text(
+        "# %% defaults\n# verdict = 'refused'\n# group = 'forges'\n# control = 'why not'\n"
+        + f"# %% attack one {header}\n# Says\n# this.\nx = 1\ndef gather_params():\n    return x\ny = 2\n"
+        + "# %% helper before\n# For readers.\nz = 3\n# %% helper after\ndef shard_params():\n    pass\n"
+    )
+    (attack,) = read_attacks(tmp_path)
+    assert (attack.says, attack.control) == ("Says this.", "why not")
+    assert set(attack.functions) == {"gather_params", "shard_params"}
+    released = tmp_path / "released" / "fsdp.ipynb"
+    released.parent.mkdir()
+    released.write_text(exercise_text("fsdp"))
+    attack.submit(tmp_path, released)
+    notebook, cells = read_notebook(tmp_path / "fsdp.ipynb")
+    sources = [cell["source"] for cell in notebook["cells"]]
+    assert cells["gather_params"]["source"] == "def gather_params():\n    return x"
+    assert cells["shard_params"]["source"] == "def shard_params():\n    pass"
+    new = sources.index("z = 3")
+    assert sources[new + 1] == "x = 1\ny = 2" and new + 1 < sources.index(cells["shard_params"]["source"])
 
 
 def short_form():
@@ -46,7 +73,7 @@ def short_form():
     return attacks[::5]
 
 
-def test_every_attack_gets_the_verdict_of_its_folder():
+def test_every_attack_gets_the_verdict_that_it_must():
     attacks = short_form()
     assert len(attacks) >= 30 and {attack.group for attack in attacks} == set(GROUPS)
     outcome = run_suite(attacks, best_level())
@@ -104,35 +131,34 @@ ROW = Row("name", "reads", "", "refused", "refused", 0.0, None, (), (), 0.0, ())
 )
 def test_row_does_not_hold(changes):
     assert ROW.held
-    assert not dataclasses.replace(ROW, **changes).held
+    assert not msgspec.structs.replace(ROW, **changes).held
 
 
 @pytest.mark.parametrize(
-    ("where", "text", "said"),
+    ("old", "new", "message"),
     [
-        ("mostly_fine/x/attack.py", GOOD, "not the name of a verdict"),
-        ("fail/x/attack.txt", GOOD, "holds 0 of them"),
-        ("fail/x/attack.py", GOOD.replace("control: yes\n", ""), "and a control"),
-        ("fail/x/attack.py", GOOD.replace("reads", "steals"), "a group"),
-        ("fail/x/attack.py", GOOD.replace("control: yes", "control: no"), "expected 'yes' or 'no: why'"),
-        ("fail/x/attack.py", GOOD.replace("control", "colour: red\ncontrol"), "is not a header line"),
-        ("fail/x/attack.py", GOOD.replace("control", "functions: other\ncontrol"), "no function other"),
-        ("fail/x/attack.py", GOOD.replace("control", "chapter: other\ncontrol"), "no chapter other"),
-        ("partial/x/attack.py", GOOD, "if, and only if, its verdict is partial"),
+        ('"fail"', '"mostly_fine"', "is not a verdict"),
+        (", control = true", "", "missing required field `control`"),
+        ("true", "false", "control is true, or why"),
+        ("reads", "steals", "a group: reads"),
+        ("control", "colour = 1, control", "unknown field `colour`"),
+        ("control", 'functions = ["other"], control', "no function other"),
+        ("control", 'chapter = "other", control', "no chapter called .other"),
+        ("control", 'uses = ["other"], control', "other"),
+        ("control", "points = 1.0, control", "if, and only if, its verdict is partial"),
+        ("# Tries something. Nothing happens.\n", "", "says what it tries"),
+        ("true}", "true", "some.py, tries"),
+        ("x = 1", "x =", "some.py, tries"),
     ],
 )
-def test_malformed_fixture_is_named(tmp_path, where, text, said):
-    path = tmp_path / where
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    with pytest.raises(FixtureError, match=said):
-        find_attacks(tmp_path)
+def test_malformed_attack_is_named(tmp_path, old, new, message):
+    assert old in GOOD
+    (tmp_path / "some.py").write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(AttackError, match=message):
+        list(read_attacks(tmp_path))
 
 
-def test_two_fixtures_of_one_name_are_refused(tmp_path):
-    for verdict in ("fail", "refused"):
-        path = tmp_path / verdict / "same" / "attack.py"
-        path.parent.mkdir(parents=True)
-        path.write_text(GOOD)
-    with pytest.raises(FixtureError, match="same name: same"):
+def test_two_attacks_of_one_name_are_refused(tmp_path):
+    (tmp_path / "some.py").write_text(GOOD + GOOD)
+    with pytest.raises(AttackError, match="same name: tries"):
         find_attacks(tmp_path)

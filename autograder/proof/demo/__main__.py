@@ -15,10 +15,8 @@ from autograder.grading.nbgrader.batch import grade_course
 from autograder.grading.nbgrader.course import make_course
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.outside.sandbox import best_level
+from autograder.proof.demo import CHAPTER, HERE
 from autograder.release.notebook import build
-
-HERE = Path(__file__).parent
-CHAPTER = "fsdp"
 
 
 def prepare(folder: Path) -> Path:
@@ -30,7 +28,7 @@ def prepare(folder: Path) -> Path:
 
 
 def surprises(reports: list[Report]) -> list[str]:
-    """Where the verdicts differ from those that the class must get."""
+    """Verdicts that differ from those that the class must get."""
     expected = json.loads((HERE / "expected.json").read_text())
     found = {
         report.student: {result.name: [result.verdict, _failed(result)] for result in report.functions}

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,17 +13,19 @@ from pathlib import Path
 
 import pytest
 from nbgrader.api import Gradebook
-from nbgrader.converters import Autograde
 
 from autograder.contract.verdict import Report
 from autograder.grading.nbgrader.course import make_course, open_ledger, secret
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
+from autograder.proof.attacks.stock import grade_as_nbgrader_does
+from autograder.proof.demo import HERE
 from autograder.proof.demo.__main__ import prepare, surprises
-from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.notebook import nbgrader_quiet
 
 CANARY = "canary-3f9a1c"
-CLASS = sorted(path.name for path in (ROOT / "autograder" / "proof" / "demo" / "submitted").iterdir())
+FULL = bool(os.environ.get("MESHCRAFT_FULL"))
+CLASS = sorted(path.name for path in (HERE / "submitted").iterdir())
 
 
 def meshcraft(*arguments, course):
@@ -66,14 +69,12 @@ def graded(tmp_path_factory):
 def test_every_submission_gets_its_expected_verdict(graded):
     _, reports, _ = graded
     assert surprises(reports) == []
-    assert {report.student: report.points for report in reports} == {
-        "different": 18, "hostile": 0, "kept": 8.33, "partial": 2, "raises": 0, "replicated": 4.38, "right": 18,
-        "summed": 2,
-    }  # fmt: skip
+    points = {"different": 18, "kept": 8.33, "partial": 2, "replicated": 4.38, "right": 18, "summed": 2}
+    assert {report.student: report.points for report in reports if report.points} == points
     assert {report.isolation for report in reports} == {best_level()}
 
 
-@pytest.mark.parametrize("student", ["summed", "raises"])
+@pytest.mark.parametrize("student", ["partial", "raises", *(["summed"] if FULL else [])])
 def test_grade_after_a_kill_is_that_of_an_undisturbed_run(graded, student):
     course, reports, _ = graded
     resumed = next(report for report in reports if report.student == student)
@@ -97,11 +98,11 @@ def test_hostile_sees_no_canary_and_what_was_refused_is_listed(graded):
     denied = [call for result in hostile.functions for call in result.denied]
     assert "socket(AF_INET)" in denied
     assert not [r for r in reports if r.student != "hostile" and any(f.denied for f in r.functions)]
-    said = json.dumps(hostile.to_json()) + err
+    shown = json.dumps(hostile.to_json()) + err
     secret_text = repr(secret(course))[2:-1]
     solution = "return lax.dynamic_slice_in_dim(leaf, index * length"
     for canary in (CANARY, secret_text, solution, "I found"):
-        assert canary not in said
+        assert canary not in shown
 
 
 def test_raising_gets_its_own_line(graded):
@@ -136,15 +137,8 @@ def test_gradebook_feedback_and_export_agree_with_the_verdicts(graded):
 def test_hostile_earns_full_points_from_stock_nbgrader(tmp_path):
     """The control: why official grading does not execute notebooks the way nbgrader does."""
     course = make_course(tmp_path / "stock", ["fsdp"])
-    submitted = ROOT / "autograder" / "proof" / "demo" / "submitted" / "hostile" / "fsdp" / "fsdp.ipynb"
-    target = course / "submitted" / "hostile" / "fsdp" / "fsdp.ipynb"
-    target.parent.mkdir(parents=True)
-    target.write_bytes(submitted.read_bytes())
-    config = course_config(course, "fsdp", "hostile")
-    config.ClearSolutions.code_stub = {"python": "raise NotImplementedError()"}
-    config.Execute.timeout = 120
-    config.Autograde.exclude_overwriting = {}
-    run_nbgrader(Autograde, config)
+    shutil.copytree(HERE / "submitted" / "hostile", course / "submitted" / "hostile")
+    grade_as_nbgrader_does(course, "hostile")
     with nbgrader_quiet(), Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
         found = gradebook.find_submission("fsdp", "hostile")
         assert found.score == 18, "2 + 3 + 5 + 5 + 3 points for answers that are all wrong"

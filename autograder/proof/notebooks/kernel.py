@@ -15,7 +15,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 import autograder.check
-from autograder.contract.task import Case, load
+from autograder.contract.case import from_plain
+from autograder.contract.task import load
 from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem, trace_cases
 
@@ -26,7 +27,7 @@ def run(header: dict[str, Any]) -> bytes:
     autograder.check.check = lambda *_, **__: None  # type: ignore[assignment]
     asyncio.run(_run_cells(shell, [cell["source"] for cell in header["cells"]]))
     function = shell.user_ns.get(task.name)
-    cases = [Case(**case) for case in header["cases"]]
+    cases = [from_plain(case, task.wrapping.sizes) for case in header["cases"]]
     missing = Problem("student_error", f"no function {task.name} in the kernel")
     found = trace_cases(task, function, cases, lambda _: None) if callable(function) else missing
     answer = io.BytesIO()
@@ -81,8 +82,8 @@ def main() -> None:
             _, blobs = wire.read(requests)  # type: ignore[arg-type]
         except wire.WireError:
             return
-        told = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 0.0, "output": "", "clean": True}
-        wire.write(answers, told, [forked(wire.from_json(blobs[0]))])
+        status = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 0.0, "output": "", "clean": True}
+        wire.write(answers, status, [forked(wire.from_json(blobs[0]))])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a learner tries out beside the exercise costs no points; what the graded function needs has its limits."""
+"""A learner's experiments alongside the exercise cost no points; the graded function's own needs have limits."""
 
 import ast
 from dataclasses import replace
@@ -68,9 +68,9 @@ def test_an_experiment_may_take_its_time_and_then_is_ended(monkeypatch):
         cells("ONE = 1", loop, loop, loop, "TWO = 2", "ONE -= 0", "def f():\n    return ONE"), ["f"], patience=0.3
     )
     assert ran.namespace["f"]() == 1 and "TWO" not in ran.namespace and ran.left_out == 2
-    said = [str(failure) for failure in ran.failures]
-    assert len(said) == 4 and "(cell-1:" in said[0] and "longer than 0.2 s of processor time" in said[0]
-    assert "was not run: f does not need it" in said[-1]
+    messages = [str(failure) for failure in ran.failures]
+    assert len(messages) == 4 and "(cell-1:" in messages[0] and "longer than 0.2 s of processor time" in messages[0]
+    assert "was not run: f does not need it" in messages[-1]
 
 
 def test_what_waits_for_ever_is_ended_too(monkeypatch):

@@ -47,7 +47,7 @@ def looks():
 
 @pytest.fixture(scope="module")
 def is_right(looks):
-    """Whether a Program of the one case gives the right values; most are the same as one that is known to."""
+    """Judge a Program of the one case by its values; most are the same as one that is known to be right."""
     known = looks("file", next(row for row in ROWS if row.name == "nothing but a constant").cells)
 
     def right(program):

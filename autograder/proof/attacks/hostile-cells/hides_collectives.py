@@ -1,0 +1,94 @@
+"""Attacks that hide forbidden collectives behind a number that XLA computes in another way than a reader does."""
+
+# %% defaults
+# verdict = "refused"
+# group = "forges"
+# control = "the notebook's check counts the same way"
+# uses = ["honest", "hidden"]
+# functions = ["shard_params"]
+
+# %% helper hidden
+# A right shard_params, and the same with forbidden collectives: which of them runs, a number decides.
+def hidden_behind(decide):
+    """Forbidden where ``decide(device)`` is true as XLA computes it: there every parameter is averaged first."""
+
+    def shard_params(params, axis_name, min_size):
+        def honest(params):
+            return right_shards(params, axis_name, min_size)[0]
+
+        def forbidden(params):
+            return honest(jax.tree.map(lambda x: lax.pmean(lax.pcast(x, axis_name, to="varying"), axis_name), params))
+
+        specs = right_specs(params, axis_name, min_size, lax.axis_size(axis_name))
+        return lax.cond(decide(lax.axis_index(axis_name)), forbidden, honest, params), specs
+
+    return shard_params
+
+# %% helper hides
+def shard_params(params, axis_name, min_size):
+    return hidden_behind(decide)(params, axis_name, min_size)
+
+# %% attack adds_booleans {uses = ["honest", "hidden", "forge"], then = "hides"}
+# Adds two booleans by hand, which StableHLO takes for "or" and a part of XLA for "exclusive or".
+def decide(i):
+    return jnp.logical_not(jnp.logical_or(i >= 0, i >= -1))
+
+def added(program):
+    return with_module(program, lambda text: text.replace("stablehlo.or", "stablehlo.add"))
+
+class Forged:
+    forge(hidden_behind(decide), added)
+
+# %% attack clamps_between_swapped_bounds {then = "hides"}
+# Clamps a number between a lower bound and an upper one that lies below it.
+decide = lambda i: lax.clamp(3, i, 1) == 1
+
+# %% attack compares_with_another_sign {uses = ["honest", "hidden", "forge"], then = "hides"}
+# Compares signed numbers by hand as if they were unsigned.
+def compared(program):
+    import re
+
+    return with_module(program, lambda text: re.sub(r"(compare LT, .*), SIGNED", r"\1, UNSIGNED", text))
+
+class Forged:
+    forge(hidden_behind(lambda i: i - 9 < 0), compared)
+
+decide = lambda i: i - 9 < 0
+
+# %% attack counts_leading_zeros {then = "hides"}
+# Decides by the zeros that a number begins with, which differ with the width that a compiler gives it.
+decide = lambda i: lax.clz((i + 1).astype(jnp.int8)) < 8
+
+# %% attack divides_the_least_number {verdict = "partial", points = 1.5, then = "hides"}
+# Decides by the least integer divided by two, whose absolute value is no integer of its size; what XLA makes of it is
+# counted, the forbidden collectives with it.
+decide = lambda i: lax.div(jnp.int32(-(2**31)) + 0 * i, jnp.int32(2)) < 0
+
+# %% attack narrows_a_device_number {then = "hides"}
+# Converts a number to one of eight bits that cannot hold it, and asks what is left.
+decide = lambda i: (i + 256).astype(jnp.int8) < 100
+
+# %% attack overflows_a_device_number {then = "hides"}
+# Multiplies the device's number until it overflows, and asks whether the product is negative.
+decide = lambda i: (i + 2) * jnp.int32(2**30) < 0
+
+# %% attack reduces_from_another_start {then = "hides"}
+# Sums from a start that is not zero, which XLA drops where there is nothing to sum.
+decide = lambda i: lax.reduce((0 * i)[None], jnp.int32(7), lax.add, (0,)) == 0
+
+# %% attack shifts_beyond_the_width {then = "hides"}
+# Shifts a number by as many bits as it has: zero to XLA, and the number itself to many a processor.
+decide = lambda i: lax.shift_left(jnp.int32(1), 32 + 0 * i) == 0
+
+# %% attack starts_beyond_two_billion {then = "hides"}
+# Reads a table at an unsigned index that is negative to whoever takes it for signed.
+decide = lambda i: lax.dynamic_slice(jnp.array([1, 0]), (jnp.uint32(2**31) + i.astype(jnp.uint32),), (1,))[0] > 0
+
+# %% attack wraps_a_loop_counter {then = "hides"}
+# Counts in eight bits by steps that jump over the limit: the compiler works out other trips than the machine makes.
+def trips(i):
+    """An odd number of trips if the counter wraps around, an even one if it ends at the limit."""
+    start = (jnp.int8(0), 0 * i)
+    return lax.while_loop(lambda s: s[0] < 120, lambda s: (s[0] + jnp.int8(100), (s[1] + 1) % 5), start)[1]
+
+decide = lambda i: trips(i) % 2 == 1

@@ -1,0 +1,181 @@
+"""The long form of what `make test` checks briefly of `meshcraft train`: whole runs, compared with each other.
+
+``python -m autograder.proof.train_e2e`` (``make trials``) trains the default model for 50 steps: on one device and on
+several meshes; killed by SIGKILL and resumed, on the same mesh and on another; in two processes; and in two processes
+of which one is killed. It prints what was compared and how far apart the losses were. Exit status 0: all in the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from autograder.learner.training import LOG, logged
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, SAVED, KILLED = 50, 20, 30
+LIMIT, SECONDS = 1e-3, 60.0
+THREE, MICROBATCHES = "data=2,pipe=2,tensor=2", ("--microbatches", "2")
+SHORT = ["--width", "32", "--layers", "4", "--heads", "4", "--seq", "32", "--batch", "16"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison: its name, the largest difference or the seconds that it took, the limit, and whether it held."""
+
+    name: str
+    measured: float
+    limit: float
+    unit: str
+
+    @property
+    def passed(self) -> bool:
+        return self.measured <= self.limit
+
+
+@dataclass
+class Runs:
+    """Runs of the command in a folder, by name."""
+
+    folder: Path
+    sizes: list[str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """End all that still go on."""
+        for running in self.started:
+            running.kill()  # nothing, where it has ended
+            running.wait()
+
+    def start(self, name: str, *more: str) -> subprocess.Popen[str]:
+        """The command, under way."""
+        given = ["--run", str(self.folder / name), "--sample", "0", "--evaluation-batches", "4", *more]
+        if "--resume" not in more:
+            given += ["--steps", str(STEPS), "--evaluate-every", str(STEPS), "--warmup", "5", *self.sizes]
+        command = [sys.executable, "-m", "autograder.cli", "train", "--save-every", str(SAVED), *given]
+        quiet = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **quiet)
+        self.started.append(running)
+        return running
+
+    def whole(self, name: str, *more: str) -> dict[int, float]:
+        """The losses of a run that must end well, by step.
+
+        Raises:
+            RuntimeError: It did not.
+        """
+        running = self.start(name, *more)
+        _, stderr = running.communicate()
+        if running.returncode:
+            raise RuntimeError(f"{name} ended with status {running.returncode}:\n{stderr[-2000:]}")
+        return self.losses(name)
+
+    def losses(self, name: str) -> dict[int, float]:
+        """The losses that its log has so far."""
+        events = logged(self.folder / name / LOG)
+        return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+    def until(self, name: str, running: subprocess.Popen[str], step: int) -> None:
+        """Wait until a run has done so many steps.
+
+        Raises:
+            RuntimeError: It ended before.
+        """
+        while step not in self.losses(name):
+            if running.poll() is not None:
+                raise RuntimeError(f"{name} ended before step {step}:\n{(running.communicate()[1] or '')[-2000:]}")
+            time.sleep(0.2)
+
+
+def apart(one: dict[int, float], other: dict[int, float]) -> float:
+    """The largest difference of two runs' losses; infinite where they are not of the same steps."""
+    return max(abs(one[step] - other[step]) for step in one) if one.keys() == other.keys() else float("inf")
+
+
+def trials(runs: Runs) -> Iterator[Trial]:
+    """All of them, in turn."""
+    alone = runs.whole("alone", "--mesh", "data=1")
+    three = ("--mesh", THREE, *MICROBATCHES)
+    options = ("--mesh", THREE, "--microbatches", "4", "--repeats", "2", "--rings", "--remat")
+    for name, given in (
+        *((mesh, ("--mesh", mesh)) for mesh in ("data=8", "data=4,tensor=2", "data=2,tensor=4")),
+        ("fsdp on data=8", ("--strategy", "fsdp")),
+        (THREE, three),
+        (f"{THREE} with repeats, rings and remat", options),
+    ):
+        yield Trial(f"{name} against one device", apart(alone, runs.whole(name, *given)), LIMIT, "loss")
+    for before, after in (
+        (("--mesh", "data=4,tensor=2"), ("--mesh", "data=4,tensor=2")),
+        (("--mesh", "data=4,tensor=2"), ("--mesh", "data=8,tensor=1")),
+        (three, three),
+        (three, ("--mesh", "data=8,pipe=1,tensor=1", "--strategy", "transformer_3d")),
+    ):
+        yield _killed(runs, before, after)
+    two = ("--mesh", "data=8", "--processes", "2")
+    for mesh, given in ((THREE, (*three, "--processes", "2")), ("data=8", two)):
+        found = runs.whole(f"two on {mesh}", *given)
+        yield Trial(f"two processes against one on {mesh}", apart(runs.losses(mesh), found), LIMIT, "loss")
+    running = runs.start("lost", *two)
+    runs.until("lost", running, KILLED)
+    start = time.monotonic()
+    os.kill(_worker(running.pid, number=1), signal.SIGKILL)
+    _, stderr = running.communicate()
+    if running.returncode != 3 or "process 1 was ended by SIGKILL" not in stderr or "--resume" not in stderr:
+        raise RuntimeError(f"a lost process was reported as status {running.returncode}:\n{stderr[-2000:]}")
+    yield Trial("one of two processes killed: until the error", time.monotonic() - start, SECONDS, "s")
+    found = runs.whole("lost", "--resume", *two)
+    yield Trial("and resumed in two processes", apart(runs.losses("data=8"), found), LIMIT, "loss")
+
+
+def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Trial:
+    """A run that SIGKILL ends and that goes on, against one to which nothing happened."""
+    name = f"killed on {before[1]}, then {after[1]}"
+    running = runs.start(name, *before)
+    runs.until(name, running, KILLED)
+    running.kill()
+    running.communicate()
+    found = runs.whole(name, "--resume", *after)
+    return Trial(f"kill -9 on {before[1]}, resumed on {after[1]}", apart(runs.losses(before[1]), found), LIMIT, "loss")
+
+
+def _worker(launcher: int, number: int) -> int:
+    """The process id of a launcher's worker."""
+    import psutil
+
+    from course.training.processes import PLACE
+
+    for child in psutil.Process(launcher).children():
+        if child.environ().get(PLACE, "").split()[:1] == [str(number)]:
+            return child.pid
+    raise RuntimeError(f"process {number} is not there")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run them, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="make trials", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--short", action="store_true", help="a tiny model, to try the command")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args(arguments)
+    sizes, done = SHORT * options.short, []
+    with tempfile.TemporaryDirectory(prefix="meshcraft-") as folder, closing(Runs(Path(folder), sizes)) as runs:
+        for trial in trials(runs):
+            done.append(trial)
+            figures = f"{trial.measured:9.2e} {trial.unit:4} (limit {trial.limit:g})"
+            print(f"{'holds' if trial.passed else 'FAILS'}  {figures}  {trial.name}", file=sys.stderr)
+    if options.json:
+        print(json.dumps({"steps": STEPS, "trials": [{**asdict(trial), "passed": trial.passed} for trial in done]}))
+    return 0 if all(trial.passed for trial in done) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
