@@ -3,7 +3,7 @@
 import errno
 import inspect
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import nbformat
 import numpy as np
