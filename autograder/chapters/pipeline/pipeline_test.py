@@ -68,7 +68,7 @@ def test_oracle_of_a_tick_equals_central_differences(place):
 
     agrees(found["weights"], inputs["weights"], along("weights"))
     agrees(np.moveaxis(found["arrived"], 0, 1), inputs["arrived"], along("arrived"))
-    agrees(found["microbatches"].sum(0), inputs["num_microbatches"], along("microbatches"))
+    agrees(found["microbatches"].sum(0), inputs["microbatches"], along("microbatches"))
 
 
 @pytest.mark.parametrize("place", ["pipe=4", "data=2"])
@@ -84,7 +84,7 @@ def test_oracle_of_execute_pipeline_equals_central_differences(place):
     weights = found["weights"].reshape(-1, stages, *found["weights"].shape[1:]).sum(0)
     agrees(weights, inputs["weights"], along("weights"))
     assert not found["microbatches"][1:].any()
-    agrees(found["microbatches"][0], inputs["num_microbatches"], along("microbatches"))
+    agrees(found["microbatches"][0], inputs["microbatches"], along("microbatches"))
 
 
 @pytest.mark.parametrize("place", ["pipe=4", "data=2 x pipe=2"])

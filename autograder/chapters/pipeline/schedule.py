@@ -146,7 +146,7 @@ def tick_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
     """All stages and ticks at once on one device: what each computes, and what it has been sent."""
     run = _all_ticks(stages_of(case), case.sizes.num_microbatches)
     stages = stages_of(case)
-    every = np.broadcast_to(inputs["num_microbatches"], (stages, *inputs["num_microbatches"].shape))
+    every = np.broadcast_to(inputs["microbatches"], (stages, *inputs["microbatches"].shape))
     values, gradients = jax.tree.map(
         np.asarray, run(inputs["weights"], every, np.moveaxis(inputs["arrived"], 1, 0), inputs["upstream"])
     )
@@ -225,7 +225,7 @@ def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]
     """One stage after the other on one device; the last stage's outputs and the first one's gradients count."""
     stages, groups = stages_of(case), groups_of(case)
     values, gradients = jax.tree.map(
-        np.asarray, _one_device(groups)(inputs["weights"], inputs["num_microbatches"], inputs.get("upstream"))
+        np.asarray, _one_device(groups)(inputs["weights"], inputs["microbatches"], inputs.get("upstream"))
     )
 
     def at(stage, array):
@@ -234,7 +234,7 @@ def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]
     found: dict[str, Any] = {"values": at(stages - 1, values)}
     if gradients is not None:
         weights = gradients["weights"].reshape(groups * stages, *gradients["weights"].shape[2:])
-        found["gradients"] = {"weights": weights, "microbatches": at(0, gradients["num_microbatches"])}
+        found["gradients"] = {"weights": weights, "microbatches": at(0, gradients["microbatches"])}
     return found
 
 
