@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from showing import Table, by_compiler, compare, compiled, draw, example, kept, look, say
+from showing import Table, by_compiler, compare, compiled, draw, example, kept, look, over, say
 
 from autograder.chapters.async_tensor_parallel import mlp, mutants, rings
 from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again, unrolled
@@ -14,9 +14,8 @@ from autograder.chapters.async_tensor_parallel.mutants import gathers_then_multi
 from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from autograder.contract.task import load, references
 from course.machines import machine
-from course.mesh import abstract_mesh
 from course.predict import predict
-from course.program import export, parse, timeline
+from course.program import parse, timeline
 from course.program.compiled import DEFAULT_FLAGS, compile_all
 from course.show import memory_svg, timeline_svg
 from solutions.async_tensor_parallel import async_tp_mlp, bidirectional_gather_matmul, ring_gather_matmul
@@ -53,10 +52,7 @@ def exported(function, rows=TOKENS, hidden=HIDDEN, dtype=jnp.bfloat16, platform=
     def local(x, kernel):
         return {"y": function(x, kernel, "tensor")}
 
-    mesh = abstract_mesh({"tensor": 8})
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs.values()), out_specs=out)
-    outer = lambda x, kernel: mapped(x, kernel)  # noqa: E731
-    return export(outer, inputs, specs, mesh={"tensor": 8}, out_specs=out, platform=platform)
+    return over({"tensor": 8}, local, inputs, specs, out, platform=platform)
 
 
 @example

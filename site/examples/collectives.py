@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, holdings, kept, say
+from showing import Table, draw, example, holdings, kept, over, say
 
 from course.machines import machine
-from course.mesh import abstract_mesh
 from course.predict import predict
-from course.program import costs, export, parse
+from course.program import costs, parse
 from course.program.compiled import compile_all
 from course.show import side_by_side
 from solutions.collectives import ring_all_gather, ring_all_reduce
@@ -48,23 +47,14 @@ def exported(function, size, platform="cpu", rows=8):
     """A collective over ``rows`` rows, ``size`` bytes, on each of eight devices."""
 
     def local(x):
-        return function(x, "data")[None]
+        return {"total": function(x, "data")[None]}
 
-    mapped = jax.shard_map(local, mesh=abstract_mesh({"data": 8}), in_specs=P("data"), out_specs=P("data"))
+    def locate(file):
+        return next((f"{folder}{name}" for name, folder in FILES.items() if file.endswith(name)), None)
+
     inputs = {"x": jax.ShapeDtypeStruct((8 * rows, size // 4 // rows), jnp.float32)}
-    specs, locate = (
-        {"total": P("data")},
-        lambda file: next((f"{FILES[name]}{name}" for name in FILES if file.endswith(name)), None),
-    )
-    return export(
-        lambda x: {"total": mapped(x)},
-        inputs,
-        {"x": P("data")},
-        mesh={"data": 8},
-        out_specs=specs,
-        platform=platform,
-        locate=locate,
-    )
+    options = {"platform": platform, "locate": locate}
+    return over({"data": 8}, local, inputs, {"x": P("data")}, {"total": P("data")}, **options)
 
 
 def ways(n):

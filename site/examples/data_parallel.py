@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, beside, by_compiler, compare, compiled, draw, example, kept, look, realistic, say
+from showing import Table, beside, by_compiler, compare, compiled, draw, example, kept, look, over, realistic, say
 
 from autograder.chapters.data_parallel.alternatives import by_summing_when_it_reduces
 from autograder.chapters.data_parallel.mutants import (
@@ -15,8 +15,8 @@ from autograder.chapters.data_parallel.mutants import (
 )
 from autograder.contract.task import load
 from course.machines import machine
-from course.mesh import abstract_mesh, as_varying, make_mesh
-from course.program import costs, export, parse
+from course.mesh import as_varying, make_mesh
+from course.program import costs, parse
 from course.show import timeline_svg
 from solutions.data_parallel import overlapped_gradients
 
@@ -122,36 +122,24 @@ def varying_then_pmean(weights, numbers):
 @example
 def reductions() -> Table:
     """Each of 8 devices has four numbers of the batch; a microbatch's loss is its number times the sum of weights."""
-    weights, batch = jnp.ones(1024), jnp.arange(32.0)
+    given, mesh = {"weights": jnp.ones(1024), "batch": jnp.arange(32.0)}, {"data": 8}
+    specs, out = {"weights": P(), "batch": P("data")}, {"gradient": P("data")}
     table = Table("", "dev. 2 .1f", "dev. 7 .1f", "sent by each device s", "bytes ,.0f")
     for function in (replicated, replicated_then_pmean, replicated_half, varying, varying_then_pmean):
 
         def stacked(weights, numbers, function=function):
             return {"gradient": as_varying(function(weights, numbers), "data")[None]}
 
-        def on(mesh, stacked=stacked):
-            local = jax.shard_map(stacked, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
-            return lambda weights, batch: local(weights, batch)
-
-        given, specs, out = (
-            {"weights": weights, "batch": batch},
-            {"weights": P(), "batch": P("data")},
-            {"gradient": P("data")},
-        )
-        program = export(on(abstract_mesh({"data": 8})), given, specs, mesh={"data": 8}, out_specs=out)
+        program = over(mesh, stacked, given, specs, out)
+        mapped = jax.shard_map(stacked, mesh=make_mesh(mesh), in_specs=tuple(specs.values()), out_specs=out)
         uses = costs(parse(program)).collectives
-        held = jax.jit(on(make_mesh({"data": 8})))(weights, batch)["gradient"][:, 0]
+        held = jax.jit(mapped)(*given.values())["gradient"][:, 0]
         said = f"{sum(c.count for c in uses)} x {uses[0].kind} {uses[0].dtype}" if uses else "nothing"
         table.add(function.__name__, held[2], held[7], said, sum(c.total_bytes for c in uses))
-    mean, once = float(batch.mean()), 2 * 7 / 8 * 4 * 1024
-    found = [(row["dev. 2"], row["dev. 7"], row.bytes / once) for row in table.rows.values()]
-    assert found == [
-        (8 * mean, 8 * mean, 4),
-        (8 * mean, 8 * mean, 5),
-        (8 * mean, 8 * mean, 2),
-        (9.5, 29.5, 0),
-        (mean, mean, 1),
-    ]
+    mean, once = 15.5, 2 * 7 / 8 * 4 * 1024
+    assert [row.bytes / once for row in table.rows.values()] == [4, 5, 2, 0, 1]
+    total = [(row["dev. 2"], row["dev. 7"]) for row in table.rows.values()]
+    assert total == [(8 * mean, 8 * mean)] * 3 + [(9.5, 29.5), (mean, mean)] and given["batch"].mean() == mean
     say(mean=f"{mean:g}", total=f"{8 * mean:g}")
     return table
 

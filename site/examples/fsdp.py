@@ -8,16 +8,30 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, beside, by_compiler, compare, compiled, draw, example, kept, look, program, realistic, say
+from showing import (
+    Table,
+    beside,
+    by_compiler,
+    compare,
+    compiled,
+    draw,
+    example,
+    kept,
+    look,
+    over,
+    program,
+    realistic,
+    say,
+)
 
 from autograder.chapters.fsdp import mutants
 from autograder.chapters.fsdp.alternatives import with_delay
 from autograder.contract.task import Case, load
 from course.machines import machine
-from course.mesh import abstract_mesh, make_mesh
+from course.mesh import make_mesh
 from course.model import transformer
 from course.predict import predict
-from course.program import costs, export, parse
+from course.program import costs, parse
 from course.show import memory_svg, timeline_svg
 from course.show.quantities import bytes_text
 from solutions.fsdp import fsdp_train_step, hybrid_shard_step
@@ -235,22 +249,15 @@ def sharded(part, number):
 @example
 def gradient_scale() -> str:
     """Each of 8 devices has one number of the batch; the loss is that number times the sum of ``weights``."""
-    lines, weights = [], jnp.ones(8)
+    lines, weights, mesh = [], jnp.ones(8), {"data": 8}
     for function, spec, out in ((replicated, P(), P()), (varying, P(), P("data")), (sharded, P("data"), P("data"))):
-
-        def on(mesh, function=function, spec=spec, out=out):
-            mapped = jax.shard_map(function, mesh=mesh, in_specs=(spec, P("data")), out_specs=out)
-            return lambda weights, batch: mapped(weights, batch)
-
-        program = export(
-            lambda weights, batch, on=on: {"g": on(abstract_mesh({"data": 8}))(weights, batch)},
-            {"weights": weights, "batch": BATCH},
-            {"weights": spec, "batch": P("data")},
-            mesh={"data": 8},
-            out_specs={"g": out},
+        ins = {"weights": spec, "batch": P("data")}
+        program = over(
+            mesh, lambda w, n, f=function: {"g": f(w, n)}, {"weights": weights, "batch": BATCH}, ins, {"g": out}
         )
+        mapped = jax.shard_map(function, mesh=make_mesh(mesh), in_specs=tuple(ins.values()), out_specs=out)
         kinds = [c.kind for c in costs(parse(program)).collectives if c.kind in ("all_reduce", "reduce_scatter")]
-        held = [shard.data[0] for shard in jax.jit(on(make_mesh({"data": 8})))(weights, BATCH).addressable_shards]
+        held = [shard.data[0] for shard in jax.jit(mapped)(weights, BATCH).addressable_shards]
         lines.append(
             f"{function.__name__:11} device 2: {held[2]:4.1f}   device 7: {held[7]:4.1f}   sent: {kinds or 'nothing'}"
         )

@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, look, program, realistic, say
+from showing import Table, draw, example, look, over, program, realistic, say
 
 from autograder.chapters.looping_pipeline import mutants
 from autograder.chapters.looping_pipeline.alternatives import by_hand, with_a_mean_on_the_way_back
 from autograder.contract.task import load
 from course.machines import FREE_NETWORK, machine
-from course.mesh import abstract_mesh
-from course.program import bubble, export, memory, parse, timeline
+from course.program import bubble, memory, parse, timeline
 from course.schedules import breadth_first, forwards, gpipe, num_ticks
 from course.show import schedule_svg, timeline_svg
 from course.validation.pipelines import uva_pipeline
@@ -34,13 +33,9 @@ WAYS = {
 def forward(stages, microbatches, repeats, layers=8, rows=64, width=64):
     """The forward pass of layers of two products each, on the stages of ``pipe``."""
     stack = (repeats, stages, layers // (repeats * stages))
-    shapes = {
-        "up": (*stack, width, 4 * width),
-        "down": (*stack, 4 * width, width),
-        "x": (microbatches, rows, width),
-    }
+    shapes = {"up": (*stack, width, 4 * width), "down": (*stack, 4 * width, width), "x": (microbatches, rows, width)}
     inputs = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    specs, out, mesh = {"up": P(None, "pipe"), "down": P(None, "pipe"), "x": P()}, {"y": P("pipe")}, {"pipe": stages}
+    specs = {"up": P(None, "pipe"), "down": P(None, "pipe"), "x": P()}
 
     def local(up, down, x):
         def stage(x, microbatch, repeat):
@@ -51,8 +46,7 @@ def forward(stages, microbatches, repeats, layers=8, rows=64, width=64):
         x = lax.pcast(x, "pipe", to="varying")
         return {"y": execute_looping_pipeline(stage, x, repeats, "pipe")[None]}
 
-    mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=tuple(specs.values()), out_specs=out)
-    return parse(export(lambda up, down, x: mapped(up, down, x), inputs, specs, mesh=mesh, out_specs=out))
+    return parse(over({"pipe": stages}, local, inputs, specs, {"y": P("pipe")}))
 
 
 def form(stages, microbatches, repeats):

@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from showing import Table, draw, example, look, program, realistic, say
+from showing import Table, draw, example, look, over, program, realistic, say
 
 from autograder.chapters.pipeline.mutants import keeps_activations, of_last, outputs
 from autograder.chapters.pipeline.shared import stage_seconds
 from autograder.chapters.pipeline.step import most_bytes
 from autograder.contract.task import Case, load
 from course.machines import machine
-from course.mesh import abstract_mesh
 from course.model import transformer
-from course.program import ProgramError, bubble, costs, export, parse, timeline
+from course.program import ProgramError, bubble, costs, parse, timeline
 from course.schedules import forwards, gpipe
 from course.show import holdings_svg, memory_svg, schedule_svg
 from solutions.pipeline import execute_pipeline, pipeline_loss, pipeline_train_step
@@ -206,30 +205,22 @@ def loss(head, y):
 # --8<-- [end:loss]
 
 
+def located(file):
+    return "loss" if file == __file__ else None
+
+
 @example
 def hang() -> str:
     """The gradient of a head that every stage holds, used in a branch of the last; as it is, or typed as varying."""
-    mesh, lines = {"pipe": 8}, []
+    lines = []
     inputs = {"head": jax.ShapeDtypeStruct((4, 3), jnp.float32), "y": jax.ShapeDtypeStruct((16, 4), jnp.float32)}
     for name, spec in (("replicated", P()), ("varying", P("pipe"))):
 
         def local(head, y, varying=name == "varying"):
-            return (
-                jax.grad(loss)(lax.pcast(head, "pipe", to="varying"), y)[None] if varying else jax.grad(loss)(head, y)
-            )
+            own = lax.pcast(head, "pipe", to="varying") if varying else head
+            return {"head": jax.grad(loss)(own, y)[(None,) * varying]}
 
-        def whole(head, y, local=local, spec=spec):
-            mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=(P(), P("pipe")), out_specs=spec)
-            return {"head": mapped(head, y)}
-
-        exported = export(
-            whole,
-            inputs,
-            {"head": P(), "y": P("pipe")},
-            mesh=mesh,
-            out_specs={"head": spec},
-            locate=lambda file: "loss" if file == __file__ else None,
-        )
+        exported = over({"pipe": 8}, local, inputs, {"head": P(), "y": P("pipe")}, {"head": spec}, locate=located)
         try:
             kinds = ", ".join(c.kind for c in costs(parse(exported)).collectives)
             lines.append(f"{name}: {kinds or 'no collective in the gradient'}")

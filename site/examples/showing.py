@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from autograder.contract.task import Case, Task, trace
 from course.machine import Machine
 from course.machines import machine
+from course.mesh import abstract_mesh
 from course.predict import Prediction, predict
-from course.program import Locate, Program
+from course.program import Locate, Program, export
 from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
 from course.show import holdings_svg
 
@@ -142,6 +145,19 @@ def look(
 ) -> Prediction:
     """The lenses on it, on the task's machine or another."""
     return predict(program(task, function, case, locate), where or task.machine)
+
+
+def over(
+    mesh: dict[str, int],
+    local: Callable[..., Any],
+    inputs: dict[str, Any],
+    ins: dict[str, Any],
+    outs: dict[str, Any],
+    **options: Any,
+) -> Program:
+    """``local``, which returns a dict, inside of ``shard_map``; ``ins`` and ``outs`` are specs by name."""
+    mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=tuple(ins.values()), out_specs=outs)
+    return export(lambda **given: mapped(*given.values()), inputs, ins, mesh=mesh, out_specs=outs, **options)
 
 
 def by_compiler(task: Task, ways: dict[str, Callable[..., Any]], **more: Any) -> dict[str, GpuReport]:

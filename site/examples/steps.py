@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from showing import over
 
 from course.budget import Sizes
 from course.layout import Options, tensor_specs
 from course.mesh import abstract_mesh, as_varying
 from course.model import Model, split_heads, transformer
 from course.planning import Choice
-from course.program import Program, export
+from course.program import Program
 from solutions.fsdp import fsdp_train_step, shard_params
 from solutions.looping_pipeline import looping_train_step
 from solutions.tp_transformer import tp_transformer_step
@@ -72,21 +73,14 @@ def exported(
 ) -> Program:
     """``local(params, batch)`` gives new parameters and a loss, as a Program that may overwrite the old ones."""
     inputs, axes = {"params": params, "batch": batch}, tuple(mesh)
-    ins, outs = (
-        {"params": specs, "batch": P("data")},
-        {"params": jax.tree.map(lambda _: P(axes), params), "loss": P(axes)},
-    )
+    ins = {"params": specs, "batch": P("data")}
+    outs = {"params": jax.tree.map(lambda _: P(axes), params), "loss": P(axes)}
 
     def whole(params, batch):
-        after, loss = local(varying(params, axes), batch)
-        return {
-            "params": jax.tree.map(lambda leaf: leaf[None], varying(after, axes)),
-            "loss": varying(loss, axes)[None],
-        }
+        after, loss = varying(local(varying(params, axes), batch), axes)
+        return {"params": jax.tree.map(lambda leaf: leaf[None], after), "loss": loss[None]}
 
-    mapped = jax.shard_map(whole, mesh=abstract_mesh(mesh), in_specs=tuple(ins.values()), out_specs=outs)
-    step = lambda params, batch: mapped(params, batch)  # noqa: E731
-    return export(step, inputs, ins, mesh=mesh, out_specs=outs, roles={"params": "state"}, platform=platform)
+    return over(mesh, whole, inputs, ins, outs, roles={"params": "state"}, platform=platform)
 
 
 def over_tensor(
