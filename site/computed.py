@@ -127,11 +127,11 @@ def _functions(chapter: str) -> str:
     """What a chapter's notebook asks for; of many that begin with the same word, the first and the last."""
     cells = json.loads((ROOT / "exercises" / chapter / f"{chapter}.ipynb").read_text())["cells"]
     marks = [cell["metadata"].get("nbgrader", {}) for cell in cells if cell["cell_type"] == "code"]
-    said = []
+    shown = []
     for word, group in groupby((mark["grade_id"] for mark in marks if mark.get("solution")), lambda n: n.split("_")[0]):
         names = [f"`{name}`" for name in group]
-        said += names if len(names) < 6 else [f"{len(names)} {word}s, {names[0]} to {names[-1]}"]
-    return ", ".join(said)
+        shown += names if len(names) < 6 else [f"{len(names)} {word}s, {names[0]} to {names[-1]}"]
+    return ", ".join(shown)
 
 
 def on_pre_build(config):
@@ -163,10 +163,10 @@ def main() -> None:
     chapter, names = sys.argv[2], sys.argv[3:]
     file = KEPT / f"{chapter}.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    for name in names or run(chapter, ["?"])["kept"]:
-        known[name] = run(chapter, [name])
-        del known[name]["sources"], known[name]["kept"]
-        _write(file, json.dumps(known, indent=1) + "\n")
+    for name in names or run(chapter, ["none"])["kept"]:
+        found = run(chapter, [name])
+        known[name] = {"slow": found["kept"][name], "texts": found["texts"], "figures": found["figures"]}
+        _write(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

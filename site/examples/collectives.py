@@ -90,8 +90,8 @@ def times() -> str:
     table = Table(("devices", "array"), *(f"{name} ,.1f" for name in ways(8)))
     lines = []
     for n in (8, 64):
-        for size, said in ((4 * 2**10, "4 KiB"), (MIB, "1 MiB"), (64 * MIB, "64 MiB")):
-            table.add((n, said), *(1e6 * seconds(size) for seconds in ways(n).values()))
+        for size, label in ((4 * 2**10, "4 KiB"), (MIB, "1 MiB"), (64 * MIB, "64 MiB")):
+            table.add((n, label), *(1e6 * seconds(size) for seconds in ways(n).values()))
         swap, ring = ways(n)["swap whole arrays"], ways(n)["ring"]
         equal = (2 * (n - 1) - math.log2(n)) * LINK.latency * LINK.bandwidth / (math.log2(n) - 2 * (n - 1) / n)
         assert abs(swap(equal) / ring(equal) - 1) < 1e-9
@@ -114,14 +114,14 @@ def plot():
         return x, bottom - (math.log10(t) - fast) / (slow - fast) * (bottom - top)
 
     parts = []
-    for power, said in enumerate(("1 kB", "10 kB", "100 kB", "1 MB", "10 MB", "100 MB", "1 GB"), low):
+    for power, label in enumerate(("1 kB", "10 kB", "100 kB", "1 MB", "10 MB", "100 MB", "1 GB"), low):
         x, _ = at(10.0**power, 1e-6)
         parts.append(f'<path class="edge" d="M{x:.1f} {top}V{bottom}"/>')
-        parts.append(f'<text class="mid small" x="{x:.1f}" y="{bottom + 18}">{said}</text>')
-    for power, said in enumerate(("1 µs", "10 µs", "100 µs", "1 ms", "10 ms"), fast):
+        parts.append(f'<text class="mid small" x="{x:.1f}" y="{bottom + 18}">{label}</text>')
+    for power, label in enumerate(("1 µs", "10 µs", "100 µs", "1 ms", "10 ms"), fast):
         _, y = at(1e3, 10.0**power)
         parts.append(f'<path class="edge" d="M{left} {y:.1f}H{right}"/>')
-        parts.append(f'<text class="end small" x="{left - 8}" y="{y + 4:.1f}">{said}</text>')
+        parts.append(f'<text class="end small" x="{left - 8}" y="{y + 4:.1f}">{label}</text>')
     looks = (("--fig-state", "6 4"), ("--fig-param", "none"), ("--fig-grad", "2 3"), ("--md-default-fg-color", "none"))
     for i, ((name, seconds), (colour, dashes)) in enumerate(zip(ways(8).items(), looks, strict=True)):
         points = [at(10 ** (low + k / 8), seconds(10 ** (low + k / 8))) for k in range(8 * (high - low) + 1)]
@@ -171,13 +171,13 @@ def a5000() -> Table:
 @example
 def lines() -> str:
     found = predict(exported(ring_all_reduce, 64 * MIB), "8xH100")
-    said, root = ["two rings: us computing, us sending, your line"], Path(__file__).parents[2]
+    shown, root = ["two rings: us computing, us sending, your line"], Path(__file__).parents[2]
     for line in found.lines()[:5]:
         file, _, number = line.line.partition(":")
         text = (root / file).read_text().splitlines()[int(number) - 1].strip()
-        said.append(f"{1e6 * line.compute:6.1f} {1e6 * line.sending:6.1f}  {text}")
+        shown.append(f"{1e6 * line.compute:6.1f} {1e6 * line.sending:6.1f}  {text}")
     say(unhidden=f"{1e6 * found.lines()[0].compute:.1f}")
-    return "\n".join(said)
+    return "\n".join(shown)
 
 
 @example
@@ -186,9 +186,9 @@ def sizes() -> str:
     machines = ("8xH100", "8xA5000", "8xH100-calibrated")
     for name in machines:
         for kib in (4, 64, 256, 1024, 4096, 65536):
-            said = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
+            label = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
             steps = [predict(exported(way, 1024 * kib), name).timeline.seconds for way in SUMS.values()]
-            table.add((name, said), *(1e6 * seconds for seconds in steps))
+            table.add((name, label), *(1e6 * seconds for seconds in steps))
     parts = [f"{table}\n", "by the formulas, two rings win above"]
     for name in machines[:2]:
         # 7 steps and 7 arrays against 14 steps and 1.75 arrays, over the link that reaches all eight.

@@ -134,8 +134,8 @@ def reductions() -> Table:
         mapped = jax.shard_map(stacked, mesh=make_mesh(mesh), in_specs=tuple(specs.values()), out_specs=out)
         uses = costs(parse(program)).collectives
         held = jax.jit(mapped)(*given.values())["gradient"][:, 0]
-        said = f"{sum(c.count for c in uses)} x {uses[0].kind} {uses[0].dtype}" if uses else "nothing"
-        table.add(function.__name__, held[2], held[7], said, sum(c.total_bytes for c in uses))
+        sends = f"{sum(c.count for c in uses)} x {uses[0].kind} {uses[0].dtype}" if uses else "nothing"
+        table.add(function.__name__, held[2], held[7], sends, sum(c.total_bytes for c in uses))
     mean, once = 15.5, 2 * 7 / 8 * 4 * 1024
     assert [row.bytes / once for row in table.rows.values()] == [4, 5, 2, 0, 1]
     total = [(row["dev. 2"], row["dev. 7"]) for row in table.rows.values()]

@@ -201,4 +201,4 @@ def refused() -> str:
         "work outside of `shard_map`": refusal(lambda x: 2 * x, lambda y: y @ y.T @ y),
         "a collective that not everyone reaches": refusal(reached_by_one),
     }
-    return "\n\n".join(f"# {name}\n{said}" for name, said in found.items())
+    return "\n\n".join(f"# {name}\n{message}" for name, message in found.items())

@@ -60,7 +60,7 @@ def meshes() -> Table:
     """A larger model on eight devices."""
     columns = "state and gradients, GB ,.1f", "a layer gathered ,.1f", "activations ,.1f", "together ,.1f"
     table = Table("mesh", *columns, markdown=True)
-    for said, options in {
+    for label, options in {
         "data=8": {"mesh": {"data": 8}},
         "data=8 --fsdp": {"mesh": {"data": 8}, "fsdp": True},
         "tensor=8": {"mesh": {"tensor": 8}},
@@ -71,5 +71,5 @@ def meshes() -> Table:
         gathered = sum(row.bytes for row in found.rows if row.name == "one layer gathered")
         state = sum(found.row(name).bytes for name in ("parameters", "gradients", "optimizer"))
         sizes = state, gathered, found.total - state - gathered, found.total
-        table.add(f"`{said}`", *(size / 1e9 for size in sizes))
+        table.add(f"`{label}`", *(size / 1e9 for size in sizes))
     return table

@@ -79,13 +79,13 @@ def lenses() -> Table:
     for name, (batch, step, choice, how) in STEPS.items():
         given, options = Choice(*choice), {"dtype": "bfloat16"} if "bfloat16" in name else {}
         program = step(SIZES, given, batch, **options)
-        module, said = parse(program), estimate(SIZES, H100, batch, given, how)
+        module, planned = parse(program), estimate(SIZES, H100, batch, given, how)
         time, held = timeline(module, H100).seconds, memory(module, program).peak
-        errors[name], more = said.seconds / time - 1, ("", "", "")
+        errors[name], more = planned.seconds / time - 1, ("", "", "")
         if step is steps.everything:
-            sizes[name] = said.bytes / held - 1
-            more = f"{said.bytes / 1e9:.1f} GB", f"{held / 1e9:.1f} GB", f"{sizes[name]:.1%}"
-        table.add(name, f"{1e3 * said.seconds:.1f} ms", f"{1e3 * time:.1f} ms", errors[name], *more)
+            sizes[name] = planned.bytes / held - 1
+            more = f"{planned.bytes / 1e9:.1f} GB", f"{held / 1e9:.1f} GB", f"{sizes[name]:.1%}"
+        table.add(name, f"{1e3 * planned.seconds:.1f} ms", f"{1e3 * time:.1f} ms", errors[name], *more)
     low, worst = "transformer_3d, 4 x 1 x 2, bfloat16", "transformer_3d, 1 x 8 x 1"
     assert -0.25 < errors.pop(low) < -0.20 < sizes.pop(low) < -0.15, "about a fifth too little of both"
     assert -0.15 < errors.pop(worst) < min(errors.values()), "for the pipeline of 8 stages"
@@ -148,11 +148,11 @@ def recomputation() -> Table:
     columns = "measured, s .2f", "predicted, s .2f", "ratio .2f", "where the predicted time goes, s s"
     table = Table(("", "recomputed"), *columns)
     for name, heads, width, layers, tensor, pipe, devices, batch, microbatches, repeats, every, scores in RECOMPUTATION:
-        for said, remat, measured in (("all", "block", every), ("scores", "attention", scores)):
+        for recomputed, remat, measured in (("all", "block", every), ("scores", "attention", scores)):
             choice = Choice(1, pipe, tensor, microbatches, repeats, remat, False)
             found = estimate(Sizes(layers, width, heads, 51_200, 2048), cluster(devices), batch, choice, MEGATRON)
             parts = ", ".join(f"{cause} {seconds:.2f}" for cause, seconds in found.parts.items() if seconds >= 0.005)
-            table.add((name, said), measured, found.seconds, found.seconds / measured, parts)
+            table.add((name, recomputed), measured, found.seconds, found.seconds / measured, parts)
     assert all(1.2 < 1 / row.ratio < 1.5 for row in table.rows.values()), "a fifth to a half longer"
     kinds = [[row for name, row in table.rows.items() if name.endswith(kind)] for kind in (", all", ", scores")]
     for own in kinds:

@@ -76,8 +76,8 @@ def transposes() -> Table:
         inputs = {"gradient": jax.eval_shape(mapped, given)}
         program = export(backward, inputs, {"gradient": after}, mesh=mesh, out_specs={"g": before})
         found = costs(parse(program)).collectives
-        said = " and ".join(f"`{sends[c.kind]}`" for c in found) or "`pcast`: nothing is sent"
+        backward_text = " and ".join(f"`{sends[c.kind]}`" for c in found) or "`pcast`: nothing is sent"
         shifts = [c.shift for c in found if c.kind == "collective_permute"]
         assert shifts in ([], [3]), "the other way"
-        table.add(name, said + ", the other way" * bool(shifts))
+        table.add(name, backward_text + ", the other way" * bool(shifts))
     return table

@@ -45,7 +45,7 @@ def main(chapter: str, names: list[str], out: str) -> None:
         for found in json.loads((FOLDER / "kept" / f"{chapter}.json").read_text()).values():
             texts |= found["texts"]
             figures |= found["figures"]
-    every = {**showing.EXAMPLES, **{name: getattr(module, name) for name in names if name != "?"}}
+    every = {**showing.EXAMPLES, **{name: getattr(module, name) for name in names if hasattr(module, name)}}
     for name, function in every.items():
         if name in names if names else name not in showing.KEPT:
             result = function()

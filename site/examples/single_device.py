@@ -246,16 +246,16 @@ def picture():
     label = f"Memory at the peak. {each}."
     drawn = [f'<svg viewBox="0 0 {width:g} {bottom + 34:g}" width="{width:g}" role="img" aria-label="{label}">']
     x, kinds = left, (("param", "state", 74), ("grad", "gradients", 98), ("state", "activations", 104))
-    for kind, said, wide in kinds:
+    for kind, label, wide in kinds:
         drawn.append(f'<rect class="{kind}" x="{x:g}" y="6" width="12" height="12"/>')
-        drawn.append(f'<text class="small" x="{x + 17:g}" y="16">{said}</text>')
+        drawn.append(f'<text class="small" x="{x + 17:g}" y="16">{label}</text>')
         x += wide
     drawn.append(f'<circle cx="{x + 6:g}" cy="12" r="5" fill="currentColor"/>')
     drawn.append(f'<text class="small" x="{x + 17:g}" y="16">measured by others</text>')
     for tick in range(0, 28, 4):
-        at, said = left + scale * tick, f"{tick}{' GB' if tick == 24 else ''}"
+        at, label = left + scale * tick, f"{tick}{' GB' if tick == 24 else ''}"
         drawn.append(f'<path class="edge" d="M{at:g},{top - 6:g}V{bottom:g}"/>')
-        drawn.append(f'<text class="mid small" x="{at:g}" y="{bottom + 16:g}">{said}</text>')
+        drawn.append(f'<text class="mid small" x="{at:g}" y="{bottom + 16:g}">{label}</text>')
     for i, (run, held) in enumerate(zip(RUNS, memories, strict=True)):
         y, at = top + row * i + (row - bar) / 2, left
         drawn.append(f'<text class="end small" x="{left - 10:g}" y="{y + 14:g}">{escape(run.name)}</text>')

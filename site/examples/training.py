@@ -23,11 +23,13 @@ def run() -> str:
     assert f"{bigram:.4f}" == f"{baseline(Run()):.4f}" and losses == sorted(losses, reverse=True)
     assert losses[-1] < bigram - 0.3
     assert TRAINED_SHARE == 0.9 and KEPT == 2 and Run().schedule.final == 0.1, "nine tenths, two newest, a tenth"
-    said = [f"{what:13} {text}" for what, text in lines(card).items()] + [""]
+    printed = [f"{what:13} {text}" for what, text in lines(card).items()] + [""]
     sizes = Run().sizes
-    assert any(f"width {sizes.width}, hidden {sizes.hidden}, num_layers {sizes.num_layers}" in line for line in said)
+    assert any(f"width {sizes.width}, hidden {sizes.hidden}, num_layers {sizes.num_layers}" in line for line in printed)
     for step, loss in row["evaluations"]:
-        said.append(f"after step {step:5,}: validation loss {loss:.4f}, {bigram - loss:.4f} below the bigram model's")
+        printed.append(
+            f"after step {step:5,}: validation loss {loss:.4f}, {bigram - loss:.4f} below the bigram model's"
+        )
     say(
         text=f"{len(read_text()):,}",
         vocab=VOCAB,
@@ -37,4 +39,4 @@ def run() -> str:
         limit=LIMIT,
         every=inspect.signature(train).parameters["save_every"].default,
     )
-    return "\n".join(said)
+    return "\n".join(printed)

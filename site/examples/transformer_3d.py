@@ -302,13 +302,13 @@ def peers() -> dict[str, object]:
     for mesh in MESHES:
         name = " x ".join(map(str, mesh))
         for kind, make in {"ours": ours, "placed": placed, "guided": guided}.items():
-            said, figures = "", compiled(make(LARGE, mesh))
+            measured, figures = "", compiled(make(LARGE, mesh))
             if kind != "ours":
                 sample, rng = paired(runner(ours, mesh), runner(make, mesh)), np.random.default_rng(0)
                 sample(rng.random(3) < 0.5)
                 low, ratio, high = np.exp(bounds(sample(rng.random(30) < 0.5), rng))
-                said = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-            table.add((name, kind), *figures, said)
+                measured = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+            table.add((name, kind), *figures, measured)
         own, told, led = (table[f"{name}, {kind}"] for kind in ("ours", "placed", "guided"))
         assert own.ms < told.ms and own.held < told.held, name
         assert (own.ms < led.ms and own.held < led.held) == (name in ("1 x 2 x 4", "1 x 1 x 8")), name
@@ -329,11 +329,11 @@ def barrier() -> Table:
         ("data x pipe x tensor", "barrier"), "liveness, GiB .2f", "compiled, ms .1f", "exposed, ms .1f", "held, GiB .2f"
     )
 
-    def add(mesh, said):
+    def add(mesh, with_barrier):
         step = ours(LARGE, mesh)
         exported = step.exported(LARGE)
         held = memory(parse(exported), exported).temporaries / GIB
-        table.add((" x ".join(map(str, mesh)), said), held, *compiled(step))
+        table.add((" x ".join(map(str, mesh)), with_barrier), held, *compiled(step))
 
     with patch.dict(MESHES, {(4, 1, 2): (16, 1)}):
         add((4, 1, 2), "yes")
