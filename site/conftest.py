@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 SITE = Path(__file__).parent
+sys.path.append(str(SITE))  # tests import the hook `computed`
 
 
 @pytest.fixture(scope="session")

@@ -1,68 +1,83 @@
-"""What pages show as output is what their examples print and draw now.
-
-``site/examples/<name>.py`` prints ``<name>.txt`` and saves pictures into the folder that it is given, which lie in
-``site/figures``. ``python site/examples_test.py [NAME ...]`` runs them and keeps what they give.
-"""
+"""Examples: what each chapter's pages claim holds, and what is kept is what the examples give now."""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+import re
 
+import computed  # of this folder, by conftest.py
 import jax
 import pytest
 
-SITE = Path(__file__).parent
-FIGURES = SITE / "figures"
-EXAMPLES = sorted((SITE / "examples").glob("*.py"))
-# Figures differ a little from one jax to another; those on the pages are of the oldest that the course runs on.
-JAX = "0.10.2"
-# Reading programs makes many objects and few cycles, and looking for these takes a while.
-RUN = """
-import gc, runpy, sys
-gc.set_threshold(50_000, 20, 20)
-del sys.argv[0]
-sys.path[0] = sys.argv[0].rpartition("/")[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+from course.program.compiled.plugin import AotMissing, find_plugin
+
+FULL = bool(os.environ.get("MESHCRAFT_FULL"))
+OURS = pytest.mark.skipif(jax.__version__ != computed.JAX, reason=f"the pages' figures are of jax {computed.JAX}")
+KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(computed.KEPT.glob("*.json"))}
+# Those that the GPU compiler gives in less than a minute, and one of them that takes seconds.
+COMPILED = [(chapter, name) for chapter, kept in KEPT.items() for name in kept if not kept[name]["slow"]]
+SHORT = [("collectives", "with_compiler")]
 
 
-def run(example: Path, folder: Path) -> tuple[str, dict[str, str]]:
-    """What the example prints, and its pictures by name."""
-    environment = {**os.environ, "PYTHONPATH": str(SITE.parent), "COLUMNS": "110"}
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # a reader has them
-    command = [sys.executable, "-c", RUN, str(example), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{example.name} failed:\n{done.stderr[-3000:]}")
-    return done.stdout, {path.name: path.read_text() for path in sorted(folder.iterdir())}
+def has_compiler():
+    try:
+        find_plugin()
+    except AotMissing:
+        return False
+    return True
 
 
-@pytest.mark.skipif(jax.__version__ != JAX, reason=f"the pages' figures are of jax {JAX}")
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_page_shows_what_the_example_prints_and_draws(example, tmp_path):
-    printed, pictures = run(example, tmp_path)
-    assert printed == example.with_suffix(".txt").read_text(), "run: python site/examples_test.py"
-    for name, text in pictures.items():
-        assert name.startswith(example.stem), f"{name}: a picture is called after its example"
-        assert text == (FIGURES / name).read_text(), f"{name} has changed; run: python site/examples_test.py"
+@OURS
+@pytest.mark.parametrize("chapter", computed.chapters())
+def test_claims_of_a_chapter_hold(chapter):
+    found = computed.compute(chapter)
+    assert found["kept"] == {name: kept["slow"] for name, kept in KEPT.get(chapter, {}).items()}, (
+        f"run: python site/computed.py --keep {chapter}"
+    )
 
 
-def main() -> None:
-    """Run the examples that are named, or all, and keep what they give."""
-    for example in EXAMPLES:
-        if sys.argv[1:] and example.stem not in sys.argv[1:]:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            printed, pictures = run(example, Path(folder))
-        example.with_suffix(".txt").write_text(printed)
-        for name, text in pictures.items():
-            (FIGURES / name).write_text(text)
-        print(f"{example.stem}: {len(printed.splitlines())} lines, {len(pictures)} pictures")
+@OURS
+@pytest.mark.skipif(not has_compiler(), reason="the GPU compiler (extra aot) is not installed")
+@pytest.mark.parametrize(("chapter", "name"), COMPILED if FULL else SHORT)
+def test_what_is_kept_is_what_the_compiler_gives(chapter, name):
+    found = computed.run(chapter, [name])
+    assert found["texts"] == KEPT[chapter][name]["texts"], f"run: python site/computed.py --keep {chapter} {name}"
 
 
-if __name__ == "__main__":
-    main()
+@OURS
+@pytest.mark.parametrize("chapter", ["tp_transformer", "transformer_3d"])
+def test_a_row_of_a_slow_table_is_what_the_lenses_give(chapter):
+    rows = computed.run(chapter, ["again"])["figures"]["again"]
+    for label, row in rows.items():
+        now = {column: figure for column, figure in row.items() if figure != "nan"}
+        kept = KEPT[chapter]["billion"]["figures"]["billion"][label]
+        assert len(now) > 3 and now == {column: kept[column] for column in now}
+
+
+# A page's decimals that no example gives: what its sources state, its own simple arithmetic, and versions.
+STATED = {
+    "collectives": {"0.014", "1.6"},
+    "data_parallel": {"7.875"},
+    "fsdp": {"1.5", "1.75", "2.625"},
+    "memory": {"0.12"},
+    "pipeline": {"0.1", "0.2", "1.6"},
+    "planning": {"0.12", "0.5"},
+    "primer": {"0.5", "2.5", "3.5", "4.5", "6.5"},
+    "profiling/looping_pipeline": {"0.25"},
+    "schedules": {"2.1", "4.2"},
+    "single_device": {"0.001", "0.5", "2.7"},
+}
+PAGES = {
+    str(page.relative_to(computed.SITE / "pages").with_suffix("")): page
+    for page in sorted(computed.SITE.glob("pages/**/*.md"))
+    if page.stem in computed.chapters()
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_decimals_in_sentences_come_from_examples(name):
+    text = PAGES[name].read_text().partition("## Sources")[0]
+    left_out = r"```.*?```|\{\{.*?\}\}|<[^>]*>|\]\([^)]*\)|(?:sections?|appendix) [\d.]+(?:(?:,| and| to) [\d.]+)*"
+    found = set(re.findall(r"\d+\.\d+", re.sub(left_out, "", text, flags=re.DOTALL)))
+    assert found == STATED.get(name, set()), "put {{ chapter.example[row].column }} where the number is"

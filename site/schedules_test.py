@@ -12,23 +12,15 @@ from course.schedules import (
     FAMILY,
     LOOPED,
     Costs,
-    breadth_first,
-    bubble_form,
-    compare,
     family,
     measure,
-    num_ticks,
-    one_f_one_b,
-    pipedream,
     run,
     text_of,
-    written,
     zero_bubble,
 )
 from course.show.quantities import digits, share_text
 
 SITE = Path(__file__).parent
-PAGE = SITE / "pages" / "schedules.md"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -205,30 +197,5 @@ def test_without_script_the_page_names_the_command(browser, built):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"file://{built}/schedules.html")
-    expect(page.locator("#schedule-explorer")).to_contain_text("python site/examples/pipeline_schedules.py --help")
+    expect(page.locator("#schedule-explorer")).to_contain_text("python site/examples/schedules.py --help")
     context.close()
-
-
-def test_figures_in_the_page_s_prose_are_the_simulator_s():
-    text = " ".join(PAGE.read_text().split())
-    few = measure(run(breadth_first(4, 2, 3)))
-    assert f"the bubble is {share_text(few.bubble, 1)}." in text
-    lines = re.findall(r'BY_HAND = \("(.*)", "(.*)", "(.*)"\)', (SITE / "examples/pipeline_schedules.py").read_text())
-    by_hand, real = run(written(lines[0])).end, run(one_f_one_b(3, 3)).end
-    assert f"It takes {digits(by_hand)}. The real 1F1B takes {digits(real)}." in text
-    assert num_ticks(4, 6) == 9 and "Both take nine ticks." in text
-
-
-def test_what_the_page_says_about_the_table_holds():
-    free, slow = (compare(4, 8, 2, costs) for costs in (Costs(), Costs(send=0.25)))
-    assert free["1f1b"].bubble == free["gpipe"].bubble
-    assert max(free["1f1b"].activations) < max(free["gpipe"].activations)
-    lost = {name: slow[name].bubble - free[name].bubble for name in FAMILY}
-    assert lost["1f1b"] > 2 * lost["gpipe"]
-    assert free["interleaved"].activations[0] == 4 + 3 / 2, "S + (S-1)/R"
-    assert free["interleaved"].messages[1] == 2 * free["1f1b"].messages[1]
-    both = pytest.approx(bubble_form("interleaved", 4, 8, 2))
-    assert bubble_form("breadth_first", 4, 8, 2) == both == bubble_form("gpipe", 4, 16)
-    assert measure(run(pipedream(4, 8))).weights == (4, 3, 2, 1)
-    eight = compare(8, 8, 1)
-    assert 0.45 < eight["gpipe"].bubble < 0.5, "almost half"

@@ -1,16 +1,23 @@
 """The primer's own cells, run in order: what each prints, under the name of its marked part, and its pictures."""
 
+import io
 import re
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import jupytext
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from showing import Table, draw, example
 
+from course.mesh import abstract_mesh
 from course.predict import Prediction
+from course.program import costs, export, parse
 from course.show import Holdings, holdings_svg, timeline_svg
 
 SOURCE = Path(__file__).parents[2] / "solutions" / "primer.py"
-FOLDER = Path(sys.argv[1])
 
 
 def drawn(shown) -> str:
@@ -24,25 +31,53 @@ def drawn(shown) -> str:
     return re.findall(r"<svg.*?</svg>", shown.data, re.DOTALL)[0]  # of several steps on one scale
 
 
-def run(source: str, name: str, scope: dict) -> None:
-    """Run a cell, and save what it displays."""
-    pictures = []
-    scope["display"] = lambda shown: pictures.append(drawn(shown))
-    exec(compile(source, "a cell of the primer", "exec"), scope)
-    for number, picture in enumerate(pictures):
-        numbered = f"_{number}" if len(pictures) > 1 else ""
-        (FOLDER / f"primer_{name}{numbered}.svg").write_text(picture)
-
-
-if __name__ == "__main__":
-    scope = {"__name__": "__main__"}
+@example
+def cells() -> dict[str, str]:
+    printed, scope = {}, {"__name__": "__main__"}
     for cell in jupytext.read(SOURCE).cells:
         if cell.cell_type != "code":
             continue
-        marked = re.search(r"\[start:(\w+)\]", cell.source)
+        marked, pictures = re.search(r"\[start:(\w+)\]", cell.source), []
         name = marked[1] if marked else ""
-        if name:
-            print(f"# --8<-- [start:{name}]")
-        run(cell.source, name, scope)
-        if name:
-            print(f"# --8<-- [end:{name}]")
+        scope["display"] = lambda shown, pictures=pictures: pictures.append(drawn(shown))
+        with redirect_stdout(io.StringIO()) as out:
+            exec(compile(cell.source, "a cell of the primer", "exec"), scope)
+        for number, picture in enumerate(pictures):
+            draw(name + f"_{number}" * (len(pictures) > 1), picture)
+        if name and out.getvalue():
+            printed[name] = out.getvalue().rstrip("\n")
+    return printed
+
+
+@example
+def transposes() -> Table:
+    """What the transpose of each collective sends, as the costs lens sees it."""
+    ring, mesh = [(i, (i + 1) % 4) for i in range(4)], {"data": 4}
+    sends = {
+        "all_reduce": "psum",
+        "all_gather": "all_gather",
+        "reduce_scatter": "psum_scatter",
+        "collective_permute": "ppermute",
+    }
+    table = Table("forward", "backward s", markdown=True)
+    for name, function, before, after in (
+        ('`pcast(..., to="varying")`, yours or JAX\'s', lambda x: lax.pcast(x, "data", to="varying"), P(), P("data")),
+        ("`psum`", lambda x: lax.psum(x, "data"), P("data"), P()),
+        ("`all_gather`", lambda x: lax.all_gather(x, "data", tiled=True), P("data"), P("data")),
+        ("`psum_scatter`", lambda x: lax.psum_scatter(x, "data", tiled=True), P("data"), P("data")),
+        ("`ppermute`", lambda x: lax.ppermute(x, "data", ring), P("data"), P("data")),
+    ):
+        mapped = jax.shard_map(function, mesh=abstract_mesh(mesh), in_specs=before, out_specs=after)
+        given = jax.ShapeDtypeStruct((16,), jnp.float32)
+
+        def backward(gradient, mapped=mapped, given=given):
+            return {"g": jax.linear_transpose(mapped, given)(gradient)[0]}
+
+        inputs = {"gradient": jax.eval_shape(mapped, given)}
+        program = export(backward, inputs, {"gradient": after}, mesh=mesh, out_specs={"g": before})
+        found = costs(parse(program)).collectives
+        backward_text = " and ".join(f"`{sends[c.kind]}`" for c in found) or "`pcast`: nothing is sent"
+        shifts = [c.shift for c in found if c.kind == "collective_permute"]
+        assert shifts in ([], [3]), "the other way"
+        table.add(name, backward_text + ", the other way" * bool(shifts))
+    return table

@@ -1,0 +1,173 @@
+"""MkDocs hook: pages show what the examples of ``site/examples`` give now, and list the chapters of the curriculum.
+
+Each ``site/examples/<chapter>.py`` runs in a process of its own. Its texts and pictures become files that a page
+includes (``--8<-- "fsdp/prefetch.txt"``), and its figures values that a sentence quotes
+(``{{ fsdp.prefetch["ahead in both passes"].step }}``). What was computed stays in ``build/examples`` until a file that
+it was computed from changes. What needs the GPU compiler or minutes is kept in ``site/examples/kept``:
+
+    python site/computed.py [CHAPTER ...]           # compute them now, and print their texts
+    python site/computed.py --keep CHAPTER [NAME ...]   # record those that are kept, or the named ones of them
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+SITE = Path(__file__).parent
+ROOT, EXAMPLES, OUT = SITE.parent, SITE / "examples", SITE.parent / "build" / "examples"
+KEPT = EXAMPLES / "kept"
+CURRICULUM = ROOT / "course" / "curriculum.py"
+HELPERS = ("runner", "showing", "steps")
+# The pages' claims are of this version. Figures differ a little from one to another; with another one, what examples
+# assert is left out.
+JAX = "0.10.2"
+# Comments would else begin like the attributes of a heading.
+PAGE = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, comment_start_string="{{#")
+
+FIGURES: dict[str, Any] = {}
+
+
+def chapters() -> list[str]:
+    """The modules of examples."""
+    return sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in HELPERS)
+
+
+def compute(chapter: str) -> dict[str, Any]:
+    """A chapter's ``texts``, ``pictures`` and ``figures`` by name; those in ``build`` if nothing changed.
+
+    Raises:
+        RuntimeError: An example failed, or a page's claim does not hold.
+    """
+    file = OUT / f"{chapter}.json"
+    OUT.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds share the work
+        if file.exists():
+            known = json.loads(file.read_text())
+            if known["sources"] == _hashes(known["sources"]):
+                return known
+        found = run(chapter, [])
+        found["sources"] = _hashes([*found["sources"], ""])
+        _write(file, json.dumps(found))
+    return found
+
+
+def run(chapter: str, names: list[str]) -> dict[str, Any]:
+    """Run examples in a process of their own: the named ones, or all that are not kept."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "COLUMNS": "110"}
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # a reader has them
+    with tempfile.NamedTemporaryFile() as out:
+        code = f"import runner; runner.main({chapter!r}, {names!r}, {out.name!r})"
+        flags = [] if version("jax") == JAX else ["-O"]
+        done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"the examples of {chapter} failed:\n{done.stderr[-3000:]}")
+        return json.loads(Path(out.name).read_text())
+
+
+def _hashes(paths: Any) -> dict[str, str]:
+    """Of files below the root; the versions that the figures depend on for the empty name."""
+    return {
+        path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest()
+        if path and (ROOT / path).is_file()
+        else f"jax {version('jax')}, Python {sys.version_info[:2]}" * (not path)
+        for path in paths
+    }
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace a file at once: several builds may run at a time."""
+    if file.exists() and file.read_text() == text:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as made:
+        made.write(text)
+    os.chmod(made.name, 0o644)
+    os.replace(made.name, file)
+
+
+def _publish(chapter: str, found: dict[str, Any]) -> None:
+    """Texts and pictures as files that pages include."""
+    for name, text in (found["texts"] | found["pictures"]).items():
+        _write(OUT / chapter / name, text)
+
+
+def on_config(config):
+    """Chapters and walkthroughs into the navigation, in the curriculum's order."""
+    given = runpy.run_path(str(CURRICULUM))
+    notebooks, pages = given["NOTEBOOKS"], Path(config.docs_dir)
+    stories = [f"profiling/{entry.name}.md" for entry in notebooks]
+    config.nav[1:1] = [
+        {"Chapters": [{entry.title: f"{entry.name}.md"} for entry in notebooks]},
+        {"Profiling": [story for story in stories if (pages / story).exists()]},
+    ]
+    FIGURES["primer_title"] = given["PRIMER"].title
+    FIGURES["curriculum"] = [
+        {"name": entry.name, "title": entry.title, "summary": entry.summary, "functions": _functions(entry.name)}
+        for entry in given["CHAPTERS"]
+    ]
+    return config
+
+
+def _functions(chapter: str) -> str:
+    """What a chapter's notebook asks for; of many that begin with the same word, the first and the last."""
+    cells = json.loads((ROOT / "exercises" / chapter / f"{chapter}.ipynb").read_text())["cells"]
+    marks = [cell["metadata"].get("nbgrader", {}) for cell in cells if cell["cell_type"] == "code"]
+    shown = []
+    for word, group in groupby((mark["grade_id"] for mark in marks if mark.get("solution")), lambda n: n.split("_")[0]):
+        names = [f"`{name}`" for name in group]
+        shown += names if len(names) < 6 else [f"{len(names)} {word}s, {names[0]} to {names[-1]}"]
+    return ", ".join(shown)
+
+
+def on_pre_build(config):
+    """Compute what changed, two chapters at a time."""
+    names = chapters()
+    with ThreadPoolExecutor(2) as pool:
+        for chapter, found in zip(names, pool.map(compute, names), strict=True):
+            FIGURES[chapter] = found["figures"]
+            _publish(chapter, found)
+
+
+def on_page_markdown(markdown, page, **_):
+    """Put figures into sentences.
+
+    Raises:
+        UndefinedError: A page quotes what no example gives.
+    """
+    return PAGE.from_string(markdown).render(FIGURES)
+
+
+def main() -> None:
+    """Compute examples, and keep those that are to be kept."""
+    if sys.argv[1:2] != ["--keep"]:
+        for chapter in sys.argv[1:] or chapters():
+            found = compute(chapter)
+            _publish(chapter, found)
+            print(*found["texts"].values(), sep="\n\n")
+        return
+    chapter, names = sys.argv[2], sys.argv[3:]
+    file = KEPT / f"{chapter}.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    for name in names or run(chapter, ["none"])["kept"]:
+        found = run(chapter, [name])
+        known[name] = {"slow": found["kept"][name], "texts": found["texts"], "figures": found["figures"]}
+        _write(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The step of ``fsdp``: what it holds and sends, gathered ahead or not, over nodes, and its gradients' scale."""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from showing import (
+    Table,
+    beside,
+    by_compiler,
+    compare,
+    compiled,
+    draw,
+    example,
+    kept,
+    look,
+    over,
+    program,
+    realistic,
+    say,
+)
+
+from autograder.chapters.fsdp import mutants
+from autograder.chapters.fsdp.alternatives import with_delay
+from autograder.contract.task import Case, load
+from course.machines import machine
+from course.mesh import make_mesh
+from course.model import transformer
+from course.predict import predict
+from course.program import costs, parse
+from course.show import memory_svg, timeline_svg
+from course.show.quantities import bytes_text
+from solutions.fsdp import fsdp_train_step, hybrid_shard_step
+
+TASK = load("fsdp").task("fsdp_train_step")
+MACHINE = machine(TASK.machine)
+BEFORE, AFTER = "gathers when it computes", "ahead in both passes"
+WAYS = {
+    BEFORE: mutants.gathers_when_it_computes,
+    "ahead, backward by JAX": mutants.keeps_gathered_weights_in_step,
+    "ahead, JAX with checkpoint": mutants.keeps_the_carry_of_a_checkpoint,
+    "ahead forward only": mutants.prefetches_forward_only,
+    AFTER: fsdp_train_step,
+}
+SIZES = {
+    "width": 4096,
+    "hidden": 16384,
+    "num_layers": 8,
+    "features": 2048,
+    "rows": 2048,
+    "min_size": 16384,
+    "steps": 1,
+    "rate": 1,
+}
+BATCH = jnp.arange(8.0)
+
+
+@cache
+def predicted(function, tokens: int = 2048):
+    return look(TASK, function, realistic(TASK, rows=tokens))
+
+
+@example
+def prefetch() -> Table:
+    found = {name: predicted(function) for name, function in WAYS.items()}
+    table = compare(
+        "weights are gathered",
+        found,
+        "step, ms .2f",
+        "computing .2f",
+        "exposed .2f",
+        "times .2f",
+        "held, GiB .2f",
+        base=AFTER,
+    )
+    for name, picture in ((BEFORE, "before"), ("ahead forward only", "half"), (AFTER, "after")):
+        draw(f"prefetch_{picture}", timeline_svg(found[name].timeline))
+    for name, picture in (("ahead, JAX with checkpoint", "kept"), (AFTER, "memory")):
+        draw(f"prefetch_{picture}", memory_svg(found[name].memory, MACHINE.memory_bytes))
+    before, after = table[BEFORE], table[AFTER]
+    say(
+        share=f"{before.exposed / before.step:.0%}".replace("%", " %"),
+        delayed=f"{predicted(with_delay).timeline.seconds / found[AFTER].timeline.seconds:.2f}",
+    )
+    assert table["ahead, backward by JAX"].exposed < 0.1 * before.exposed and after.held < 2 * before.held
+    return table
+
+
+@example
+def transfers() -> str:
+    found, lines = predicted(WAYS[BEFORE]), [f"{BEFORE}, on one device:"]
+    bars = [bar for bar in found.timeline.bars if bar.device == 0 and bar.stream == "data"]
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        own = [bar.end - bar.start for bar in bars if bar.kind == kind]
+        lines.append(f"  {kind.replace('_', '-'):15}{len(own):4} times {1e3 * sum(own):8.2f} ms in all")
+        if kind == "all_gather":  # what is exposed are the gathers, nearly all of them
+            assert 0.9 * sum(own) < found.timeline.exposed_seconds < sum(own)
+    return "\n".join(lines)
+
+
+@example
+def tokens() -> Table:
+    table = Table("tokens a device", "when it computes, ms .2f", "ahead, ms .2f", "ratio .2f", "still exposed .0%")
+    for count in (512, 1024, 2048, 4096, 8192):
+        slow, fast = (predicted(WAYS[name], count).timeline for name in (BEFORE, AFTER))
+        table.add(
+            f"{count:,}",
+            1e3 * slow.seconds,
+            1e3 * fast.seconds,
+            slow.seconds / fast.seconds,
+            fast.exposed_seconds / fast.seconds,
+        )
+    return table
+
+
+@kept()
+def with_compiler() -> dict[str, object]:
+    ways = {name: WAYS[name] for name in (BEFORE, "ahead forward only", AFTER)}
+    columns = "matrices beside a product s", "replayed, ms .2f", "exposed, ms .2f", "held, GiB .2f"
+    plain = by_compiler(TASK, ways)
+    buffered = by_compiler(TASK, ways, xla_gpu_enable_while_loop_double_buffering=True)
+    lines = ["transfers of matrices in the loops of the last one:"]
+    for c in buffered[AFTER].collectives:
+        if c.in_loop and c.operand_bytes >= 2**20:
+            kind = c.kind.replace("_", "-")
+            lines.append(f"  {c.count:3} x {kind:15}{c.operand_bytes / 2**20:7.0f} MiB  {beside(c)}")
+    return {
+        "plain": compiled("as it is", plain, *columns, least=2**20),
+        "buffered": compiled("loops double-buffered", buffered, *columns, least=2**20),
+        "in_loops": "\n".join(lines),
+    }
+
+
+@example
+def hybrid() -> dict[str, Table]:
+    """Two nodes of eight A100: the step split over all sixteen devices, and split inside a node alone."""
+    nodes = machine("2x8xA100")
+    inside, between = nodes.links
+    programs = {
+        "over all 16": program(TASK, WAYS[BEFORE], Case("", {"data": 16}, SIZES)),
+        "inside a node": program(
+            load("fsdp").task("hybrid_shard_step"), hybrid_shard_step, Case("", {"replica": 2, "data": 8}, SIZES)
+        ),
+    }
+    links = Table(("parameters split", "axis", "link"), "sent by a device s")
+    for way, exported in programs.items():
+        for axis, link in nodes.axis_links(exported.mesh).items():
+            used = sum(c.total_bytes for c in costs(parse(exported)).collectives if axis in c.axes)
+            links.add((way, axis, link), bytes_text(used))
+    steps = Table(("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "held, GiB .2f")
+    narrow = replace(nodes, links=(inside, replace(between, bandwidth=between.bandwidth / inside.group)))
+    for name, where in (("an adapter for each device", nodes), ("one adapter for each node", narrow)):
+        for way, exported in programs.items():
+            found = predict(exported, where)
+            steps.add(
+                (way, name),
+                1e3 * found.timeline.seconds,
+                1e3 * found.timeline.exposed_seconds,
+                found.memory.peak / 2**30,
+            )
+    wide_all, wide, narrow_all, narrow_node = (row.step for row in steps.rows.values())
+    assert 1 < wide / wide_all < 1.05, "no faster with an adapter for each device"
+    assert 0.5 < narrow_node / narrow_all < 0.6, "little more than half as long with one for a node"
+    return {"links": links, "nodes": steps}
+
+
+@example
+def worked() -> dict[str, Table]:
+    """The course's Transformer with 6.7 billion parameters, trained with Adam in float32 on 8 devices."""
+    sizes, least = {"num_layers": 32, "width": 4096, "hidden": 16384, "vocab": 32768, "max_seq": 2048}, 2**20
+    leaves = jax.tree.leaves_with_path(jax.eval_shape(transformer(num_heads=32, **sizes).init, jax.random.key(0)))
+    count = {tuple(entry.key for entry in path): math.prod(leaf.shape) for path, leaf in leaves}
+    whole = sum(size for size in count.values() if size < least)
+    split = sum(count.values()) - whole
+    tables = sum(size for path, size in count.items() if path[0] == "embed")
+    layer = {path: size // 32 for path, size in count.items() if path[0] == "layers"}
+    in_use = sum(size for path, size in layer.items() if count[path] >= least)
+    everything, held = whole + split, whole + split // 8
+    parameters = Table("count", "parameters ,d", markdown=True)
+    for name, size in (
+        ("in the whole model", everything),
+        ("in one layer", sum(layer.values())),
+        ("in leaves that stay whole (norms, biases)", whole),
+        ("held by each device", held),
+    ):
+        parameters.add(name, size)
+    memory = Table("memory on each device", "data parallel, GB .2f", "fully sharded, GB .2f", markdown=True)
+    for name, size in (("parameters", 4), ("gradients", 4), ("Adam's $m$ and $v$", 8), ("all of these", 16)):
+        memory.add(name, size * everything / 1e9, size * held / 1e9)
+    memory.add("the layer in use, whole", 0.0, 4 * in_use / 1e9)
+    sent = Table("sent by each device in a step", "data parallel, GB .2f", "fully sharded, GB .2f", markdown=True)
+    plain = 2 * 7 / 8 * 4 * everything / 1e9
+    sharded = [7 / 8 * 4 * size / 1e9 for size in (split, split - tables, split, 2 * whole)]
+    for name, one, other in zip(
+        ("all-gather, forward", "all-gather, backward", "reduce-scatter", "all-reduce"),
+        (0.0, 0.0, 0.0, plain),
+        sharded,
+        strict=True,
+    ):
+        sent.add(name, one, other)
+    sent.add("together", plain, sum(sharded))
+    say(ratio=f"{sum(sharded) / plain:.2f}")
+    return {"parameters": parameters, "memory": memory, "sent": sent}
+
+
+@example
+def networks() -> Table:
+    """Tokens at which a gather takes as long as the products of its layer: b/2 (n-1)/n C/beta."""
+    h100, table = machine("8xH100"), Table("network", "each way, GB/s .0f", "tokens per device ,.0f", markdown=True)
+    peak = round(h100.peak("bf16"), -12)
+    say(flops_per_byte=f"{peak / h100.links[0].bandwidth:,.0f}")
+    for name, bandwidth in (("NVLink", h100.links[0].bandwidth), ("400 Gbit/s Ethernet or InfiniBand", 50e9)):
+        table.add(name, bandwidth / 1e9, 7 / 8 * peak / bandwidth)
+    return table
+
+
+# --8<-- [start:functions]
+def replicated(weights, number):
+    def loss(weights):
+        return jnp.sum(weights * number)
+
+    return jax.grad(loss)(weights)
+
+
+def varying(weights, number):
+    weights = lax.pcast(weights, "data", to="varying")
+
+    def loss(weights):
+        return jnp.sum(weights * number)
+
+    return jax.grad(loss)(weights)
+
+
+def sharded(part, number):
+    def loss(part):
+        weights = lax.all_gather(part, "data", tiled=True)
+        return jnp.sum(weights * number)
+
+    return jax.grad(loss)(part)
+
+
+# --8<-- [end:functions]
+
+
+@example
+def gradient_scale() -> str:
+    """Each of 8 devices has one number of the batch; the loss is that number times the sum of ``weights``."""
+    lines, weights, mesh = [], jnp.ones(8), {"data": 8}
+    for function, spec, out in ((replicated, P(), P()), (varying, P(), P("data")), (sharded, P("data"), P("data"))):
+        ins = {"weights": spec, "batch": P("data")}
+        program = over(
+            mesh, lambda w, n, f=function: {"g": f(w, n)}, {"weights": weights, "batch": BATCH}, ins, {"g": out}
+        )
+        mapped = jax.shard_map(function, mesh=make_mesh(mesh), in_specs=tuple(ins.values()), out_specs=out)
+        kinds = [c.kind for c in costs(parse(program)).collectives if c.kind in ("all_reduce", "reduce_scatter")]
+        held = [shard.data[0] for shard in jax.jit(mapped)(weights, BATCH).addressable_shards]
+        lines.append(
+            f"{function.__name__:11} device 2: {held[2]:4.1f}   device 7: {held[7]:4.1f}   sent: {kinds or 'nothing'}"
+        )
+    return "\n".join(lines)

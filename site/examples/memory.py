@@ -1,0 +1,75 @@
+"""The memory of a training step, by ``course.budget``: a worked example, dtypes, recomputation and meshes."""
+
+from dataclasses import replace
+
+from showing import Table, example, say
+
+from course.budget import PLANS, REMAT, Sizes, activation_bytes, budget
+
+GPT = Sizes(layers=12, width=768, heads=12, vocab=40_512, seq=512, parameters=147_000_000)
+LARGE = Sizes(layers=32, width=4096, heads=32, vocab=32_768, seq=2048)
+
+
+@example
+def worked() -> Table:
+    columns = "16 bytes, 1 sequence ,.0f", "64 sequences ,.0f", "12 bytes, 1 sequence ,.0f", "of 64 sequences ,.0f"
+    table = Table("MB", *columns, markdown=True)
+    found = [budget(GPT, batch=b, optimizer=o) for o in ("adam16", "adam") for b in (1, 64)]
+    for name in ("parameters", "gradients", "optimizer", "activations"):
+        table.add(name, *(one.row(name).bytes / 1e6 for one in found))
+    table.add("together", *(one.total / 1e6 for one in found))
+    table.add("with 20 % more", *(1.2 * one.total / 1e6 for one in found))
+    one, (alone, total, _, adam) = activation_bytes(GPT, 1), (each.total for each in found)
+    say(
+        one=f"{one:,}",
+        one_mb=f"{one / 1e6:,.0f}",
+        fixed=f"{(alone - one) / 1e6:,.0f}",
+        total=f"{total / 1e9:.1f}",
+        more=f"{1.2 * total / 1e9:.1f}",
+        less=f"{(total - adam) / 1e6:,.0f}",
+        count=f"{replace(GPT, parameters=0).count:,}",
+        scores=f"{5 * GPT.heads * GPT.seq / GPT.width:g}",
+        logits=f"{budget(GPT, batch=64).left_out[0].bytes / 1e9:.1f}",
+    )
+    return table
+
+
+@example
+def plans() -> Table:
+    """Bytes a parameter."""
+    columns = "parameters", "gradients", "own copy", "$m$ and $v$", "together"
+    table = Table(("plan", ""), *(f"{column} d" for column in columns), markdown=True)
+    for name, plan in PLANS.items():
+        each = plan.parameter, plan.gradient, plan.master, 2 * plan.moment
+        table.add((f"`{name}`", plan.meaning), *each, sum(each))
+    return table
+
+
+@example
+def recomputed() -> Table:
+    table = Table("`--remat`", "kept, MB ,.0f", "at work, MB ,.0f", "together, MB ,.0f", markdown=True)
+    for remat in REMAT:
+        found = budget(GPT, batch=64, remat=remat)
+        again = sum(row.bytes for row in found.rows if row.name == "recomputed")
+        table.add(f"`{remat}`", found.row("activations").bytes / 1e6, again / 1e6, found.total / 1e6)
+    return table
+
+
+@example
+def meshes() -> Table:
+    """A larger model on eight devices."""
+    columns = "state and gradients, GB ,.1f", "a layer gathered ,.1f", "activations ,.1f", "together ,.1f"
+    table = Table("mesh", *columns, markdown=True)
+    for label, options in {
+        "data=8": {"mesh": {"data": 8}},
+        "data=8 --fsdp": {"mesh": {"data": 8}, "fsdp": True},
+        "tensor=8": {"mesh": {"tensor": 8}},
+        "data=4,tensor=2 --fsdp": {"mesh": {"data": 4, "tensor": 2}, "fsdp": True},
+        "pipe=8 --microbatches 8": {"mesh": {"pipe": 8}, "microbatches": 8},
+    }.items():
+        found = budget(LARGE, batch=8, plan="float32", remat="block", **options)
+        gathered = sum(row.bytes for row in found.rows if row.name == "one layer gathered")
+        state = sum(found.row(name).bytes for name in ("parameters", "gradients", "optimizer"))
+        sizes = state, gathered, found.total - state - gathered, found.total
+        table.add(f"`{label}`", *(size / 1e9 for size in sizes))
+    return table

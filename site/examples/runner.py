@@ -1,0 +1,60 @@
+"""Run a chapter's examples in this process, and note which of the repository's files they were computed from."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+OPENED: set[str] = set()
+
+
+def _note(event: str, arguments: tuple) -> None:
+    if event == "open" and isinstance(arguments[0], str):
+        OPENED.add(arguments[0])
+
+
+def _sources() -> list[str]:
+    """Modules that were imported and files that were read, below the root."""
+    files = OPENED | {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    paths = {Path(file).absolute() for file in files if file}
+    own = {path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT) and path.is_file()}
+    left_out = {"build", "__pycache__", ".venv", ".git", ".meshcraft"}
+    return sorted(str(path) for path in own if not left_out & set(path.parts))
+
+
+def main(chapter: str, names: list[str], out: str) -> None:
+    """Write what the named examples give, or all that are not kept, to ``out``."""
+    sys.addaudithook(_note)
+    # Reading programs makes many objects and few cycles, and looking for these takes a while.
+    gc.set_threshold(50_000, 20, 20)
+    import showing
+
+    spec = importlib.util.spec_from_file_location(f"example_{chapter}", FOLDER / f"{chapter}.py")
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    texts: dict[str, str] = {}
+    figures: dict[str, Any] = {}
+    if not names and showing.KEPT:
+        for found in json.loads((FOLDER / "kept" / f"{chapter}.json").read_text()).values():
+            texts |= found["texts"]
+            figures |= found["figures"]
+    every = {**showing.EXAMPLES, **{name: getattr(module, name) for name in names if hasattr(module, name)}}
+    for name, function in every.items():
+        if name in names if names else name not in showing.KEPT:
+            result = function()
+            for key, shown in (result if isinstance(result, dict) else {name: result}).items():
+                if isinstance(shown, showing.Table):
+                    figures[key] = shown.cells()
+                if shown is not None:
+                    texts[f"{key}.txt"] = f"{shown}\n"
+    figures |= showing.FIGURES
+    pictures = {f"{name}.svg": svg for name, svg in showing.PICTURES.items()}
+    found = {"texts": texts, "pictures": pictures, "figures": figures, "sources": _sources(), "kept": showing.KEPT}
+    Path(out).write_text(json.dumps(found))

@@ -1,0 +1,229 @@
+"""What the examples share: tables, measured quantities, and where their texts, pictures and figures are collected.
+
+``site/examples/<chapter>.py`` has functions marked with ``@example``. What one returns is shown by a page as text; the
+cells of a ``Table``, and what is passed to ``say``, can be quoted in sentences. An ``assert`` says what a page claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from autograder.contract.task import Case, Task, trace
+from course.machine import Machine
+from course.machines import machine
+from course.mesh import abstract_mesh
+from course.predict import Prediction, predict
+from course.program import Locate, Program, export
+from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
+from course.show import holdings_svg
+
+EXAMPLES: dict[str, Callable[[], Any]] = {}
+KEPT: dict[str, bool] = {}
+PICTURES: dict[str, str] = {}
+FIGURES: dict[str, Any] = {}
+UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "MiB": 2**20, "GiB": 2**30, "GB": 1e9}
+
+
+def example(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Compute what this function returns whenever the site is built."""
+    EXAMPLES[function.__name__] = function
+    return function
+
+
+def kept(*, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Show what ``site/computed.py --keep CHAPTER`` recorded: this needs the GPU compiler, or (``slow``) minutes."""
+
+    def mark(function: Callable[[], Any]) -> Callable[[], Any]:
+        KEPT[function.__name__] = slow
+        return example(function)
+
+    return mark
+
+
+def draw(name: str, svg: str) -> None:
+    """Save a picture."""
+    PICTURES[name] = svg
+
+
+def say(**figures: object) -> None:
+    """Give a page figures to quote that stand in no table."""
+    FIGURES.update({name: figure if isinstance(figure, dict) else str(figure) for name, figure in figures.items()})
+
+
+class Row(dict[str, Any]):
+    """The figures of one row by column; ``row.held`` is the column ``held, GiB``."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Table:
+    """Labelled rows of figures.
+
+    Args:
+        heads: Of the label, or of several labels.
+        columns: Head and format of each column, such as ``"step, ms .2f"``.
+        markdown: Shown as a table of the page, not as text.
+    """
+
+    def __init__(self, heads: str | tuple[str, ...], *columns: str, markdown: bool = False):
+        self.heads = (heads,) if isinstance(heads, str) else heads
+        self.columns = [tuple(column.rpartition(" ")[::2]) for column in columns]
+        self.markdown = markdown
+        self.rows: dict[str, Row] = {}
+        self.labels: list[tuple[str, ...]] = []
+
+    def add(self, label: object, *figures: Any) -> Row:
+        """Append a row; ``label`` is a tuple where there are several."""
+        labels = tuple(map(str, label)) if isinstance(label, tuple) else (str(label),)
+        keys = (head.partition(",")[0] for head, _ in self.columns)
+        row = Row(zip(keys, figures, strict=True))
+        assert len(row) == len(figures), "two columns have one name"
+        self.labels.append(labels)
+        self.rows[", ".join(labels)] = row
+        return row
+
+    def __getitem__(self, label: str) -> Row:
+        return self.rows[label]
+
+    def cells(self) -> dict[str, dict[str, str]]:
+        """Every figure as it is shown."""
+        formats = [form for _, form in self.columns]
+        return {
+            label: {key: _shown(figure, form) for (key, figure), form in zip(row.items(), formats, strict=True)}
+            for label, row in self.rows.items()
+        }
+
+    def __str__(self) -> str:
+        lines = [[*self.heads, *(head for head, _ in self.columns)]]
+        for labels, row in zip(self.labels, self.cells().values(), strict=True):
+            lines.append([*labels, *row.values()])
+        left = len(self.heads)
+        if self.markdown:
+            rule = ["---"] * left + ["---:"] * len(self.columns)
+            return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if all(labels[0].replace(",", "").isdigit() for labels in self.labels):
+            left = 0
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if at < left else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+
+def _shown(figure: Any, form: str) -> str:
+    return figure if isinstance(figure, str) else format(figure, form)
+
+
+def realistic(task: Task, mesh: dict[str, int] | None = None, **sizes: int) -> Case:
+    """The realistic case that a task is judged at, with another mesh or other sizes."""
+    assert task.analysed
+    large = task.analysed[0]
+    return replace(large, mesh=mesh or large.mesh, sizes={**large.sizes, **sizes})
+
+
+def program(
+    task: Task, function: Callable[..., Any], case: Case | None = None, locate: Locate = lambda _: None
+) -> Program:
+    """A function as a task's Program, at the realistic case or another."""
+    return trace(task, function, case or realistic(task), locate)
+
+
+def look(
+    task: Task,
+    function: Callable[..., Any],
+    case: Case | None = None,
+    where: Machine | str = "",
+    locate: Locate = lambda _: None,
+) -> Prediction:
+    """The lenses on it, on the task's machine or another."""
+    return predict(program(task, function, case, locate), where or task.machine)
+
+
+def over(
+    mesh: dict[str, int],
+    local: Callable[..., Any],
+    inputs: dict[str, Any],
+    ins: dict[str, Any],
+    outs: dict[str, Any],
+    **options: Any,
+) -> Program:
+    """``local``, which returns a dict, inside of ``shard_map``; ``ins`` and ``outs`` are specs by name."""
+    mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=tuple(ins.values()), out_specs=outs)
+    return export(lambda **given: mapped(*given.values()), inputs, ins, mesh=mesh, out_specs=outs, **options)
+
+
+def by_compiler(task: Task, ways: dict[str, Callable[..., Any]], **more: Any) -> dict[str, GpuReport]:
+    """Functions of a task as the GPU compiler gives them, with more flags."""
+    programs = [trace(task, function, realistic(task), lambda _: None, "cuda") for function in ways.values()]
+    return dict(
+        zip(ways, compile_all(programs, machine(task.machine), {**DEFAULT_FLAGS, **more}, time_limit=1800), strict=True)
+    )
+
+
+def holdings(mesh: dict[str, int], **drawn: tuple[tuple[int, ...], Any, tuple[str, str] | None]) -> None:
+    """Draw who holds what; by the picture's name: a shape, its spec and the names of its dims."""
+    for name, (shape, spec, labels) in drawn.items():
+        draw(name, holdings_svg(shape, spec, mesh, labels=labels or (), show_spec=True))
+
+
+def sent(found: Prediction) -> float:
+    """Bytes that a device sends."""
+    return sum(c.total_bytes for c in found.costs.collectives)
+
+
+MEASURES: dict[str, Callable[[Any], Any]] = {
+    "step": lambda found: found.timeline.seconds,
+    "computing": lambda found: found.timeline.busy,
+    "exposed": lambda found: found.timeline.exposed_seconds,
+    "sent": sent,
+    "held": lambda found: found.memory.temporaries,
+}
+COMPILED: dict[str, Callable[[Any], Any]] = {
+    "replayed": lambda report: report.replay.seconds,
+    "exposed": lambda report: sum(report.replay.exposed.values()),
+    "held": lambda report: report.memory.temporaries,
+    "temporaries": lambda report: report.memory.temporaries,
+}
+MEASURES["busy"] = MEASURES["computing"]
+
+
+def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = "") -> Table:
+    """Predictions side by side; without a unit it is that of the first; ``times`` and ``... of`` are by ``base``."""
+    table, unit = Table(head, *columns), columns[0].rpartition(" ")[0].partition(", ")[2]
+    first = found[base] if base else next(iter(found.values()))
+    for name, one in found.items():
+        figures = []
+        for column, _ in table.columns:
+            key, _, own = column.partition(", ")
+            measure, ratio, _ = (key if key != "times" else "step of").partition(" of")
+            figure = MEASURES[measure](one)
+            figures.append(figure / MEASURES[measure](first) if ratio else figure / UNITS[own or unit])
+        table.add(name, *figures)
+    return table
+
+
+def beside(c: Any) -> str:
+    """How a compiled collective runs."""
+    return "beside a product" if c.spans_matmul else "alone"
+
+
+def compiled(head: str, reports: dict[str, GpuReport], *columns: str, least: int = 0) -> Table:
+    """Compiled programs side by side; ``beside`` counts collectives of ``least`` bytes that span a product."""
+    table = Table(head, *columns)
+    for name, report in reports.items():
+        large = [c for c in report.collectives if c.operand_bytes >= least]
+        spanning, every = sum(c.count for c in large if c.spans_matmul), sum(c.count for c in large)
+        figures = []
+        for column, _ in table.columns:
+            key, _, unit = column.partition(", ")
+            figures.append(COMPILED[key](report) / UNITS[unit] if unit else f"{spanning} of {every}")
+        table.add(name, *figures)
+    return table

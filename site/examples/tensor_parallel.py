@@ -1,0 +1,202 @@
+"""Tensor parallelism: which array travels, the features that hide it, and gradients of another scale."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+from showing import Table, compare, draw, example, holdings, look, realistic, say
+
+from autograder.chapters.tensor_parallel import mutants
+from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
+from autograder.chapters.tensor_parallel.mutants import leaves_split_leaves_summed
+from autograder.contract.task import load
+from course.data import regression_batch
+from course.machines import machine
+from course.mesh import as_varying, make_mesh
+from course.model import full_loss, mlp
+from course.show import timeline_svg
+from solutions.tensor_parallel import tp_mlp, tp_train_step
+
+TASK = load("tensor_parallel").task("tp_mlp")
+OURS = "rows there, rows back"
+WAYS = {
+    "weights come to the rows": mutants.gathers_the_weights,
+    "hidden features made whole": mutants.gathers_the_hidden_features,
+    "all-reduce, then slice": mutants.all_reduces_at_the_end,
+    OURS: tp_mlp,
+    "the same, rows gathered again": tp_mlp_gathered_again,
+}
+FILES = ("tensor_parallel.py", "tensor_parallel/mutants.py", "tensor_parallel/alternatives.py")
+MODEL = mlp(width=16, hidden=64, num_layers=2, num_inputs=8, num_outputs=4)
+CLIPPED = "clipped by global norm, then "
+OPTIMIZERS = {
+    "sgd": ("SGD", optax.sgd(0.02)),
+    "clipped": (f"{CLIPPED}SGD", optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.05))),
+    "adam": ("Adam", optax.adam(0.003)),
+    "both": (f"{CLIPPED}Adam", optax.chain(optax.clip_by_global_norm(8.0), optax.adam(0.003))),
+}
+SPECS = jax.tree.map(lambda _: P(), jax.eval_shape(lambda: MODEL.init(jax.random.key(0))))
+SPECS["layers"]["up"] = {"kernel": P(None, None, "tensor"), "bias": P(None, "tensor")}
+SPECS["layers"]["down"]["kernel"] = P(None, "tensor")
+
+
+def located(file):
+    return "tensor_parallel" if file.endswith(FILES) else None
+
+
+@example
+def arrays() -> Table:
+    sizes, table = realistic(TASK).sizes, Table(("array", "elements"), "MiB .0f", markdown=True)
+    rows, width, hidden = sizes["rows"], sizes["width"], sizes["hidden"]
+    for name, form, count in (
+        ("rows of the width", "$T d$", rows * width),
+        ("hidden features", "$T h$", rows * hidden),
+        ("the two kernels", "$2 d h$", 2 * width * hidden),
+    ):
+        table.add((name, form), 4 * count / 2**20)
+    return table
+
+
+@example
+def ways() -> Table:
+    found = {name: look(TASK, function, locate=located) for name, function in WAYS.items()}
+    columns = "step, ms .2f", "busy, ms .2f", "exposed, ms .2f", "sent, MiB ,.0f", "held, MiB ,.0f"
+    table, sizes = compare("", found, *columns), realistic(TASK).sizes
+    for picture, name in {
+        "weights": "weights come to the rows",
+        "hidden": "hidden features made whole",
+        "rows": OURS,
+    }.items():
+        draw(f"mlp_{picture}", timeline_svg(found[name].timeline))
+    holdings(
+        {"tensor": 4},
+        mlp_between=((8, 4), ("tensor", None), ("rows", "width")),
+        mlp_inside=((8, 16), (None, "tensor"), ("rows", "hidden")),
+        mlp_up=((4, 16), (None, "tensor"), ("width", "hidden")),
+    )
+    before, whole, _, after, again = table.rows.values()
+    weights, rows = (4 * sizes["width"] * n / 2**20 for n in (2 * sizes["hidden"], sizes["rows"]))
+    assert abs(whole.step / before.step - 1) < 0.02 and again.held < after.held
+    found = [round(row.sent) for row in table.rows.values()]
+    assert found == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
+    say(share=f"{100 * after.exposed / after.step:.0f}")
+    return table
+
+
+@example
+def rows() -> Table:
+    table = Table(("rows there, rows back", "rows"), "step, ms .2f", "exposed .0%", "weights come, ms .2f")
+    for count in (512, 1024, 4096, 16384, 65536):
+        case = realistic(TASK, rows=count)
+        own, weights = (look(TASK, function, case).timeline for function in (tp_mlp, WAYS["weights come to the rows"]))
+        table.add(("", f"{count:,}"), 1e3 * own.seconds, own.exposed_seconds / own.seconds, 1e3 * weights.seconds)
+    few, judged, same = (table[f", {count}"] for count in ("512", "4,096", "16,384"))
+    assert few["weights come"] > 10 * few.step, "more than ten times as fast"
+    assert same["weights come"] < same.step and judged["weights come"] > judged.step, "in between they cross"
+    return table
+
+
+@example
+def features() -> Table:
+    h100 = machine("8xH100")
+    table = Table(("devices", "over"), "each way, GB/s .0f", "hidden features ,.0f", markdown=True)
+    nvlink, ethernet = ("NVLink", h100.links[0].bandwidth), ("400 Gbit/s Ethernet or InfiniBand", 50e9)
+    for devices, (link, bandwidth) in ((2, nvlink), (4, nvlink), (8, nvlink), (16, ethernet)):
+        table.add((devices, link), bandwidth / 1e9, (devices - 1) * h100.peak("bf16") / bandwidth)
+    collective = 7 / 8 * 2048 * 8192 * 2 / 1e6
+    say(collective=f"{collective:.1f}", four=f"{4 * collective:.1f}")
+    return table
+
+
+# --8<-- [start:raw]
+@cache
+def raw_gradients(step, data, tensor):
+    """What a step subtracts at a learning rate of 1: ``(params, batch) -> gradients``, whole."""
+    rows = ("data", "tensor")
+
+    def local(params, batch):
+        own = jax.tree.map(lambda leaf: as_varying(as_varying(leaf, "data"), "tensor"), params)
+        after, _ = step(own, SPECS, batch, MODEL, "data", "tensor", jnp.float32(1))
+        return jax.tree.map(lambda before, after: (before - after)[None], own, after)
+
+    # Every holder gives its own: copies along the first dim, of which one is looked at.
+    held = jax.tree.map(lambda spec: P("data", *spec) if any(spec) else P(rows), SPECS)
+    mesh = make_mesh({"data": data, "tensor": tensor})
+    mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(SPECS, P(rows)), out_specs=held))
+    return lambda params, batch: jax.tree.map(lambda copies: np.asarray(copies)[0], mapped(params, batch))
+
+
+# --8<-- [end:raw]
+
+
+@jax.jit
+def on_one_device(params, batch):
+    return jax.value_and_grad(lambda p: full_loss(MODEL, p, batch))(params)
+
+
+def batch_of(number):
+    return regression_batch(0, number, batch=32, num_inputs=8, num_outputs=4)
+
+
+def train(optimizer, gradients_of, params):
+    """The loss on one device before some steps, and the global norm that the first step saw."""
+
+    @jax.jit
+    def update(gradients, state, params):
+        with jax.numpy_dtype_promotion("standard"):  # Adam mixes an integer count with floats
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+    state, losses, norms = optimizer.init(params), [], []
+    for number in range(21):
+        losses.append(float(on_one_device(params, batch_of(number))[0]))
+        gradients = gradients_of(params, batch_of(number))
+        norms.append(float(optax.global_norm(gradients)))
+        params, state = update(gradients, state, params)
+    return [*(losses[i] for i in (0, 1, 2, 5, 10, 20)), norms[0]]
+
+
+@example
+def scale() -> dict[str, Table]:
+    """Each step under four optimizers, a table each."""
+    gradients = {
+        "one device": lambda params, batch: on_one_device(params, batch)[1],
+        "step A, 2 x 4": raw_gradients(tp_train_step, 2, 4),
+        "step B, 2 x 4": raw_gradients(leaves_split_leaves_summed, 2, 4),
+    }
+    params, found, tables = jax.jit(MODEL.init)(jax.random.key(0)), {}, {}
+    for key, (name, optimizer) in OPTIMIZERS.items():
+        table = Table(f"loss before step, {name}", *(f"{step} .4f" for step in (0, 1, 2, 5, 10, 20)), "first norm .3f")
+        for way, gradients_of in gradients.items():
+            table.add(f"    {way}", *train(optimizer, gradients_of, params))
+        tables[key] = table
+        one, right, wrong = ([round(x, 4) for x in row.values()] for row in table.rows.values())
+        assert one == right and wrong[-1] > 3 * one[-1], "the norm tells under each optimizer"
+        assert (wrong[:-1] == one[:-1]) == (name == "Adam"), name
+        found[key] = one, wrong
+    assert found["sgd"][1][-2] < found["sgd"][0][-2] and found["clipped"][1][-2] > found["clipped"][0][-2]
+    return tables
+
+
+@example
+def ratios() -> dict[str, object]:
+    """Step B's gradient over one device's, leaf by leaf and mesh by mesh."""
+    params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))
+    _, right = on_one_device(params, batch)
+    found = [raw_gradients(leaves_split_leaves_summed, *shape)(params, batch) for shape in shapes]
+    table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes))
+    for path, leaf in jax.tree.leaves_with_path(right):
+        trees = (dict(jax.tree.leaves_with_path(tree))[path] for tree in found)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        row = table.add(name, *(float(np.vdot(g, leaf) / np.vdot(leaf, leaf)) for g in trees))
+        split = name in ("layers/down/kernel", "layers/up/bias", "layers/up/kernel")
+        assert np.allclose(list(row.values()), (4, 8, 1) if split else 1, atol=5e-4)
+    wrong = float(optax.global_norm(found[0])) / float(optax.global_norm(right))
+    norms = (
+        f"norm over all leaves on 2 x 4: {wrong:.3f} times one device's\n"
+        f"clipped to the same norm, copies get {1 / wrong:.3f} of their update, and parts {4 / wrong:.3f}"
+    )
+    return {"ratios": table, "norms": norms}

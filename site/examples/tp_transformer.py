@@ -1,0 +1,243 @@
+"""A Transformer over ``data`` and ``tensor``: what rings hide, two kinds of block, logits in parts, and a billion."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from showing import Table, by_compiler, draw, example, holdings, kept, look, program, realistic, say
+from steps import BILLION, KEY, over_tensor, varying
+
+from autograder.chapters.tp_transformer.mutants import gathers_and_scatters_whole, gathers_logits
+from autograder.contract.task import load
+from course.budget import flops_per_token
+from course.data import token_batch
+from course.layout import tensor_specs
+from course.machines import machine
+from course.mesh import make_mesh
+from course.model import full_loss, split_heads, transformer
+from course.planning import Choice
+from course.predict import predict
+from course.program import costs, parse, timeline
+from course.program.compiled import compile_for
+from course.show import timeline_svg
+from solutions import tp_transformer as ours
+from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
+
+CHAPTER, H100, RINGS = load("tp_transformer"), machine("8xH100"), (ring_gather_matmul, matmul_ring_scatter)
+BLOCKS = {"in turn": "tp_transformer_block", "side by side": "parallel_transformer_block"}
+LARGE = CHAPTER.task("parallel_transformer_block")
+WIDE = {"width": 4096, "hidden": 16384, "num_heads": 32, "rows": 4}
+DRAWN = {"in turn, whole": "before", "side by side, whole": "beside", "side by side, rings": "after"}
+
+
+@example
+def numbers() -> dict[str, Table]:
+    """What rings can hide in a layer: 72 d^2/n FLOPs a token, for 8 (n-1)/n d numbers that are sent."""
+    holdings(
+        {"data": 2, "tensor": 4},
+        numbers_activations=((4, 8), ("data", "tensor"), ("sequences", "tokens")),
+        numbers_table=((8, 4), ("tensor", None), ("vocabulary", "width")),
+        numbers_logits=((8, 8), ("data", "tensor"), ("tokens", "vocabulary")),
+    )
+    sent = Table("FLOPs for each number sent", *(f"n={n} ,.0f" for n in (2, 4, 8)))
+    for width in (2048, 4096, 8192, 16384):
+        sent.add(f"    width {width:,}", *(9 * width / (n - 1) for n in (2, 4, 8)))
+    hidden = Table("FLOPs that a device can compute while it sends one", " ,.0f")
+    for name, dtype, size in (("8xH100", "f32", 4), ("8xH100", "bf16", 2), ("8xA100", "bf16", 2)):
+        where = machine(name)
+        hidden.add(f"    {name}, {dtype}", where.peak(dtype) * size / where.bandwidth_of(tuple(range(8))))
+    return {"sent": sent, "hidden": hidden}
+
+
+@example
+def blocks() -> Table:
+    """One layer on eight H100, forward and backward, sent whole and by rings."""
+    columns = "sent, MiB .0f", "idealised H100, ms .2f", "exposed .2f", "calibrated H100, ms .2f", "exposed there .2f"
+    table = Table(("width", "block", "sends"), *columns)
+    for width, sizes in (("2,048", {}), ("4,096", WIDE)):
+        for parallel, (kind, name) in enumerate(BLOCKS.items()):
+            block = getattr(ours, name)
+
+            def by_rings(params, x, key, rate, gather_matmul, matmul_scatter, axis_name, block=block):
+                return block(params, x, key, rate, *RINGS, axis_name)
+
+            for way, function in (("whole", block), ("rings", by_rings)):
+                module = parse(program(CHAPTER.task(name), function, realistic(LARGE, parallel=parallel, **sizes)))
+                found = [timeline(module, where) for where in (H100, machine("8xH100-calibrated"))]
+                times = [1e3 * x for t in found for x in (t.seconds, t.exposed_seconds)]
+                table.add((width, kind, way), sum(c.total_bytes for c in costs(module).collectives) / 2**20, *times)
+                if sizes and f"{kind}, {way}" in DRAWN:
+                    draw(f"blocks_{DRAWN[f'{kind}, {way}']}", timeline_svg(found[0]))
+            whole, rings = (table[f"{width}, {kind}, {way}"] for way in ("whole", "rings"))
+            assert rings.exposed < 0.5 * whole.exposed and rings["calibrated H100"] > whole["calibrated H100"]
+        turn, beside = (table[f"{width}, {kind}, whole"] for kind in BLOCKS)
+        assert beside.sent == turn.sent / 2, "half of the bytes"
+    step = {name: row["idealised H100"] for name, row in table.rows.items()}
+    narrow, wide = (step[f"{w}, side by side, whole"] / step[f"{w}, in turn, whole"] for w in ("2,048", "4,096"))
+    assert narrow < wide and round(table["4,096, side by side, rings"].exposed, 2) == 0
+    assert abs(step["2,048, in turn, rings"] / step["2,048, in turn, whole"] - 1) < 0.02
+    return table
+
+
+@kept()
+def logits() -> dict[str, object]:
+    """What a device holds for the loss of 8,192 tokens with 32,000 logits each."""
+    task = CHAPTER.task("vocab_parallel_loss")
+    ways = {"logits gathered": gathers_logits, "vocabulary in parts": ours.vocab_parallel_loss}
+    sizes, table = (
+        realistic(task).sizes,
+        Table("", "largest array, MiB ,.0f", "temporaries, MiB ,.0f", "compiled, MiB ,.0f"),
+    )
+    every = 4 * sizes["rows"] * sizes["seq"] * sizes["vocab"] / 2**20
+    for name, report in by_compiler(task, ways).items():
+        held = look(task, ways[name]).memory
+        assert held.largest
+        table.add(
+            name,
+            *(
+                size / 2**20
+                for size in (4 * math.prod(held.largest.shape), held.temporaries, report.memory.temporaries)
+            ),
+        )
+    gathered, parts = table.rows.values()
+    assert gathered["largest array"] == every and parts["largest array"] == every / 8 and parts.compiled < every
+    assert gathered.temporaries > 4 * parts.temporaries and gathered.compiled > 4 * parts.compiled
+    say(every=f"{every:,.0f}")
+    return {"all_logits": f"all logits: {every:,.0f} MiB; an eighth of them: {every / 8:,.0f} MiB", "logits": table}
+
+
+# By rule: what becomes of the gradient of a split leaf, and of the shares of a whole one.
+RULES = {
+    "added up": (lambda g: g, lambda shares: shares.sum(0)),
+    "averaged": (lambda g: g, lambda shares: shares.mean(0)),
+    "as for an MLP": (lambda g: g / 4, lambda shares: shares.mean(0)),
+}
+
+
+def raw_gradients(params, batch, specs):
+    """What each device of 2 x 4 has of the gradient of the loss of its place on ``data``."""
+
+    def local(params, batch):
+        def loss_of(params):
+            x = ours.vocab_parallel_embed(params["embed"], batch["inputs"], "tensor")
+            layer = jax.tree.map(lambda leaf: leaf[0], params["layers"])
+            x = ours.tp_transformer_block(layer, x, KEY, 0.0, *RINGS, "tensor")
+            return ours.vocab_parallel_loss(params["head"], x, batch["targets"], RINGS[0], "tensor")
+
+        return jax.tree.map(lambda g: g[None, None], jax.grad(loss_of)(varying(params, ("data", "tensor"))))
+
+    held = jax.tree.map(lambda spec: P("data", None, *spec) if "tensor" in spec else P("data", "tensor"), specs)
+    mesh = make_mesh({"data": 2, "tensor": 4})
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(specs, P("data")), out_specs=held))(params, batch)
+
+
+@example
+def scale() -> Table:
+    """Three rules for the gradients of one step, and what they make of each leaf beside a single device's."""
+    model = transformer(width=16, hidden=24, num_layers=1, num_heads=4, vocab=32, max_seq=8)
+    # Zero biases and unit norms hide what a rule does to them.
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.1 * jnp.sin(1.0 + jnp.arange(leaf.size).reshape(leaf.shape)), model.init(KEY)
+    )
+    batch = token_batch(0, 0, batch=4, seq=8, vocab=32)
+
+    def apart(params):
+        return {**params, "layers": {**params["layers"], "attention": split_heads(params["layers"]["attention"], 4)}}
+
+    expected = apart(jax.jit(jax.grad(lambda params: full_loss(model, params, batch)))(params))
+    specs = tensor_specs(apart(params), "tensor")
+    leaves = map(jax.tree.leaves, (raw_gradients(apart(params), batch, specs), specs))
+    table, norms = Table(("", " "), *(f"{name} .3f" for name in RULES)), np.zeros(3)
+    for (path, right), raw, spec in zip(jax.tree.leaves_with_path(expected), *leaves, strict=True):
+        split, mean, ratios = "tensor" in spec, np.mean(raw, axis=0), []
+        for i, (of_split, of_whole) in enumerate(RULES.values()):
+            gradient = of_split(mean[0]) if split else of_whole(mean)
+            ratios.append(float(np.vdot(gradient, right) / np.vdot(right, right)))
+            assert np.allclose(gradient, ratios[-1] * right, atol=1e-5)
+            norms[i] += float(np.vdot(gradient, gradient))
+        table.add((jax.tree_util.keystr(path, simple=True, separator="/"), "split" if split else "whole"), *ratios)
+        assert np.allclose(ratios, [1, 1, 0.25] if split else [1, 0.25, 0.25], atol=5e-4)
+    whole = sum(float(np.vdot(g, g)) for g in jax.tree.leaves(expected))
+    table.add(("norm over all leaves", ""), *np.sqrt(norms / whole))
+    return table
+
+
+def mesh_row(table, way, kind, data, tensor, compiled):
+    """A whole step of 32 sequences, by the lenses and by the GPU compiler."""
+    flops, parallel = flops_per_token(BILLION) * 32 * BILLION.seq, kind == "side by side"
+    step = ours.tp_transformer_step if way == "rings" else gathers_and_scatters_whole
+
+    def exported(platform):
+        return over_tensor(
+            BILLION, Choice(data, 1, tensor, 1, 1, "none", False), 32, step=step, parallel=parallel, platform=platform
+        )
+
+    found = predict(exported("cpu"), H100, model_flops=flops)
+    time, figures = found.timeline, [math.nan] * 3
+    if compiled:
+        report = compile_for(exported("cuda"), H100)
+        figures = [
+            1e3 * report.replay.seconds,
+            1e3 * sum(report.replay.exposed.values()),
+            report.memory.temporaries / 2**30,
+        ]
+    table.add(
+        (f"{data} x {tensor}", kind, way if tensor > 1 else "-"),
+        1e3 * time.seconds,
+        1e3 * time.exposed_seconds,
+        found.mfu,
+        found.memory.temporaries / 2**30,
+        *figures,
+    )
+
+
+@kept(slow=True)
+def billion() -> dict[str, object]:
+    """About a billion parameters on eight H100 that are not there; ``again`` computes a row anew."""
+    table = meshes()
+    for data, tensor in ((8, 1), (4, 2), (2, 4), (1, 8)):
+        for kind in BLOCKS:
+            for way in ("whole", "rings") if tensor > 1 else ("rings",):
+                mesh_row(table, way, kind, data, tensor, True)
+    for row in table.rows.values():
+        assert (
+            abs(row["compiled: step"] / row.step - 1) < 0.12
+            and abs(row["temporaries there"] / row.temporaries - 1) < 0.11
+        )
+    for kind in BLOCKS:
+        whole = {name: row for name, row in table.rows.items() if kind in name and "rings" not in name}
+        orders = [sorted(whole, key=lambda name, of=of: whole[name][of]) for of in ("step", "compiled: step")]
+        assert orders[0] == orders[1] and orders[0][0][:5] == "4 x 2" and orders[0][-1][:5] == "1 x 8"
+    rings, beside, turn = (
+        table[f"1 x 8, {name}"] for name in ("side by side, rings", "side by side, whole", "in turn, whole")
+    )
+    assert (
+        rings.step < beside.step < 0.85 * turn["compiled: step"] and rings["compiled: step"] > beside["compiled: step"]
+    )
+    sizes = (
+        f"{BILLION.count:,} parameters, {4 * BILLION.count / 2**30:.2f} GiB in float32; 32 sequences of 1,024 tokens"
+    )
+    say(count=f"{BILLION.count / 1e9:.2f}", state=f"{4 * BILLION.count / 2**30:.2f}")
+    return {"sizes": sizes, "billion": table}
+
+
+def meshes():
+    return Table(
+        ("data x tensor", "block", "sends"),
+        "step, ms .1f",
+        "exposed, ms .1f",
+        "MFU .0%",
+        "temporaries, GiB .2f",
+        "compiled: step, ms .1f",
+        "exposed there, ms .1f",
+        "temporaries there, GiB .2f",
+    )
+
+
+def again():
+    """A row of ``billion`` without the compiler."""
+    table = meshes()
+    mesh_row(table, "rings", "side by side", 1, 8, False)
+    return table

@@ -1,0 +1,42 @@
+"""The recorded training run: its card, and its losses beside what a bigram model loses on the same bytes."""
+
+import inspect
+import json
+
+from showing import example, say
+
+from autograder.commands.train import train
+from autograder.proof.trials import LIMIT, STEPS, THREE
+from course.measured.rows import FOLDER
+from course.training.cards import lines
+from course.training.checkpoints import KEPT
+from course.training.loop import Run, baseline
+from course.training.processes import HEARTBEAT_SECONDS
+from course.training.text import TRAINED_SHARE, VOCAB, read_text
+
+
+@example
+def run() -> str:
+    card = json.loads((FOLDER / "cpu.json").read_text())
+    (row,) = card["rows"].values()
+    losses, bigram = [loss for _, loss in row["evaluations"]], row["bigram_loss"]
+    assert f"{bigram:.4f}" == f"{baseline(Run()):.4f}" and losses == sorted(losses, reverse=True)
+    assert losses[-1] < bigram - 0.3
+    assert TRAINED_SHARE == 0.9 and KEPT == 2 and Run().schedule.final == 0.1, "nine tenths, two newest, a tenth"
+    printed = [f"{what:13} {text}" for what, text in lines(card).items()] + [""]
+    sizes = Run().sizes
+    assert any(f"width {sizes.width}, hidden {sizes.hidden}, num_layers {sizes.num_layers}" in line for line in printed)
+    for step, loss in row["evaluations"]:
+        printed.append(
+            f"after step {step:5,}: validation loss {loss:.4f}, {bigram - loss:.4f} below the bigram model's"
+        )
+    say(
+        text=f"{len(read_text()):,}",
+        vocab=VOCAB,
+        heartbeat=HEARTBEAT_SECONDS,
+        steps=STEPS,
+        three=THREE,
+        limit=LIMIT,
+        every=inspect.signature(train).parameters["save_every"].default,
+    )
+    return "\n".join(printed)

@@ -1,0 +1,400 @@
+"""Three axes at once: closed forms on six meshes, when weights are gathered, and the compiler's own partitioning."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from showing import Table, draw, example, holdings, kept, program, realistic, say
+from steps import BILLION, KEY, model_of, shapes_of, tokens, varying
+
+from autograder.chapters.transformer_3d.mutants import gathers_in_every_tick, keeps_everything
+from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, permuted, ticks_of
+from autograder.chapters.transformer_3d.shared import SIZES, part_bytes
+from autograder.contract.task import Case, load
+from course.budget import Sizes, flops_per_token
+from course.layout import Options
+from course.machines import machine
+from course.measured.run import paired
+from course.measured.statistics import bounds
+from course.mesh import abstract_mesh, make_mesh, shard_map_with_specs
+from course.model import full_loss
+from course.predict import predict
+from course.program import costs, export, memory, parse, timeline
+from course.program.compiled import compile_for
+from course.show import timeline_svg
+from course.training import strategy
+from solutions.transformer_3d import forward_3d, init_3d
+
+AXES, MIB, GIB, H100 = ("data", "pipe", "tensor"), 2**20, 2**30, machine("8xH100")
+TASK = load("transformer_3d").task("forward_3d")
+TICKS, ONCE = "gathered in every tick", "gathered once for a repeat"
+WAYS = {TICKS: gathers_in_every_tick, "gathered once, and everything kept": keeps_everything, ONCE: forward_3d}
+
+
+@example
+def numbers() -> Table:
+    """A Transformer of about a billion parameters, 32 sequences; without a pipeline, a repeat for each layer."""
+    columns = (
+        "held, MiB .0f",
+        "whole on data, MiB .1f",
+        "gathered over data, MiB .0f",
+        "permuted, MiB .0f",
+        "over tensor, MiB .0f",
+        "bubble, percent .1f",
+    )
+    table = Table("mesh", *columns)
+    large = {
+        "width": 2048,
+        "hidden": 8192,
+        "num_heads": 16,
+        "num_layers": 16,
+        "vocab": 32_000,
+        "seq": 1024,
+        "max_seq": 1024,
+    }
+    for mesh in ((2, 2, 2), (1, 2, 4), (4, 1, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)):
+        data, pipe, tensor = mesh
+        count, repeats = (4, 2) if pipe > 1 else (1, 16)
+        own = {"min_size": 2**16, "num_microbatches": count, "num_repeats": repeats, "rows": 32 // data // count}
+        case = Case("", dict(zip(AXES, mesh, strict=True)), {**SIZES, **large, **own})
+        held = sum(size for size, _, _ in part_bytes(case))
+        whole = held - parts_over_data(case) if data > 1 else held
+        # 4 gathers or scatters a layer forward, again in the recomputation, and backward.
+        over_tensor = 12 * 16 / pipe * (tensor - 1) / tensor * 4 * 32 // data * 1024 * 2048
+        bubble = 100 * (1 - repeats * count / ticks_of(case)) if pipe > 1 else 0.0
+        sizes = (size / MIB for size in (held, whole, gathered(case), permuted(case), over_tensor))
+        table.add(" x ".join(map(str, mesh)), *sizes, bubble)
+    one, piped = table["8 x 1 x 1"], table["1 x 8 x 1"]
+    assert 1.7 < piped.held / table["2 x 2 x 2"].held < 2.1, "holds twice as much as the others"
+    assert all(table[name]["whole on data"] < 1.1 for name in ("2 x 2 x 2", "8 x 1 x 1", "4 x 1 x 2")), (
+        "next to nothing"
+    )
+    assert one["gathered over data"] / one.held - 7 < 0.01, "D - 1 times what is held"
+    holdings(dict.fromkeys(AXES, 2), numbers_layers=((2, 4), ("pipe", None), ("stage", "its layers")))
+    holdings({"data": 2, "tensor": 2}, numbers_up=((4, 8), (None, ("tensor", "data")), ("width", "hidden")))
+    say(head=f"{32_000 * 2048 / (12 * 2048**2):.1f}", millions=f"{BILLION.count / 1e6:.0f}")
+    return table
+
+
+def located(file):
+    return "transformer_3d" if file.endswith(("solutions/transformer_3d.py", "transformer_3d/mutants.py")) else None
+
+
+def exposed_over_data(module, where):
+    """Milliseconds of a step, and what it takes longer for ``data``."""
+    step = timeline(module, where)
+    return step, 1e3 * step.seconds, 1e3 * (step.seconds - timeline(module, where, free=("data",)).seconds)
+
+
+@example
+def gathers() -> dict[str, object]:
+    case = realistic(TASK)
+    table = Table("", "step, ms .2f", "over data, ms .2f", "sent over data, MiB ,.0f", "temporaries, MiB ,.0f")
+    for name, function in WAYS.items():
+        exported = program(TASK, function, case, located)
+        module = parse(exported)
+        step, *times = exposed_over_data(module, machine(TASK.machine))
+        sent = sum(c.total_bytes for c in costs(module).collectives if c.axes == ("data",))
+        table.add(name, *times, sent / MIB, memory(module, exported).temporaries / MIB)
+        if name in (TICKS, ONCE):
+            draw(f"gathers_{'ticks' if name == TICKS else 'repeats'}", timeline_svg(step))
+    by_axis = ["exposed in the last one, by axis, in ms"]
+    for axes, seconds in sorted(step.exposed.items(), key=lambda item: -item[1]):
+        by_axis += [f"  {axes:14}{1e3 * seconds:6.2f}"] if seconds > 1e-5 else []
+    names = "8xH100", "8xA5000"
+    many = Table(
+        "with 8 microbatches", "8xH100, ms .2f", "over data, ms .2f", "8xA5000, ms .2f", "over data there, ms .2f"
+    )
+    for name in (TICKS, ONCE):
+        module = parse(program(TASK, WAYS[name], realistic(TASK, num_microbatches=8), located))
+        many.add(name, *(x for where in names for x in exposed_over_data(module, machine(where))[1:]))
+    ticks, kept, once = table.rows.values()
+    more, fewer = many.rows.values()
+    assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * kept["sent over data"], "sends twice as much"
+    assert once.step > ticks.step and once.temporaries > ticks.temporaries, "not shorter, and more is held"
+    assert kept.temporaries > 2 * once.temporaries and kept["over data"] < once["over data"]
+    assert more["over data"] > 2.5 * ticks["over data"] and fewer["over data"] < 1.2 * once["over data"], (
+        "hardly at all"
+    )
+    assert more["8xH100"] > 1.05 * fewer["8xH100"]
+    say(times=f"{more['8xA5000'] / fewer['8xA5000']:.2f}")
+    s, of = case.sizes, f"{case.mesh_text}, {case.sizes['num_layers']} layers of width {case.sizes['width']:,}, "
+    of += f"{s['num_repeats']} repeats,\n{s['num_microbatches']} microbatches of {s['seq']} tokens"
+    return {"gathers_of": of, "gathers": table, "by_axis": "\n".join(by_axis), "many": many}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A model, how many sequences a step takes, and below which size a leaf is not split over ``data``."""
+
+    sizes: Sizes
+    least: int
+    sequences: int = 32
+
+
+LARGE, SMALL = Config(BILLION, 2**16), Config(Sizes(layers=16, width=128, heads=8, vocab=1024, seq=64), 2**10)
+# By mesh: repeats and microbatches.
+MESHES = {
+    (2, 2, 2): (4, 4),
+    (1, 2, 4): (4, 4),
+    (4, 1, 2): (8, 2),
+    (8, 1, 1): (8, 1),
+    (1, 8, 1): (2, 16),
+    (1, 1, 8): (8, 2),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A loss with its gradient, as a function of ``params`` and ``batch``, and how these are laid out."""
+
+    function: Callable[[Any, Any], Any]
+    shapes: Any
+    specs: Any
+    rows: P
+    results: Any
+    mesh: dict[str, int]
+
+    def exported(self, config, platform="cpu"):
+        inputs = {"params": self.shapes, "batch": tokens(config.sequences, config.sizes.seq)}
+        specs = {"params": self.specs, "batch": self.rows}
+        return export(
+            self.function,
+            inputs,
+            specs,
+            mesh=self.mesh,
+            out_specs=self.results,
+            roles={"params": "state"},
+            platform=platform,
+        )
+
+
+def stacks_and_specs(config, mesh, repeats):
+    """Shapes of the parameters in stages, and who holds what of them."""
+    found, sizes = [], config.sizes
+    begin = shard_map_with_specs(
+        lambda params: init_3d(params, repeats, config.least, *AXES),
+        abstract_mesh(dict(zip(AXES, mesh, strict=True))),
+        (P(),),
+    )
+
+    def placed(params):
+        parts, specs = begin(params)
+        found.append(specs)
+        return parts
+
+    return jax.eval_shape(placed, shapes_of(model_of(sizes), sizes.heads)), found[0]
+
+
+def ours(config, mesh, mesh_of=abstract_mesh):
+    """By ``forward_3d``; every device gives back its own copy of what it holds."""
+    (repeats, microbatches), sizes = MESHES[mesh], dict(zip(AXES, mesh, strict=True))
+    shapes, specs = stacks_and_specs(config, mesh, repeats)
+    options = Options(num_microbatches=microbatches)
+
+    def local(params, batch):
+        loss, gradients = jax.value_and_grad(forward_3d)(varying(params, AXES), specs, batch, KEY, options, *AXES)
+        return {"loss": lax.pmean(loss, "data"), "gradients": jax.tree.map(lambda leaf: leaf[None], gradients)}
+
+    results = {"loss": P(), "gradients": P(AXES)}
+    mapped = jax.shard_map(local, mesh=mesh_of(sizes), in_specs=(specs, P("data")), out_specs=results)
+    return Step(lambda params, batch: mapped(params, batch), shapes, specs, P("data"), results, sizes)
+
+
+def placed(config, mesh, mesh_of=abstract_mesh):
+    """The single device's loss of the same arrays, told how they are laid out and nothing else.
+
+    Each axis becomes axes of size 2: the compiler's groups may be a part of one, and need a name.
+    """
+    shapes, specs = stacks_and_specs(config, mesh, MESHES[mesh][0])
+    sizes, one = config.sizes, model_of(config.sizes)
+    names = {
+        axis: [f"{axis}{i}" for i in range(size.bit_length() - 1)] or [axis]
+        for axis, size in zip(AXES, mesh, strict=True)
+    }
+
+    def loss_of(params, batch):
+        layers = jax.tree.map(lambda leaf: leaf.reshape(sizes.layers, *leaf.shape[3:]), params["layers"])
+        qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
+        layers["attention"] = {
+            "qkv": {"kernel": qkv.reshape(sizes.layers, sizes.width, -1)},
+            "out": {"kernel": out.reshape(sizes.layers, -1, sizes.width)},
+        }
+        return full_loss(replace(one, layer=jax.checkpoint(one.layer)), {**params, "layers": layers}, batch)
+
+    def step(params, batch):
+        loss, gradients = jax.value_and_grad(loss_of)(params, batch)
+        return {"loss": loss, "gradients": gradients}
+
+    def parted(spec):
+        entries = [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in spec]
+        return P(*[tuple(part for axis in axes for part in names[axis]) or None for axes in entries])
+
+    specs = jax.tree.map(parted, specs, is_leaf=lambda spec: isinstance(spec, P))
+    parts = {part: min(2, size) for axis, size in zip(AXES, mesh, strict=True) for part in names[axis]}
+    return Step(step, shapes, specs, P(tuple(names["data"])), {"loss": P(), "gradients": specs}, parts)
+
+
+def guided(config, mesh, mesh_of=abstract_mesh):
+    """The strategy ``compiler`` of ``meshcraft train``, to which the devices of ``pipe`` are more of ``data``."""
+
+    class Sizes3d(strategy.Sizes):
+        """Those of a model whose vocabulary is not that of bytes."""
+
+        def model(self):
+            return model_of(config.sizes)
+
+    (data, pipe, tensor), s = mesh, config.sizes
+    shape, sizes = {"data": data * pipe, "tensor": tensor}, Sizes3d(s.width, s.inner, s.layers, s.heads, s.seq)
+    made = strategy.compiler(sizes, mesh_of(shape), strategy.Options(remat=True, min_size=config.least))
+
+    def step(params, batch):
+        loss, gradients = made.loss_and_gradients(params, batch)
+        return {"loss": loss, "gradients": gradients}
+
+    return Step(step, sizes.shapes(), made.specs, made.batch_spec, {"loss": P(), "gradients": made.specs}, shape)
+
+
+def compiled(step, config=LARGE):
+    """Step and exposed milliseconds, and GiB of temporaries, of the compiler's schedule."""
+    report = compile_for(step.exported(config, "cuda"), H100, time_limit=3000)
+    return 1e3 * report.replay.seconds, 1e3 * sum(report.replay.exposed.values()), report.memory.temporaries / GIB
+
+
+def runner(make, mesh):
+    """Runs a step of the small model on emulated devices, and returns the seconds that it took."""
+    step, rng = make(SMALL, mesh, make_mesh), np.random.default_rng(0)
+    devices = make_mesh(step.mesh)
+
+    def put(leaf, spec):
+        high = SMALL.sizes.vocab
+        whole = rng.integers(0, high, leaf.shape) if leaf.dtype == np.int32 else 0.02 * rng.normal(size=leaf.shape)
+        return jax.device_put(jnp.asarray(whole, leaf.dtype), NamedSharding(devices, spec))
+
+    batch = jax.tree.map(lambda x: put(x, step.rows), tokens(SMALL.sequences, SMALL.sizes.seq))
+    given = (jax.tree.map(put, step.shapes, step.specs), batch)
+    out = jax.tree.map(lambda spec: NamedSharding(devices, spec), step.results, is_leaf=lambda x: isinstance(x, P))
+    ready = jax.jit(step.function, out_shardings=out).lower(*given).compile()
+
+    def run() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(ready(*given))
+        return time.perf_counter() - start
+
+    return run
+
+
+@kept(slow=True)
+def peers() -> dict[str, object]:
+    """Ours, placed and guided: compiled for 8 H100, and the small model measured in pairs on emulated devices."""
+    table = Table(
+        ("data x pipe x tensor", "step"), "ms .1f", "exposed, ms .1f", "held, GiB .2f", "measured: ours/peer s"
+    )
+    for mesh in MESHES:
+        name = " x ".join(map(str, mesh))
+        for kind, make in {"ours": ours, "placed": placed, "guided": guided}.items():
+            measured, figures = "", compiled(make(LARGE, mesh))
+            if kind != "ours":
+                sample, rng = paired(runner(ours, mesh), runner(make, mesh)), np.random.default_rng(0)
+                sample(rng.random(3) < 0.5)
+                low, ratio, high = np.exp(bounds(sample(rng.random(30) < 0.5), rng))
+                measured = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+            table.add((name, kind), *figures, measured)
+        own, told, led = (table[f"{name}, {kind}"] for kind in ("ours", "placed", "guided"))
+        assert own.ms < told.ms and own.held < told.held, name
+        assert (own.ms < led.ms and own.held < led.held) == (name in ("1 x 2 x 4", "1 x 1 x 8")), name
+    assert table["1 x 8 x 1, placed"].ms / table["1 x 8 x 1, ours"].ms > 5
+    ratios = [row["measured: ours/peer"][:4] for name, row in table.rows.items() if "guided" in name]
+    say(least=min(ratios), most=max(ratios), idle=7, ticks=2 * 16 + 7)
+    sizes = (
+        f"compiled for {H100.name}: {BILLION.count:,} parameters, 32 sequences of {BILLION.seq:,} tokens;\n"
+        f"measured on 8 emulated devices: {SMALL.sizes.count:,} parameters, 32 of {SMALL.sizes.seq}"
+    )
+    return {"peers_sizes": sizes, "peers": table}
+
+
+@kept(slow=True)
+def barrier() -> Table:
+    """One microbatch, so that ticks are no loop: what is computed again, with a barrier around it and without."""
+    table = Table(
+        ("data x pipe x tensor", "barrier"), "liveness, GiB .2f", "compiled, ms .1f", "exposed, ms .1f", "held, GiB .2f"
+    )
+
+    def add(mesh, with_barrier):
+        step = ours(LARGE, mesh)
+        exported = step.exported(LARGE)
+        held = memory(parse(exported), exported).temporaries / GIB
+        table.add((" x ".join(map(str, mesh)), with_barrier), held, *compiled(step))
+
+    with patch.dict(MESHES, {(4, 1, 2): (16, 1)}):
+        add((4, 1, 2), "yes")
+        add((8, 1, 1), "yes")
+        with patch.object(lax, "optimization_barrier", lambda operand: operand):
+            add((4, 1, 2), "no")
+    return table
+
+
+def fsdp_table():
+    return Table(
+        ("data x pipe x tensor", "fsdp"),
+        "predicted: ms .1f",
+        "exposed, ms .1f",
+        "MFU .0%",
+        "parts, GiB .2f",
+        "held, GiB .2f",
+        "compiled: ms .1f",
+        "exposed there, ms .1f",
+        "held there, GiB .2f",
+    )
+
+
+def fsdp_row(table, mesh, fsdp, by_compiler):
+    """A mesh, its leaves split over ``data`` or whole there."""
+    config = LARGE if fsdp else replace(LARGE, least=10**12)
+    step, flops = ours(config, mesh), flops_per_token(BILLION) * 32 * BILLION.seq
+    exported = step.exported(config)
+    found = predict(exported, H100, model_flops=flops)
+    held = sum(leaf.local_bytes(step.mesh) for leaf in exported.inputs if leaf.role == "state")
+    figures = compiled(step, config) if by_compiler else [math.nan] * 3
+    table.add(
+        (" x ".join(map(str, mesh)), "on" if fsdp else "off"),
+        1e3 * found.timeline.seconds,
+        1e3 * found.timeline.exposed_seconds,
+        found.mfu,
+        held / GIB,
+        found.memory.temporaries / GIB,
+        *figures,
+    )
+
+
+@kept(slow=True)
+def billion() -> dict[str, object]:
+    """Two meshes, with FSDP and without; ``again`` computes a row anew."""
+    table = fsdp_table()
+    for mesh, part in (((2, 2, 2), 2), ((4, 1, 2), 4)):
+        for fsdp in (True, False):
+            fsdp_row(table, mesh, fsdp, True)
+        on, off = list(table.rows.values())[-2:]
+        assert abs(off.parts / on.parts - part) < 0.05 * part, "halves, and quarters"
+        assert on["predicted: ms"] < off["predicted: ms"] and on["compiled: ms"] < off["compiled: ms"]
+        assert on.held < off.held and on["held there"] > off["held there"]
+        assert all(abs(row["predicted: ms"] / row["compiled: ms"] - 1) < 0.04 for row in (on, off))
+    size = 4 * BILLION.count / GIB
+    sizes = f"{BILLION.count:,} parameters, {size:.2f} GiB in float32; 32 sequences of {BILLION.seq:,} tokens"
+    return {"billion_sizes": sizes, "billion": table}
+
+
+def again():
+    """A row of ``billion`` without the compiler."""
+    table = fsdp_table()
+    fsdp_row(table, (2, 2, 2), True, False)
+    return table

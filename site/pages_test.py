@@ -1,0 +1,67 @@
+"""Pages name files, functions, commands and options that exist."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from autograder.commands.train import train
+from autograder.contract import answer_facts, answers, facts, limits
+from autograder.learner.strategies import CHAPTERS as STRATEGIES
+from autograder.learner.strategies import NAMES, default
+from course.curriculum import CHAPTERS
+
+ROOT = Path(__file__).parent.parent
+GUIDE, TRAINING = ((ROOT / "site" / "pages" / f"{name}.md").read_text() for name in ("contributing", "training"))
+
+
+@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+def test_every_file_of_a_chapter_is_where_the_guide_says(chapter):
+    named = set(
+        re.findall(r"`((?:course|solutions|exercises|autograder|site)/[\w/]*\.(?:py|ipynb|json|md|yml))`", GUIDE)
+    )
+    assert len(named) > 12
+    assert all((ROOT / path.replace("CHAPTER", chapter)).is_file() for path in named)
+
+
+@pytest.mark.parametrize("module", [facts, limits])
+def test_every_fact_that_the_guide_names_exists(module):
+    table = GUIDE.split(f"| in `{module.__name__}`")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(names) > 4 and all(callable(getattr(module, name, None)) for name in names)
+
+
+@pytest.mark.parametrize("module", [answers, answer_facts])
+def test_every_helper_for_answers_that_the_guide_names_exists(module):
+    names = re.findall(rf"`{module.__name__.rpartition('.')[2]}\.(\w+)`", GUIDE)
+    assert names and all(callable(getattr(module, name)) for name in names)
+
+
+def test_commands_that_the_guide_types_are_the_makefiles():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = set(re.findall(r"(?:`|^)make ([\w-]+)", GUIDE, re.M))
+    assert len(named) >= 6 and named <= targets
+
+
+def test_options_of_training_exist():
+    known = {"--" + name.replace("_", "-") for name in inspect.signature(train).parameters} | {"--json", "--signal"}
+    known |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--time"}  # SLURM's
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TRAINING)) - {"--"} <= known
+
+
+def test_strategies_of_training_are_those_that_there_are():
+    assert re.findall(r"^\| `(\w+)` \| (?:`|$)", TRAINING, re.M) == list(NAMES)
+    for name, made in STRATEGIES.items():
+        (row,) = re.findall(rf"^\| `{name}` .*$", TRAINING, re.M)
+        assert all(f"`{function}`" in row for function in made.functions)
+    assert default({"pipe": 2}) == "transformer_3d" and default({}) == "compiler"
+
+
+def test_the_budget_in_the_notebook_of_pipelines_is_the_closed_form():
+    from autograder.chapters.pipeline.step import PIPELINE_TRAIN_STEP, most_bytes
+
+    assert PIPELINE_TRAIN_STEP.analysed
+    most = most_bytes(PIPELINE_TRAIN_STEP.analysed[0]) / 2**20
+    assert f"at most {most:.0f} MiB of temporaries" in (ROOT / "solutions" / "pipeline.py").read_text()
