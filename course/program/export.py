@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -159,15 +160,11 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
                 for block in region.blocks:
                     for argument in block.arguments:
                         argument.set_location(unknown)
-        data = mlir.serialize_portable_artifact(module, _version_of(exported), use_mixed_serialization=True)
-    return exported.__class__(**{**_fields(exported), "mlir_module_serialized": data, "fun_name": "program"})
+        data = mlir.serialize_portable_artifact(module, stablehlo_version(exported), use_mixed_serialization=True)
+    return replace(exported, mlir_module_serialized=data, fun_name="program")
 
 
-def _fields(exported: jax_export.Exported) -> dict[str, Any]:
-    return {name: getattr(exported, name) for name in exported.__dataclass_fields__}
-
-
-def _version_of(exported: jax_export.Exported) -> str:
+def stablehlo_version(exported: jax_export.Exported) -> str:
     """The StableHLO version that the artefact was written for: ``StableHLO_v1.2.3`` stands near its start."""
     found = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])
     if not found:

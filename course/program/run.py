@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from course.program.audit import audit, audited
+from course.program.audit import audit
 from course.program.ir import Module
 from course.program.program import Leaf, Program, ProgramError
 from course.program.witness import Witness, instrument
@@ -69,7 +69,7 @@ def work_of(program: Program) -> str:
     Raises:
         ProgramError: The audit's.
     """
-    text = audited(program).module.operation.get_asm(enable_debug_info=False)
+    text = audit(program).module.operation.get_asm(enable_debug_info=False)
     return hashlib.sha256(replace(program, artefact=text.encode()).serialise()).hexdigest()
 
 
@@ -86,7 +86,7 @@ def compile_program(program: Program, mesh: Mesh, module: Module | None = None) 
     """
     if dict(mesh.shape) != program.mesh:
         raise ProgramError(f"the Program is for mesh {program.mesh} and was given {dict(mesh.shape)}")
-    exported = audit(program, mesh)
+    exported = audit(program).exported
     witness = instrument(program, module) if module else None
     if witness:
         exported = witness.exported

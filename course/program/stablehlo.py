@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax.extend.mlir import ir
 
-from course.program.audit import audited, readable
+from course.program.audit import audit, readable
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
 from course.program.rules import MAX_DEPTH, MAX_OPS, called, source_line
@@ -35,7 +35,7 @@ def parse(program: Program, *, data_branches: bool = False) -> Module:
     Raises:
         ProgramError: An op that the lenses do not know, or work that is not inside ``shard_map``.
     """
-    module = audited(program).module
+    module = audit(program).module
     with module.context, readable():
         main = _Reader(module, program).read()
     add_in_place(main)

@@ -1,7 +1,6 @@
 """Programs of one device from StableHLO text, computed by XLA and by the evaluator: for tests."""
 
 import dataclasses
-import re
 from contextlib import contextmanager
 
 import jax
@@ -14,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import make_mesh
 from course.program import compile_program, export, parse
+from course.program.export import stablehlo_version
 from course.program.integers import DTYPES, evaluate
 
 NAMES = {"i1": "bool", **{name: np.dtype(kind).name for name, kind in DTYPES.items() if name != "i1"}}
@@ -44,7 +44,7 @@ def program_of(body, inputs, outputs):
     arguments = ", ".join(f"%x{i}: {tensor(*kind)}" for i, kind in enumerate(inputs))
     results, names = ", ".join(tensor(*kind) for kind in outputs), ", ".join(f"%y{i}" for i in range(len(outputs)))
     text = f"func.func public @main({arguments}) -> ({results}) {{\n{body}\nreturn {names} : {results}\n}}"
-    version = re.findall(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])[0].decode()
+    version = stablehlo_version(exported)
     with make_ir_context():
         module = ir.Module.parse(f"module attributes {{mhlo.num_partitions = 1 : i32}} {{\n{text}\n}}")
         data = mlir.serialize_portable_artifact(module, version, use_mixed_serialization=True)

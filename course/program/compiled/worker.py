@@ -49,7 +49,7 @@ def _compile(program: Program, request: dict[str, Any]) -> jax.stages.Compiled:
         platform="cuda", target_config=request["target_config"], topology=f"1x1x{program.num_devices}"
     )
     mesh = Mesh(np.array(topology.devices).reshape(tuple(program.mesh.values())), tuple(program.mesh))
-    exported = audit(program, mesh)
+    exported = audit(program).exported
     structs = [
         jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
         for leaf in program.inputs
