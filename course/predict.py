@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from course.machine import Machine
@@ -165,10 +166,10 @@ class Prediction:
             "model_flops": self.model_flops,
             "mfu": self.mfu,
             "memory_peak_bytes": self.memory.peak,
-            "costs": self.costs.to_json(),
-            "memory": self.memory.to_json(),
+            "costs": msgspec.to_builtins(self.costs),
+            "memory": msgspec.to_builtins(self.memory),
             "timeline": self.timeline.to_json(),
-            "lines": [asdict(line) for line in self.lines()],
+            "lines": msgspec.to_builtins(self.lines()),
             "compiled": compiled,
             "compiled_reason": self.compiled_reason,
             "remarks": self.remarks,

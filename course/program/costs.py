@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -89,14 +89,6 @@ class Costs:
     lines: dict[str, str] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Costs:
-        collectives = [{**c, "axes": tuple(c["axes"]), "shape": tuple(c["shape"])} for c in data["collectives"]]
-        return cls(**{**data, "collectives": tuple(Collective(**c) for c in collectives)})
 
 
 def costs(module: Module) -> Costs:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from jax import lax
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.machines import machine
 from course.mesh import make_mesh
-from course.program import ProgramError, compile_program, costs, export, memory, parse
+from course.program import Collective, ProgramError, compile_program, costs, export, memory, parse
 from course.program.program_test import F32, program_of, struct
 
 
@@ -57,7 +58,7 @@ def test_a_permute_says_how_far_along_its_axis_it_sends(pairs, shift):
         program = ring_program(lambda x: lax.ppermute(x, "data", pairs), P("data"), mesh)
         (found,) = costs(parse(program)).collectives
         assert (found.kind, found.axes, found.shift) == ("collective_permute", ("data",), shift)
-        assert costs(parse(program)).from_json(costs(parse(program)).to_json()).collectives == (found,)
+        assert msgspec.json.decode(msgspec.json.encode(found), type=Collective) == found
     (other,) = costs(parse(ring_program(lambda x: lax.psum(x, "data"), P(), {"data": 4}))).collectives
     assert other.shift is None
 

@@ -18,8 +18,7 @@ The rules, all of them; which results have no buffer of their own is said in ``f
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from course.program.fusion import Unwritten, captured, last_uses, unwritten
 from course.program.ir import COLLECTIVES, ELEMENTWISE, Block, Module, Op, Value
@@ -72,22 +71,10 @@ class Memory:
     def peak(self) -> int:
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Memory:
-        alive = tuple(map(_alive, data["alive"]))
-        return cls(**{**data, "alive": alive, "largest": _alive(data["largest"]) if data["largest"] else None})
-
 
 def _numbers(shape: tuple[int, ...], size: int) -> int:
     """Elements, of which one that is larger than a float32 counts as several: a complex number, two packed in one."""
     return max(math.prod(shape), size // 4)
-
-
-def _alive(data: dict[str, Any]) -> Alive:
-    return Alive(**{**data, "shape": tuple(data["shape"])})
 
 
 @dataclass(eq=False, slots=True)

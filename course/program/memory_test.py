@@ -1,12 +1,12 @@
 """What lives on a device: liveness against closed forms, against the CPU compiler, and against published peaks."""
 
-import json
 import os
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -174,8 +174,8 @@ def test_same_program_has_the_same_memory_twice_and_in_other_processes(tmp_path)
     file = tmp_path / "program"
     file.write_bytes(program.serialise())
     code = (
-        "import json, sys; from course.program import Program, memory, parse;"
-        "p = Program.load(open(sys.argv[1], 'rb').read()); print(json.dumps(memory(parse(p), p).to_json()))"
+        "import msgspec, sys; from course.program import Program, memory, parse;"
+        "p = Program.load(open(sys.argv[1], 'rb').read()); print(msgspec.json.encode(memory(parse(p), p)).decode())"
     )
     for seed in ("1", "2"):
         run = subprocess.run(
@@ -185,7 +185,7 @@ def test_same_program_has_the_same_memory_twice_and_in_other_processes(tmp_path)
             check=True,
             text=True,
         )
-        assert json.loads(run.stdout) == json.loads(json.dumps(first.to_json()))
+        assert msgspec.json.decode(run.stdout, type=type(first)) == first
 
 
 def test_peaks_are_within_ten_percent_of_those_published_for_one_a5000():

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from autograder.contract.task import Case, Evidence, Task, Variant, load, named, references
@@ -207,8 +208,8 @@ def _analyse(
     leaves = (program.inputs, program.outputs)
     found = []
     for order in answer["orders"]:
-        looked = {}, {}, costs, Memory.from_json(order["memory"]), line, answer["difference"]
-        time = Timeline.from_json(order["timeline"])
+        looked = {}, {}, costs, msgspec.convert(order["memory"], Memory), line, answer["difference"]
+        time = msgspec.convert(order["timeline"], Timeline)
         evidence = Evidence(plan.analysed, *leaves, *looked, time, spent=order["spent"])
         found.append((evidence, _picture(order["picture"])))
     return found
@@ -229,7 +230,7 @@ def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
         raise Stopped(LIMIT_EXCEEDED, str(answer["exceeded"])[:2000])
     if "refused" in answer:
         raise ProgramError(str(answer["refused"])[:2000])
-    return Costs.from_json(answer["costs"]), Memory.from_json(answer["memory"])
+    return msgspec.convert(answer["costs"], Costs), msgspec.convert(answer["memory"], Memory)
 
 
 def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,8 +12,7 @@ The rules, all of them; ``kernels`` has those of a single kernel and ``network``
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from course.machine import Machine
 from course.program.compiled.collectives import as_op, done_of, transfer
@@ -45,15 +44,6 @@ class Replay:
     matmul: float
     exposed: dict[str, float]
     bars: tuple[Bar, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        found = asdict(replace(self, bars=()))
-        del found["bars"]
-        return found
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Replay:
-        return cls(**data)
 
 
 def replay(schedule: Schedule, mesh: dict[str, int], machine: Machine, *, bars: bool = False) -> Replay:

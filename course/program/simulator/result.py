@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from course.machine import Machine
 from course.program.ir import Module
@@ -128,14 +130,10 @@ class Timeline:
         return model_flops / (self.seconds * devices * peak)
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(replace(self, bars=()))  # thousands, each of which would be copied
+        """Everything but the bars; ``msgspec.convert`` reads it back."""
+        found = msgspec.to_builtins(replace(self, bars=()))  # thousands
         del found["bars"]
         return found
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Timeline:
-        devices = tuple(DeviceTime(**{**d, "members": tuple(d["members"])}) for d in data["devices"])
-        return cls(**{**data, "devices": devices, "critical": tuple(Piece(**p) for p in data["critical"])})
 
 
 def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> Timeline:

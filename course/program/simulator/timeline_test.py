@@ -284,7 +284,7 @@ def test_too_many_devices_for_the_machine_is_an_error_that_says_so():
 
 
 SCRIPT = """
-import json, course
+import json, course, msgspec
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from course.machines import machine
@@ -300,8 +300,8 @@ def local(x):
 program = program_of(local, {"x": struct(8, 16)}, {"x": P("data", "pipe")}, P("data", "pipe"), {"data": 2, "pipe": 4})
 found = timeline(parse(program), machine("8xA5000"))
 module = parse(program)
-print(json.dumps([found.to_json(), [str(b) for b in found.bars], costs(module).to_json(),
-                  memory(module, program).to_json()], sort_keys=True))
+print(json.dumps([found.to_json(), [str(b) for b in found.bars], msgspec.to_builtins(costs(module)),
+                  msgspec.to_builtins(memory(module, program))], sort_keys=True))
 """
 
 
