@@ -6,9 +6,10 @@ Text and lines take the colour of what surrounds them, so a picture reads on lig
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from course.show.quantities import seconds_text
 
@@ -52,20 +53,25 @@ class Row:
     marks: tuple[Mark, ...]
 
 
-def merged(marks: Sequence[Mark], least: float) -> list[Mark]:
-    """The same marks; those shorter than ``least`` seconds that stand close together are one."""
-    found: list[Mark] = []
-    group: list[Mark] = []
-    for mark in marks:
-        narrow = mark.end - mark.start < least
-        if group and (not narrow or mark.end - group[0].start > 2 * least or mark.start - group[-1].end > least):
-            found.append(_as_one(group))
+def close_together(items: Sequence[Any], least: float) -> Iterator[list[Any]]:
+    """Groups of what has a ``start`` and an ``end``: those shorter than ``least`` seconds beside each other are one."""
+    group: list[Any] = []
+    for item in items:
+        narrow = item.end - item.start < least
+        if group and (not narrow or item.end - group[0].start > 2 * least or item.start - group[-1].end > least):
+            yield group
             group = []
         if narrow:
-            group.append(mark)
+            group.append(item)
         else:
-            found.append(mark)
-    return [*found, _as_one(group)] if group else found
+            yield [item]
+    if group:
+        yield group
+
+
+def merged(marks: Sequence[Mark], least: float) -> list[Mark]:
+    """The same marks; those shorter than ``least`` seconds that stand close together are one."""
+    return [_as_one(group) for group in close_together(marks, least)]
 
 
 def _as_one(group: list[Mark]) -> Mark:

@@ -1,6 +1,7 @@
 """The timeline: its rules one by one, on a machine whose figures make every time a round number."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from course.machine import Link, Machine
 from course.machines import machine
 from course.program import ProgramError, parse, timeline
-from course.program.program_test import F32, program_of, struct
+from course.program.program_test import program_of, struct
 from course.program.simulator.simulation import MAX_STEPS, simulate
 from course.validation.programs import Sizes3D, gather_matmul, pipeline, three_d_step
 
@@ -41,7 +42,7 @@ def square(x):
 PRODUCT = 128.0
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [2, 8])
 @pytest.mark.parametrize(
     ("collective", "out", "steps", "sent"),
     [
@@ -254,28 +255,6 @@ def test_elementwise_chains_are_one_kernel_charged_its_memory_traffic():
     assert chain.seconds == 3 * 64
 
 
-def test_a_matmul_written_as_multiply_and_sum_costs_what_the_vector_units_take():
-    machine = Machine("vector", "device", 8, {"f32": 100.0}, 1.0, 1e9, 1e30, (Link("link", 8, 1.0, 0.0),))
-    inputs, specs = {"x": struct(32, 4)}, {"x": P("data")}
-    plain = look(square, inputs, specs, machine=machine)
-    written_out = look(lambda x: jnp.sum(x[:, :, None] * x[None, :, :], axis=1), inputs, specs, machine=machine)
-    assert plain.seconds == pytest.approx(PRODUCT / 100)
-    assert written_out.seconds == pytest.approx(PRODUCT)
-
-
-def test_a_permute_that_only_the_end_waits_for_still_counts():
-    def local(x):
-        return square(x), lax.ppermute(x, "data", RING)
-
-    found = look(lambda x: jnp.concatenate(local(x), axis=1), {"x": struct(32, 4)}, {"x": P("data")})
-    assert found.seconds == pytest.approx(164)
-
-
-def test_lower_precision_is_priced_at_its_own_peak():
-    half = look(lambda x: square(x.astype(jnp.bfloat16)).astype(F32), {"x": struct(32, 4)}, {"x": P("data")})
-    assert half.seconds == pytest.approx(PRODUCT / 2)
-
-
 def test_too_many_devices_for_the_machine_is_an_error_that_says_so():
     program = program_of(square, {"x": struct(32, 4)}, {"x": P("data")}, P("data"))
     small = Machine("one", "device", 1, {"f32": 1.0}, 1.0, 1.0, 1.0, (Link("link", 1, 1.0, 0.0),))
@@ -306,6 +285,10 @@ print(json.dumps([found.to_json(), [str(b) for b in found.bars], msgspec.to_buil
 
 
 def test_the_same_program_gives_the_same_result_byte_for_byte_in_two_processes():
-    runs = [subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True).stdout for _ in range(2)]
+    runs = []
+    for seed in "12":
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=True)
+        runs.append(run.stdout)
     assert runs[0] == runs[1]
     assert json.loads(runs[0])[0]["seconds"] > 0
