@@ -2,7 +2,7 @@
 
 from course.show.pictures import memory_svg, side_by_side, timeline_svg
 from course.show.schedules import schedule_svg
-from course.show.shardings import Holdings, holdings_svg, holdings_table, sharding_svg, who_holds
+from course.show.shardings import Holdings, holdings_svg, holdings_table, who_holds
 
 __all__ = [
     "Holdings",
@@ -10,7 +10,6 @@ __all__ = [
     "holdings_table",
     "memory_svg",
     "schedule_svg",
-    "sharding_svg",
     "side_by_side",
     "timeline_svg",
     "who_holds",

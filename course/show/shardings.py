@@ -78,14 +78,6 @@ def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_s
     return Holdings(tuple(array.shape), spec, mesh, title, tuple(labels), show_spec)
 
 
-def sharding_svg(
-    array: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False, file: bool = False
-) -> str:
-    """The picture of a ``jax.Array`` with a ``NamedSharding``; arguments as for ``holdings_svg``."""
-    held = who_holds(array)
-    return holdings_svg(held.shape, held.spec, held.mesh, title=title, labels=labels, show_spec=show_spec, file=file)
-
-
 def holdings_table(shape: Sequence[int], spec: Any, mesh: Any) -> str:
     """The same as text: a line for each device, with its place in the mesh and the indices of what it holds."""
     found = layout(shape, spec, mesh)
