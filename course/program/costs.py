@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -14,8 +13,8 @@ import numpy as np
 
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
 from course.program.evaluate import executed, follow
-from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, walk
-from course.program.precision import Special, precise, special
+from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, dims_of, walk
+from course.program.precision import Special, precision_sensitive, special
 from course.program.program import ProgramError
 
 MAX_COLLECTIVES = 1_000_000
@@ -162,12 +161,9 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
         total.flops += count * found.flops
         total.elementwise += count * found.elementwise
         total.touched += count * found.touched
-        for kind, products in found.products.items():
-            total.products[kind] += count * products
-        for kind, often in found.precise.items():
-            total.precise[kind] += count * often
-        for kind, elements in found.taken.items():
-            total.taken[kind] += count * elements
+        for name in ("products", "precise", "taken"):
+            for kind, often in getattr(found, name).items():
+                getattr(total, name)[kind] += count * often
         total.lines = found.lines | total.lines
         for collective in found.collectives:
             sent[collective] += count
@@ -225,7 +221,7 @@ def _of_block(block: Block, mesh: dict[str, int], device: int, known: Special) -
         if dtypes := known.by_hand.get(op):
             found.products[dtypes] += 1
             _note_line(found.lines, dtypes, op)
-        if kind := precise(op, known):
+        if kind := precision_sensitive(op, known):
             found.precise[kind] += 1
             found.taken[kind] += op.results[0].elements
             _note_line(found.lines, kind, op)
@@ -257,8 +253,7 @@ def elementwise_operations(op: Op) -> int:
 
 def dot_flops(op: Op) -> float:
     """``2 x (elements of the result) x (contracted elements)``, and four times that for complex numbers."""
-    dims = re.search(r"lhs_contracting_dimensions = \[([\d, ]*)\]", op.attributes["dot_dimension_numbers"])
-    contracted = [int(dim) for dim in dims[1].split(",") if dim.strip()] if dims else []
+    contracted = dims_of(op.attributes["dot_dimension_numbers"], "lhs_contracting_dimensions")
     each = 8.0 if "complex" in op.results[0].dtype else 2.0
     return each * op.results[0].elements * math.prod(op.operands[0].shape[dim] for dim in contracted)
 

@@ -21,7 +21,7 @@ _READS_ON_THE_FLY = _FUSED | {"reduce"}
 
 
 @dataclass(frozen=True)
-class Unwritten:
+class ElidedBuffers:
     """Results without a buffer of their own.
 
     Attributes:
@@ -39,19 +39,14 @@ class Unwritten:
         return value
 
 
-def fused_values(block: Block) -> set[Value]:
-    """Results that are never written to memory, in this block and those inside it."""
-    return unwritten(block).fused
-
-
-def unwritten(block: Block) -> Unwritten:
+def elided_buffers(block: Block) -> ElidedBuffers:
     """Results of this block, and of those inside it, that need no buffer."""
-    found = Unwritten()
+    found = ElidedBuffers()
     _find(block, found)
     return found
 
 
-def _find(block: Block, found: Unwritten) -> None:
+def _find(block: Block, found: ElidedBuffers) -> None:
     uses: dict[Value, list[Op]] = {}
     pinned, for_matmuls = set(block.returns), set()
     for op in block.ops:
@@ -78,7 +73,7 @@ def _find(block: Block, found: Unwritten) -> None:
             found.fused.add(result)
 
 
-def _on_the_fly(result: Value, readers: list[Op], found: Unwritten) -> bool:
+def _on_the_fly(result: Value, readers: list[Op], found: ElidedBuffers) -> bool:
     """Whether every reader can compute ``result`` itself. Through a view, it is the view's readers that count."""
     return all(
         reader.results[0] in found.fused
@@ -121,7 +116,7 @@ def captured(block: Block) -> set[Value]:
     return found | {value for value in block.returns if value not in own}
 
 
-def last_uses(block: Block, free: Unwritten) -> dict[Value, float]:
+def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
     """The index of the last op of the block that reads a value's bytes, infinite for bytes that the block returns.
 
     Reading an alias, or something fused that is computed from a value, reads the value.

@@ -1,4 +1,4 @@
-"""The Program: what a jitted step compiles to, as a few KB that every lens looks at."""
+"""The Program: what a jitted step compiles to, as a few KB that every analysis looks at."""
 
 from __future__ import annotations
 

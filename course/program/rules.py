@@ -1,7 +1,7 @@
-"""What a Program's module may consist of: rules that are checked before any lens or compiler sees it.
+"""What a Program's module may consist of: rules that are checked before any analysis or compiler sees it.
 
-Lists say what is allowed, and everything else is refused by name: a compiler reads more into a module than a lens can,
-such as attributes that change how an operation is compiled, and falls over on what nobody writes.
+Lists say what is allowed, and everything else is refused by name: a compiler reads more into a module than an analysis
+can, such as attributes that change how an operation is compiled, and falls over on what nobody writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_OPS = 200_000
 MAX_DEPTH = 200
 MAX_RANK = 32
 MAX_CONSTANT_BYTES = 2**20
-# Operations of the function that a reduction applies to each element, and of one that no lens charges: a sort's, say.
+# Operations of the function that a reduction applies to each element, and of one that costs nothing: a sort's, say.
 MAX_APPLIED = 1000
 MAX_UNCHARGED = 64
 CUSTOM_CALLS: set[str] = set()

@@ -13,13 +13,12 @@ The rules, all of them:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from course.program.ir import Block, Op, Value
+from course.program.ir import Block, Op, Value, dims_of
 
 # Attributes that grow with arrays; every other is the same at both sizes.
 GROWING = {
@@ -126,7 +125,7 @@ def _reduce(ours: Op, theirs: Op) -> str:
 def _product(ours: Op, theirs: Op, from_inputs: set[Value]) -> str:
     numbers = theirs.attributes["dot_dimension_numbers"]
     for side, before, now in zip(("lhs", "rhs"), ours.operands, theirs.operands, strict=True):
-        contracted = listed(numbers, f"{side}_contracting_dimensions")
+        contracted = dims_of(numbers, f"{side}_contracting_dimensions")
         if any((before.shape[dim] == 1) != (now.shape[dim] == 1) for dim in contracted):
             return _ONE
     for made, before, now in zip(theirs.operands, ours.operands[::-1], theirs.operands[::-1], strict=True):
@@ -142,14 +141,8 @@ def _product(ours: Op, theirs: Op, from_inputs: set[Value]) -> str:
 def _contracted_alone(operand: Value, op: Op) -> bool:
     """Whether a product sums over all of an operand, as a product with a vector of ones does."""
     numbers, side = op.attributes["dot_dimension_numbers"], "lhs" if operand is op.operands[0] else "rhs"
-    gone = {dim for what in ("contracting", "batching") for dim in listed(numbers, f"{side}_{what}_dimensions")}
+    gone = {dim for what in ("contracting", "batching") for dim in dims_of(numbers, f"{side}_{what}_dimensions")}
     return all(size == 1 for dim, size in enumerate(operand.shape) if dim not in gone)
-
-
-def listed(numbers: str, name: str) -> list[int]:
-    """The dims that an attribute of dimension numbers lists under a name."""
-    found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
-    return [int(dim) for dim in found[1].split(",") if dim.strip()] if found else []
 
 
 def _places(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float) -> str:

@@ -1,6 +1,6 @@
 """Reading StableHLO: calls inlined, dead code removed, every op with its source line, all of it inside ``shard_map``.
 
-An op that no lens can price is refused here, by name and line, and so is what crosses the edge of ``shard_map`` in
+An op that no analysis can price is refused here, by name and line, and so is what crosses the edge of ``shard_map`` in
 another form than the signature says.
 """
 
@@ -29,11 +29,11 @@ def parse(program: Program, *, data_branches: bool = False) -> Module:
 
     Args:
         program: The Program.
-        data_branches: Whether a branch may depend on data. The lenses then take the side that computes more, and no
+        data_branches: Whether a branch may depend on data. The analyses then take the side that computes more, and no
             side may hold a collective. Otherwise they refuse the Program.
 
     Raises:
-        ProgramError: An op that the lenses do not know, or work that is not inside ``shard_map``.
+        ProgramError: An op that the analyses do not know, or work that is not inside ``shard_map``.
     """
     module = audit(program).module
     with module.context, readable():
@@ -223,10 +223,10 @@ def _check_groups(op: Any, kind: str, line: str) -> None:
 
 
 def _attributes(op: Any) -> dict[str, Any]:
-    """The attributes that lenses read, as Python values."""
+    """The attributes that analyses read, as Python values."""
     found: dict[str, Any] = {}
     if op.name == "stablehlo.constant" and "complex<" in str(op.results[0].type):
-        return {}  # MLIR's Python cannot read them, and no lens needs to
+        return {}  # MLIR's Python cannot read them, and no analysis needs to
     for name, attribute in op.attributes.items():
         if name == "value":
             kind = ir.RankedTensorType(op.results[0].type)

@@ -1,6 +1,6 @@
 """Whether two Programs are the same program at different sizes.
 
-The small one is run and its values are checked; the large one is only looked at. What the lenses say of it counts
+The small one is run and its values are checked; the large one is only looked at. What the analyses say of it counts
 because it is the same program: operation for operation, on arrays that scale. ``scaling`` says how each may change.
 """
 
@@ -19,7 +19,7 @@ class _Differs(Exception):
     """The two programs part; the message says where and how."""
 
 
-def difference(small: Module, large: Module, *, scaled: bool = True) -> str:
+def structural_mismatch(small: Module, large: Module, *, scaled: bool = True) -> str:
     """Where two sizes of one program part; empty if nowhere.
 
     The ops must be the same in the same order, with the same attributes up to sizes, read each other's results in the

@@ -1,4 +1,4 @@
-"""The witness: what an executed Program really decided, compared with what every lens assumed.
+"""The witness: what an executed Program really decided, compared with what every analysis assumed.
 
 Costs, memory and timeline believe ``evaluate``. Here the Program gets a twin that computes the same and returns, for
 each device, one number a loop or branch: a hash of all that it decided, in order. Executed blocks nest, so the orders
@@ -7,7 +7,7 @@ same order. Counts alone would not do, since a timeline depends on which trip ta
 polynomial at a secret point, so that nobody can look for two programs with the same one.
 
 A loop that counts from one constant to another by ones is not watched: its trips are known without an evaluator, and
-no compiler takes others. Nor is what no result depends on, which compilers remove and lenses do not count.
+no compiler takes others. Nor is what no result depends on, which compilers remove and analyses do not count.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Witness:
 
     Attributes:
         exported: The twin, with one more result: ``[devices, loops and branches]``.
-        module: What the lenses look at.
+        module: What the analyses look at.
         watched: The loops and branches, in program order; a column of the result each.
         point: Where the hash is evaluated.
     """
@@ -54,7 +54,7 @@ class Witness:
     point: int
 
     def check(self, seen: np.ndarray) -> None:
-        """Compare what the devices decided with what the lenses assumed.
+        """Compare what the devices decided with what the analyses assumed.
 
         Raises:
             ProgramError: They differ; the message names the line of the first loop or branch that does.
@@ -70,7 +70,7 @@ class Witness:
                     raise _otherwise(op, f"on device {device}")
 
     def _assumed(self, decisions: tuple[int, ...]) -> list[int]:
-        """The hashes of what the lenses assume that a device decides."""
+        """The hashes of what the analyses assume that a device decides."""
         found = dict.fromkeys(self.watched, 0)
         for op, choice in taken(self.module.main, iter(decisions)):
             if op in found:

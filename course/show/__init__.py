@@ -1,4 +1,4 @@
-"""Pictures and tables of what the lenses see, for notebooks, pages and terminals."""
+"""Pictures and tables of what the analyses see, for notebooks, pages and terminals."""
 
 from course.show.pictures import memory_svg, side_by_side, timeline_svg
 from course.show.schedules import schedule_svg

@@ -30,10 +30,10 @@ from course.program import (
     ProgramError,
     compile_program,
     costs,
-    difference,
     form,
     memory,
     parse,
+    structural_mismatch,
     timeline,
     timelines,
     work_of,
@@ -57,9 +57,9 @@ class Executor:
         looked: dict[str, Any] = msgspec.to_builtins({"costs": costs(module), "memory": memory(module, program)})
         if header["do"] == "analyse":
             small, *stretched = (parse(Program.load(blob), data_branches=branches) for blob in blobs[1:])
-            found = difference(small, module)
+            found = structural_mismatch(small, module)
             for other in stretched:
-                found = found or difference(other, module, scaled=False)
+                found = found or structural_mismatch(other, module, scaled=False)
             about = {"difference": found, "orders": _orders(module, program, header)}
             return {**looked, **about}, []
         if header.get("form"):

@@ -5,7 +5,7 @@ The rules, all of them; ``kernels`` has those of a single kernel and ``network``
 - Kernels run one after another in the schedule's order.
 - A collective begins when the schedule starts it and its stream is free, one stream for each set of mesh axes; what
   is scheduled until its end runs beside it. A synchronous one holds the kernels up.
-- A loop runs its body as often as the compiler says. A branch is priced as its dearer side.
+- A loop runs its body as often as the compiler says. A branch is priced as its more expensive side.
 - Every device runs the same schedule, so one stands for all; transfers take as long as in the slowest group.
 """
 

@@ -1,4 +1,4 @@
-"""What the timeline lens gives: bars, where each device's time goes, and the critical path."""
+"""What the timeline analysis gives: bars, where each device's time goes, and the critical path."""
 
 from __future__ import annotations
 
