@@ -245,8 +245,8 @@ def _loop(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None
     unchanged = [value is argument for value, argument in zip(body.returns, body.arguments, strict=True)]
     # Buffers that a carry cannot have for itself: two carries may be views of one.
     taken = {id(place) for place in read_inside}
-    taken |= {id(place) for v, same in zip(op.operands, unchanged, strict=True) if same
-              for place in state.places.get(v, ())}  # fmt: skip
+    kept = [value for value, same in zip(op.operands, unchanged, strict=True) if same]
+    taken |= {id(place) for value in kept for place in state.places.get(value, ())}
     carried: list[tuple[_Buffer, ...]] = []
     for operand, result, same in zip(op.operands, op.results, unchanged, strict=True):
         places = state.places.get(operand, ())

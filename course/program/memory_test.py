@@ -95,11 +95,6 @@ def test_scan_keeps_what_the_backward_pass_needs(remat, copies):
 # Where results are written
 
 
-def whole(*names, rows=256):
-    """Every device has all of it: bytes are easy to count."""
-    return {name: struct(rows, 256) for name in names}, dict.fromkeys(names, P())
-
-
 def scanned(body):
     return lambda p, x: lax.scan(body, p, x)[0]
 

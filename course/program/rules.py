@@ -248,13 +248,13 @@ def _check_devices(op: Any, count: int) -> None:
         pairs = np.array(op.attributes["source_target_pairs"]).reshape(-1, 2)
         for what, devices in (("sources", pairs[:, 0]), ("targets", pairs[:, 1])):
             if len(set(devices.tolist())) != len(devices) or not all(0 <= d < count for d in devices.tolist()):
-                raise ProgramError(f"the {what} of {op.name} are {devices.tolist()[:20]}, expected devices from 0 to "
-                               f"{count - 1}, each once")  # fmt: skip
+                wrong = f"the {what} of {op.name} are {devices.tolist()[:20]}"
+                raise ProgramError(f"{wrong}, expected devices from 0 to {count - 1}, each once")
     elif isinstance(op.attributes["replica_groups"], ir.DenseElementsAttr):
         devices = np.array(op.attributes["replica_groups"]).flatten().tolist()
         if sorted(devices) != list(range(count)):
-            raise ProgramError(f"the groups of {op.name} hold devices {devices[:20]}, expected each from 0 to "
-                           f"{count - 1} once")  # fmt: skip
+            wrong = f"the groups of {op.name} hold devices {devices[:20]}"
+            raise ProgramError(f"{wrong}, expected each from 0 to {count - 1} once")
 
 
 def _check_applied(op: Any, functions: dict[str, Any]) -> None:

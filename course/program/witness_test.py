@@ -185,7 +185,7 @@ def test_a_branch_on_data_costs_every_trip_of_its_loops():
 
     made = program(local)
     module = parse(made, data_branches=True)
-    assert sum(evaluate.decide(module, 0)) > 100
+    assert sum(evaluate.follow(module, 0).decisions) > 100
 
 
 def test_a_loop_in_a_condition_is_refused():

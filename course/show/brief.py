@@ -68,11 +68,11 @@ def _packed(timeline: Timeline, devices: list[DeviceTime], bars: list[Bar]) -> d
     def place(text: str) -> int:
         return texts.setdefault(text[:LONGEST], len(texts))
 
-    rows = [
-        [place(bar.stream), round(bar.start / NANO), round(bar.end / NANO), place(bar.kind), place(bar.line),
-         place(bar.dtype), list(bar.shape), bar.flops, bar.bytes]
-        for bar in bars
-    ]  # fmt: skip
+    rows = []
+    for bar in bars:
+        when = place(bar.stream), round(bar.start / NANO), round(bar.end / NANO)
+        what = place(bar.kind), place(bar.line), place(bar.dtype), list(bar.shape), bar.flops, bar.bytes
+        rows.append([*when, *what])
     brief = {
         "machine": timeline.machine,
         "mesh": list(timeline.mesh.items()),

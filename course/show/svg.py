@@ -123,9 +123,18 @@ def torn(x: float, y: float, height: float) -> str:
 
 
 def text(
-    said: str, x: float, y: float, anchor: str = "start", *, size: int = SMALL, fill: str = "currentColor",
-    weight: str = "", passive: bool = False, faint: bool = False, halo: str = ""
-) -> str:  # fmt: skip
+    said: str,
+    x: float,
+    y: float,
+    anchor: str = "start",
+    *,
+    size: int = SMALL,
+    fill: str = "currentColor",
+    weight: str = "",
+    passive: bool = False,
+    faint: bool = False,
+    halo: str = "",
+) -> str:
     """A line of text; ``halo`` is the colour that keeps a pattern off it."""
     more = f' font-weight="{weight}"' if weight else ""
     more += ' pointer-events="none"' if passive else ""
@@ -136,9 +145,16 @@ def text(
 
 
 def svg(
-    width: float, height: float, title: str, description: str, inside: str, name: str, *, file: bool = False,
-    least: float = 0.75
-) -> str:  # fmt: skip
+    width: float,
+    height: float,
+    title: str,
+    description: str,
+    inside: str,
+    name: str,
+    *,
+    file: bool = False,
+    least: float = 0.75,
+) -> str:
     """The picture.
 
     Args:
@@ -150,10 +166,8 @@ def svg(
         least: Share of its width below which it is not shrunk.
     """
     about = f'<title id="{name}-t">{safe(title)}</title><desc id="{name}-d">{safe(description)}</desc>'
-    colours = (
-        "<style>svg{color:#1b1f24;background:#fff}"
-        "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#111}}</style>" if file else ""
-    )  # fmt: skip
+    dark = "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#111}}"
+    colours = f"<style>svg{{color:#1b1f24;background:#fff}}{dark}</style>" if file else ""
     size = f'width="{width:g}" height="{height:g}"' if file else ""
     # Wide enough to be read; what surrounds it scrolls.
     style = (

@@ -87,8 +87,8 @@ def _sorted(what: str, pid: int, tid: int, index: int) -> dict[str, Any]:
 def _complete(name: str, category: str, start: float, end: float, pid: int, tid: int) -> dict[str, Any]:
     # Both ends are rounded alike, so that a bar never reaches into the next: Perfetto drops slices that cross.
     first, last = round(start * 1e9), round(end * 1e9)
-    return {"ph": "X", "name": name, "cat": category, "ts": first / 1000, "dur": (last - first) / 1000,
-            "pid": pid, "tid": tid}  # fmt: skip
+    times = {"ts": first / 1000, "dur": (last - first) / 1000}
+    return {"ph": "X", "name": name, "cat": category, **times, "pid": pid, "tid": tid}
 
 
 def _bar(bar: Bar, pid: int, tid: int) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _arrows(
             bar, name = ended[kernel.start]
             same = {"name": "waited for", "cat": "wait", "id": next(arrows), "pid": pid}
             events.append({"ph": "s", "ts": round(bar.start * 1e9) / 1000, "tid": threads[name], **same})
-            events.append({"ph": "f", "bp": "e", "ts": round(kernel.start * 1e9) / 1000,
-                           "tid": threads["compute"], **same})  # fmt: skip
+            end = round(kernel.start * 1e9) / 1000
+            events.append({"ph": "f", "bp": "e", "ts": end, "tid": threads["compute"], **same})
         free = kernel.end
     return events
