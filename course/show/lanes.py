@@ -112,11 +112,8 @@ def draw_lanes(picture: Picture, *, file: bool = False) -> str:
     legend, below = _legend(picture, name, y + 22, LEFT + width + RIGHT)
     inside = _patterns(name) + _axis(picture, scale, top, y - GAP) + "".join(parts) + legend
     described = " ".join(f"Stage {stage} {row.said}." for stage, row in enumerate(picture.rows))
-    whole, title, least = (
-        LEFT + width + RIGHT,
-        f"{picture.title}: {picture.heading}",
-        1.0 if width > LEAST_WIDTH else 0.9,
-    )
+    whole, title = LEFT + width + RIGHT, f"{picture.title}: {picture.heading}"
+    least = 1.0 if width > LEAST_WIDTH else 0.9
     return svg(whole, below, title, described, inside, name, file=file, least=least)
 
 

@@ -19,7 +19,7 @@ PRODUCT = 2 * WIDTH**3
 
 
 def program(local, inputs=INPUTS, **options):
-    return program_of(local, inputs, SPECS, P("data"), locate=lambda f: "here" if f == __file__ else None, **options)
+    return program_of(local, inputs, SPECS, P("data"), locate={__file__: "here"}.get, **options)
 
 
 def seconds(local, **options):
@@ -28,8 +28,10 @@ def seconds(local, **options):
 
 def test_a_matmul_written_as_multiply_and_sum_is_dearer_than_the_matmul():
     def written_out(x):
-        return lax.scan(lambda total, row: (total + row[0][:, None] * row[1][None, :], None),
-                        jnp.zeros_like(x), (x.T, x))[0]  # fmt: skip
+        def add(total, row):
+            return total + row[0][:, None] * row[1][None, :], None
+
+        return lax.scan(add, jnp.zeros_like(x), (x.T, x))[0]
 
     def at_once(x):
         return jnp.sum(x[:, :, None] * x[None, :, :], axis=1)
@@ -138,14 +140,11 @@ def test_arithmetic_inside_a_reduction_is_charged():
 
 
 def test_what_a_loop_hands_on_in_another_place_is_copied():
-    def rotated(x):
-        return lax.fori_loop(0, 8, lambda _, c: (c[1], c[0]), (x, x + 1))[0]
-
-    def kept(x):
-        return lax.fori_loop(0, 8, lambda _, c: (c[0], c[1]), (x, x + 1))[0]
+    def looped(order):
+        return lambda x: lax.fori_loop(0, 8, lambda _, c: c[::order], (x, x + 1))[0]
 
     copied = 8 * 2 * 2 * 2 * WIDTH**2 / H100.memory_bandwidth
-    assert seconds(rotated) - seconds(kept) > 0.9 * copied
+    assert seconds(looped(-1)) - seconds(looped(1)) > 0.9 * copied
 
 
 def test_counters_that_take_forever_to_follow_are_refused():
