@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from course.machine import Machine
@@ -166,10 +165,10 @@ class Prediction:
             "model_flops": self.model_flops,
             "mfu": self.mfu,
             "memory_peak_bytes": self.memory.peak,
-            "costs": msgspec.to_builtins(self.costs),
-            "memory": msgspec.to_builtins(self.memory),
+            "costs": self.costs.to_json(),
+            "memory": self.memory.to_json(),
             "timeline": self.timeline.to_json(),
-            "lines": msgspec.to_builtins(self.lines()),
+            "lines": [asdict(line) for line in self.lines()],
             "compiled": compiled,
             "compiled_reason": self.compiled_reason,
             "remarks": self.remarks,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
@@ -88,6 +89,9 @@ class Costs:
     lines: dict[str, str] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)
 
 
 def costs(module: Module) -> Costs:

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from course.program.fusion import ElidedBuffers, captured, elided_buffers, last_uses
 from course.program.ir import COLLECTIVES, ELEMENTWISE, FOLDED, Block, Module, Op, Value, ready_order
@@ -68,6 +71,9 @@ class Memory:
     @property
     def peak(self) -> int:
         return self.arguments + self.outputs - self.aliased + self.temporaries
+
+    def to_json(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)
 
 
 def _numbers(shape: tuple[int, ...], size: int) -> int:

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
-import msgspec
 
 import course  # noqa: F401  8 emulated devices, before JAX starts
 from autograder.grading.inside import wire
@@ -54,7 +53,7 @@ class Executor:
         program = Program.load(blobs[0])
         branches = bool(header.get("data_branches"))
         module = parse(program, data_branches=branches)
-        looked: dict[str, Any] = msgspec.to_builtins({"costs": costs(module), "memory": memory(module, program)})
+        looked: dict[str, Any] = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             small, *stretched = (parse(Program.load(blob), data_branches=branches) for blob in blobs[1:])
             found = structural_mismatch(small, module)
@@ -88,7 +87,7 @@ def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[di
     free = timeline(module, where, free=header["spent_on"]).seconds if header.get("spent_on") else None
     return [
         {
-            "memory": msgspec.to_builtins(memory(module, program, early=step.early)),
+            "memory": memory(module, program, early=step.early).to_json(),
             "timeline": step.to_json(),
             "picture": to_brief(step),
             "spent": None if free is None else step.seconds - free,
