@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from course.show.quantities import seconds_text
+from course.show.quantities import printable, seconds_text
 
 # After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each at least 3:1 against
 # white and against a dark page; what is written on them is light or dark accordingly.
@@ -198,4 +198,4 @@ def _luminance(colour: str) -> float:
 
 def safe(said: str) -> str:
     """Text for XML: escaped, and without the control characters that XML has no way to write."""
-    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said), quote=True)
+    return escape(printable(said), quote=True)

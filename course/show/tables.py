@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from course.program.simulator.trace import mesh_text, plain_kind, shape_text
-from course.show.quantities import bytes_text, count_text, seconds_text, share_text
+from course.show.quantities import bytes_text, count_text, printable, seconds_text, share_text
 from course.show.words import conclusion, line_text
 
 if TYPE_CHECKING:
@@ -163,11 +163,6 @@ def rich_table(section: Section) -> Table:
     for row in section.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
-
-
-def printable(said: str) -> str:
-    """Without control characters: a line's name may come from a file that somebody sent."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said)
 
 
 def as_text(parts: Sequence[RenderableType]) -> str:
