@@ -170,8 +170,8 @@ def test_what_is_issued_early_is_held_early():
             x = jnp.tanh(x @ lax.all_gather(part, "data", tiled=True))
         return x
 
-    program = program_of(local, {"w": struct(4, 64, 64), "x": struct(8, 64)}, {"w": P(None, "data"), "x": P("data")},
-                         P("data"), {"data": 8})  # fmt: skip
+    sizes, specs = {"w": struct(4, 64, 64), "x": struct(8, 64)}, {"w": P(None, "data"), "x": P("data")}
+    program = program_of(local, sizes, specs, P("data"))
     module, whole = parse(program), 64 * 64 * 4
     assert whole <= memory(module, program).temporaries < 2 * whole
     assert 4 * whole <= memory(module, program, early=True).temporaries < 5 * whole

@@ -36,10 +36,8 @@ def program_of(body, inputs, outputs):
     """A Program of one device from StableHLO text; ``inputs`` and ``outputs`` are (shape, element) each."""
     structs = [jax.ShapeDtypeStruct(shape, NAMES[element]) for shape, element in inputs]
     zeros = [np.zeros(shape, NAMES[element]) for shape, element in outputs]
-    program = export(
-        lambda x: {"y": list(map(jax.numpy.asarray, zeros))},
-        {"x": structs}, {"x": P()}, mesh={"x": 1}, out_specs={"y": P()},
-    )  # fmt: skip
+    given = {"x": structs}, {"x": P()}
+    program = export(lambda x: {"y": list(map(jax.numpy.asarray, zeros))}, *given, mesh={"x": 1}, out_specs={"y": P()})
     exported = jax_export.deserialize(bytearray(program.artefact))
     arguments = ", ".join(f"%x{i}: {tensor(*kind)}" for i, kind in enumerate(inputs))
     results, names = ", ".join(tensor(*kind) for kind in outputs), ", ".join(f"%y{i}" for i in range(len(outputs)))
@@ -85,15 +83,6 @@ def edges(element):
     limits = np.iinfo(NAMES[element])
     near = {0, 1, 2, 3, 5, 7, 8, 9, 31, 32, 63, 64, -1, -2, -3, -7, -8, -32}
     near |= {limits.min + i for i in range(3)} | {limits.max - i for i in range(3)}
-    near |= {
-        limits.max // 2,
-        limits.max // 2 + 1,
-        limits.min // 2,
-        limits.min // 2 - 1,
-        2**7,
-        2**8,
-        2**15,
-        2**16,
-        2**31,
-    }
+    near |= {limits.max // 2, limits.max // 2 + 1, limits.min // 2, limits.min // 2 - 1}
+    near |= {2**7, 2**8, 2**15, 2**16, 2**31}
     return np.array(sorted(n for n in near if limits.min <= n <= limits.max), NAMES[element])

@@ -19,9 +19,8 @@ def step(count=2, line="cell:{}", seconds=None):
     bars, at = [], 0.0
     for i in range(count):
         bars.append(Bar(0, "data", at, at + MS / 2, "all_gather", line.format(i), (8, 4), "f32", 0.0, 96.0))
-        bars.append(
-            Bar(0, "compute", at + MS / 2, at + 1.5 * MS, "dot_general", line.format(i), (8, 4), "f32", 64.0, 1.0)
-        )
+        matmul = "dot_general", line.format(i), (8, 4), "f32", 64.0, 1.0
+        bars.append(Bar(0, "compute", at + MS / 2, at + 1.5 * MS, *matmul))
         at += 1.5 * MS
     waits = DeviceTime(0, (0, 1, 2), seconds or at, count * MS, 0.0, {"data": count * MS / 2})
     early = DeviceTime(3, (3,), at / 2, at / 2, 0.0, {"data": 0.0})

@@ -33,10 +33,8 @@ def spans(text, shape):
     """``0:4, :`` as pairs of numbers."""
     parts = re.findall(r"[^,\s]+", text)
     assert len(parts) == len(shape)
-    return tuple(
-        (0, size) if part == ":" else tuple(map(int, part.split(":")))
-        for part, size in zip(parts, shape, strict=True)
-    )  # fmt: skip
+    pairs = zip(parts, shape, strict=True)
+    return tuple((0, size) if part == ":" else tuple(map(int, part.split(":"))) for part, size in pairs)
 
 
 def in_jax(shape, spec, axes):
@@ -106,9 +104,8 @@ def test_devices_have_the_numbers_that_the_mesh_gives_them():
 def test_leading_dims_are_folded_into_the_rows_and_a_note_says_so():
     picture = holdings_svg((4, 8, 16), P("data", "tensor"), MESH, labels=("layers", "d_in", "d_out"))
     assert ">layers 4 × d_in 8 ↓<" in picture and ">1:2, 4:8<" in picture
-    assert "rows are those of layers and d_in together" in re.sub(
-        r"<[^>]*>", " ", picture.replace("</text><text", " <")
-    )
+    said = re.sub(r"<[^>]*>", " ", picture.replace("</text><text", " <"))
+    assert "rows are those of layers and d_in together" in said
 
 
 @pytest.mark.parametrize(
@@ -135,9 +132,7 @@ def test_labels_are_one_a_dim_and_an_array_without_a_mesh_is_refused():
     with pytest.raises(ValueError, match=r"1 labels were given for shape \[8, 16\]: give one for each dim, or none"):
         holdings_svg((8, 16), P(), MESH, labels=("d_in",))
     for wrong in (jnp.zeros(4), 3):
-        with pytest.raises(
-            ValueError, match=r"only an array with a NamedSharding .* put it there first, with jax\.device"
-        ):
+        with pytest.raises(ValueError, match=r"only an array with a NamedSharding .* first, with jax\.device"):
             who_holds(wrong)
 
 
@@ -147,9 +142,8 @@ def test_a_picture_needs_nothing_from_elsewhere_and_is_read_at_the_width_of_a_ph
         root = ElementTree.fromstring(picture)
         assert root.get("role") == "img" and root.findtext(f"{SVG}desc") and "<b>" not in picture
         assert not re.search(r"<script|<style|href|url\(|https?://(?!www\.w3\.org/2000/svg)", picture)
-        least, width = (
-            float(re.findall(found, picture)[0]) for found in (r"min-width:([\d.]+)", r"viewBox=\"0 0 ([\d.]+)")
-        )
+        sizes = r"min-width:([\d.]+)", r"viewBox=\"0 0 ([\d.]+)"
+        least, width = (float(re.findall(size, picture)[0]) for size in sizes)
         assert least <= 340 and 11 * least / width >= 8
         right = [float(r.get("x", "")) + float(r.get("width", "")) for r in root.iter(f"{SVG}rect")]
         assert max(right) <= width

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from xml.etree import ElementTree
 
 import pytest
@@ -85,16 +85,16 @@ def test_several_timelines_share_one_scale():
 
 
 def test_what_takes_more_than_three_times_the_reference_is_cut_off_at_twice_the_longest_of_the_rest():
-    steps = {"yours": made(bar("compute", 0.0, 1.2)), "reference": made(bar("compute", 0.0, 1.0)),
-             "slow": made(bar("compute", 0.0, 2.0), bar("compute", 2.0, 2.3), bar("compute", 2.5, 9.0))}  # fmt: skip
+    slow = made(bar("compute", 0.0, 2.0), bar("compute", 2.0, 2.3), bar("compute", 2.5, 9.0))
+    steps = {"yours": made(bar("compute", 0.0, 1.2)), "reference": made(bar("compute", 0.0, 1.0)), "slow": slow}
     picture = side_by_side(steps, reference="reference")
     assert "slow: 9 s, cut off at 2.4 s" in picture
     found = rectangles(picture)
     assert found[0][1] == pytest.approx(WIDTH / 2, abs=1)
     assert [x + width <= LEFT + WIDTH for x, width, *_ in found] == [True] * 4
     assert "cut off" not in side_by_side(steps) and "cut off" not in side_by_side(steps, reference="slow")
-    assert "cut off" not in side_by_side({"reference": steps["reference"], "b": made(bar("compute", 0.0, 3.0))},
-                                         reference="reference")  # fmt: skip
+    threefold = {"reference": steps["reference"], "b": made(bar("compute", 0.0, 3.0))}
+    assert "cut off" not in side_by_side(threefold, reference="reference")
 
 
 def test_no_grid_line_runs_through_a_heading():
@@ -178,8 +178,9 @@ def test_a_hundred_thousand_bars_make_a_small_picture_in_which_no_time_is_lost()
 
 def test_many_streams_and_devices_make_a_small_picture_too():
     devices = [(i,) for i in range(64)]
-    bars = [bar(s, t * 1e-3, (t + 0.7) * 1e-3, device=d) for t in range(300) for d in range(64)
-            for s in ("compute", "data", "pipe", "tensor")]  # fmt: skip
+    streams = ("compute", "data", "pipe", "tensor")
+    every = product(range(300), range(64), streams)
+    bars = [bar(stream, at * 1e-3, (at + 0.7) * 1e-3, device=device) for at, device, stream in every]
     picture = timeline_svg(made(*bars, members=tuple(devices)))
     assert len(picture) <= MAX_LETTERS
     assert "and 56 more that behave differently, not drawn" in picture
@@ -208,33 +209,26 @@ def test_colours_stand_out_on_light_and_dark_and_can_be_written_on(colour):
 
 def test_memory_shows_what_lives_at_the_peak_with_its_line():
     found = rectangles(memory_svg(MEMORY, 2.0**23))
-    assert [said for *_, said in found] == [
-        "inputs: 1 MiB", "outputs: 1.5 MiB", "temporaries: 3 MiB", "2 times f32[512,512], add, a:1: 2 MiB",
-    ]  # fmt: skip
+    sizes = ["inputs: 1 MiB", "outputs: 1.5 MiB", "temporaries: 3 MiB"]
+    assert [said for *_, said in found] == [*sizes, "2 times f32[512,512], add, a:1: 2 MiB"]
     picture = memory_svg(MEMORY, 2.0**23)
     assert "peak 5.5 MiB of 8 MiB (0.00839 GB)" in picture and "1 MiB in smaller ones" in picture
 
 
 def test_a_step_without_temporaries_has_a_picture():
     ElementTree.fromstring(memory_svg(Memory(0, 0, 0, 0, ())))
-    ElementTree.fromstring(
-        timeline_svg(Timeline("plain", {"data": 1}, 0.0, (DeviceTime(0, (0,), 0.0, 0.0, 0.0, {}),), ()))
-    )
+    still = Timeline("plain", {"data": 1}, 0.0, (DeviceTime(0, (0,), 0.0, 0.0, 0.0, {}),), ())
+    ElementTree.fromstring(timeline_svg(still))
 
 
 def test_quantities_read_as_people_write_them():
-    assert [seconds_text(s) for s in (0, 0.02064, 9.996e-4, 7.2e-5, 3.2, 1e-12)] == [
-        "0 s", "20.6 ms", "1 ms", "72 µs", "3.2 s", "< 0.1 ns",
-    ]  # fmt: skip
+    said = "0 s, 20.6 ms, 1 ms, 72 µs, 3.2 s, < 0.1 ns"
+    assert ", ".join(map(seconds_text, (0, 0.02064, 9.996e-4, 7.2e-5, 3.2, 1e-12))) == said
     assert [bytes_text(b) for b in (0, 17, 2**20, 1536, 5.4 * 2**30)] == ["0 B", "17 B", "1 MiB", "1.5 KiB", "5.4 GiB"]
     assert [count_text(c, "FLOP") for c in (0, 12, 7.148e12)] == ["0 FLOP", "12 FLOP", "7.15 TFLOP"]
     assert [share_text(p, 1) for p in (0, 0.305, 1e-6, 1, 5e3)] == ["0 %", "30.5 %", "< 0.1 %", "100 %", "500,000 %"]
-    assert [capacity_text(b) for b in (80e9, 24e9, 141e9)] == [
-        "74.5 GiB (80 GB)",
-        "22.4 GiB (24 GB)",
-        "131 GiB (141 GB)",
-    ]
+    said = "74.5 GiB (80 GB), 22.4 GiB (24 GB), 131 GiB (141 GB)"
+    assert ", ".join(map(capacity_text, (80e9, 24e9, 141e9))) == said
     assert axis_texts(ticks(0.0206)) == ["0", "5 ms", "10 ms", "15 ms", "20 ms"]
-    assert all(
-        2 <= len(ticks(10.0**power * factor)) <= 8 for power in range(-9, 2) for factor in (1, 1.7, 3, 7.5, 9.99)
-    )
+    ends = [10.0**power * factor for power in range(-9, 2) for factor in (1, 1.7, 3, 7.5, 9.99)]
+    assert all(2 <= len(ticks(end)) <= 8 for end in ends)
