@@ -58,8 +58,7 @@ def export(
         ProgramError: The Program would be too large, or has a constant larger than an input may be.
     """
     signature = signature_of(inputs, in_specs, roles)
-    tree = jax.tree.structure(list(inputs.values()))
-    where = abstract_mesh(mesh)
+    tree, where = jax.tree.structure(list(inputs.values())), abstract_mesh(mesh)
     structs = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(where, leaf.partition_spec))
         for leaf in signature
