@@ -13,7 +13,7 @@ from course.machines import machine as find_machine
 from course.program import Costs, Memory, Module, Program, ProgramError, Timeline, costs, memory, parse, timeline
 from course.program.simulator import Bar
 from course.program.simulator.trace import plain_kind
-from course.show.quantities import bytes_text, count_text, dtype_text, seconds_text, share_text
+from course.render.quantities import bytes_text, count_text, dtype_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport
@@ -175,12 +175,12 @@ class Prediction:
         }
 
     def __repr__(self) -> str:
-        from course.show.tables import as_text, prediction_tables
+        from course.render.tables import as_text, prediction_tables
 
         return as_text(prediction_tables(self))
 
     def _repr_html_(self) -> str:
-        from course.show.panels import prediction_html
+        from course.render.panels import prediction_html
 
         return prediction_html(self)
 

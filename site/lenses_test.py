@@ -21,8 +21,8 @@ from course.machines import machine
 from course.mesh import abstract_mesh
 from course.program import Program, ProgramError, Timeline, costs, export, memory, parse, timeline
 from course.program.compiled import AotMissing, GpuReport, compile_all
-from course.show import side_by_side
-from course.show.page_parts import generated, write_parts
+from course.render import side_by_side
+from course.render.page_parts import generated, write_parts
 from course.validation.gap import copying
 from course.validation.report import recorded
 from course.validation.rings import gather_matmul

@@ -9,7 +9,7 @@ import pytest
 
 from course.machine import Machine
 from course.machines import A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO_A100
-from course.show.page_parts import generated, write_parts
+from course.render.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "machines.md"
 MIB = 2**20

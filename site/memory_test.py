@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from course.budget import PLANS, REMAT, Budget, Sizes, activation_bytes, budget
-from course.show.page_parts import generated, write_parts
+from course.render.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "memory.md"
 GPT = Sizes(layers=12, width=768, heads=12, vocab=40_512, seq=512, parameters=147_000_000)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from course.render.quantities import digits, share_text
 from course.schedules import (
     FAMILY,
     LOOPED,
@@ -25,7 +26,6 @@ from course.schedules import (
     written,
     zero_bubble,
 )
-from course.show.quantities import digits, share_text
 
 SITE = Path(__file__).parent
 PAGE = SITE / "pages" / "schedules.md"

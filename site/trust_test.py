@@ -10,7 +10,7 @@ import pytest
 
 from autograder.proof.attacks.fixtures import GROUPS, find_attacks
 from autograder.proof.attacks.stock import Control
-from course.show.page_parts import generated, write_parts
+from course.render.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "trust.md"
 RESULTS = Path(__file__).parents[1] / "autograder" / "proof" / "attacks" / "results.json"

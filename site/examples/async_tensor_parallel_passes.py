@@ -15,7 +15,7 @@ from autograder.chapters.async_tensor_parallel.mutants import (
 from autograder.contract.task import load
 from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions.async_tensor_parallel import async_tp_mlp
 
 TASK = load("async_tensor_parallel").task("async_tp_mlp")

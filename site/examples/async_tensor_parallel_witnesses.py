@@ -17,7 +17,7 @@ from course.machines import machine
 from course.mesh import abstract_mesh
 from course.predict import predict
 from course.program import Program, export
-from course.show import memory_svg, timeline_svg
+from course.render import memory_svg, timeline_svg
 from solutions.async_tensor_parallel import bidirectional_gather_matmul, ring_gather_matmul
 
 ROWS, WIDTH, HIDDEN = 4096, 4608, 18432

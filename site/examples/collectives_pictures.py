@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.program import costs, export, parse
-from course.show.shardings import holdings_svg
+from course.render.shardings import holdings_svg
 
 SIZE = 4
 CELL, HIGH, LEFT, GAP = 24, 24, 62, 40

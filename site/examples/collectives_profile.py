@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from course.mesh import abstract_mesh
 from course.predict import predict
 from course.program import export
-from course.show import side_by_side
+from course.render import side_by_side
 from solutions.collectives import ring_all_gather, ring_all_reduce
 
 MESH = {"data": 8}

@@ -10,7 +10,7 @@ from autograder.chapters.data_parallel.mutants import (
 from autograder.contract.task import load, trace
 from course.machines import machine
 from course.predict import predict
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions.data_parallel import overlapped_gradients
 
 TASK = load("data_parallel").task("overlapped_gradients")

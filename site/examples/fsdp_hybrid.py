@@ -7,7 +7,7 @@ from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.predict import predict
 from course.program import costs, parse
-from course.show.quantities import bytes_text
+from course.render.quantities import bytes_text
 from solutions.fsdp import hybrid_shard_step
 
 NODES = machine("2x8xA100")

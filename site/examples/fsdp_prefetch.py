@@ -15,7 +15,7 @@ from autograder.chapters.fsdp.mutants import (
 from autograder.contract.task import load
 from autograder.learner.profile import look, machine_of
 from course.predict import Prediction
-from course.show import memory_svg, timeline_svg
+from course.render import memory_svg, timeline_svg
 from solutions.fsdp import fsdp_train_step
 
 TASK = load("fsdp").task("fsdp_train_step")

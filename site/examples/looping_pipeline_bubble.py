@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from course.machines import FREE_NETWORK, machine
 from course.mesh import abstract_mesh
 from course.program import Program, Timeline, bubble, export, parse, timeline
+from course.render import schedule_svg
 from course.schedules import breadth_first, forwards, gpipe, num_ticks
-from course.show import schedule_svg
 from solutions.looping_pipeline import execute_looping_pipeline
 
 

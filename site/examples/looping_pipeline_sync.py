@@ -17,7 +17,7 @@ from autograder.contract.task import load, trace
 from course.machine import Machine
 from course.machines import machine
 from course.program import memory, parse, timeline
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions.looping_pipeline import looping_train_step
 
 TASK = load("looping_pipeline").task("looping_train_step")

@@ -12,8 +12,8 @@ from autograder.chapters.pipeline.shared import stage_seconds
 from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.program import bubble, parse, timeline
+from course.render import schedule_svg
 from course.schedules import forwards, gpipe
-from course.show import schedule_svg
 from solutions.pipeline import execute_pipeline
 
 TASK = load("pipeline").task("execute_pipeline")

@@ -12,7 +12,7 @@ from autograder.chapters.pipeline.step import most_bytes
 from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import memory, parse, timeline
-from course.show import memory_svg
+from course.render import memory_svg
 from solutions.pipeline import pipeline_train_step
 
 TASK = load("pipeline").task("pipeline_train_step")

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from course.model import transformer
-from course.show import holdings_svg
+from course.render import holdings_svg
 
 GB = 1e9
 STAGES, MICROBATCHES, ROWS, SEQ = 8, 32, 1, 2048

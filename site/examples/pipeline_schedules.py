@@ -8,6 +8,8 @@ from pathlib import Path
 
 from course.machines import FREE_NETWORK
 from course.program import parse, timeline
+from course.render import schedule_svg
+from course.render.quantities import digits, share_text
 from course.schedules import (
     FAMILY,
     LOOPED,
@@ -22,8 +24,6 @@ from course.schedules import (
     run,
     written,
 )
-from course.show import schedule_svg
-from course.show.quantities import digits, share_text
 from course.validation.pipelines import pipeline
 
 COLUMNS = ("schedule", "repeats", "bubble", "bubble, slow network", "activations, first stage", "last stage",

@@ -7,7 +7,7 @@ from pathlib import Path
 import jupytext
 
 from course.predict import Prediction
-from course.show import Holdings, holdings_svg, timeline_svg
+from course.render import Holdings, holdings_svg, timeline_svg
 
 SOURCE = Path(__file__).parents[2] / "solutions" / "primer.py"
 FOLDER = Path(sys.argv[1])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from course.predict import predict
-from course.show import memory_svg
+from course.render import memory_svg
 from course.validation import single_device as study
 
 SHOWN = ("step", "FLOPs of a device", "memory at the peak", "of it temporaries")

@@ -16,7 +16,7 @@ from autograder.chapters.tensor_parallel.mutants import (
 from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
-from course.show import holdings_svg, timeline_svg
+from course.render import holdings_svg, timeline_svg
 from solutions.tensor_parallel import tp_mlp
 
 TASK = load("tensor_parallel").task("tp_mlp")

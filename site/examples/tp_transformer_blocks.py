@@ -9,7 +9,7 @@ from pathlib import Path
 from autograder.contract.task import Case, load, trace
 from course.machines import machine
 from course.program import costs, parse, timeline
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 from solutions.tp_transformer import parallel_transformer_block, tp_transformer_block
 

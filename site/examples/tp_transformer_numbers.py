@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from course.machines import machine
-from course.show import holdings_svg
+from course.render import holdings_svg
 
 WIDTHS, DEVICES = (2048, 4096, 8192, 16384), (2, 4, 8)
 MACHINES = (("8xH100", "f32", 4), ("8xH100", "bf16", 2), ("8xA100", "bf16", 2))

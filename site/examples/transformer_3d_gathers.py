@@ -11,7 +11,7 @@ from autograder.chapters.transformer_3d.mutants import gathers_in_every_tick, ke
 from autograder.contract.task import load, trace
 from course.machines import machine
 from course.program import costs, memory, parse, timeline
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions.transformer_3d import forward_3d
 
 TASK = load("transformer_3d").task("forward_3d")

@@ -10,7 +10,7 @@ from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, p
 from autograder.chapters.transformer_3d.shared import SIZES, part_bytes
 from autograder.chapters.transformer_3d.wrapping.model import sizes_of
 from autograder.contract.task import Case
-from course.show import holdings_svg
+from course.render import holdings_svg
 
 BILLION = {**SIZES, "width": 2048, "hidden": 8192, "num_heads": 16, "num_layers": 16, "vocab": 32_000, "seq": 1024,
            "max_seq": 1024, "min_size": 2**16}  # fmt: skip

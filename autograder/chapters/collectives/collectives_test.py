@@ -15,7 +15,7 @@ from autograder.contract import answer_facts, answers
 from autograder.contract.task import Case, Evidence, references
 from course.machines import machine
 from course.program import Costs, Memory
-from course.show.holdings import layout
+from course.render.holdings import layout
 
 RINGS = list(MEANING)
 PUZZLES = [task.name for task in CONTRACT.tasks if task.kind == "value"]

@@ -37,7 +37,7 @@ from course.program import (
     timelines,
     work_of,
 )
-from course.show.brief import to_brief
+from course.render.timeline_summary import to_summary
 
 _MAX_KEPT = 64
 
@@ -89,7 +89,7 @@ def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[di
         {
             "memory": memory(module, program, early=step.early).to_json(),
             "timeline": step.to_json(),
-            "picture": to_brief(step),
+            "picture": to_summary(step),
             "spent": None if free is None else step.seconds - free,
         }
         for step in timelines(module, where)

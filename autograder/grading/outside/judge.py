@@ -20,7 +20,7 @@ from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem
 from autograder.grading.outside.pinned import pinned
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
-from course.show.brief import from_brief, to_brief
+from course.render.timeline_summary import from_summary, to_summary
 
 # Sends a request to an executor and returns its answer; raises Stopped when there is none.
 Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
@@ -218,7 +218,7 @@ def _analyse(
 def _picture(brief: Any) -> dict[str, Any] | None:
     """A timeline in brief as the executor gives it, in normal form; nothing where it is malformed: it is no grade."""
     try:
-        return to_brief(from_brief(brief))
+        return to_summary(from_summary(brief))
     except ValueError:
         return None
 

@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from course.mesh import abstract_mesh, make_mesh
-from course.show import Holdings, holdings_svg, holdings_table, who_holds
-from course.show.holdings import layout
-from course.show.svg import AXES, MATMUL
+from course.render import Holdings, holdings_svg, holdings_table, who_holds
+from course.render.holdings import layout
+from course.render.svg import AXES, MATMUL
 
 SVG = "{http://www.w3.org/2000/svg}"
 MESH = {"data": 4, "tensor": 2}

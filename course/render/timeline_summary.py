@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from course.program.simulator import Bar, DeviceTime, Timeline
-from course.show.svg import close_together
+from course.render.svg import close_together
 
 MOST_BARS, MOST_BYTES, MOST_DEVICES = 500, 64_000, 16
 LONGEST = 100
@@ -45,7 +45,7 @@ class _Brief(msgspec.Struct):
     bars: list[tuple[Whole, Whole, Whole, Whole, Whole, Whole, tuple[Whole, ...], Figure, Figure]]
 
 
-def to_brief(timeline: Timeline) -> dict[str, Any]:
+def to_summary(timeline: Timeline) -> dict[str, Any]:
     """The timeline without its critical path, and with the bars of the device that ends last.
 
     Times of bars are whole nanoseconds. Where there are too many bars, short neighbours on a stream are one; its kind
@@ -116,11 +116,11 @@ def _longest(named: list[tuple[str, Bar]]) -> str:
     return max(times, key=lambda name: (times[name], name))
 
 
-def from_brief(data: Any) -> Timeline:
-    """The timeline that ``to_brief`` described, with the bars of one device.
+def from_summary(data: Any) -> Timeline:
+    """The timeline that ``to_summary`` described, with the bars of one device.
 
     Raises:
-        ValueError: It is malformed, or larger than ``to_brief`` makes them.
+        ValueError: It is malformed, or larger than ``to_summary`` makes them.
     """
     try:
         if len(json.dumps(data, allow_nan=False)) > MOST_BYTES:

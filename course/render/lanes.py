@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from course.render.pictures import unique
+from course.render.quantities import axis_texts, digits, ticks
+from course.render.svg import AXES, DARK, KERNEL, LETTER, MATMUL, TEXT, hatchings, safe, svg, text, text_on
 from course.schedules.orders import KINDS
-from course.show.pictures import unique
-from course.show.quantities import axis_texts, digits, ticks
-from course.show.svg import AXES, DARK, KERNEL, LETTER, MATMUL, TEXT, hatchings, safe, svg, text, text_on
 
 # Of the first, third, ... repeat and of the second, fourth, ...: each is at least 3:1 against white and a dark page.
 _BACKWARD = (AXES[0], "#b04c00")

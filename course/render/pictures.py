@@ -14,9 +14,9 @@ from course.program.memory import Memory
 from course.program.simulator import Bar, Timeline
 from course.program.simulator.gaps import Gap, by_device, gaps
 from course.program.simulator.trace import device_name, mesh_text, plain_kind, shape_text, work_of
-from course.show.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
-from course.show.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
-from course.show.words import NOTHING, WAITING, exposed_text, line_text
+from course.render.captions import NOTHING, WAITING, exposed_text, line_text
+from course.render.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
+from course.render.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
 
 # In all narrow enough to be read unscrolled in a window of 700 px.
 LEFT, WIDTH, RIGHT = 112.0, 572.0, 22.0

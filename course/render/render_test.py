@@ -10,10 +10,11 @@ import pytest
 from course.machines import machine
 from course.program.memory import Alive, Memory
 from course.program.simulator import Bar, DeviceTime, Timeline
-from course.show import memory_svg, side_by_side, timeline_svg
-from course.show.lanes import FILLS
-from course.show.pictures import LEFT, MAX_LETTERS, RIGHT, WIDTH
-from course.show.quantities import (
+from course.render import memory_svg, side_by_side, timeline_svg
+from course.render.captions import conclusion
+from course.render.lanes import FILLS
+from course.render.pictures import LEFT, MAX_LETTERS, RIGHT, WIDTH
+from course.render.quantities import (
     axis_texts,
     bytes_text,
     capacity_text,
@@ -23,8 +24,7 @@ from course.show.quantities import (
     share_text,
     ticks,
 )
-from course.show.svg import AXES, DARK, KERNEL, LIGHT, MATMUL, Mark, contrast, merged, text_on
-from course.show.words import conclusion
+from course.render.svg import AXES, DARK, KERNEL, LIGHT, MATMUL, Mark, contrast, merged, text_on
 
 SVG = "{http://www.w3.org/2000/svg}"
 

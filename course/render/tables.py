@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from course.program.simulator.trace import mesh_text, plain_kind, shape_text
-from course.show.quantities import bytes_text, count_text, printable, seconds_text, share_text
-from course.show.words import conclusion, line_text
+from course.render.captions import conclusion, line_text
+from course.render.quantities import bytes_text, count_text, printable, seconds_text, share_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

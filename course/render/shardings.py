@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from course.show.holdings import Layout, layout
-from course.show.svg import AXES, LETTER, MATMUL, TEXT, svg, text
+from course.render.holdings import Layout, layout
+from course.render.svg import AXES, LETTER, MATMUL, TEXT, svg, text
 
 # Narrow enough to be read on a phone without scrolling.
 GUTTER, GRID, GAP, MESH = 36.0, 220.0, 26.0, 120.0

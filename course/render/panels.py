@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from course.show import memory_svg, side_by_side
-from course.show.svg import safe
-from course.show.tables import Section, comparison, heading, sections
-from course.show.words import HOW_TO_READ, conclusion
+from course.render import memory_svg, side_by_side
+from course.render.captions import HOW_TO_READ, conclusion
+from course.render.svg import safe
+from course.render.tables import Section, comparison, heading, sections
 
 if TYPE_CHECKING:
     from course.predict import Prediction

@@ -8,6 +8,9 @@ import pytest
 
 from course.machines import FREE_NETWORK, machine
 from course.program import parse, timeline
+from course.render import schedule_svg
+from course.render.lanes import CELL, FILLS, LEFT, MASKED, WIRE
+from course.render.render_test import SVG, rectangles
 from course.schedules import (
     FAMILY,
     LOOPED,
@@ -22,9 +25,6 @@ from course.schedules import (
     written,
     zero_bubble,
 )
-from course.show import schedule_svg
-from course.show.lanes import CELL, FILLS, LEFT, MASKED, WIRE
-from course.show.show_test import SVG, rectangles
 from course.validation.pipelines import pipeline
 
 

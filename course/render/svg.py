@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from course.show.quantities import printable, seconds_text
+from course.render.quantities import printable, seconds_text
 
 # After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each at least 3:1 against
 # white and against a dark page; what is written on them is light or dark accordingly.
