@@ -11,8 +11,8 @@ from course.machine import Machine
 from course.machines import machine as find_machine
 from course.prediction import NOT_ASKED
 from course.program import Module, Program, ProgramError, costs, memory, parse, timeline
-from course.show.panels import prediction_html
-from course.show.tables import as_text, prediction_tables
+from course.render.panels import prediction_html
+from course.render.tables import as_text, prediction_tables
 
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport

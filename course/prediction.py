@@ -10,7 +10,7 @@ from course.machine import Machine
 from course.program import Costs, Memory, Timeline
 from course.program.simulator import Bar
 from course.program.simulator.trace import plain_kind
-from course.show.quantities import Figure, bytes_text, count_text, dtype_text, seconds_text, share_text
+from course.render.quantities import Figure, bytes_text, count_text, dtype_text, seconds_text, share_text
 
 if TYPE_CHECKING:
     from course.program.compiled import GpuReport

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec as P
 
-from course.show.shardings import Holdings
+from course.render.shardings import Holdings
 
 # Of the mesh's first and second axis.
 SIZES = (4, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from course.render.quantities import digits, share_text
 from course.schedules import (
     FAMILY,
     LOOPED,
@@ -18,7 +19,6 @@ from course.schedules import (
     text_of,
     zero_bubble,
 )
-from course.show.quantities import digits, share_text
 
 SITE = Path(__file__).parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

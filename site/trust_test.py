@@ -12,7 +12,7 @@ import pytest
 from autograder.proof.attacks.declared import GROUPS
 from autograder.proof.attacks.fixtures import find_attacks
 from autograder.proof.attacks.stock import Control
-from course.show.page_parts import generated, write_parts
+from course.render.page_parts import generated, write_parts
 
 PAGE = Path(__file__).parent / "pages" / "trust.md"
 RESULTS = Path(__file__).parents[1] / "autograder" / "proof" / "attacks" / "results.json"

@@ -37,8 +37,8 @@ from course.mesh import make_mesh
 from course.predict import predict
 from course.program import export
 from course.puzzles import picture
-from course.show import memory_svg, side_by_side
-from course.show.shardings import Holdings
+from course.render import memory_svg, side_by_side
+from course.render.shardings import Holdings
 
 # %% [markdown]
 # ## One step of a ring

@@ -437,6 +437,6 @@ if __name__ == "__main__":
 if __name__ == "__main__":
     from IPython.display import HTML, display
 
-    from course.show import memory_svg, timeline_svg
+    from course.render import memory_svg, timeline_svg
 
     display(HTML(timeline_svg(prediction.timeline)), HTML(memory_svg(prediction.memory)))

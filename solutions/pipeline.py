@@ -47,8 +47,8 @@ from course.mesh import abstract_mesh, as_varying, make_mesh
 from course.model import Model, full_loss, layer_key, mlp, transformer
 from course.predict import predict
 from course.program import export
+from course.render import schedule_svg
 from course.schedules import forwards, gpipe, written
-from course.show import schedule_svg
 from solutions.data_parallel import fold_key_over_axes
 
 PyTree = Any

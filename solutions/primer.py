@@ -34,8 +34,8 @@ from jax.sharding import PartitionSpec as P
 from course.mesh import abstract_mesh, make_mesh
 from course.predict import predict
 from course.program import costs, export, parse
-from course.show import who_holds
-from course.show.panels import comparison_html
+from course.render import who_holds
+from course.render.panels import comparison_html
 
 # %% [markdown]
 # ## A mesh: devices in a grid

@@ -40,7 +40,7 @@ from course.mesh import abstract_mesh
 from course.model import transformer
 from course.predict import predict
 from course.program import export
-from course.show.panels import comparison_html
+from course.render.panels import comparison_html
 
 PyTree = Any
 

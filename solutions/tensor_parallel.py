@@ -44,7 +44,7 @@ from course.mesh import abstract_mesh, as_varying, make_mesh
 from course.model import Model, mlp, rms_norm
 from course.predict import predict
 from course.program import export
-from course.show import who_holds
+from course.render import who_holds
 from course.train import make_train_step
 from solutions.data_parallel import fold_key_over_axes
 

@@ -128,7 +128,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 def _machines_table(shown: tuple[Any, ...]) -> Any:
     from rich.table import Table
 
-    from course.show.quantities import digits, dtype_text
+    from course.render.quantities import digits, dtype_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for column in ("machine", "bf16", "f32", "vector", "memory", "", "links", "reached"):
@@ -150,7 +150,7 @@ def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: boo
     from rich.table import Table
     from rich.text import Text
 
-    from course.show.quantities import capacity_text
+    from course.render.quantities import capacity_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("on one device", "MB", "bytes", ""):

@@ -89,7 +89,7 @@ def plan(
 def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool) -> None:
     from rich.text import Text
 
-    from course.show.quantities import capacity_text
+    from course.render.quantities import capacity_text
 
     tokens = batch * sizes.seq
     show(Text(f"{sizes.count:,} parameters, {tokens:,} tokens a step, {where.name}: {found.count:,} ways\n"))

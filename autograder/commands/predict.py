@@ -73,7 +73,7 @@ def predict(
             from autograder.learner.profile import predict_solution
 
             found, programs = predict_solution(what, function, machine, aot=aot, model_flops=model_flops)
-    from course.show.panels import prediction_html
+    from course.render.panels import prediction_html
 
     _write(found, programs, trace, save)
     if picture is not None:
@@ -83,7 +83,7 @@ def predict(
 
         terminal.print_json({**found.to_json(), **installation()})
         return
-    from course.show.tables import prediction_tables
+    from course.render.tables import prediction_tables
 
     _print(prediction_tables(found), targets)
 
@@ -242,8 +242,8 @@ def _write(prediction: Prediction, programs: dict[str, Program], trace: Path | N
 
 
 def _write_picture(path: Path, predictions: dict[str, Prediction], title: str, html: str, reference: str = "") -> None:
-    from course.show import side_by_side
-    from course.show.panels import page
+    from course.render import side_by_side
+    from course.render.panels import page
 
     if path.suffix == ".html":
         _save(path, page(title, html).encode())

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from course.show.quantities import seconds_text, share_text
+from course.render.quantities import seconds_text, share_text
 
 Event = dict[str, Any]
 SMOOTHING = 0.9

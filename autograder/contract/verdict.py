@@ -168,7 +168,7 @@ class Result:
     """The judgement of one function.
 
     ``message`` explains a verdict that no single fact explains. ``timeline`` is the step at scale in brief
-    (``course.show.brief``), where official grading has looked at one, and ``form`` says what the Program of the first
+    (``course.render``), where official grading has looked at one, and ``form`` says what the Program of the first
     case does, so that those that do the same are found.
     """
 

@@ -68,7 +68,7 @@ class Profile:
 
     def html(self) -> str:
         """Pictures and tables, or what went wrong."""
-        from course.show.panels import comparison_html, problem_html
+        from course.render.panels import comparison_html, problem_html
 
         if self.problem is not None:
             return problem_html(self.title, self.problem.message, self.problem.line)
@@ -78,7 +78,7 @@ class Profile:
         return {"text/plain": repr(self), "text/html": self.html()}
 
     def __repr__(self) -> str:
-        from course.show.tables import as_text
+        from course.render.tables import as_text
 
         if self.problem is not None:
             return f"{self.title}: {self.problem.line + ': ' if self.problem.line else ''}{self.problem.message}"
@@ -86,7 +86,7 @@ class Profile:
 
     def tables(self) -> list[Any]:
         """The same for a terminal; print it with rich. Empty where there is a problem."""
-        from course.show.tables import rich_comparison, rich_sections
+        from course.render.tables import rich_comparison, rich_sections
 
         if self.problem is not None:
             return []

@@ -21,7 +21,7 @@ from autograder.learner.profile import (
     profile_notebook,
 )
 from autograder.proof.demo.__main__ import HERE as DEMO
-from course.show.quantities import seconds_text
+from course.render.quantities import seconds_text
 from solutions import fsdp
 
 KEEPS, FEW_ROWS = "keeps gathered weights", "computes a few rows at a time"

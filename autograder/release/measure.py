@@ -28,7 +28,11 @@ def measure(chapter: str) -> dict[str, Any]:
     for task in load(chapter).tasks:
         if task.at_scale:
             reference = look(task, getattr(solution, task.name))
-            naive = {name: look(task, mutants[task.name, name].function) for name in {task.naive_memory, task.naive_time} if name}
+            naive = {
+                name: look(task, mutants[task.name, name].function)
+                for name in {task.naive_memory, task.naive_time}
+                if name
+            }
             found[task.name] = {
                 figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
                 for figure, name in (
@@ -50,7 +54,9 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
     module = parse(program, data_branches=task.data_branches)
     where = machine(task.machine)
     time = timeline(module, where)
-    spent = {"spent": time.seconds - timeline(module, where, free=task.exposed_axes).seconds} if task.exposed_axes else {}
+    spent = (
+        {"spent": time.seconds - timeline(module, where, free=task.exposed_axes).seconds} if task.exposed_axes else {}
+    )
     return {
         "temporaries": memory(module, program).temporaries,
         "flops": costs(module).flops,

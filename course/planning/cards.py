@@ -9,7 +9,7 @@ from course.machine import Machine
 from course.measured.card import in_words, installation
 from course.planning.estimate import Estimate
 from course.planning.training import Training
-from course.show.quantities import bytes_text, capacity_text, count_text, seconds_text
+from course.render.quantities import bytes_text, capacity_text, count_text, seconds_text
 
 SIZES = ("layers", "width", "hidden", "heads", "vocab", "seq")
 

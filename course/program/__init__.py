@@ -1,4 +1,4 @@
-"""Programs and the lenses that look at them.
+"""Programs and the analyses that look at them.
 
 A Program is a learner's jitted step, exported as StableHLO: ``export`` makes one from shapes alone,
 ``compile_program`` runs it, ``costs`` counts what it computes and sends, ``memory`` what it holds, and ``timeline``
@@ -14,7 +14,7 @@ from course.program.program import Leaf, Program, ProgramError
 from course.program.run import Executable, compile_program, work_of
 from course.program.simulator import Timeline, bubble, timeline, timelines
 from course.program.stablehlo import parse
-from course.program.structure import difference
+from course.program.structure import structural_mismatch
 
 __all__ = [
     "Collective",
@@ -30,12 +30,12 @@ __all__ = [
     "bubble",
     "compile_program",
     "costs",
-    "difference",
     "export",
     "form",
     "memory",
     "parse",
     "signature_of",
+    "structural_mismatch",
     "timeline",
     "timelines",
     "work_of",

@@ -16,7 +16,7 @@ import jax
 from jax import export as jax_export
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from course.mesh import abstract_mesh
 from course.program.program import Leaf, Program, ProgramError, spec_of, without_size_one
@@ -33,33 +33,14 @@ class Audited:
     module: Any
 
 
-def audit(program: Program, mesh: Mesh | None = None) -> jax_export.Exported:
-    """The Program's artefact, once everything about it has been checked.
-
-    Args:
-        program: As loaded; its header's form has been checked.
-        mesh: The mesh that it will run on, if it is to run.
+@lru_cache(maxsize=2)  # the analyses and the compiler look at one Program after the other
+def audit(program: Program) -> Audited:
+    """The Program's artefact and its module, once everything about them has been checked.
 
     Raises:
         ProgramError: With what was found and what it should have been.
     """
-    if mesh is not None and dict(mesh.shape) != program.mesh:
-        raise ProgramError(f"the Program is for mesh {program.mesh} and was given {dict(mesh.shape)}")
-    return audited(program).exported
-
-
-def audited(program: Program) -> Audited:
-    """The same, with the module that was checked.
-
-    Raises:
-        ProgramError: With what was found and what it should have been.
-    """
-    return _audited(program.serialise())
-
-
-@lru_cache(maxsize=2)  # the lenses and the compiler look at one Program after the other
-def _audited(data: bytes) -> Audited:
-    program = Program.load(data)
+    program.check_form()
     if program.platform not in PLATFORMS:
         raise ProgramError(f"platform {program.platform!r} is none of {', '.join(PLATFORMS)}")
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from course.program.evaluate import decide
+from course.program.evaluate import follow
 from course.program.ir import COLLECTIVES, Module, Op, unsupported, walk
 
 
@@ -40,7 +40,7 @@ class DeviceClass:
     Attributes:
         device: The one that stands for all of them.
         members: All of them.
-        decisions: What they decide, as ``evaluate.decide`` gives it.
+        decisions: What they decide, as ``evaluate.follow`` gives it.
     """
 
     device: int
@@ -109,7 +109,7 @@ def device_classes(
         ProgramError: A trip count or a branch depends on data.
     """
     count = math.prod(module.mesh.values())
-    decisions = [decide(module, device) for device in range(count)]
+    decisions = [follow(module, device).decisions for device in range(count)]
     structures = {}
     for op in walk(module.main):
         if op.kind in COLLECTIVES:

@@ -1,6 +1,6 @@
 """Functions that JAX exports by name, such as ``erf``, each with what it is made of beside it.
 
-Compilers take the name or what stands beside it, whichever they like; the lenses read the latter. So it must be what
+Compilers take the name or what stands beside it, whichever they like; the analyses read the latter. So it must be what
 JAX writes: arithmetic on each element, or for ``top_k`` a sort and slices of it.
 """
 

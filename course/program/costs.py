@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
 from course.program.evaluate import executed, follow
-from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, walk
-from course.program.precision import Special, precise, special
+from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, dims_of, walk
+from course.program.precision import Special, precision_sensitive, special
 from course.program.program import ProgramError
 
 MAX_COLLECTIVES = 1_000_000
@@ -91,12 +91,7 @@ class Costs:
     taken: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Costs:
-        collectives = [{**c, "axes": tuple(c["axes"]), "shape": tuple(c["shape"])} for c in data["collectives"]]
-        return cls(**{**data, "collectives": tuple(Collective(**c) for c in collectives)})
+        return msgspec.to_builtins(self)
 
 
 def costs(module: Module) -> Costs:
@@ -170,12 +165,9 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
         total.flops += count * found.flops
         total.elementwise += count * found.elementwise
         total.touched += count * found.touched
-        for kind, products in found.products.items():
-            total.products[kind] += count * products
-        for kind, often in found.precise.items():
-            total.precise[kind] += count * often
-        for kind, elements in found.taken.items():
-            total.taken[kind] += count * elements
+        for name in ("products", "precise", "taken"):
+            for kind, often in getattr(found, name).items():
+                getattr(total, name)[kind] += count * often
         total.lines = found.lines | total.lines
         for collective in found.collectives:
             sent[collective] += count
@@ -233,7 +225,7 @@ def _of_block(block: Block, mesh: dict[str, int], device: int, known: Special) -
         if dtypes := known.by_hand.get(op):
             found.products[dtypes] += 1
             _note_line(found.lines, dtypes, op)
-        if kind := precise(op, known):
+        if kind := precision_sensitive(op, known):
             found.precise[kind] += 1
             found.taken[kind] += op.results[0].elements
             _note_line(found.lines, kind, op)
@@ -265,8 +257,7 @@ def elementwise_operations(op: Op) -> int:
 
 def dot_flops(op: Op) -> float:
     """``2 x (elements of the result) x (contracted elements)``, and four times that for complex numbers."""
-    dims = re.search(r"lhs_contracting_dimensions = \[([\d, ]*)\]", op.attributes["dot_dimension_numbers"])
-    contracted = [int(dim) for dim in dims[1].split(",") if dim.strip()] if dims else []
+    contracted = dims_of(op.attributes["dot_dimension_numbers"], "lhs_contracting_dimensions")
     each = 8.0 if "complex" in op.results[0].dtype else 2.0
     return each * op.results[0].elements * math.prod(op.operands[0].shape[dim] for dim in contracted)
 

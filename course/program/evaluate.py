@@ -20,23 +20,19 @@ _UNKNOWN = "depends on data, or on integers that overflow or divide by zero, so 
 
 
 class Followed(NamedTuple):
-    """What one device does: its decisions, and the branches that depend on data, taken on their more expensive side."""
+    """What one device decides.
+
+    Attributes:
+        decisions: In order: 1 or 0 before each trip of a loop, and the number of each branch taken.
+        on_data: The branches that depend on data, taken on their more expensive side.
+    """
 
     decisions: tuple[int, ...]
     on_data: frozenset[Op]
 
 
-def decide(module: Module, device: int) -> tuple[int, ...]:
-    """What ``device`` decides, in order: 1 or 0 before each trip of a loop, and the number of each branch taken.
-
-    Raises:
-        ProgramError: A trip count or a branch depends on data.
-    """
-    return follow(module, device).decisions
-
-
 def follow(module: Module, device: int) -> Followed:
-    """The same with what it was decided on; worked out once for all who ask, so that they assume the same.
+    """What ``device`` decides; worked out once for all who ask, so that they assume the same.
 
     Raises:
         ProgramError: A trip count or a branch depends on data.
@@ -68,15 +64,11 @@ def taken(block: Block, decisions: Iterator[int]) -> Iterator[tuple[Op, int]]:
 def executed(block: Block, decisions: Iterator[int]) -> Iterator[Block]:
     """Every block that runs, each time that it runs, by the decisions of one device."""
     yield block
-    for op in control(block):
-        if op.kind == "while":
-            condition, body = op.regions
-            yield from executed(condition, decisions)
-            while next(decisions):
-                yield from executed(body, decisions)
-                yield from executed(condition, decisions)
+    for op, choice in taken(block, decisions):
+        if op.kind == "case":
+            yield op.regions[choice]
         else:
-            yield from executed(op.regions[next(decisions)], decisions)
+            yield from op.regions[: 1 + choice]
 
 
 def control(block: Block) -> list[Op]:

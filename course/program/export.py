@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -57,8 +58,7 @@ def export(
         ProgramError: The Program would be too large, or has a constant larger than an input may be.
     """
     signature = signature_of(inputs, in_specs, roles)
-    tree = jax.tree.structure(list(inputs.values()))
-    where = abstract_mesh(mesh)
+    tree, where = jax.tree.structure(list(inputs.values())), abstract_mesh(mesh)
     structs = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(where, leaf.partition_spec))
         for leaf in signature
@@ -82,7 +82,8 @@ def export(
             "the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program holds "
             "only what devices compute. Take it out; a plain print(x) shows shapes while the function is traced"
         ) from None
-    outputs = _output_leaves(results[0], out_specs() if callable(out_specs) else out_specs)
+    ordered = dict(sorted(results[0].items()))  # jax flattens a dict by sorted keys
+    outputs = _leaves(ordered, out_specs() if callable(out_specs) else out_specs, lambda _: "result")
     artefact = bytes(_relocated(exported, locate).serialize())
     result = Program(dict(mesh), platform, signature, outputs, donated, artefact)
     if len(artefact) > MAX_BYTES - 2**16:
@@ -95,35 +96,18 @@ def signature_of(
     inputs: dict[str, Any], in_specs: dict[str, Any], roles: dict[str, str] | None = None
 ) -> tuple[Leaf, ...]:
     """The leaves that a Program with these inputs has, in its order; arguments as for ``export``."""
-    leaves = jax.tree.leaves_with_path(list(inputs.values()))
-    specs = _broadcast_specs([in_specs[name] for name in inputs], list(inputs.values()))
+    return _leaves(inputs, in_specs, lambda name: (roles or {}).get(name, "batch"))
+
+
+def _leaves(trees: dict[str, Any], specs: dict[str, Any], role: Callable[[str], str]) -> tuple[Leaf, ...]:
     found = []
-    for (path, leaf), spec in zip(leaves, specs, strict=True):
-        name = list(inputs)[path[0].idx]
-        dtype = jax.numpy.dtype(leaf.dtype).name
-        role = (roles or {}).get(name, "batch")
-        found.append(Leaf(path_name(name, path[1:]), tuple(leaf.shape), dtype, spec_of(spec, len(leaf.shape)), role))
-    return tuple(found)
-
-
-def _broadcast_specs(specs: list[Any], trees: list[Any]) -> list[P]:
-    flat = []
-    for spec, tree in zip(specs, trees, strict=True):
-        if isinstance(spec, P):
-            flat += [spec] * len(jax.tree.leaves(tree))
-        else:
-            flat += jax.tree.leaves(spec, is_leaf=lambda s: isinstance(s, P))
-    return flat
-
-
-def _output_leaves(results: dict[str, Any], out_specs: dict[str, Any]) -> tuple[Leaf, ...]:
-    found = []
-    for name in sorted(results):  # jax flattens a dict by sorted keys
-        specs = _broadcast_specs([out_specs[name]], [results[name]])
-        for (path, leaf), spec in zip(jax.tree.leaves_with_path(results[name]), specs, strict=True):
-            dtype = jax.numpy.dtype(leaf.dtype).name
-            shape = tuple(leaf.shape)
-            found.append(Leaf(path_name(name, path), shape, dtype, spec_of(spec, len(shape)), "result"))
+    for name, tree in trees.items():
+        leaves = jax.tree.leaves_with_path(tree)
+        each = jax.tree.leaves(specs[name], is_leaf=lambda spec: isinstance(spec, P))
+        each = each * len(leaves) if isinstance(specs[name], P) else each
+        for (path, leaf), of_leaf in zip(leaves, each, strict=True):
+            shape, dtype = tuple(leaf.shape), jax.numpy.dtype(leaf.dtype).name
+            found.append(Leaf(path_name(name, path), shape, dtype, spec_of(of_leaf, len(shape)), role(name)))
     return tuple(found)
 
 
@@ -159,15 +143,11 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
                 for block in region.blocks:
                     for argument in block.arguments:
                         argument.set_location(unknown)
-        data = mlir.serialize_portable_artifact(module, _version_of(exported), use_mixed_serialization=True)
-    return exported.__class__(**{**_fields(exported), "mlir_module_serialized": data, "fun_name": "program"})
+        data = mlir.serialize_portable_artifact(module, stablehlo_version(exported), use_mixed_serialization=True)
+    return replace(exported, mlir_module_serialized=data, fun_name="program")
 
 
-def _fields(exported: jax_export.Exported) -> dict[str, Any]:
-    return {name: getattr(exported, name) for name in exported.__dataclass_fields__}
-
-
-def _version_of(exported: jax_export.Exported) -> str:
+def stablehlo_version(exported: jax_export.Exported) -> str:
     """The StableHLO version that the artefact was written for: ``StableHLO_v1.2.3`` stands near its start."""
     found = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])
     if not found:

@@ -21,7 +21,7 @@ _READS_ON_THE_FLY = _FUSED | {"reduce"}
 
 
 @dataclass(frozen=True)
-class Unwritten:
+class ElidedBuffers:
     """Results without a buffer of their own.
 
     Attributes:
@@ -39,19 +39,14 @@ class Unwritten:
         return value
 
 
-def fused_values(block: Block) -> set[Value]:
-    """Results that are never written to memory, in this block and those inside it."""
-    return unwritten(block).fused
-
-
-def unwritten(block: Block) -> Unwritten:
+def elided_buffers(block: Block) -> ElidedBuffers:
     """Results of this block, and of those inside it, that need no buffer."""
-    found = Unwritten()
+    found = ElidedBuffers()
     _find(block, found)
     return found
 
 
-def _find(block: Block, found: Unwritten) -> None:
+def _find(block: Block, found: ElidedBuffers) -> None:
     uses: dict[Value, list[Op]] = {}
     pinned, for_matmuls = set(block.returns), set()
     for op in block.ops:
@@ -78,7 +73,7 @@ def _find(block: Block, found: Unwritten) -> None:
             found.fused.add(result)
 
 
-def _on_the_fly(result: Value, readers: list[Op], found: Unwritten) -> bool:
+def _on_the_fly(result: Value, readers: list[Op], found: ElidedBuffers) -> bool:
     """Whether every reader can compute ``result`` itself. Through a view, it is the view's readers that count."""
     return all(
         reader.results[0] in found.fused
@@ -121,7 +116,7 @@ def captured(block: Block) -> set[Value]:
     return found | {value for value in block.returns if value not in own}
 
 
-def last_uses(block: Block, free: Unwritten) -> dict[Value, float]:
+def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
     """The index of the last op of the block that reads a value's bytes, infinite for bytes that the block returns.
 
     Reading an alias, or something fused that is computed from a value, reads the value.
@@ -129,29 +124,26 @@ def last_uses(block: Block, free: Unwritten) -> dict[Value, float]:
     origins: dict[Value, frozenset[Value]] = {}
     last: dict[Value, float] = {}
 
+    def origins_of(value: Value) -> frozenset[Value]:
+        return origins.get(value, frozenset((value,)))
+
     def read(value: Value, reader: float) -> None:
-        for origin in origins.get(value, frozenset((value,))):
-            last[origin] = reader
+        last.update(dict.fromkeys(origins_of(value), reader))
 
     for i, op in enumerate(block.ops):
-        inner = [value for region in op.regions for value in captured(region)]
-        for value in (*op.operands, *inner):
+        for value in (*op.operands, *(inner for region in op.regions for inner in captured(region))):
             read(value, i)
         if op.results and op.results[0] in free.views:
             for result in op.results:
-                source = free.views[result]
-                origins[result] = origins.get(source, frozenset((source,)))
+                origins[result] = origins_of(free.views[result])
         elif op.results and op.results[0] in free.fused:
-            every = [origins.get(operand, frozenset((operand,))) for operand in op.operands]
-            origins[op.results[0]] = frozenset().union(*every)
+            origins[op.results[0]] = frozenset().union(*map(origins_of, op.operands))
     for value in block.returns:
         read(value, math.inf)
-    return {
-        value: last[origin] for value in {*origins, *last} for origin in [_source(value, origins)] if origin in last
-    }
-
-
-def _source(value: Value, origins: dict[Value, frozenset[Value]]) -> Value:
-    """The value whose bytes an alias is; the value itself where it has bytes of its own."""
-    found = origins.get(value, frozenset((value,)))
-    return next(iter(found)) if len(found) == 1 else value
+    found = {}
+    for value in {*origins, *last}:
+        # An alias has the bytes of one value; anything else has bytes of its own.
+        origin = next(iter(origins_of(value))) if len(origins_of(value)) == 1 else value
+        if origin in last:
+            found[value] = last[origin]
+    return found

@@ -1,9 +1,10 @@
-"""A Program's operations as plain Python, so that the lenses need not know MLIR; ``stablehlo`` reads them."""
+"""A Program's operations as plain Python, so that the analyses need not know MLIR; ``stablehlo`` reads them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ MOVES = set(
     "transpose".split()
 )
 CHEAP = {"constant", "reshape", "optimization_barrier", "partition_id", "replica_id", "return"}
+# What compilers fold into layouts and addresses: it costs no time, and waits for nothing but its operands.
+FOLDED = set("constant reshape transpose slice dynamic_slice optimization_barrier partition_id replica_id".split())
 OTHER = {"case", "dot_general", "reduce", "while", "sort", "reduce_window", "rng_bit_generator"}
 KNOWN = COLLECTIVES | ELEMENTWISE | MOVES | CHEAP | OTHER
 
@@ -85,9 +88,15 @@ class Module:
 
 
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
-    """The error for something a lens cannot resolve: names the op and the learner's line."""
+    """The error for something an analysis cannot resolve: names the op and the learner's line."""
     name = f"{op.kind}: " if op else ""
     return ProgramError(f"{line or 'unknown line'}: {name}{what}")
+
+
+def dims_of(numbers: str, name: str) -> list[int]:
+    """The dims that an attribute of dimension numbers lists under a name."""
+    found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
+    return [int(dim) for dim in found[1].split(",") if dim.strip()] if found else []
 
 
 def walk(block: Block) -> Iterator[Op]:
@@ -96,6 +105,21 @@ def walk(block: Block) -> Iterator[Op]:
         yield op
         for region in op.regions:
             yield from walk(region)
+
+
+def ready_order(items: Iterable[tuple[Iterable[Value], Iterable[Value], bool]]) -> list[int]:
+    """The order in which the items that move stand right behind what gives what they read last.
+
+    Args:
+        items: What each reads, what it gives, and whether it moves.
+    """
+    made: dict[Value, int] = {}
+    places = []
+    for number, (reads, gives, moves) in enumerate(items):
+        place = max((made.get(value, -1) for value in reads), default=-1) if moves else number
+        made.update(dict.fromkeys(gives, place))
+        places.append((place, moves, number))
+    return [number for *_, number in sorted(places)]
 
 
 def remove_dead_code(block: Block) -> None:

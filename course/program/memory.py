@@ -18,15 +18,15 @@ The rules, all of them; which results have no buffer of their own is said in ``f
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from course.program.fusion import Unwritten, captured, last_uses, unwritten
-from course.program.ir import COLLECTIVES, ELEMENTWISE, Block, Module, Op, Value
+import msgspec
+
+from course.program.fusion import ElidedBuffers, captured, elided_buffers, last_uses
+from course.program.ir import COLLECTIVES, ELEMENTWISE, FOLDED, Block, Module, Op, Value, ready_order
 from course.program.program import Program
 
-# What costs no time by itself and so waits for nothing but its operands.
-MOVED = set("constant reshape transpose slice dynamic_slice optimization_barrier partition_id replica_id".split())
 # Ops that may write over an operand as they read it.
 _UPDATES = {"dynamic_update_slice", "scatter"}
 _REPLACING = ELEMENTWISE | _UPDATES | {"transpose", "all_reduce"}
@@ -73,21 +73,12 @@ class Memory:
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Memory:
-        alive = tuple(map(_alive, data["alive"]))
-        return cls(**{**data, "alive": alive, "largest": _alive(data["largest"]) if data["largest"] else None})
+        return msgspec.to_builtins(self)
 
 
 def _numbers(shape: tuple[int, ...], size: int) -> int:
     """Elements, of which one that is larger than a float32 counts as several: a complex number, two packed in one."""
     return max(math.prod(shape), size // 4)
-
-
-def _alive(data: dict[str, Any]) -> Alive:
-    return Alive(**{**data, "shape": tuple(data["shape"])})
 
 
 @dataclass(eq=False, slots=True)
@@ -107,11 +98,11 @@ class _State:
     # What each value's bytes lie in: one buffer, or, for a fused value, all that it is computed from.
     places: dict[Value, tuple[_Buffer, ...]] = field(default_factory=dict)
     # Results that are written into a donated input's buffer.
-    homes: dict[Value, Value] = field(default_factory=dict)
+    output_aliases: dict[Value, Value] = field(default_factory=dict)
 
     def new(self, value: Value, op: Op | None, role: str = "temporary") -> None:
-        if value in self.homes:
-            self.places[value] = self.places[self.homes[value]]
+        if value in self.output_aliases:
+            self.places[value] = self.places[self.output_aliases[value]]
             self.places[value][0].role = "output"
             return
         buffer = _Buffer(value.bytes, self.clock, self.clock, value, op, role)
@@ -128,16 +119,11 @@ def issued_early(block: Block) -> Block:
 
     What compilers fold into addresses moves with it.
     """
-    ops = [replace(op, regions=[issued_early(region) for region in op.regions]) if op.regions else op
-           for op in block.ops]  # fmt: skip
-    made: dict[Value, int] = {}
-    places = []
-    for number, op in enumerate(ops):
-        moves = op.kind in COLLECTIVES | MOVED
-        place = max((made.get(value, -1) for value in op.operands), default=-1) if moves else number
-        made.update(dict.fromkeys(op.results, place))
-        places.append((place, moves, number))
-    return Block(block.arguments, [ops[number] for _, _, number in sorted(places)], block.returns)
+    ops = [
+        replace(op, regions=[issued_early(region) for region in op.regions]) if op.regions else op for op in block.ops
+    ]
+    order = ready_order((op.operands, op.results, op.kind in COLLECTIVES | FOLDED) for op in ops)
+    return Block(block.arguments, [ops[number] for number in order], block.returns)
 
 
 def memory(module: Module, program: Program, *, early: bool = False) -> Memory:
@@ -149,11 +135,11 @@ def memory(module: Module, program: Program, *, early: bool = False) -> Memory:
         early: Count a collective's result from where the timeline issues it ready-first; else in program order.
     """
     main = issued_early(module.main) if early else module.main
-    state, free = _State(), unwritten(main)
+    state, free = _State(), elided_buffers(main)
     for value in main.arguments:
         state.new(value, None, "argument")
     pairs = _donations(program)
-    state.homes = _homes(main, pairs, free)
+    state.output_aliases = _output_aliases(main, pairs, free)
     _schedule(main, state, free)
     state.clock += 1
     donated = set(pairs)
@@ -184,25 +170,25 @@ def _donations(program: Program) -> dict[int, int]:
     return pairs
 
 
-def _homes(main: Block, pairs: dict[int, int], free: Unwritten) -> dict[Value, Value]:
+def _output_aliases(main: Block, pairs: dict[int, int], free: ElidedBuffers) -> dict[Value, Value]:
     """From each result to the donated input whose buffer its op writes it into.
 
     One that is made while the old value is still to be read is a temporary, moved at the end.
     """
     maker = {result: i for i, op in enumerate(main.ops) for result in op.results}
     last = last_uses(main, free)
-    homes = {}
+    output_aliases = {}
     for output, given in pairs.items():
         value, argument = free.origin(main.returns[output]), main.arguments[given]
-        if value not in maker or value in homes:
+        if value not in maker or value in output_aliases:
             continue
         index, end = maker[value], last.get(argument, -1)
         if end < index or (end == index and _writes_over(main.ops[index], value, argument, free)):
-            homes[value] = argument
-    return homes
+            output_aliases[value] = argument
+    return output_aliases
 
 
-def _writes_over(op: Op, result: Value, argument: Value, free: Unwritten) -> bool:
+def _writes_over(op: Op, result: Value, argument: Value, free: ElidedBuffers) -> bool:
     """Whether the op may write ``result`` where it reads ``argument``; a loop only in the carry that starts there."""
     if op.kind != "while":
         return op.kind in _REPLACING
@@ -211,7 +197,7 @@ def _writes_over(op: Op, result: Value, argument: Value, free: Unwritten) -> boo
     return not inside and starts.count(argument) == 1 and starts[op.results.index(result)] is argument
 
 
-def _schedule(block: Block, state: _State, free: Unwritten) -> None:
+def _schedule(block: Block, state: _State, free: ElidedBuffers) -> None:
     last = last_uses(block, free)
     for i, op in enumerate(block.ops):
         state.clock += 1
@@ -245,7 +231,7 @@ def _write(op: Op, state: _State, dying: set[Value]) -> None:
 
 def _in_place(op: Op, state: _State, dying: set[Value]) -> _Buffer | None:
     """The buffer of an operand that dies here and that the result may take over."""
-    if op.results[0] in state.homes:
+    if op.results[0] in state.output_aliases:
         return None
     if op.kind not in _REPLACING:
         return None
@@ -257,7 +243,7 @@ def _in_place(op: Op, state: _State, dying: set[Value]) -> _Buffer | None:
     return None
 
 
-def _loop(op: Op, state: _State, free: Unwritten, dying: set[Value]) -> None:
+def _loop(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None:
     condition, body = op.regions
     for operand in op.operands:
         state.read(operand)
@@ -265,8 +251,8 @@ def _loop(op: Op, state: _State, free: Unwritten, dying: set[Value]) -> None:
     unchanged = [value is argument for value, argument in zip(body.returns, body.arguments, strict=True)]
     # Buffers that a carry cannot have for itself: two carries may be views of one.
     taken = {id(place) for place in read_inside}
-    taken |= {id(place) for v, same in zip(op.operands, unchanged, strict=True) if same
-              for place in state.places.get(v, ())}  # fmt: skip
+    kept = [value for value, same in zip(op.operands, unchanged, strict=True) if same]
+    taken |= {id(place) for value in kept for place in state.places.get(value, ())}
     carried: list[tuple[_Buffer, ...]] = []
     for operand, result, same in zip(op.operands, op.results, unchanged, strict=True):
         places = state.places.get(operand, ())
@@ -301,7 +287,7 @@ def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _Stat
             buffer[0].bytes = 0
 
 
-def _branches(op: Op, state: _State, free: Unwritten) -> None:
+def _branches(op: Op, state: _State, free: ElidedBuffers) -> None:
     for operand in op.operands:
         state.read(operand)
     for result in op.results:

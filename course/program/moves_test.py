@@ -2,18 +2,16 @@
 
 import math
 import os
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course.program.texts import NAMES, as_the_executor, dense, edges, evaluated, program_of, run, tensor
+from course.program.witness_test import SETTINGS
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
-
-ALL_CHECKS: Any = [*HealthCheck]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,8 +40,10 @@ def moves(draw):
     part = tuple(draw(st.integers(1, dim)) for dim in shape)
     names = ", ".join(f"{{{i + 1}}}" for i in range(len(shape)))
     order = draw(st.permutations(range(len(shape))))
-    kind = draw(st.sampled_from("slice dynamic_slice dynamic_update_slice broadcast iota reduce reverse concatenate "
-                                "transpose reshape constant".split()))  # fmt: skip
+    kinds = (
+        "slice dynamic_slice dynamic_update_slice broadcast iota reduce reverse concatenate transpose reshape constant"
+    )
+    kind = draw(st.sampled_from(kinds.split()))
     if kind == "slice":
         cuts = [(dim - size, dim, draw(st.integers(1, 2))) for dim, size in zip(shape, part, strict=True)]
         result = tuple(-(-(stop - start) // step) for start, stop, step in cuts)
@@ -51,10 +51,8 @@ def moves(draw):
         return f"stablehlo.slice {{0}} [{said}] : ({t}) -> {tensor(result, element)}", [x], (result, element)
     if kind == "dynamic_slice":
         where, types = starts()
-        said = (
-            f"stablehlo.dynamic_slice {{0}}, {names}, sizes = {list(part)} : ({t}, {types}) -> {tensor(part, element)}"
-        )
-        return said, [x, *where], (part, element)
+        how = f"{names}, sizes = {list(part)} : ({t}, {types}) -> {tensor(part, element)}"
+        return f"stablehlo.dynamic_slice {{0}}, {how}", [x, *where], (part, element)
     if kind == "dynamic_update_slice":
         where, types = starts()
         update, last, of_part = array(part), len(shape) + 1, tensor(part, element)
@@ -72,11 +70,9 @@ def moves(draw):
     if kind == "reduce":
         dims = sorted(order[: draw(st.integers(1, len(shape)))])
         result = tuple(size for dim, size in enumerate(shape) if dim not in dims)
-        by = draw(
-            st.sampled_from(("maximum", "minimum", "and", "or", *(("add", "multiply") if element != "i1" else ())))
-        )
-        said = (f"stablehlo.reduce({{0}} init: {{1}}) applies stablehlo.{by} across dimensions = {dims} : "
-                f"({t}, {tensor((), element)}) -> {tensor(result, element)}")  # fmt: skip
+        by = draw(st.sampled_from(["maximum", "minimum", "and", "or", *(["add", "multiply"] * (element != "i1"))]))
+        types = f"({t}, {tensor((), element)}) -> {tensor(result, element)}"
+        said = f"stablehlo.reduce({{0}} init: {{1}}) applies stablehlo.{by} across dimensions = {dims} : {types}"
         neutral = {"add": 0, "multiply": 1, "maximum": values[0], "minimum": values[-1], "and": -1, "or": 0}[by]
         initial = array(()) if draw(st.integers(0, 3)) == 0 else np.array(neutral).astype(values.dtype)
         return said, [x, initial], (result, element)
@@ -96,8 +92,7 @@ def moves(draw):
     return f"stablehlo.constant {dense(x)} : {t}", [], (shape, element)
 
 
-@settings(derandomize=True, deadline=None, max_examples=20 if FULL else 2, suppress_health_check=ALL_CHECKS,
-          phases=[Phase.generate])  # fmt: skip
+@settings(max_examples=20 if FULL else 2, **SETTINGS)
 @given(st.lists(moves(), min_size=60, max_size=60))
 def test_moves_and_reductions_agree_with_xla(several):
     lines, arrays = [], []

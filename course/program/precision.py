@@ -28,7 +28,7 @@ def special(main: Block) -> Special:
     return Special(_equal_numbers(main), _summed(main), _by_hand(main))
 
 
-def precise(op: Op, known: Special) -> str:
+def precision_sensitive(op: Op, known: Special) -> str:
     """What ``Costs.precise`` calls the op; empty for any other, and for one on integers."""
     if not op.results or "f" not in (dtype := op.results[0].dtype):
         return ""

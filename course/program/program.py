@@ -1,4 +1,4 @@
-"""The Program: what a jitted step compiles to, as a few KB that every lens looks at."""
+"""The Program: what a jitted step compiles to, as a few KB that every analysis looks at."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import jax
+import msgspec
 from jax.sharding import PartitionSpec as P
 
 MAGIC = b"MESHCRAFT-PROGRAM-1\n"
@@ -31,6 +32,7 @@ ROLES = ("state", "batch", "key", "result")
 
 # One entry a dim: the mesh axes that the dim is split over, none for a dim that is whole.
 Spec = tuple[tuple[str, ...], ...]
+Dim = Annotated[int, msgspec.Meta(ge=0, le=MAX_DIM)]
 
 
 class ProgramError(ValueError):
@@ -50,7 +52,7 @@ class Leaf:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Dim, ...]
     dtype: str
     spec: Spec
     role: str
@@ -92,6 +94,9 @@ class Program:
     donated: tuple[int, ...]
     artefact: bytes
 
+    def __hash__(self) -> int:
+        return hash(self.artefact)
+
     @property
     def num_devices(self) -> int:
         return math.prod(self.mesh.values())
@@ -116,29 +121,22 @@ class Program:
         start = len(MAGIC) + 4
         if not data.startswith(MAGIC) or len(data) < start:
             raise ProgramError("this is not a Program: it does not begin as one")
-        length = int.from_bytes(data[len(MAGIC) : start], "big")
-        if length > MAX_HEADER:
-            raise ProgramError(f"a Program's header has at most {MAX_HEADER:,} bytes and this one has {length:,}")
+        end = start + int.from_bytes(data[len(MAGIC) : start], "big")
+        if end - start > MAX_HEADER:
+            raise ProgramError(f"a Program's header has at most {MAX_HEADER:,} bytes and this one has {end - start:,}")
         try:
-            header = json.loads(data[start : start + length])
-            if set(header) != {field.name for field in fields(cls)}:
-                raise ProgramError(f"this Program's header has entries {sorted(header)!s:.200}, expected others")
-            if header["artefact"] != len(data) - start - length:
-                raise ProgramError(
-                    f"this Program is damaged: its artefact has {len(data) - start - length:,} bytes and its header "
-                    f"says {header['artefact']!r:.20}; was it cut off or added to?"
-                )
-            inputs, outputs = (tuple(map(_leaf, header[key])) for key in ("inputs", "outputs"))
-            mesh = {_text(axis): _whole(size, MAX_DEVICES) for axis, size in header["mesh"]}
-            if len(mesh) != len(header["mesh"]):
-                raise ProgramError(f"the header names an axis of the mesh twice: {header['mesh']!s:.200}")
-            platform, donated = _text(header["platform"]), tuple(_whole(i, MAX_LEAVES) for i in header["donated"])
-            program = cls(mesh, platform, inputs, outputs, donated, data[start + length :])
-        except ProgramError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            header = msgspec.json.decode(data[start:end], type=_Header)
+        except (ValueError, RecursionError) as error:
             raise ProgramError(f"this Program's header cannot be read: {error}") from None
+        if header.artefact != len(data) - end:
+            raise ProgramError(
+                f"this Program is damaged: its artefact has {len(data) - end:,} bytes and its header "
+                f"says {header.artefact:,}; was it cut off or added to?"
+            )
+        program = cls(dict(header.mesh), header.platform, header.inputs, header.outputs, header.donated, data[end:])
         program.check_form()
+        if program.serialise() != data:
+            raise ProgramError("this Program's header has other entries than a Program writes, or one of them twice")
         return program
 
     def check_form(self) -> None:
@@ -167,6 +165,17 @@ class Program:
             raise ProgramError(f"an input is donated twice: {self.donated}")
 
 
+class _Header(msgspec.Struct):
+    """A Program as JSON; ``artefact`` is how many bytes follow."""
+
+    mesh: list[tuple[str, Annotated[int, msgspec.Meta(ge=0, le=MAX_DEVICES)]]]
+    platform: str
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    donated: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_LEAVES)], ...]
+    artefact: int
+
+
 def spec_of(spec: P | None, ndim: int) -> Spec:
     """A ``PartitionSpec`` with one entry a dim."""
     entries = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in (spec or ()))
@@ -184,26 +193,6 @@ def path_name(prefix: str, path: Iterable[Any]) -> str:
     """``prefix/layers/up/kernel`` for a path of ``jax.tree_util``."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
     return "/".join(part for part in (prefix, name) if part)
-
-
-def _leaf(data: dict[str, Any]) -> Leaf:
-    if set(data) != {field.name for field in fields(Leaf)}:
-        raise ProgramError(f"a leaf in the header has entries {sorted(data)!s:.200}, expected others")
-    spec = tuple(tuple(_text(axis) for axis in axes) for axes in data["spec"])
-    shape = tuple(_whole(dim, MAX_DIM) for dim in data["shape"])
-    return Leaf(_text(data["name"]), shape, _text(data["dtype"]), spec, _text(data["role"]))
-
-
-def _text(data: Any) -> str:
-    if type(data) is not str:
-        raise ProgramError(f"a name in the header is {str(data)[:80]!r}, expected a text")
-    return data
-
-
-def _whole(number: Any, limit: int) -> int:
-    if type(number) is not int or not 0 <= number <= limit:
-        raise ProgramError(f"a size in the header is not a whole number from 0 to {limit:,}")
-    return number
 
 
 def _check_leaf(leaf: Leaf, mesh: dict[str, int]) -> None:

@@ -1,7 +1,7 @@
-"""What a Program's module may consist of: rules that are checked before any lens or compiler sees it.
+"""What a Program's module may consist of: rules that are checked before any analysis or compiler sees it.
 
-Lists say what is allowed, and everything else is refused by name: a compiler reads more into a module than a lens can,
-such as attributes that change how an operation is compiled, and falls over on what nobody writes.
+Lists say what is allowed, and everything else is refused by name: a compiler reads more into a module than an analysis
+can, such as attributes that change how an operation is compiled, and falls over on what nobody writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_OPS = 200_000
 MAX_DEPTH = 200
 MAX_RANK = 32
 MAX_CONSTANT_BYTES = 2**20
-# Operations of the function that a reduction applies to each element, and of one that no lens charges: a sort's, say.
+# Operations of the function that a reduction applies to each element, and of one that costs nothing: a sort's, say.
 MAX_APPLIED = 1000
 MAX_UNCHARGED = 64
 CUSTOM_CALLS: set[str] = set()
@@ -248,13 +248,13 @@ def _check_devices(op: Any, count: int) -> None:
         pairs = np.array(op.attributes["source_target_pairs"]).reshape(-1, 2)
         for what, devices in (("sources", pairs[:, 0]), ("targets", pairs[:, 1])):
             if len(set(devices.tolist())) != len(devices) or not all(0 <= d < count for d in devices.tolist()):
-                raise ProgramError(f"the {what} of {op.name} are {devices.tolist()[:20]}, expected devices from 0 to "
-                               f"{count - 1}, each once")  # fmt: skip
+                wrong = f"the {what} of {op.name} are {devices.tolist()[:20]}"
+                raise ProgramError(f"{wrong}, expected devices from 0 to {count - 1}, each once")
     elif isinstance(op.attributes["replica_groups"], ir.DenseElementsAttr):
         devices = np.array(op.attributes["replica_groups"]).flatten().tolist()
         if sorted(devices) != list(range(count)):
-            raise ProgramError(f"the groups of {op.name} hold devices {devices[:20]}, expected each from 0 to "
-                           f"{count - 1} once")  # fmt: skip
+            wrong = f"the groups of {op.name} hold devices {devices[:20]}"
+            raise ProgramError(f"{wrong}, expected each from 0 to {count - 1} once")
 
 
 def _check_applied(op: Any, functions: dict[str, Any]) -> None:

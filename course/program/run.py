@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
+from jax import export as jax_export
 from jax.sharding import Mesh, NamedSharding
 
-from course.program.audit import audit, audited
+from course.program.audit import audit
 from course.program.ir import Module
 from course.program.program import Leaf, Program, ProgramError
 from course.program.witness import Witness, instrument
@@ -29,7 +30,7 @@ class Executable:
 
         Raises:
             ProgramError: An input has another shape or dtype than the signature says, or a result is not sharded
-                as the header says, or the copies that devices hold of it differ, or the witness contradicts the lenses.
+                as the header says, or devices' copies of it differ, or the witness contradicts the analyses.
         """
         arrays = [self._place(leaf, inputs) for leaf in self.program.inputs]
         results = self.call(*arrays)
@@ -69,8 +70,17 @@ def work_of(program: Program) -> str:
     Raises:
         ProgramError: The audit's.
     """
-    text = audited(program).module.operation.get_asm(enable_debug_info=False)
+    text = audit(program).module.operation.get_asm(enable_debug_info=False)
     return hashlib.sha256(replace(program, artefact=text.encode()).serialise()).hexdigest()
+
+
+def lowered(program: Program, exported: jax_export.Exported, mesh: Mesh) -> jax.stages.Lowered:
+    """What ``exported`` computes for the Program's inputs on a mesh; donated inputs stay donated."""
+    structs = [
+        jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
+        for leaf in program.inputs
+    ]
+    return jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True).lower(*structs)
 
 
 def compile_program(program: Program, mesh: Mesh, module: Module | None = None) -> Executable:
@@ -79,23 +89,18 @@ def compile_program(program: Program, mesh: Mesh, module: Module | None = None) 
     Args:
         program: The Program.
         mesh: Where it will run.
-        module: What the lenses read of it, if each run is to be compared with what they assume.
+        module: What the analyses read of it, if each run is to be compared with what they assume.
 
     Raises:
         ProgramError: The audit's.
     """
     if dict(mesh.shape) != program.mesh:
         raise ProgramError(f"the Program is for mesh {program.mesh} and was given {dict(mesh.shape)}")
-    exported = audit(program, mesh)
+    exported = audit(program).exported
     witness = instrument(program, module) if module else None
     if witness:
         exported = witness.exported
-    structs = [
-        jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
-        for leaf in program.inputs
-    ]
-    jitted = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True)
     try:
-        return Executable(program, mesh, jitted.lower(*structs).compile(), witness)
+        return Executable(program, mesh, lowered(program, exported, mesh).compile(), witness)
     except Exception as error:  # a damaged artefact can make any part of the compiler complain
         raise ProgramError(f"the program cannot be compiled: {type(error).__name__}: {str(error)[:300]}") from None

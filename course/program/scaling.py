@@ -13,13 +13,12 @@ The rules, all of them:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from course.program.ir import Block, Op, Value
+from course.program.ir import Block, Op, Value, dims_of
 
 # Attributes that grow with arrays; every other is the same at both sizes.
 GROWING = {
@@ -32,7 +31,6 @@ GROWING = {
 }
 _SMALLER = "keeps a smaller part at the large size than at the small one"
 _ONE = "takes a dim of one element at one size for a dim of many at the other"
-Pair = tuple[Value, Value]
 
 
 def same_attributes(ours: Op, theirs: Op) -> bool:
@@ -74,35 +72,30 @@ def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: 
     return rule(ours, theirs) if rule else ""
 
 
-def _pairs(ours: Op, theirs: Op) -> tuple[list[Pair], list[Pair]]:
-    return list(zip(ours.operands, theirs.operands, strict=True)), list(zip(ours.results, theirs.results, strict=True))
-
-
 def _keeps_share(part: Iterable[tuple[int, int]], whole: Iterable[tuple[int, int]]) -> bool:
     """Whether each dim of a part, small and large, is no smaller a share of the whole's."""
-    return all(now * whole_before >= before * whole_now
-               for (before, now), (whole_before, whole_now) in zip(part, whole, strict=True))  # fmt: skip
+    pairs = zip(part, whole, strict=True)
+    return all(now * of_before >= before * of_now for (before, now), (of_before, of_now) in pairs)
 
 
-def _dims(pair: Pair) -> list[tuple[int, int]]:
-    return list(zip(pair[0].shape, pair[1].shape, strict=True))
+def _dims(ours: Value, theirs: Value) -> list[tuple[int, int]]:
+    """Each dim at the small and at the large size."""
+    return list(zip(ours.shape, theirs.shape, strict=True))
 
 
 def _part_of(part: Callable[[Op], Value], whole: Callable[[Op], Value]) -> Callable[[Op, Op], str]:
     def rule(ours: Op, theirs: Op) -> str:
-        parts, wholes = (_dims((of(ours), of(theirs))) for of in (part, whole))
+        parts, wholes = (_dims(of(ours), of(theirs)) for of in (part, whole))
         return "" if _keeps_share(parts, wholes) else _SMALLER
 
     return rule
 
 
 def _pad(ours: Op, theirs: Op) -> str:
-    given, made = (
-        _dims(pair) for pair in ((ours.operands[0], theirs.operands[0]), (ours.results[0], theirs.results[0]))
-    )
+    given, made = _dims(ours.operands[0], theirs.operands[0]), _dims(ours.results[0], theirs.results[0])
     kept = []
-    edges = [list(zip(ours.attributes[name], theirs.attributes[name], strict=True))
-             for name in ("edge_padding_low", "edge_padding_high")]  # fmt: skip
+    names = "edge_padding_low", "edge_padding_high"
+    edges = [list(zip(ours.attributes[name], theirs.attributes[name], strict=True)) for name in names]
     for (before, now), low, high in zip(given, *edges, strict=True):
         if any(np.sign(edge[0]) != np.sign(edge[1]) for edge in (low, high)):
             return "pads what it leaves alone at the other size, or cuts where it pads"
@@ -111,7 +104,7 @@ def _pad(ours: Op, theirs: Op) -> str:
 
 
 def _broadcast(ours: Op, theirs: Op) -> str:
-    given, made = _dims((ours.operands[0], theirs.operands[0])), _dims((ours.results[0], theirs.results[0]))
+    given, made = _dims(ours.operands[0], theirs.operands[0]), _dims(ours.results[0], theirs.results[0])
     for (before, now), dim in zip(given, theirs.attributes["broadcast_dimensions"], strict=True):
         if (before == made[dim][0]) != (now == made[dim][1]):
             return _ONE
@@ -126,7 +119,7 @@ def _reduce(ours: Op, theirs: Op) -> str:
 def _product(ours: Op, theirs: Op, from_inputs: set[Value]) -> str:
     numbers = theirs.attributes["dot_dimension_numbers"]
     for side, before, now in zip(("lhs", "rhs"), ours.operands, theirs.operands, strict=True):
-        contracted = listed(numbers, f"{side}_contracting_dimensions")
+        contracted = dims_of(numbers, f"{side}_contracting_dimensions")
         if any((before.shape[dim] == 1) != (now.shape[dim] == 1) for dim in contracted):
             return _ONE
     for made, before, now in zip(theirs.operands, ours.operands[::-1], theirs.operands[::-1], strict=True):
@@ -142,31 +135,23 @@ def _product(ours: Op, theirs: Op, from_inputs: set[Value]) -> str:
 def _contracted_alone(operand: Value, op: Op) -> bool:
     """Whether a product sums over all of an operand, as a product with a vector of ones does."""
     numbers, side = op.attributes["dot_dimension_numbers"], "lhs" if operand is op.operands[0] else "rhs"
-    gone = {dim for what in ("contracting", "batching") for dim in listed(numbers, f"{side}_{what}_dimensions")}
+    gone = {dim for what in ("contracting", "batching") for dim in dims_of(numbers, f"{side}_{what}_dimensions")}
     return all(size == 1 for dim, size in enumerate(operand.shape) if dim not in gone)
-
-
-def listed(numbers: str, name: str) -> list[int]:
-    """The dims that an attribute of dimension numbers lists under a name."""
-    found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
-    return [int(dim) for dim in found[1].split(",") if dim.strip()] if found else []
 
 
 def _places(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float) -> str:
     moved = [op.results[0] if op.kind == "gather" else op.operands[2] for op in (ours, theirs)]
     part, whole = ((a.elements, b.elements) for a, b in (moved, (ours.operands[0], theirs.operands[0])))
     if theirs.kind == "gather":
-        sizes = [op.attributes["slice_sizes"] for op in (ours, theirs)]
-        taken = [(a, b) for a, b in zip(*sizes, strict=True) if a != 1 or b != 1]
-        along = [dim for dim, a, b in zip(_dims((ours.operands[0], theirs.operands[0])), *sizes, strict=True)
-                 if a != 1 or b != 1]  # fmt: skip
-        if not _keeps_share(taken, along):
+        sizes = list(zip(ours.attributes["slice_sizes"], theirs.attributes["slice_sizes"], strict=True))
+        dims = zip(sizes, _dims(ours.operands[0], theirs.operands[0]), strict=True)
+        if not all(_keeps_share([size], [dim]) for size, dim in dims if size != (1, 1)):
             return _SMALLER
     if _keeps_share([part], [whole]):
         return ""
-    places = [op.operands[1].elements / max(1, op.operands[1].shape[-1] if op.operands[1].shape else 1)
-              for op in (ours, theirs)]  # fmt: skip
-    follows = theirs.operands[1] in from_inputs and places[1] >= integer_growth * places[0]
+    starts = ours.operands[1], theirs.operands[1]
+    before, now = (value.elements / max(1, value.shape[-1] if value.shape else 1) for value in starts)
+    follows = theirs.operands[1] in from_inputs and now >= integer_growth * before
     return "" if follows else _SMALLER
 
 

@@ -1,4 +1,4 @@
-"""What every compiler does to a Program first, and what the lenses would otherwise misread."""
+"""What every compiler does to a Program first, and what the analyses would otherwise misread."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reading StableHLO: calls inlined, dead code removed, every op with its source line, all of it inside ``shard_map``.
 
-An op that no lens can price is refused here, by name and line, and so is what crosses the edge of ``shard_map`` in
+An op that no analysis can price is refused here, by name and line, and so is what crosses the edge of ``shard_map`` in
 another form than the signature says.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax.extend.mlir import ir
 
-from course.program.audit import audited, readable
+from course.program.audit import audit, readable
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
 from course.program.rules import MAX_DEPTH, MAX_OPS, called, source_line
@@ -29,13 +29,13 @@ def parse(program: Program, *, data_branches: bool = False) -> Module:
 
     Args:
         program: The Program.
-        data_branches: Whether a branch may depend on data. The lenses then take the side that computes more, and no
+        data_branches: Whether a branch may depend on data. The analyses then take the side that computes more, and no
             side may hold a collective. Otherwise they refuse the Program.
 
     Raises:
-        ProgramError: An op that the lenses do not know, or work that is not inside ``shard_map``.
+        ProgramError: An op that the analyses do not know, or work that is not inside ``shard_map``.
     """
-    module = audited(program).module
+    module = audit(program).module
     with module.context, readable():
         main = _Reader(module, program).read()
     add_in_place(main)
@@ -223,10 +223,10 @@ def _check_groups(op: Any, kind: str, line: str) -> None:
 
 
 def _attributes(op: Any) -> dict[str, Any]:
-    """The attributes that lenses read, as Python values."""
+    """The attributes that analyses read, as Python values."""
     found: dict[str, Any] = {}
     if op.name == "stablehlo.constant" and "complex<" in str(op.results[0].type):
-        return {}  # MLIR's Python cannot read them, and no lens needs to
+        return {}  # MLIR's Python cannot read them, and no analysis needs to
     for name, attribute in op.attributes.items():
         if name == "value":
             kind = ir.RankedTensorType(op.results[0].type)

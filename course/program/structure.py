@@ -1,6 +1,6 @@
 """Whether two Programs are the same program at different sizes.
 
-The small one is run and its values are checked; the large one is only looked at. What the lenses say of it counts
+The small one is run and its values are checked; the large one is only looked at. What the analyses say of it counts
 because it is the same program: operation for operation, on arrays that scale. ``scaling`` says how each may change.
 """
 
@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from itertools import zip_longest
 
-from course.program.evaluate import decide, depends_on_device, executed
+from course.program.evaluate import depends_on_device, executed, follow
 from course.program.ir import Block, Module, Op, Value, walk
 from course.program.scaling import character, depending, out_of_scale, same_attributes, shrinks
 
@@ -19,7 +19,7 @@ class _Differs(Exception):
     """The two programs part; the message says where and how."""
 
 
-def difference(small: Module, large: Module, *, scaled: bool = True) -> str:
+def structural_mismatch(small: Module, large: Module, *, scaled: bool = True) -> str:
     """Where two sizes of one program part; empty if nowhere.
 
     The ops must be the same in the same order, with the same attributes up to sizes, read each other's results in the
@@ -38,14 +38,13 @@ class _Twins:
 
     def __init__(self, small: Module, large: Module, scaled: bool):
         self.scaled = scaled
-        self.constants = {op.results[0]: character(op) for module in (small, large)
-                          for op in walk(module.main) if op.kind == "constant"}  # fmt: skip
+        every = [op for module in (small, large) for op in walk(module.main)]
+        self.constants = {op.results[0]: character(op) for op in every if op.kind == "constant"}
         self.twin: dict[Value, Value] = {}  # from values of the large program to those of the small one
         self.from_inputs = depending(large.main)
-        grown = [now / before for ours, theirs in zip(small.main.arguments, large.main.arguments, strict=False)
-                 if "i" in theirs.dtype for before, now in zip(ours.shape, theirs.shape, strict=False)
-                 if 0 < before < now]  # fmt: skip
-        self.integer_growth = min(grown, default=math.inf)
+        integers = [pair for pair in zip(small.main.arguments, large.main.arguments) if "i" in pair[1].dtype]  # noqa: B905
+        dims = [dim for ours, theirs in integers for dim in zip(ours.shape, theirs.shape, strict=False)]
+        self.integer_growth = min((now / before for before, now in dims if 0 < before < now), default=math.inf)
 
     def compare(self, ours: Block, theirs: Block, of: Op | None = None) -> None:
         """Raises ``_Differs`` unless two blocks are the same at two sizes; ``of`` holds the large one."""
@@ -115,7 +114,7 @@ def _executions(module: Module, told_apart: bool) -> Counter[Block]:
     devices = math.prod(module.mesh.values()) if told_apart else 1
     found: Counter[Block] = Counter()
     for device in range(devices):
-        found.update(executed(module.main, iter(decide(module, device))))
+        found.update(executed(module.main, iter(follow(module, device).decisions)))
     return found
 
 

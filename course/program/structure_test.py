@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from course.program import difference, parse
+from course.program import parse, structural_mismatch
 from course.program.program_test import program_of, struct
 
 SMALL, LARGE = 16, 512
@@ -26,7 +26,7 @@ def at(width, local):
 
 
 def told(local):
-    return difference(at(SMALL, local), at(LARGE, local))
+    return structural_mismatch(at(SMALL, local), at(LARGE, local))
 
 
 def wide(x):

@@ -1,7 +1,6 @@
 """Programs of one device from StableHLO text, computed by XLA and by the evaluator: for tests."""
 
 import dataclasses
-import re
 from contextlib import contextmanager
 
 import jax
@@ -14,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.mesh import make_mesh
 from course.program import compile_program, export, parse
+from course.program.export import stablehlo_version
 from course.program.integers import DTYPES, evaluate
 
 NAMES = {"i1": "bool", **{name: np.dtype(kind).name for name, kind in DTYPES.items() if name != "i1"}}
@@ -36,15 +36,13 @@ def program_of(body, inputs, outputs):
     """A Program of one device from StableHLO text; ``inputs`` and ``outputs`` are (shape, element) each."""
     structs = [jax.ShapeDtypeStruct(shape, NAMES[element]) for shape, element in inputs]
     zeros = [np.zeros(shape, NAMES[element]) for shape, element in outputs]
-    program = export(
-        lambda x: {"y": list(map(jax.numpy.asarray, zeros))},
-        {"x": structs}, {"x": P()}, mesh={"x": 1}, out_specs={"y": P()},
-    )  # fmt: skip
+    given = {"x": structs}, {"x": P()}
+    program = export(lambda x: {"y": list(map(jax.numpy.asarray, zeros))}, *given, mesh={"x": 1}, out_specs={"y": P()})
     exported = jax_export.deserialize(bytearray(program.artefact))
     arguments = ", ".join(f"%x{i}: {tensor(*kind)}" for i, kind in enumerate(inputs))
     results, names = ", ".join(tensor(*kind) for kind in outputs), ", ".join(f"%y{i}" for i in range(len(outputs)))
     text = f"func.func public @main({arguments}) -> ({results}) {{\n{body}\nreturn {names} : {results}\n}}"
-    version = re.findall(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])[0].decode()
+    version = stablehlo_version(exported)
     with make_ir_context():
         module = ir.Module.parse(f"module attributes {{mhlo.num_partitions = 1 : i32}} {{\n{text}\n}}")
         data = mlir.serialize_portable_artifact(module, version, use_mixed_serialization=True)
@@ -85,15 +83,6 @@ def edges(element):
     limits = np.iinfo(NAMES[element])
     near = {0, 1, 2, 3, 5, 7, 8, 9, 31, 32, 63, 64, -1, -2, -3, -7, -8, -32}
     near |= {limits.min + i for i in range(3)} | {limits.max - i for i in range(3)}
-    near |= {
-        limits.max // 2,
-        limits.max // 2 + 1,
-        limits.min // 2,
-        limits.min // 2 - 1,
-        2**7,
-        2**8,
-        2**15,
-        2**16,
-        2**31,
-    }
+    near |= {limits.max // 2, limits.max // 2 + 1, limits.min // 2, limits.min // 2 - 1}
+    near |= {2**7, 2**8, 2**15, 2**16, 2**31}
     return np.array(sorted(n for n in near if limits.min <= n <= limits.max), NAMES[element])

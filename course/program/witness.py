@@ -1,4 +1,4 @@
-"""The witness: what an executed Program really decided, compared with what every lens assumed.
+"""The witness: what an executed Program really decided, compared with what every analysis assumed.
 
 Costs, memory and timeline believe ``evaluate``. Here the Program gets a twin that computes the same and returns, for
 each device, one number a loop or branch: a hash of all that it decided, in order. Executed blocks nest, so the orders
@@ -7,7 +7,7 @@ same order. Counts alone would not do, since a timeline depends on which trip ta
 polynomial at a secret point, so that nobody can look for two programs with the same one.
 
 A loop that counts from one constant to another by ones is not watched: its trips are known without an evaluator, and
-no compiler takes others. Nor is what no result depends on, which compilers remove and lenses do not count.
+no compiler takes others. Nor is what no result depends on, which compilers remove and analyses do not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import io
 import math
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -26,8 +26,9 @@ from jax.core import ShapedArray
 from jax.extend import mlir
 from jax.extend.mlir import ir
 
-from course.program.audit import audited
+from course.program.audit import audit
 from course.program.evaluate import counted_trips, follow, taken
+from course.program.export import stablehlo_version
 from course.program.ir import Module, Op, unsupported, walk
 from course.program.program import Program, ProgramError
 from course.program.rules import operations
@@ -42,7 +43,7 @@ class Witness:
 
     Attributes:
         exported: The twin, with one more result: ``[devices, loops and branches]``.
-        module: What the lenses look at.
+        module: What the analyses look at.
         watched: The loops and branches, in program order; a column of the result each.
         point: Where the hash is evaluated.
     """
@@ -53,7 +54,7 @@ class Witness:
     point: int
 
     def check(self, seen: np.ndarray) -> None:
-        """Compare what the devices decided with what the lenses assumed.
+        """Compare what the devices decided with what the analyses assumed.
 
         Raises:
             ProgramError: They differ; the message names the line of the first loop or branch that does.
@@ -69,7 +70,7 @@ class Witness:
                     raise _otherwise(op, f"on device {device}")
 
     def _assumed(self, decisions: tuple[int, ...]) -> list[int]:
-        """The hashes of what the lenses assume that a device decides."""
+        """The hashes of what the analyses assume that a device decides."""
         found = dict.fromkeys(self.watched, 0)
         for op, choice in taken(self.module.main, iter(decisions)):
             if op in found:
@@ -115,7 +116,7 @@ def instrument(program: Program, module: Module) -> Witness | None:
     for inner in (inner for op in watched if op.kind == "while" for inner in walk(op.regions[0])):
         if inner.kind in ("while", "case"):
             raise unsupported(inner, inner.line, "a loop's condition may not loop or branch; do that in its body")
-    found = audited(program)
+    found = audit(program)
     point = secrets.randbelow(PRIME - 2**16) + 2**16
     with found.module.context, ir.Location.unknown():
         twin = found.module.operation.clone(ip=False)
@@ -125,17 +126,16 @@ def instrument(program: Program, module: Module) -> Witness | None:
             {op.attributes["number"]: slot for slot, op in enumerate(watched)},
             point,
         ).write()
-        version = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", found.exported.mlir_module_serialized[:200])
-        assert version
+        version = stablehlo_version(found.exported)
         written = io.BytesIO()
         twin.write_bytecode(written)
-        data = mlir.serialize_portable_artifact(written.getvalue(), version[1].decode(), use_mixed_serialization=True)
-    fields = {name: getattr(found.exported, name) for name in found.exported.__dataclass_fields__}
+        data = mlir.serialize_portable_artifact(written.getvalue(), version, use_mixed_serialization=True)
     aval = ShapedArray((program.num_devices, len(watched)), np.dtype(np.uint32))
-    for name, value in (("out_avals", aval), ("_out_named_shardings", None), ("out_shardings_hlo", None)):
-        fields[name] = (*fields[name], value)
-    fields["out_tree"] = jax.tree.structure(tuple([0] * len(fields["out_avals"])))
-    return Witness(jax_export.Exported(**{**fields, "mlir_module_serialized": data}), module, watched, point)
+    last = {"out_avals": aval, "_out_named_shardings": None, "out_shardings_hlo": None}
+    fields: Any = {name: (*getattr(found.exported, name), value) for name, value in last.items()}
+    tree = jax.tree.structure(tuple([0] * len(fields["out_avals"])))
+    exported = replace(found.exported, mlir_module_serialized=data, out_tree=tree, **fields)
+    return Witness(exported, module, watched, point)
 
 
 class _Twin:

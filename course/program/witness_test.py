@@ -20,7 +20,12 @@ MESH = {"data": 4}
 X = np.arange(8, dtype=np.float32)
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 
-ALL_CHECKS: Any = [*HealthCheck]
+SETTINGS: Any = {
+    "derandomize": True,
+    "deadline": None,
+    "phases": [Phase.generate],
+    "suppress_health_check": [*HealthCheck],
+}
 
 
 def program(local, mesh=None):
@@ -185,7 +190,7 @@ def test_a_branch_on_data_costs_every_trip_of_its_loops():
 
     made = program(local)
     module = parse(made, data_branches=True)
-    assert sum(evaluate.decide(module, 0)) > 100
+    assert sum(evaluate.follow(module, 0).decisions) > 100
 
 
 def test_a_loop_in_a_condition_is_refused():
@@ -210,8 +215,7 @@ STEPS = st.tuples(st.integers(0, len(I32) - 1), st.integers(0, 5), st.integers(0
 def test_chains_of_integers_decide_as_the_devices_do():
     accepted = []
 
-    @settings(derandomize=True, deadline=None, max_examples=40 if FULL else 5, phases=[Phase.generate],
-              suppress_health_check=ALL_CHECKS)  # fmt: skip
+    @settings(max_examples=40 if FULL else 5, **SETTINGS)
     @given(st.lists(st.lists(STEPS, min_size=2, max_size=6), min_size=4, max_size=4))
     def decides_alike(chains):
         try:

@@ -19,7 +19,7 @@ from course.measured.memory import peak_now
 from course.measured.rows import NOT_MEASURED
 from course.measured.single_device import PEAKS
 from course.mesh import abstract_mesh
-from course.show.quantities import bytes_text, count_text, seconds_text, share_text
+from course.render.quantities import bytes_text, count_text, seconds_text, share_text
 from course.training.loop import Trainer
 from course.training.strategy import MakeStrategy, ModelSizes, StrategyOptions
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from course.show.page_parts import write_parts
+from course.render.page_parts import write_parts
 from course.validation import rows
 from course.validation.means import means
 from course.validation.plot import Series, ratio_svg

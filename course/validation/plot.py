@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from course.show.svg import AXES, MATMUL, svg, text
+from course.render.svg import AXES, MATMUL, svg, text
 
 LEFT, WIDTH, RIGHT = 250.0, 330.0, 20.0
 HEAD, STEP, MARK = 26.0, 24.0, 5.0

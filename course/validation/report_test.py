@@ -11,7 +11,7 @@ import pytest
 
 from course.machines import machine
 from course.program.compiled.plugin import AotMissing, find_plugin
-from course.show.page_parts import generated
+from course.render.page_parts import generated
 from course.validation import page
 from course.validation.gap import gaps
 from course.validation.means import means

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from jax.sharding import PartitionSpec as P
 from showing import Table, by_compiler, compare, compiled, draw, example, kept, look, over, say
 
 from autograder.chapters.async_tensor_parallel import mlp, mutants, rings
 from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again, unrolled
 from autograder.chapters.async_tensor_parallel.mutants import gathers_then_multiplies
-from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from autograder.contract.task import load, references
 from course.machines import machine
 from course.predict import predict
 from course.program import parse, timeline
 from course.program.compiled import DEFAULT_FLAGS, compile_all
-from course.show import memory_svg, timeline_svg
+from course.render import memory_svg, timeline_svg
 from solutions.async_tensor_parallel import async_tp_mlp, bidirectional_gather_matmul, ring_gather_matmul
 
 MIB, US = 2**20, 1e-6

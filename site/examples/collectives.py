@@ -13,7 +13,7 @@ from course.machines import machine
 from course.predict import predict
 from course.program import costs, parse
 from course.program.compiled import compile_all
-from course.show import side_by_side
+from course.render import side_by_side
 from solutions.collectives import ring_all_gather, ring_all_reduce
 
 MIB, LINK = 2**20, machine("8xH100").links[0]

@@ -17,7 +17,7 @@ from autograder.contract.task import load
 from course.machines import machine
 from course.mesh import as_varying, make_mesh
 from course.program import costs, parse
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions.data_parallel import overlapped_gradients
 
 TASK = load("data_parallel").task("overlapped_gradients")

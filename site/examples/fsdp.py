@@ -32,8 +32,8 @@ from course.mesh import make_mesh
 from course.model import transformer
 from course.predict import predict
 from course.program import costs, parse
-from course.show import memory_svg, timeline_svg
-from course.show.quantities import bytes_text
+from course.render import memory_svg, timeline_svg
+from course.render.quantities import bytes_text
 from solutions.fsdp import fsdp_train_step, hybrid_shard_step
 
 TASK = load("fsdp").task("fsdp_train_step")

@@ -13,8 +13,8 @@ from autograder.chapters.looping_pipeline.alternatives import by_hand, with_a_me
 from autograder.contract.task import load
 from course.machines import FREE_NETWORK, machine
 from course.program import bubble, memory, parse, timeline
+from course.render import schedule_svg, timeline_svg
 from course.schedules import breadth_first, forwards, gpipe, num_ticks
-from course.show import schedule_svg, timeline_svg
 from course.validation.pipelines import uva_pipeline
 from solutions.looping_pipeline import execute_looping_pipeline, looping_train_step
 

@@ -5,19 +5,19 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+from autograder.chapters.pipeline.shared import stage_seconds
+from autograder.chapters.pipeline.step import most_bytes
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from showing import Table, draw, example, look, over, program, realistic, say
 
 from autograder.chapters.pipeline.mutants import keeps_activations, of_last, outputs
-from autograder.chapters.pipeline.shared import stage_seconds
-from autograder.chapters.pipeline.step import most_bytes
 from autograder.contract.task import Case, load
 from course.machines import machine
 from course.model import transformer
 from course.program import ProgramError, bubble, costs, parse, timeline
+from course.render import holdings_svg, memory_svg, schedule_svg
 from course.schedules import forwards, gpipe
-from course.show import holdings_svg, memory_svg, schedule_svg
 from solutions.pipeline import execute_pipeline, pipeline_loss, pipeline_train_step
 
 EXECUTE, LOSS, STEP = map(load("pipeline").task, ("execute_pipeline", "pipeline_loss", "pipeline_train_step"))

@@ -15,7 +15,7 @@ from showing import Table, draw, example
 from course.mesh import abstract_mesh
 from course.predict import Prediction
 from course.program import costs, export, parse
-from course.show import Holdings, holdings_svg, timeline_svg
+from course.render import Holdings, holdings_svg, timeline_svg
 
 SOURCE = Path(__file__).parents[2] / "solutions" / "primer.py"
 

@@ -9,6 +9,8 @@ from showing import Table, draw, example, say
 
 from course.machines import FREE_NETWORK
 from course.program import parse, timeline
+from course.render import schedule_svg
+from course.render.quantities import digits, share_text
 from course.schedules import (
     FAMILY,
     LOOPED,
@@ -26,8 +28,6 @@ from course.schedules import (
     run,
     written,
 )
-from course.show import schedule_svg
-from course.show.quantities import digits, share_text
 from course.validation.pipelines import pipeline
 
 COLUMNS = (

@@ -19,7 +19,7 @@ from course.mesh import abstract_mesh
 from course.predict import Prediction, predict
 from course.program import Locate, Program, export
 from course.program.compiled import DEFAULT_FLAGS, GpuReport, compile_all
-from course.show import holdings_svg
+from course.render import holdings_svg
 
 EXAMPLES: dict[str, Callable[[], Any]] = {}
 KEPT: dict[str, bool] = {}

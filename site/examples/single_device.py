@@ -18,7 +18,7 @@ from course.measured.single_device import rates
 from course.model import transformer
 from course.predict import predict
 from course.program import costs, export, memory, parse
-from course.show import memory_svg
+from course.render import memory_svg
 from course.validation import single_device as study
 from course.validation.page import here
 from course.validation.report import recorded

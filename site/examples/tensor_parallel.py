@@ -17,7 +17,7 @@ from course.data import regression_batch
 from course.machines import machine
 from course.mesh import as_varying, make_mesh
 from course.model import full_loss, mlp
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions.tensor_parallel import tp_mlp, tp_train_step
 
 TASK = load("tensor_parallel").task("tp_mlp")

@@ -21,7 +21,7 @@ from course.planning import Choice
 from course.predict import predict
 from course.program import costs, parse, timeline
 from course.program.compiled import compile_for
-from course.show import timeline_svg
+from course.render import timeline_svg
 from solutions import tp_transformer as ours
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 

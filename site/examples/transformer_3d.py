@@ -10,6 +10,7 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+from autograder.chapters.transformer_3d.shared import SIZES, part_bytes
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -18,7 +19,6 @@ from steps import BILLION, KEY, model_of, shapes_of, tokens, varying
 
 from autograder.chapters.transformer_3d.mutants import gathers_in_every_tick, keeps_everything
 from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, permuted, ticks_of
-from autograder.chapters.transformer_3d.shared import SIZES, part_bytes
 from autograder.contract.task import Case, load
 from course.budget import Sizes, flops_per_token
 from course.layout import Options
@@ -30,7 +30,7 @@ from course.model import full_loss
 from course.predict import predict
 from course.program import costs, export, memory, parse, timeline
 from course.program.compiled import compile_for
-from course.show import timeline_svg
+from course.render import timeline_svg
 from course.training import strategy
 from solutions.transformer_3d import forward_3d, init_3d
 

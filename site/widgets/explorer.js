@@ -27,7 +27,7 @@
     return low === high ? digits(high) : `${digits(low)} to ${digits(high)}`;
   };
 
-  // ---- The picture, drawn as course.show.schedule_svg draws it.
+  // ---- The picture, drawn as course.render.schedule_svg draws it.
 
   const FILLS = { F: ["#0072b2", "#3a93cf"], B: ["#d55e00", "#b04c00"], W: ["#00966d", "#007a58"] };
   FILLS.I = FILLS.B;

@@ -17,7 +17,7 @@ from autograder.contract.case import Sizes
 from autograder.contract.task import Case, Evidence, Judged, references
 from course.machines import machine
 from course.program import Costs, Memory
-from course.show.holdings import layout
+from course.render.holdings import layout
 
 RINGS = list(MEANING)
 PUZZLES = [task.name for task in CONTRACT.tasks if task.kind == "value"]

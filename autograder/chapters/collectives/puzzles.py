@@ -19,7 +19,7 @@ from autograder.contract.value_tasks import show
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.puzzles import PANELS, mesh_of
-from course.show.holdings import Layout, layout
+from course.render.holdings import Layout, layout
 
 Explain = Callable[[Case[Any], Any], str]
 AXES_OF_CASES = (("data", "tensor"), ("pipe", "data"), ("tensor", "expert"))

@@ -29,15 +29,15 @@ from course.program import (
     ProgramError,
     compile_program,
     costs,
-    difference,
     form,
     memory,
     parse,
+    structural_mismatch,
     timeline,
     timelines,
     work_of,
 )
-from course.show.brief import to_brief
+from course.render.timeline_summary import to_summary
 
 _MAX_KEPT = 64
 
@@ -56,9 +56,9 @@ class Executor:
         looked: dict[str, Any] = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             small, *stretched = (parse(Program.load(blob), data_branches=branches) for blob in blobs[1:])
-            found = difference(small, module)
+            found = structural_mismatch(small, module)
             for other in stretched:
-                found = found or difference(other, module, scaled=False)
+                found = found or structural_mismatch(other, module, scaled=False)
             about = {"difference": found, "orders": _orders(module, program, header)}
             return {**looked, **about}, []
         if header.get("form"):
@@ -89,7 +89,7 @@ def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[di
         {
             "memory": memory(module, program, early=step.early).to_json(),
             "timeline": step.to_json(),
-            "picture": to_brief(step),
+            "picture": to_summary(step),
             "exposed": None if free is None else step.seconds - free,
         }
         for step in timelines(module, where)

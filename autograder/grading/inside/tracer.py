@@ -31,7 +31,7 @@ from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
-from course import predict, show  # noqa: F401  what labs import, once for all forks
+from course import predict, render  # noqa: F401  what labs import, once for all forks
 from course.curriculum import earlier
 
 MAX_RESULT = 64 * 2**20

@@ -34,7 +34,7 @@ from autograder.grading.nbgrader.page import ABOUT, MEANING, function_html, refe
 from autograder.grading.outside.judge import _picture, expected, judge, plan
 from autograder.release.notebook import ROOT, nbgrader_quiet
 from course.curriculum import CHAPTERS
-from course.show.brief import to_brief
+from course.render.timeline_summary import to_summary
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 HOSTILE = '</pre></style><script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e&'
@@ -164,7 +164,7 @@ def stepped(points=5.0, verdict=PASS, **more):
     """A result of ``fsdp_loss`` that has a step: the course's own."""
     step = reference_step("fsdp", "fsdp_loss")
     assert step
-    return Result("fsdp_loss", points, 5.0, verdict, timeline=to_brief(step), **more)
+    return Result("fsdp_loss", points, 5.0, verdict, timeline=to_summary(step), **more)
 
 
 def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(released):

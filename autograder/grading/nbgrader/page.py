@@ -25,9 +25,9 @@ from autograder.contract.verdict import (
 )
 from autograder.show import COLOURS, RED, WORDS, plain, table_html, whose
 from course.program import ProgramError, Timeline
-from course.show import side_by_side
-from course.show.brief import from_brief, pictured, to_brief
-from course.show.words import HOW_TO_READ, beside, conclusion
+from course.render import side_by_side
+from course.render.captions import HOW_TO_READ, compare_steps, conclusion
+from course.render.timeline_summary import from_summary, pictured, to_summary
 
 MEANING = {
     PASS: "Every fact is met.",
@@ -167,7 +167,11 @@ def _step(chapter: str, result: Result) -> str:
     reference = reference_step(chapter, result.name)
     timelines = {YOURS: pictured(own)} | ({REFERENCE: pictured(reference)} if reference else {})
     picture = side_by_side(timelines, reference=REFERENCE).replace(' xmlns="http://www.w3.org/2000/svg"', "")
-    said = beside(own, reference) if reference else f"On {own.machine} your step would take {1e3 * own.seconds:.4g} ms."
+    said = (
+        compare_steps(own, reference)
+        if reference
+        else f"On {own.machine} your step would take {1e3 * own.seconds:.4g} ms."
+    )
     more = conclusion(pictured(own))
     terms = "".join(f"<dt>{_safe(term)}</dt><dd>{_safe(meaning)}</dd>" for term, meaning in HOW_TO_READ)
     return (
@@ -180,7 +184,7 @@ def _step(chapter: str, result: Result) -> str:
 def _read(brief: object) -> Timeline | None:
     """The timeline in brief that a verdict holds, if it holds one that can be drawn."""
     try:
-        found = from_brief(brief)
+        found = from_summary(brief)
     except ValueError:
         return None
     return found if found.bars and found.seconds else None
@@ -195,7 +199,7 @@ def reference_step(chapter: str, name: str) -> Timeline | None:
         prediction, _ = predict_solution(chapter, name)
     except (LookupError, ProgramError):
         return None
-    return from_brief(to_brief(prediction.timeline))
+    return from_summary(to_summary(prediction.timeline))
 
 
 def _denied(denied: tuple[str, ...]) -> str:

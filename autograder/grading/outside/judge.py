@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from autograder.contract.task import Case, Evidence, Judged, Task, Variant, load, named, references
@@ -19,7 +20,7 @@ from autograder.grading.inside import wire
 from autograder.grading.inside.tracing import Problem
 from autograder.grading.outside.pinned import pinned
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
-from course.show.brief import from_brief, to_brief
+from course.render.timeline_summary import from_summary, to_summary
 
 # Sends a request to an executor and returns its answer; raises Stopped when there is none.
 Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
@@ -207,8 +208,8 @@ def _analyse(
     leaves = (program.inputs, program.outputs)
     found = []
     for order in answer["orders"]:
-        looked = {}, {}, costs, Memory.from_json(order["memory"]), line, answer["difference"]
-        time = Timeline.from_json(order["timeline"])
+        looked = {}, {}, costs, msgspec.convert(order["memory"], Memory), line, answer["difference"]
+        time = msgspec.convert(order["timeline"], Timeline)
         evidence = Evidence(plan.at_scale, *leaves, *looked, time, exposed=order["exposed"])
         found.append((evidence, _picture(order["picture"])))
     return found
@@ -217,7 +218,7 @@ def _analyse(
 def _picture(brief: Any) -> dict[str, Any] | None:
     """A timeline in brief as the executor gives it, in normal form; nothing where it is malformed: it is no grade."""
     try:
-        return to_brief(from_brief(brief))
+        return to_summary(from_summary(brief))
     except ValueError:
         return None
 
@@ -229,7 +230,7 @@ def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
         raise Stopped(LIMIT_EXCEEDED, str(answer["exceeded"])[:2000])
     if "refused" in answer:
         raise ProgramError(str(answer["refused"])[:2000])
-    return Costs.from_json(answer["costs"]), Memory.from_json(answer["memory"])
+    return msgspec.convert(answer["costs"], Costs), msgspec.convert(answer["memory"], Memory)
 
 
 def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,7 +24,7 @@ from jax.interpreters.mlir import make_ir_context
 
 from autograder.grading.inside import wire
 from autograder.proof.attacks.mlir_mutations import mutate_text
-from course.program.export import _fields, _version_of
+from course.program.export import stablehlo_version
 from course.program.program import MAGIC
 
 # How often each layer is chosen. The module's text is what an attacker would write, and what reaches the compiler.
@@ -130,14 +130,14 @@ def mutate_export(program: bytes, rng: random.Random) -> bytes:
         start = artefact.find(module)
         frame = [artefact[:start], artefact[start + len(module) :]]
         which = rng.randrange(2)
-        frame[which] = mutate_bytes(frame[which], artefact, rng) if frame[which] else b"\0"
-        changed = frame[0] + module + frame[1]
-    else:
-        field, value = rng.choice(_changes(exported, rng))
-        try:
-            changed = bytes(exported.__class__(**{**_fields(exported), field: value}).serialize())
-        except Exception:  # not every value can be written
-            changed = mutate_bytes(artefact, artefact, rng)
+        damaged = mutate_bytes(frame[which], artefact, rng) if frame[which] else b"\0"
+        whole = damaged + module + frame[1] if which == 0 else frame[0] + module + damaged
+        return join({**header, "artefact": len(whole)}, whole)
+    field, value = rng.choice(_changes(exported, rng))
+    try:
+        changed = bytes(replace(exported, **{field: value}).serialize())
+    except Exception:  # not every value can be written
+        changed = mutate_bytes(artefact, artefact, rng)
     return join({**header, "artefact": len(changed)}, changed)
 
 
@@ -209,7 +209,7 @@ def mutate_module(program: bytes, seed: str) -> tuple[bytes, str] | None:
 def _serialised(module: Any, exported: jax_export.Exported, portable: bool) -> bytes:
     """The module as ``jax.export`` writes it, or as plain bytecode, which it reads too and which keeps dead code."""
     if portable:
-        return mlir.serialize_portable_artifact(module, _version_of(exported), use_mixed_serialization=True)
+        return mlir.serialize_portable_artifact(module, stablehlo_version(exported), use_mixed_serialization=True)
     stream = io.BytesIO()
     module.operation.write_bytecode(stream)
     return stream.getvalue()

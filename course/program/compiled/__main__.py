@@ -1,4 +1,4 @@
-"""``python -m course.program.compiled``: install XLA's GPU compiler where the compiled lens looks for it."""
+"""``python -m course.program.compiled``: install XLA's GPU compiler where the compiled analysis looks for it."""
 
 import sys
 

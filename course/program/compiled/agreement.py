@@ -1,4 +1,4 @@
-"""Whether a Program's exports for CPUs and for GPUs are the same program, as far as the lenses look."""
+"""Whether a Program's exports for CPUs and for GPUs are the same program, as far as the analyses look."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def done_of(computation: Computation, start: Instruction) -> Instruction | None:
 
 
 def as_op(schedule: Schedule, computation: Computation, instruction: Instruction, mesh: dict[str, int]) -> Op:
-    """A scheduled collective in the form in which the other lenses know it."""
+    """A scheduled collective in the form in which the other analyses know it."""
     kind = schedule.collective_kind(instruction)
     inner = schedule.wrapped(instruction)
     done = done_of(computation, instruction)

@@ -1,7 +1,7 @@
 """Where the deviceless GPU compiler lies: the packages of the extra ``aot``, in a folder of their own or in this venv.
 
 Beside the course's packages the plugin makes every ``import jax`` write to stderr, so a folder that only the
-compiled lens's process sees is the better place: ``MESHCRAFT_AOT``, or ``aot`` inside the virtual environment.
+compiled analysis's process sees is the better place: ``MESHCRAFT_AOT``, or ``aot`` inside the virtual environment.
 """
 
 from __future__ import annotations

@@ -5,15 +5,14 @@ The rules, all of them; ``kernels`` has those of a single kernel and ``network``
 - Kernels run one after another in the schedule's order.
 - A collective begins when the schedule starts it and its stream is free, one stream for each set of mesh axes; what
   is scheduled until its end runs beside it. A synchronous one holds the kernels up.
-- A loop runs its body as often as the compiler says. A branch is priced as its dearer side.
+- A loop runs its body as often as the compiler says. A branch is priced as its more expensive side.
 - Every device runs the same schedule, so one stands for all; transfers take as long as in the slowest group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from course.machine import Machine
 from course.program.compiled.collectives import as_op, done_of, transfer
@@ -45,15 +44,6 @@ class Replay:
     matmul: float
     exposed: dict[str, float]
     bars: tuple[Bar, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        found = asdict(replace(self, bars=()))
-        del found["bars"]
-        return found
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Replay:
-        return cls(**data)
 
 
 def replay(schedule: Schedule, mesh: dict[str, int], machine: Machine, *, bars: bool = False) -> Replay:
@@ -141,7 +131,7 @@ class _Device:
         self.network.issue(instance, 0)
         self.network.arrive(instance, 0, now, None)
         if self.keep_bars:
-            instance.after.append(lambda _: self._add_transfer(instance))
+            instance.after.append(lambda _: self.bars.append(Bar.of_transfer(0, instance)))
         if done_of(computation, instruction) is None:
             return (yield from self._wait(instance, now))
         flying[instruction.name] = instance
@@ -174,16 +164,10 @@ class _Device:
         self.busy += seconds
         self.matmul += seconds if work.flops else 0.0
         if self.keep_bars and seconds:
-            shape, dtype = instruction.results[0].shape, instruction.results[0].dtype
-            self.bars.append(Bar(0, "compute", now, now + seconds, instruction.opcode, instruction.line, shape, dtype,
-                                 work.flops, work.bytes))  # fmt: skip
+            first, what = instruction.results[0], (instruction.opcode, instruction.line)
+            done = now + seconds
+            self.bars.append(Bar(0, "compute", now, done, *what, first.shape, first.dtype, work.flops, work.bytes))
         return now + seconds
-
-    def _add_transfer(self, instance: Instance) -> None:
-        assert instance.start is not None and instance.end is not None
-        first = instance.op.results[0]
-        self.bars.append(Bar(0, ",".join(instance.axes), instance.start, instance.end, instance.op.kind,
-                             instance.op.line, first.shape, first.dtype, 0.0, instance.wire_bytes))  # fmt: skip
 
     def alone(self, name: str) -> tuple[float, float, float]:
         """Seconds of a computation's kernels, of its matrix products among them, and of its transfers."""

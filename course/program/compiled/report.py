@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from course.machine import Machine
 from course.program.compiled.collectives import GpuCollective, collectives
@@ -84,14 +86,10 @@ class GpuReport:
         return _coverage([c for c in self.collectives if c.in_loop])
 
     def to_json(self) -> dict[str, Any]:
-        data = {name: asdict(self)[name] for name in ("machine", "mesh", "flags", "versions", "memory", "collectives")}
-        return {**data, "mesh": list(self.mesh.items()), "replay": self.replay.to_json()}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> GpuReport:
-        found = tuple(GpuCollective(**{**c, "axes": tuple(c["axes"])}) for c in data["collectives"])
-        memory, again = GpuMemory(**data["memory"]), Replay.from_json(data["replay"])
-        return cls(**{**data, "mesh": dict(data["mesh"]), "memory": memory, "collectives": found, "replay": again})
+        """Everything but the schedule and the replay's bars."""
+        data = msgspec.to_builtins(replace(self, schedule=None, replay=replace(self.replay, bars=())))
+        del data["schedule"], data["replay"]["bars"]
+        return {**data, "mesh": list(self.mesh.items())}
 
 
 def compile_for(

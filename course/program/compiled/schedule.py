@@ -8,16 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from course.program.ir import COLLECTIVES
 from course.program.program import ProgramError
 
-COLLECTIVES = {
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-    "reduce-scatter",
-}
 # Library products; the convolution ones, which no chapter needs, are not among them.
 GEMMS = {"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$groupedMatmul"}
 
@@ -164,7 +157,8 @@ class Schedule:
         opcode = instruction.opcode.removesuffix("-start")
         if opcode == "async":
             opcode = self.wrapped(instruction).opcode
-        return opcode.replace("-", "_") if opcode in COLLECTIVES else ""
+        kind = opcode.replace("-", "_")
+        return kind if kind in COLLECTIVES else ""
 
     def wrapped(self, instruction: Instruction) -> Instruction:
         """What an ``async-start`` runs; any other instruction is itself."""

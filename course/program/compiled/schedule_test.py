@@ -13,16 +13,7 @@ from course.program.compiled.replay import replay
 from course.program.compiled.schedule import parse_schedule, walk
 
 # One second for a MB of memory traffic, for a MFLOP of products, for a MB on a link; nothing else costs.
-PLAIN = Machine(
-    name="plain",
-    device="none",
-    num_devices=8,
-    matmul_flops={"bf16": 1e6, "f32": 1e6},
-    vector_flops=1e18,
-    memory_bytes=1e9,
-    memory_bandwidth=1e6,
-    links=(Link("wire", 8, 1e6, 0.0),),
-)
+PLAIN = Machine("plain", "none", 8, {"bf16": 1e6, "f32": 1e6}, 1e18, 1e9, 1e6, (Link("wire", 8, 1e6, 0.0),))
 TABLES = """
 FileNames
 1 "cell-a"

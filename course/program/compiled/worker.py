@@ -1,4 +1,4 @@
-"""What runs in the compiled lens's own process: Programs in, schedules and memory out. Started by ``compiled`` alone.
+"""The process in which the GPU compiler runs: Programs in, schedules and memory out. Started by ``compiled`` alone.
 
 Usage: ``python -m course.program.compiled.worker FOLDER``. ``request.json`` in the folder says what to do, Program
 ``i`` is ``i.program``; ``i.hlo`` and ``result.json`` are the answer.
@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from course.program.audit import audit
 from course.program.program import Program, ProgramError
+from course.program.run import lowered
 
 
 def main(folder: Path) -> None:
@@ -49,13 +50,7 @@ def _compile(program: Program, request: dict[str, Any]) -> jax.stages.Compiled:
         platform="cuda", target_config=request["target_config"], topology=f"1x1x{program.num_devices}"
     )
     mesh = Mesh(np.array(topology.devices).reshape(tuple(program.mesh.values())), tuple(program.mesh))
-    exported = audit(program, mesh)
-    structs = [
-        jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
-        for leaf in program.inputs
-    ]
-    jitted = jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True)
-    return jitted.lower(*structs).compile(compiler_options=request["flags"])
+    return lowered(program, audit(program).exported, mesh).compile(compiler_options=request["flags"])
 
 
 if __name__ == "__main__":

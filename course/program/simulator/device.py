@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from course.program.collectives import DeviceClass
 from course.program.evaluate import executed
 from course.program.ir import Block, Op, Value
 from course.program.simulator.kernels import BRANCH, COLLECTIVE, FREE, KERNEL, LOOP, Step
-from course.program.simulator.network import Instance
-
-if TYPE_CHECKING:
-    from course.program.simulator.simulation import Simulation
+from course.program.simulator.network import Instance, Network
 
 
 @dataclass(eq=False, slots=True)
@@ -56,8 +53,15 @@ class Idle:
 class Device:
     """One class of devices running the program.
 
-    Attributes:
+    Args:
+        number: Of the class.
         alike: The class.
+        main: The program.
+        steps: The steps of a block, in order.
+        network: Shared by all classes.
+        instance: The execution of a collective that a device shares with its group, by how often it has met it.
+
+    Attributes:
         kernels: What it ran.
         idle: When it waited, and for what.
         instances: The collectives that it took part in.
@@ -65,8 +69,17 @@ class Device:
         last: The kernel or collective that ended last.
     """
 
-    def __init__(self, number: int, alike: DeviceClass, simulation: Simulation):
-        self.number, self.alike, self.simulation = number, alike, simulation
+    def __init__(
+        self,
+        number: int,
+        alike: DeviceClass,
+        main: Block,
+        steps: Callable[[Block], Iterator[Step]],
+        network: Network,
+        instance: Callable[[Op, int, int], Instance | None],
+    ):
+        self.number, self.alike, self.steps, self.network = number, alike, steps, network
+        self._shared = instance
         self.kernels: list[Kernel] = []
         self.idle: list[Idle] = []
         self.instances: list[Instance] = []
@@ -79,7 +92,7 @@ class Device:
         self._ready: dict[Value, _Ready] = {}
         self._met: dict[Op, int] = {}
         self._decisions = iter(alike.decisions)
-        self._process = self._program()
+        self._process = self._program(main)
 
     def resume(self, now: float) -> None:
         """Go on until a collective that has not ended is in the way."""
@@ -89,9 +102,8 @@ class Device:
             self.blocked = instance
             instance.after.append(self.resume)
 
-    def _program(self) -> Generator[Instance, None, None]:
+    def _program(self, main: Block) -> Generator[Instance, None, None]:
         scope = _Scope()
-        main = self.simulation.module.main
         yield from self._run(main, scope)
         end, cause = yield from self._until(scope.issued, self._free, None)
         for value in main.returns:
@@ -102,8 +114,7 @@ class Device:
         self.end = end
 
     def _run(self, block: Block, scope: _Scope) -> Generator[Instance, None, None]:
-        for step in self.simulation.steps[block]:
-            self.simulation.count_step(step)
+        for step in self.steps(block):
             if step.what == KERNEL:
                 yield from self._kernel(step, scope)
             elif step.what == FREE:
@@ -182,8 +193,7 @@ class Device:
         if instance is None:
             self._pass_on(step, scope)
             return
-        network = self.simulation.network
-        network.issue(instance, self.number)
+        self.network.issue(instance, self.number)
         scope.issued.append(instance)
         self.instances.append(instance)
         self._arrive(instance, ready)
@@ -201,15 +211,15 @@ class Device:
             assert pending.end is not None
             if pending.end > time:
                 time, cause = pending.end, pending
-        if self.simulation.network.now > time:  # in program order: something before it was in the way
-            time, cause = self.simulation.network.now, self._resumed_by
-        self.simulation.network.arrive(instance, self.number, time, cause)
+        if self.network.now > time:  # in program order: something before it was in the way
+            time, cause = self.network.now, self._resumed_by
+        self.network.arrive(instance, self.number, time, cause)
 
     def _instance(self, op: Op) -> Instance | None:
         """This execution of a collective, shared with the other classes of its group."""
         occurrence = self._met.get(op, 0)
         self._met[op] = occurrence + 1
-        return self.simulation.instance(op, occurrence, self.alike.device)
+        return self._shared(op, occurrence, self.alike.device)
 
     def _loop(self, step: Step, scope: _Scope) -> Generator[Instance, None, None]:
         condition, body = step.op.regions

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.machines import machine
-from course.program import ProgramError, costs, difference, memory, parse, timeline
+from course.program import ProgramError, costs, memory, parse, timeline
 from course.program.program_test import program_of, struct
 
 H100 = machine("8xH100")
@@ -20,7 +19,7 @@ PRODUCT = 2 * WIDTH**3
 
 
 def program(local, inputs=INPUTS, **options):
-    return program_of(local, inputs, SPECS, P("data"), locate=lambda f: "here" if f == __file__ else None, **options)
+    return program_of(local, inputs, SPECS, P("data"), locate={__file__: "here"}.get, **options)
 
 
 def seconds(local, **options):
@@ -29,8 +28,10 @@ def seconds(local, **options):
 
 def test_a_matmul_written_as_multiply_and_sum_is_dearer_than_the_matmul():
     def written_out(x):
-        return lax.scan(lambda total, row: (total + row[0][:, None] * row[1][None, :], None),
-                        jnp.zeros_like(x), (x.T, x))[0]  # fmt: skip
+        def add(total, row):
+            return total + row[0][:, None] * row[1][None, :], None
+
+        return lax.scan(add, jnp.zeros_like(x), (x.T, x))[0]
 
     def at_once(x):
         return jnp.sum(x[:, :, None] * x[None, :, :], axis=1)
@@ -39,26 +40,6 @@ def test_a_matmul_written_as_multiply_and_sum_is_dearer_than_the_matmul():
     assert costs(parse(program(at_once))).elementwise > PRODUCT / 2
     assert seconds(written_out) > 10 * plain
     assert seconds(at_once) > 10 * plain
-
-
-@pytest.mark.parametrize(
-    ("local", "message"),
-    [
-        (lambda x: lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x, x), "which branch runs depends on data"),
-        (lambda x: lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x @ x, x), "how often this loop runs depends"),
-    ],
-)
-def test_a_branch_or_a_loop_that_depends_on_data_is_refused_at_its_line(local, message):
-    with pytest.raises(ProgramError, match=rf"here:\d+: .*{message}"):
-        seconds(local)
-
-
-def test_a_callback_is_refused():
-    def local(x):
-        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    with pytest.raises(ProgramError, match="calls back into Python"):
-        seconds(local)
 
 
 def test_dead_code_takes_no_time_and_no_memory():
@@ -70,12 +51,6 @@ def test_dead_code_takes_no_time_and_no_memory():
     plain, wasteful = program(needed), program(wasted)
     assert timeline(parse(wasteful), H100).seconds == timeline(parse(plain), H100).seconds
     assert memory(parse(wasteful), wasteful).temporaries == memory(parse(plain), plain).temporaries
-
-
-def test_a_result_computed_beforehand_as_a_giant_constant_is_refused():
-    table = np.random.default_rng(0).standard_normal((1024, WIDTH)).astype(np.float32)
-    with pytest.raises(ProgramError, match=r"constant of 8,388,608 bytes"):
-        seconds(lambda x: x[:1024] + jnp.asarray(table, jnp.float32).astype(jnp.bfloat16))
 
 
 def test_a_permute_that_nobody_waits_for_is_waited_for_at_the_end():
@@ -100,14 +75,6 @@ def test_eight_bit_floats_are_seen_and_priced_at_their_own_peak():
     on_a100 = {b.kind: b for b in timeline(parse(program(local)), machine("8xA100")).bars}
     taken = on_a100["dot_general"].end - on_a100["dot_general"].start
     assert taken == pytest.approx(PRODUCT / machine("8xA100").peak("bf16"))
-
-
-def test_a_program_that_does_less_at_larger_sizes_is_seen():
-    def local(x):
-        return x @ x @ x if x.shape[0] < 1024 else x @ x
-
-    small = program(local, inputs={"x": struct(64, 8, dtype=jnp.bfloat16)})
-    assert "dot_general at here:" in difference(parse(small), parse(program(local)))
 
 
 def test_a_branch_on_the_platform_holds_what_the_platform_gets():
@@ -138,15 +105,6 @@ def test_loop_carries_that_start_as_views_of_one_buffer_are_buffers_of_their_own
 
     found = memory(parse(program(local)), program(local))
     assert found.temporaries >= 4 * 2 * WIDTH**2
-
-
-def test_lower_precision_at_the_realistic_size_alone_is_a_difference():
-    def local(x):
-        low = x.astype(jnp.float8_e4m3fn) if x.shape[0] > 1024 else x
-        return lax.dot(low, low, preferred_element_type=jnp.bfloat16)
-
-    small = program(local, inputs={"x": struct(64, 8, dtype=jnp.bfloat16)})
-    assert "at here:" in difference(parse(small), parse(program(local)))
 
 
 def test_what_a_fused_chain_computes_is_charged_once_however_many_paths_lead_to_it():
@@ -182,14 +140,11 @@ def test_arithmetic_inside_a_reduction_is_charged():
 
 
 def test_what_a_loop_hands_on_in_another_place_is_copied():
-    def rotated(x):
-        return lax.fori_loop(0, 8, lambda _, c: (c[1], c[0]), (x, x + 1))[0]
-
-    def kept(x):
-        return lax.fori_loop(0, 8, lambda _, c: (c[0], c[1]), (x, x + 1))[0]
+    def looped(order):
+        return lambda x: lax.fori_loop(0, 8, lambda _, c: c[::order], (x, x + 1))[0]
 
     copied = 8 * 2 * 2 * 2 * WIDTH**2 / H100.memory_bandwidth
-    assert seconds(rotated) - seconds(kept) > 0.9 * copied
+    assert seconds(looped(-1)) - seconds(looped(1)) > 0.9 * copied
 
 
 def test_counters_that_take_forever_to_follow_are_refused():
@@ -198,16 +153,3 @@ def test_counters_that_take_forever_to_follow_are_refused():
 
     with pytest.raises(ProgramError, match=r"here:\d+: .*(too long|times)"):
         costs(parse(program(local)))
-
-
-def test_values_that_no_machine_holds_are_refused():
-    with pytest.raises(ProgramError, match=r"more than 2\^60 bytes"):
-        parse(program(lambda x: jnp.broadcast_to(x[0, 0], (2**31 - 1,) * 3).sum() + x))
-
-
-def test_constants_of_complex_numbers_are_no_stumbling_block():
-    def local(x):
-        turned = lax.complex(x.astype(jnp.float32), x.astype(jnp.float32)) * jnp.complex64(1j)
-        return jnp.real(turned).astype(x.dtype)
-
-    assert costs(parse(program(local))).elementwise > 0

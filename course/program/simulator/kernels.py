@@ -22,13 +22,11 @@ from dataclasses import dataclass
 
 from course.machine import Machine
 from course.program.costs import dot_flops, elementwise_operations, reduce_operations
-from course.program.fusion import fused_values
-from course.program.ir import COLLECTIVES, ELEMENTWISE, Block, Module, Op, Value, walk
+from course.program.fusion import elided_buffers
+from course.program.ir import COLLECTIVES, ELEMENTWISE, FOLDED, Block, Module, Op, Value, ready_order, walk
 
 FREE, KERNEL, COLLECTIVE, LOOP, BRANCH = range(5)
 _ADDRESSES = {"slice", "dynamic_slice", "gather"}
-_FREE = {"constant", "reshape", "transpose", "slice", "dynamic_slice", "optimization_barrier", "partition_id"}
-_FREE |= {"replica_id"}
 
 
 @dataclass(eq=False, slots=True)
@@ -62,7 +60,7 @@ class _Chain:
 
 def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
     """The steps of every block, in program order."""
-    fused = fused_values(module.main)
+    fused = elided_buffers(module.main).fused
     found = {module.main: _of_block(module.main, fused, machine, None)}
     for op in walk(module.main):
         for number, region in enumerate(op.regions):
@@ -76,14 +74,8 @@ def ready_first(steps: list[Step]) -> list[Step]:
 
     A device then issues it before it waits for something else that comes earlier in the program.
     """
-    made: dict[Value, int] = {}
-    places = []
-    for number, step in enumerate(steps):
-        moves = step.what in (FREE, COLLECTIVE)
-        place = max((made.get(value, -1) for value in step.reads), default=-1) if moves else number
-        made.update(dict.fromkeys(step.op.results, place))
-        places.append((place, moves, number))
-    return [steps[number] for _, _, number in sorted(places)]
+    order = ready_order((step.reads, step.op.results, step.what in (FREE, COLLECTIVE)) for step in steps)
+    return [steps[number] for number in order]
 
 
 def _of_block(block: Block, fused: set[Value], machine: Machine, loop: Op | None) -> list[Step]:
@@ -166,7 +158,7 @@ def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
     values = tuple(reads)
     if op.kind in COLLECTIVES:
         return Step(op, COLLECTIVE, values)
-    free = op.kind in _FREE and (not op.operands or op.operands[0] not in chains)
+    free = op.kind in FOLDED and (not op.operands or op.operands[0] not in chains)
     if free or (op.kind in ELEMENTWISE and op.results[0].elements <= 1):
         return Step(op, FREE, values)
     if op.kind == "dot_general":

@@ -1,13 +1,16 @@
-"""What the timeline lens gives: bars, where each device's time goes, and the critical path."""
+"""What the timeline analysis gives: bars, where each device's time goes, and the critical path."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from course.machine import Machine
-from course.program.ir import Module
+from course.program.ir import Module, Op
 from course.program.simulator.device import Device, Kernel
 from course.program.simulator.network import Instance
 from course.program.simulator.simulation import Simulation, simulate
@@ -38,6 +41,19 @@ class Bar:
     dtype: str
     flops: float
     bytes: float
+
+    @classmethod
+    def of(cls, device: int, stream: str, start: float, end: float, op: Op, flops: float, size: float) -> Bar:
+        """The bar of an operation."""
+        first = op.results[0]
+        return cls(device, stream, start, end, op.kind, op.line, first.shape, first.dtype, flops, size)
+
+    @classmethod
+    def of_transfer(cls, device: int, instance: Instance) -> Bar:
+        """The bar of a collective that has ended."""
+        assert instance.start is not None and instance.end is not None
+        stream, moved = ",".join(instance.axes), instance.wire_bytes
+        return cls.of(device, stream, instance.start, instance.end, instance.op, 0.0, moved)
 
 
 @dataclass(frozen=True)
@@ -128,14 +144,10 @@ class Timeline:
         return model_flops / (self.seconds * devices * peak)
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(replace(self, bars=()))  # thousands, each of which would be copied
+        """Everything but the bars; ``msgspec.convert`` reads it back."""
+        found = msgspec.to_builtins(replace(self, bars=()))  # thousands
         del found["bars"]
         return found
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Timeline:
-        devices = tuple(DeviceTime(**{**d, "members": tuple(d["members"])}) for d in data["devices"])
-        return cls(**{**data, "devices": devices, "critical": tuple(Piece(**p) for p in data["critical"])})
 
 
 def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> Timeline:
@@ -202,24 +214,17 @@ def _bars(simulation: Simulation) -> Iterable[Bar]:
     for device in simulation.devices:
         number = device.alike.device
         for kernel in device.kernels:
-            op, step = kernel.step.op, kernel.step
-            shape, dtype = op.results[0].shape, op.results[0].dtype
-            yield Bar(number, "compute", kernel.start, kernel.end, op.kind, op.line, shape, dtype, step.flops,
-                      step.bytes_moved)  # fmt: skip
+            step = kernel.step
+            yield Bar.of(number, "compute", kernel.start, kernel.end, step.op, step.flops, step.bytes_moved)
         for instance in device.instances:
-            op = instance.op
-            assert instance.start is not None and instance.end is not None
-            shape, dtype = op.results[0].shape, op.results[0].dtype
-            yield Bar(number, ",".join(instance.axes), instance.start, instance.end, op.kind, op.line, shape, dtype,
-                      0.0, instance.wire_bytes)  # fmt: skip
+            yield Bar.of_transfer(number, instance)
 
 
 def _critical(simulation: Simulation) -> tuple[Piece, ...]:
     """Backwards from what ended last, each time to what it waited for."""
     found: dict[tuple[str, str, str], list[float]] = {}
     last = max(simulation.devices, key=lambda device: device.end or 0.0)
-    before = {device.kernels[i]: device.kernels[i - 1] for device in simulation.devices
-              for i in range(1, len(device.kernels))}  # fmt: skip
+    before = {after: kernel for device in simulation.devices for kernel, after in pairwise(device.kernels)}
     at: Any = last.last
     while at is not None:
         if isinstance(at, Kernel):

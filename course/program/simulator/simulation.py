@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from course.machine import Machine
@@ -45,7 +45,9 @@ class Simulation:
         self._groups: dict[Op, Groups] = {}
         self._made: dict[Any, Instance | None] = {}
         self.steps_left = MAX_STEPS
-        self.devices = [Device(i, alike, self) for i, alike in enumerate(classes)]
+        self.devices = [
+            Device(i, alike, module.main, self.steps_of, self.network, self.instance) for i, alike in enumerate(classes)
+        ]
 
     def run(self) -> None:
         """To the end.
@@ -65,13 +67,16 @@ class Simulation:
         """When the last device has ended."""
         return max(device.end or 0.0 for device in self.devices)
 
-    def count_step(self, step: Step) -> None:
-        self.steps_left -= 1
-        if self.steps_left < 0:
-            raise ProgramError(
-                f"{step.op.line or 'unknown line'}: a step runs more than {MAX_STEPS:,} operations, too many to "
-                "simulate; analyse fewer layers, microbatches or trips"
-            )
+    def steps_of(self, block: Block) -> Iterator[Step]:
+        """The steps of a block, counted against ``MAX_STEPS``."""
+        for step in self.steps[block]:
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                raise ProgramError(
+                    f"{step.op.line or 'unknown line'}: a step runs more than {MAX_STEPS:,} operations, too many to "
+                    "simulate; analyse fewer layers, microbatches or trips"
+                )
+            yield step
 
     def instance(self, op: Op, occurrence: int, device: int) -> Instance | None:
         """The execution that ``device`` shares with its group; none if it takes no part."""

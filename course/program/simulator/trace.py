@@ -68,27 +68,25 @@ def _device(
     idle = gaps(timeline, device)
     titles = {tid: name if name == "compute" else f"send over {name}" for name, tid in threads.items()}
     titles |= {len(threads) + 1: IDLE} if idle else {}
-    events = [_named("process_name", pid, 0, device_name(device)), _sorted("process_sort_index", pid, 0, pid)]
+    name, place = {"name": device_name(device)}, {"sort_index": pid}
+    events = [_about("process_name", pid, 0, **name), _about("process_sort_index", pid, 0, **place)]
     for tid, title in titles.items():
-        events += [_named("thread_name", pid, tid, title), _sorted("thread_sort_index", pid, tid, tid)]
+        events.append(_about("thread_name", pid, tid, name=title))
+        events.append(_about("thread_sort_index", pid, tid, sort_index=tid))
     events += [_bar(bar, pid, tid) for name, tid in threads.items() for bar in streams[name]]
     events += [_gap(gap, pid, len(threads) + 1) for gap in idle]
     return events + _arrows(streams, threads, pid, arrows)
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _sorted(what: str, pid: int, tid: int, index: int) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"sort_index": index}}
+def _about(what: str, pid: int, tid: int, **args: str | int) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
 def _complete(name: str, category: str, start: float, end: float, pid: int, tid: int) -> dict[str, Any]:
     # Both ends are rounded alike, so that a bar never reaches into the next: Perfetto drops slices that cross.
     first, last = round(start * 1e9), round(end * 1e9)
-    return {"ph": "X", "name": name, "cat": category, "ts": first / 1000, "dur": (last - first) / 1000,
-            "pid": pid, "tid": tid}  # fmt: skip
+    times = {"ts": first / 1000, "dur": (last - first) / 1000}
+    return {"ph": "X", "name": name, "cat": category, **times, "pid": pid, "tid": tid}
 
 
 def _bar(bar: Bar, pid: int, tid: int) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def _arrows(
             bar, name = ended[kernel.start]
             same = {"name": "waited for", "cat": "wait", "id": next(arrows), "pid": pid}
             events.append({"ph": "s", "ts": round(bar.start * 1e9) / 1000, "tid": threads[name], **same})
-            events.append({"ph": "f", "bp": "e", "ts": round(kernel.start * 1e9) / 1000,
-                           "tid": threads["compute"], **same})  # fmt: skip
+            end = round(kernel.start * 1e9) / 1000
+            events.append({"ph": "f", "bp": "e", "ts": end, "tid": threads["compute"], **same})
         free = kernel.end
     return events

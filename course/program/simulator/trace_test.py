@@ -114,7 +114,3 @@ def test_gaps_add_up_to_what_the_timeline_says(found):
         waiting = sum(gap.end - gap.start for gap in idle if not gap.axes)
         assert exposed == pytest.approx(device.exposed.get("data", 0.0), abs=1e-6)
         assert waiting == pytest.approx(device.waiting, abs=1e-6)
-
-
-def test_a_trace_is_the_same_every_time(found):
-    assert json.dumps(to_trace(found)) == json.dumps(to_trace(found))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course.show.page_parts import generated, write_parts
+from course.render.page_parts import generated, write_parts
 
 MARKED = "<!-- {0}: generated -->\n{{}}\n<!-- end of {0} -->\n"
 PAGE = f"above\n{MARKED.format('one')}between\n{MARKED.format('two')}"

@@ -87,6 +87,11 @@ def axis_texts(values: list[float]) -> list[str]:
     return [f"{digits(value / size)} {unit}" if value else "0" for value in values]
 
 
+def printable(said: str) -> str:
+    """Without control characters: a line's name may come from a file that somebody sent."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said)
+
+
 def _scaled(number: float, units: tuple[tuple[float, str], ...]) -> str:
     # The number as it will be read decides on the unit: 999.6 µs reads as 1 ms.
     for size, unit in units:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from course.program.simulator.trace import mesh_text, plain_kind, shape_text
-from course.show.quantities import Figure, bytes_text, count_text, seconds_text, share_text
-from course.show.words import conclusion, line_text
+from course.render.captions import conclusion, line_text
+from course.render.quantities import Figure, bytes_text, count_text, printable, seconds_text, share_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -59,11 +59,15 @@ def sections(prediction: Prediction) -> list[Section]:
 def _lines(prediction: Prediction) -> Section:
     whole = prediction.timeline.seconds
     rows = [
-        (line_text(entry.line), seconds_text(entry.compute), share_text(entry.compute, whole),
-         seconds_text(entry.sending), count_text(entry.flops, "FLOP") if entry.flops else "",
-         ", ".join(entry.kinds[:2]))
+        (
+            line_text(entry.line),
+            *_share(entry.compute, whole),
+            seconds_text(entry.sending),
+            count_text(entry.flops, "FLOP") if entry.flops else "",
+            ", ".join(entry.kinds[:2]),
+        )
         for entry in prediction.lines()
-    ]  # fmt: skip
+    ]
     columns = ("your line", "computing>", "of step>", "sending>", "FLOPs>", "operations")
     return _section("where time goes, by your lines (cell:line)", columns, rows)
 
@@ -71,10 +75,9 @@ def _lines(prediction: Prediction) -> Section:
 def _critical(prediction: Prediction) -> Section:
     whole = prediction.timeline.seconds
     rows = [
-        (line_text(piece.line), plain_kind(piece.kind), piece.stream, str(piece.count),
-         seconds_text(piece.seconds), share_text(piece.seconds, whole))
+        (line_text(piece.line), plain_kind(piece.kind), piece.stream, str(piece.count), *_share(piece.seconds, whole))
         for piece in prediction.timeline.critical
-    ]  # fmt: skip
+    ]
     columns = ("your line", "operation", "stream", "times>", "in all>", "of step>")
     return _section("critical path: what would have to be faster for the step to be", columns, rows)
 
@@ -82,12 +85,18 @@ def _critical(prediction: Prediction) -> Section:
 def _sent(prediction: Prediction) -> Section:
     found = sorted(prediction.costs.collectives, key=lambda c: (-c.total_bytes, c.line, c.kind))
     rows = [
-        (line_text(c.line), plain_kind(c.kind), ",".join(c.axes), shape_text(c.shape, c.dtype), str(c.count),
-         bytes_text(c.total_bytes))
+        (
+            *(line_text(c.line), plain_kind(c.kind), ",".join(c.axes), shape_text(c.shape, c.dtype)),
+            *(str(c.count), bytes_text(c.total_bytes)),
+        )
         for c in found
-    ]  # fmt: skip
+    ]
     columns = ("your line", "collective", "over", "operand of a device", "times>", "sent in all>")
     return _section("what a device sends", columns, rows)
+
+
+def _share(seconds: float, whole: float) -> tuple[str, str]:
+    return seconds_text(seconds), share_text(seconds, whole)
 
 
 def _section(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Section:
@@ -156,11 +165,6 @@ def rich_table(section: Section) -> Table:
     for row in section.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
-
-
-def printable(said: str) -> str:
-    """Without control characters: a line's name may come from a file that somebody sent."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said)
 
 
 def as_text(parts: Sequence[RenderableType]) -> str:

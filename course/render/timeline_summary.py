@@ -6,21 +6,46 @@ What is read back is trusted in nothing: it describes a program that somebody ha
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import defaultdict
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
 
 from course.program.simulator import Bar, DeviceTime, Timeline
+from course.render.svg import close_together
 
 MOST_BARS, MOST_BYTES, MOST_DEVICES = 500, 64_000, 16
 LONGEST = 100
 NANO = 1e-9
 KIND = re.compile(r"\w{1,40}( and \d{1,9} more)?")
+Text = Annotated[str, msgspec.Meta(max_length=LONGEST)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Figure = Annotated[float, msgspec.Meta(ge=0)]
 
 
-def to_brief(timeline: Timeline) -> dict[str, Any]:
+class _Device(msgspec.Struct):
+    device: Whole
+    members: tuple[Whole, ...]
+    end: Figure
+    busy: Figure
+    waiting: Figure
+    exposed: dict[Text, Figure]
+
+
+class _Brief(msgspec.Struct):
+    """A bar is its stream, start, end, kind, line, dtype, shape, FLOPs and bytes; names are places in ``texts``."""
+
+    machine: Text
+    mesh: list[tuple[Text, Whole]]
+    seconds: Figure
+    devices: Annotated[list[_Device], msgspec.Meta(min_length=1)]
+    texts: list[Text]
+    bars: list[tuple[Whole, Whole, Whole, Whole, Whole, Whole, tuple[Whole, ...], Figure, Figure]]
+
+
+def to_summary(timeline: Timeline) -> dict[str, Any]:
     """The timeline without its critical path, and with the bars of the device that ends last.
 
     Times of bars are whole nanoseconds. Where there are too many bars, short neighbours on a stream are one; its kind
@@ -43,16 +68,16 @@ def _packed(timeline: Timeline, devices: list[DeviceTime], bars: list[Bar]) -> d
     def place(text: str) -> int:
         return texts.setdefault(text[:LONGEST], len(texts))
 
-    rows = [
-        [place(bar.stream), round(bar.start / NANO), round(bar.end / NANO), place(bar.kind), place(bar.line),
-         place(bar.dtype), list(bar.shape), bar.flops, bar.bytes]
-        for bar in bars
-    ]  # fmt: skip
+    rows = []
+    for bar in bars:
+        when = place(bar.stream), round(bar.start / NANO), round(bar.end / NANO)
+        what = place(bar.kind), place(bar.line), place(bar.dtype), list(bar.shape), bar.flops, bar.bytes
+        rows.append([*when, *what])
     brief = {
         "machine": timeline.machine,
         "mesh": list(timeline.mesh.items()),
         "seconds": timeline.seconds,
-        "devices": [asdict(device) for device in devices],
+        "devices": msgspec.to_builtins(devices),
         "texts": list(texts),
         "bars": rows,
     }
@@ -61,21 +86,9 @@ def _packed(timeline: Timeline, devices: list[DeviceTime], bars: list[Bar]) -> d
 
 
 def _merged(bars: list[Bar], least: float) -> list[Bar]:
-    """The bars with those shorter than ``least`` seconds joined to what lies close behind them, in order of start."""
-    found: list[Bar] = []
-    for stream in sorted({bar.stream for bar in bars}):
-        group: list[Bar] = []
-        for bar in (bar for bar in bars if bar.stream == stream):
-            narrow = bar.end - bar.start < least
-            far = group and (bar.end - group[0].start > 2 * least or bar.start - group[-1].end > least)
-            if group and (far or not narrow):
-                found.append(_as_one(group))
-                group = []
-            if narrow:
-                group.append(bar)
-            else:
-                found.append(bar)
-        found += [_as_one(group)] if group else []
+    """The bars with those shorter than ``least`` seconds joined to close ones on their stream, in order of start."""
+    streams = [[bar for bar in bars if bar.stream == stream] for stream in sorted({bar.stream for bar in bars})]
+    found = [_as_one(group) for some in streams for group in close_together(some, least)]
     return sorted(found, key=lambda bar: (bar.start, bar.stream))
 
 
@@ -103,56 +116,31 @@ def _longest(named: list[tuple[str, Bar]]) -> str:
     return max(times, key=lambda name: (times[name], name))
 
 
-def from_brief(data: Any) -> Timeline:
-    """The timeline that ``to_brief`` described, with the bars of one device.
+def from_summary(data: Any) -> Timeline:
+    """The timeline that ``to_summary`` described, with the bars of one device.
 
     Raises:
-        ValueError: It is malformed, or larger than ``to_brief`` makes them.
+        ValueError: It is malformed, or larger than ``to_summary`` makes them.
     """
     try:
-        if len(json.dumps(data)) > MOST_BYTES:
+        if len(json.dumps(data, allow_nan=False)) > MOST_BYTES:
             raise ValueError(f"a timeline in brief has at most {MOST_BYTES:,} bytes")
-        devices = tuple(_device(device) for device in data["devices"])
-        texts = [_text(text) for text in data["texts"]]
-        bars = tuple(_bar(devices[0].device, texts, row) for row in data["bars"])
-        mesh = {_text(axis): _whole(size) for axis, size in data["mesh"]}
-        return Timeline(_text(data["machine"]), mesh, _number(data["seconds"]), devices, (), bars)
-    except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        brief = msgspec.convert(data, _Brief)
+        devices = tuple(DeviceTime(**msgspec.structs.asdict(device)) for device in brief.devices)
+        bars = tuple(_bar(devices[0].device, brief.texts, *row) for row in brief.bars)
+    except (TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"this is no timeline in brief: {error}") from None
+    return Timeline(brief.machine, dict(brief.mesh), brief.seconds, devices, (), bars)
 
 
-def _device(data: dict[str, Any]) -> DeviceTime:
-    exposed = {_text(axes): _number(seconds) for axes, seconds in data["exposed"].items()}
-    end, busy, waiting = (_number(data[name]) for name in ("end", "busy", "waiting"))
-    return DeviceTime(_whole(data["device"]), tuple(map(_whole, data["members"])), end, busy, waiting, exposed)
-
-
-def _bar(device: int, texts: list[str], row: list[Any]) -> Bar:
-    stream, start, end, kind, line, dtype, shape, flops, moved = row
-    if not KIND.fullmatch(texts[_whole(kind)]) or _whole(end) < _whole(start):
+def _bar(
+    device: int, texts: list[str], stream: int, start: int, end: int, kind: int, line: int, dtype: int, *rest: Any
+) -> Bar:
+    if not KIND.fullmatch(texts[kind]) or end < start:
         raise ValueError("a bar has no kind, or ends before it starts")
-    return Bar(
-        device, texts[_whole(stream)], start * NANO, end * NANO, texts[kind], texts[_whole(line)],
-        tuple(map(_whole, shape)), texts[_whole(dtype)], _number(flops), _number(moved)
-    )  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST:
-        raise ValueError("a name is no text, or too long")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError("a number is not whole, negative or too large")
-    return value
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise ValueError("a figure is no number, negative or not finite")
-    return float(value)
+    shape, flops, moved = rest
+    names = texts[kind], texts[line], shape, texts[dtype]
+    return Bar(device, texts[stream], start * NANO, end * NANO, *names, flops, moved)
 
 
 def pictured(timeline: Timeline) -> Timeline:

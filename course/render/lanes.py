@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from course.render.pictures import unique
+from course.render.quantities import axis_texts, digits, ticks
+from course.render.svg import AXES, DARK, KERNEL, LETTER, MATMUL, TEXT, hatchings, safe, svg, text, text_on
 from course.schedules.orders import KINDS
-from course.show.pictures import unique
-from course.show.quantities import axis_texts, digits, ticks
-from course.show.svg import AXES, DARK, KERNEL, LETTER, MATMUL, TEXT, hatchings, safe, svg, text, text_on
 
 # Of the first, third, ... repeat and of the second, fourth, ...: each is at least 3:1 against white and a dark page.
 _BACKWARD = (AXES[0], "#b04c00")
@@ -112,8 +112,9 @@ def draw_lanes(picture: Picture, *, file: bool = False) -> str:
     legend, below = _legend(picture, name, y + 22, LEFT + width + RIGHT)
     inside = _patterns(name) + _axis(picture, scale, top, y - GAP) + "".join(parts) + legend
     described = " ".join(f"Stage {stage} {row.said}." for stage, row in enumerate(picture.rows))
-    return svg(LEFT + width + RIGHT, below, f"{picture.title}: {picture.heading}", described, inside, name, file=file,
-               least=1.0 if width > LEAST_WIDTH else 0.9)  # fmt: skip
+    whole, title = LEFT + width + RIGHT, f"{picture.title}: {picture.heading}"
+    least = 1.0 if width > LEAST_WIDTH else 0.9
+    return svg(whole, below, title, described, inside, name, file=file, least=least)
 
 
 def _patterns(name: str) -> str:

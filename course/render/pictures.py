@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from course.program.memory import Memory
-from course.program.simulator import Bar, DeviceTime, Timeline
+from course.program.simulator import Bar, Timeline
 from course.program.simulator.gaps import Gap, by_device, gaps
 from course.program.simulator.trace import device_name, mesh_text, plain_kind, shape_text, work_of
-from course.show.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
-from course.show.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
-from course.show.words import NOTHING, WAITING, exposed_text, line_text
+from course.render.captions import NOTHING, WAITING, exposed_text, line_text
+from course.render.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
+from course.render.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
 
 # In all narrow enough to be read unscrolled in a window of 700 px.
 LEFT, WIDTH, RIGHT = 112.0, 572.0, 22.0
@@ -133,7 +133,8 @@ def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float)
         for stream, bars in streams[device.device].items():
             marks = [_bar_mark(bar, colours) for bar in bars]
             if stream == "compute":
-                marks = sorted([*marks, *_idle(timeline, device, colours)], key=lambda mark: mark.start)
+                marks += [_gap_mark(gap, colours) for gap in gaps(timeline, device)]
+                marks.sort(key=lambda mark: mark.start)
             kept = tuple(replace(mark, end=min(mark.end, end)) for mark in marks if mark.start < end or not end)
             rows.append(Row(_label(stream), kept))
         found.append((device_name(device), rows))
@@ -152,10 +153,6 @@ def _bar_mark(bar: Bar, colours: Mapping[str, str]) -> Mark:
     return Mark(bar.start, bar.end, fill, (what, kind), title, f"{kind}, {line}")
 
 
-def _idle(timeline: Timeline, device: DeviceTime, colours: Mapping[str, str]) -> list[Mark]:
-    return [_gap_mark(gap, colours) for gap in gaps(timeline, device)]
-
-
 def _gap_mark(gap: Gap, colours: Mapping[str, str]) -> Mark:
     took = seconds_text(gap.end - gap.start)
     line = line_text(gap.line)
@@ -167,9 +164,13 @@ def _gap_mark(gap: Gap, colours: Mapping[str, str]) -> Mark:
 
 
 def _drawn(
-    blocks: Mapping[str, list[tuple[str, list[Row]]]], timelines: Mapping[str, Timeline], colours: Mapping[str, str],
-    end: float, least: float, name: str
-) -> tuple[str, float]:  # fmt: skip
+    blocks: Mapping[str, list[tuple[str, list[Row]]]],
+    timelines: Mapping[str, Timeline],
+    colours: Mapping[str, str],
+    end: float,
+    least: float,
+    name: str,
+) -> tuple[str, float]:
     """Everything inside, and how high it is; marks shorter than ``least`` seconds are drawn together."""
     hatches = {colour: f"url(#{name}-{i})" for i, colour in enumerate(colours.values())}
     parts, spans, y = [], [], 4.0
@@ -255,8 +256,8 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
         TypeError: It is no ``Memory``.
     """
     _require(memory, Memory, "memory")
-    parts = [("inputs", memory.arguments, MATMUL), ("outputs", memory.outputs - memory.aliased, AXES[2]),
-             ("temporaries", memory.temporaries, AXES[0])]  # fmt: skip
+    sizes = memory.arguments, memory.outputs - memory.aliased, memory.temporaries
+    parts = list(zip(("inputs", "outputs", "temporaries"), sizes, (MATMUL, AXES[2], AXES[0]), strict=True))
     whole = max(capacity or 0.0, memory.peak, 1.0)
     said = f"peak {bytes_text(memory.peak)}" + (f" of {capacity_text(capacity)}" if capacity else "")
     drawn = [text(said, 0, 17, size=TEXT + 1, weight="600")]
@@ -268,11 +269,11 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
     listed, y = _alive(memory, 28.0 + 2 * BAR + 28)
     each = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
     title = f"Memory of one device: {said}"
-    return svg(LEFT + WIDTH + RIGHT, y, title, f"At the peak: {each}.", "".join([*drawn, *listed]),
-               unique(repr(memory)), file=file, least=LEAST)  # fmt: skip
+    described, inside, name = f"At the peak: {each}.", "".join([*drawn, *listed]), unique(repr(memory))
+    return svg(LEFT + WIDTH + RIGHT, y, title, described, inside, name, file=file, least=LEAST)
 
 
-def _stack(parts: list[tuple[str, int, str]], whole: float, y: float) -> list[str]:
+def _stack(parts: Sequence[tuple[str, int, str]], whole: float, y: float) -> list[str]:
     frame = f'<rect x="0.5" y="{y:g}" width="{LEFT + WIDTH:g}" height="{BAR:g}" fill="none" stroke="currentColor" '
     drawn, at, x = [frame + 'stroke-opacity="0.4"/>'], 0.5, 0.0
     for label, size, colour in parts:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from course.program.simulator import DeviceTime, Timeline
 from course.program.simulator.gaps import Gap, gaps
 from course.program.simulator.trace import plain_kind
-from course.show.quantities import share_text
+from course.render.quantities import share_text
 
 NOTHING = "computes and sends nothing that takes time"
 WAITING = "waiting for others"
@@ -68,7 +68,7 @@ def conclusion(timeline: Timeline) -> str:
     return f"{where}{share} of the step {verb} {what}{more}."
 
 
-def beside(own: Timeline, reference: Timeline) -> str:
+def compare_steps(own: Timeline, reference: Timeline) -> str:
     """What tells a reader's step from the course's own, in sentences with both figures."""
     return (
         f"On {own.machine} your step would take {_ms(own.seconds)} and the course's own {_ms(reference.seconds)}"

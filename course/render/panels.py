@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import TYPE_CHECKING
 
-from course.show import memory_svg, side_by_side
-from course.show.tables import Section, comparison, heading, printable, sections
-from course.show.words import HOW_TO_READ, conclusion
+from course.render import memory_svg, side_by_side
+from course.render.captions import HOW_TO_READ, conclusion
+from course.render.svg import safe
+from course.render.tables import Section, comparison, heading, sections
 
 if TYPE_CHECKING:
     from course.prediction import Prediction
@@ -25,11 +25,11 @@ _TABLE = "border-collapse:collapse;border:none;margin:0;font-size:13px;color:inh
 def prediction_html(prediction: Prediction) -> str:
     """One prediction: its timeline, its figures, its memory, and behind a click where time goes."""
     parts = [
-        f"<div><b>{_safe(heading(prediction))}</b></div>",
+        f"<div><b>{safe(heading(prediction))}</b></div>",
         *_timelines({"": prediction}, ""),
         _table(comparison({"": prediction})),
         *_remarks(prediction.remarks),
-        _scrolling(memory_svg(prediction.memory, prediction.machine.memory_bytes)),
+        _memory(prediction),
         *(_folded(section) for section in sections(prediction)),
     ]
     return _whole(parts)
@@ -54,7 +54,7 @@ def comparison_html(
     first = next(iter(predictions))
     own = predictions[first]
     parts = [
-        f"<div><b>{_safe(title)}</b></div>",
+        f"<div><b>{safe(title)}</b></div>",
         *_timelines(predictions, reference if reference in predictions else first),
         _table(comparison(predictions)),
         *_remarks(remarks or {}),
@@ -67,7 +67,7 @@ def comparison_html(
 def _timelines(predictions: Mapping[str, Prediction], reference: str) -> list[str]:
     """The picture, what it comes to for the first of them, and how to read it; a sentence where nothing takes time."""
     first = next(iter(predictions.values()))
-    said = f'<div style="margin:4px 0 8px 0;">{_safe(conclusion(first.timeline))}</div>'
+    said = f'<div style="margin:4px 0 8px 0;">{safe(conclusion(first.timeline))}</div>'
     if all(prediction.idle for prediction in predictions.values()):
         return [said]
     picture = side_by_side({name: p.timeline for name, p in predictions.items()}, reference=reference)
@@ -76,7 +76,7 @@ def _timelines(predictions: Mapping[str, Prediction], reference: str) -> list[st
 
 def _how_to_read() -> str:
     terms = "".join(
-        f'<dt style="font-weight:600;">{_safe(term)}</dt><dd style="margin:0 0 4px 16px;">{_safe(said)}</dd>'
+        f'<dt style="font-weight:600;">{safe(term)}</dt><dd style="margin:0 0 4px 16px;">{safe(said)}</dd>'
         for term, said in HOW_TO_READ
     )
     return f'<dl style="margin:4px 0 8px 0;max-width:44rem;">{terms}</dl>'
@@ -84,14 +84,14 @@ def _how_to_read() -> str:
 
 def _remarks(remarks: Mapping[str, str]) -> list[str]:
     style = f"{_FAINT}white-space:pre-wrap;"
-    return [f'<div style="{style}">{_safe(name)}: {_safe(why)}</div>' for name, why in remarks.items()]
+    return [f'<div style="{style}">{safe(name)}: {safe(why)}</div>' for name, why in remarks.items()]
 
 
 def problem_html(title: str, message: str, line: str) -> str:
     """Why there is nothing to show."""
-    where = f'<div style="{_FAINT}">your line {_safe(line)}</div>' if line else ""
+    where = f'<div style="{_FAINT}">your line {safe(line)}</div>' if line else ""
     style = "border-left:3px solid #cf222e;padding:2px 0 2px 10px;margin:4px 0 6px 0;white-space:pre-wrap;"
-    return _whole([f"<div><b>{_safe(title)}</b></div>", f'<div style="{style}">{where}{_safe(message)}</div>'])
+    return _whole([f"<div><b>{safe(title)}</b></div>", f'<div style="{style}">{where}{safe(message)}</div>'])
 
 
 def page(title: str, inside: str) -> str:
@@ -99,7 +99,7 @@ def page(title: str, inside: str) -> str:
     style = "body{margin:24px;max-width:1240px;color:#1b1f24;background:#fff}"
     dark = "@media(prefers-color-scheme:dark){body{color:#e6e8eb;background:#111}}"
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_safe(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{safe(title)}</title>'
         f"<style>{style}{dark}</style></head><body>{inside}</body></html>\n"
     )
 
@@ -117,7 +117,7 @@ def _scrolling(inside: str) -> str:
 
 
 def _folded(section: Section, inside: str = "") -> str:
-    summary = f'<summary style="cursor:pointer;">{_safe(section.title)}</summary>'
+    summary = f'<summary style="cursor:pointer;">{safe(section.title)}</summary>'
     more = f'<div style="{_FAINT}">and {section.more} more</div>' if section.more else ""
     return f'<details style="margin:4px 0;">{summary}{inside or _table(section)}{more}</details>'
 
@@ -127,7 +127,7 @@ def _table(section: Section) -> str:
     head = ""
     if any(section.columns):
         cells = zip(section.columns, numbers, strict=True)
-        heads = "".join(f'<th style="{_CELL}{_HEAD}{_side(n)}{_FAINT}">{_safe(c.rstrip(">"))}</th>' for c, n in cells)
+        heads = "".join(f'<th style="{_CELL}{_HEAD}{_side(n)}{_FAINT}">{safe(c.rstrip(">"))}</th>' for c, n in cells)
         head = f'<thead style="border:none;"><tr style="background:none;">{heads}</tr></thead>'
     rows = "".join(_row(row, numbers) for row in section.rows)
     return f'<div style="{_SCROLL}"><table style="{_TABLE}">{head}<tbody>{rows}</tbody></table></div>'
@@ -137,14 +137,10 @@ def _row(row: tuple[str, ...], numbers: list[bool]) -> str:
     cells = zip(row, numbers, strict=True)
     return (
         '<tr style="background:none;">'
-        + "".join(f'<td style="{_CELL}{_RULE}{_side(n)}">{_safe(cell)}</td>' for cell, n in cells)
+        + "".join(f'<td style="{_CELL}{_RULE}{_side(n)}">{safe(cell)}</td>' for cell, n in cells)
         + "</tr>"
     )
 
 
 def _side(number: bool) -> str:
     return "text-align:right;font-variant-numeric:tabular-nums;" if number else "text-align:left;"
-
-
-def _safe(said: str) -> str:
-    return escape(printable(said), quote=True)

@@ -7,9 +7,9 @@ import pytest
 
 from course.program.simulator import Bar, DeviceTime, Timeline
 from course.program.simulator.gaps import gaps
-from course.show import side_by_side
-from course.show.brief import MOST_BARS, MOST_BYTES, from_brief, pictured, to_brief
-from course.show.words import beside
+from course.render import side_by_side
+from course.render.captions import compare_steps
+from course.render.timeline_summary import MOST_BARS, MOST_BYTES, from_summary, pictured, to_summary
 
 MS = 1e-3
 
@@ -19,9 +19,8 @@ def step(count=2, line="cell:{}", seconds=None):
     bars, at = [], 0.0
     for i in range(count):
         bars.append(Bar(0, "data", at, at + MS / 2, "all_gather", line.format(i), (8, 4), "f32", 0.0, 96.0))
-        bars.append(
-            Bar(0, "compute", at + MS / 2, at + 1.5 * MS, "dot_general", line.format(i), (8, 4), "f32", 64.0, 1.0)
-        )
+        matmul = "dot_general", line.format(i), (8, 4), "f32", 64.0, 1.0
+        bars.append(Bar(0, "compute", at + MS / 2, at + 1.5 * MS, *matmul))
         at += 1.5 * MS
     waits = DeviceTime(0, (0, 1, 2), seconds or at, count * MS, 0.0, {"data": count * MS / 2})
     early = DeviceTime(3, (3,), at / 2, at / 2, 0.0, {"data": 0.0})
@@ -29,9 +28,9 @@ def step(count=2, line="cell:{}", seconds=None):
 
 
 def test_what_is_read_back_draws_the_same_and_is_the_same_brief():
-    brief = json.loads(json.dumps(to_brief(step())))
-    found = from_brief(brief)
-    assert to_brief(found) == brief and json.dumps(to_brief(found)) == json.dumps(brief)
+    brief = json.loads(json.dumps(to_summary(step())))
+    found = from_summary(brief)
+    assert to_summary(found) == brief and json.dumps(to_summary(found)) == json.dumps(brief)
     assert (found.seconds, found.exposed_seconds, found.busy) == (3 * MS, MS, step().busy)
     assert list(found.mesh) == ["tensor", "data"] and [d.device for d in found.devices] == [0, 3]
     (device,) = pictured(found).devices
@@ -41,8 +40,8 @@ def test_what_is_read_back_draws_the_same_and_is_the_same_brief():
 
 def test_a_brief_is_small_however_many_bars_and_however_long_the_lines():
     for many in (step(5000), step(2000, line="x" * 95 + "{}")):
-        brief = to_brief(many)
-        found = from_brief(brief)
+        brief = to_summary(many)
+        found = from_summary(brief)
         assert len(brief["bars"]) <= MOST_BARS and len(json.dumps(brief)) <= MOST_BYTES
         assert {bar.stream for bar in found.bars} == {"compute", "data"}
         assert sum(bar.flops for bar in found.bars) == sum(bar.flops for bar in many.bars)
@@ -53,11 +52,11 @@ def test_a_brief_is_small_however_many_bars_and_however_long_the_lines():
 
 def test_a_step_that_takes_no_time_ends():
     still = [Bar(0, "compute", 0.0, 0.0, "add", "a:1", (), "f32", 0.0, 0.0)] * (2 * MOST_BARS)
-    to_brief(Timeline("m", {"data": 1}, 0.0, (DeviceTime(0, (0,), 0.0, 0.0, 0.0, {}),), (), tuple(still)))
+    to_summary(Timeline("m", {"data": 1}, 0.0, (DeviceTime(0, (0,), 0.0, 0.0, 0.0, {}),), (), tuple(still)))
 
 
 def changed(path, value):
-    brief = deepcopy(to_brief(step()))
+    brief = deepcopy(to_summary(step()))
     at = brief
     for key in path[:-1]:
         at = at[key]
@@ -89,16 +88,16 @@ def changed(path, value):
         changed(["seconds"], float("inf")),
         changed(["mesh"], {"data": 4}),
         changed(["machine"], None),
-        changed(["bars"], to_brief(step())["bars"] * 2000),
+        changed(["bars"], to_summary(step())["bars"] * 2000),
     ],
 )
 def test_data_that_is_no_timeline_in_brief_is_refused(data):
     with pytest.raises(ValueError):
-        from_brief(data)
+        from_summary(data)
 
 
 def test_the_sentence_beside_a_reference_has_both_figures():
-    said = beside(step(4), step(2))
+    said = compare_steps(step(4), step(2))
     assert "would take 6 ms and the course's own 3 ms, so yours is 2.00 times as long" in said
     assert "takes 2 ms of yours and 1 ms of the course's own" in said
-    assert "3 ms, so both are as long." in beside(step(), step())
+    assert "3 ms, so both are as long." in compare_steps(step(), step())

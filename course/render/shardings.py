@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from course.show.holdings import Layout, layout
-from course.show.svg import AXES, LETTER, MATMUL, TEXT, svg, text
+from course.render.holdings import Layout, layout
+from course.render.svg import AXES, LETTER, MATMUL, TEXT, svg, text
 
 # Narrow enough to be read on a phone without scrolling.
 GUTTER, GRID, GAP, MESH = 36.0, 220.0, 26.0, 120.0
@@ -49,10 +49,8 @@ class Holdings:
     note: str = ""
 
     def _repr_html_(self) -> str:
-        picture = holdings_svg(
-            self.shape, self.spec, self.mesh, title=self.title, labels=self.labels, show_spec=self.show_spec,
-            note=self.note,
-        )  # fmt: skip
+        array, labels = (self.shape, self.spec, self.mesh), self.labels
+        picture = holdings_svg(*array, title=self.title, labels=labels, show_spec=self.show_spec, note=self.note)
         return f'<div style="overflow-x:auto;margin:8px 0;">{picture}</div>'
 
     def __repr__(self) -> str:
@@ -78,14 +76,6 @@ def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_s
     return Holdings(tuple(array.shape), spec, mesh, title, tuple(labels), show_spec)
 
 
-def sharding_svg(
-    array: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False, file: bool = False
-) -> str:
-    """The picture of a ``jax.Array`` with a ``NamedSharding``; arguments as for ``holdings_svg``."""
-    held = who_holds(array)
-    return holdings_svg(held.shape, held.spec, held.mesh, title=title, labels=labels, show_spec=show_spec, file=file)
-
-
 def holdings_table(shape: Sequence[int], spec: Any, mesh: Any) -> str:
     """The same as text: a line for each device, with its place in the mesh and the indices of what it holds."""
     found = layout(shape, spec, mesh)
@@ -105,9 +95,16 @@ def _places(found: Layout) -> list[tuple[int, ...]]:
 
 
 def holdings_svg(
-    shape: Sequence[int], spec: Any, mesh: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False,
-    note: str = "", file: bool = False
-) -> str:  # fmt: skip
+    shape: Sequence[int],
+    spec: Any,
+    mesh: Any,
+    *,
+    title: str = "",
+    labels: Sequence[str] = (),
+    show_spec: bool = False,
+    note: str = "",
+    file: bool = False,
+) -> str:
     """An array as a grid of blocks, each with the devices that hold it, beside the mesh in the same colours.
 
     Of an array with more than two dims the leading ones are folded into the rows, and a note says so.
@@ -151,8 +148,8 @@ def holdings_svg(
     held = " ".join(f"Block [{', '.join(found.ranges(i))}]: {_listed(ids)}." for i, ids in found.holders.items())
     name = "s" + hashlib.sha256(repr((parts, file)).encode()).hexdigest()[:10]
     about = f"{note or _said(found)} {held}"
-    return svg(width, y + 15 * len(foot) - 6, f"Who holds what: {' '.join(head)}", about, "".join(parts), name,
-               file=file, least=LEAST)  # fmt: skip
+    height, said = y + 15 * len(foot) - 6, f"Who holds what: {' '.join(head)}"
+    return svg(width, height, said, about, "".join(parts), name, file=file, least=LEAST)
 
 
 def _heading(found: Layout) -> str:

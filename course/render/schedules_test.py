@@ -8,6 +8,9 @@ import pytest
 
 from course.machines import FREE_NETWORK, machine
 from course.program import parse, timeline
+from course.render import schedule_svg
+from course.render.lanes import CELL, FILLS, LEFT, MASKED, WIRE
+from course.render.render_test import SVG, rectangles
 from course.schedules import (
     FAMILY,
     LOOPED,
@@ -22,22 +25,11 @@ from course.schedules import (
     written,
     zero_bubble,
 )
-from course.show import schedule_svg
-from course.show.lanes import CELL, FILLS, LEFT, MASKED, WIRE
-from course.show.svg import DARK, LIGHT, contrast, text_on
 from course.validation.pipelines import pipeline
 
-SVG = "{http://www.w3.org/2000/svg}"
 
-
-def rectangles(picture, height=CELL):
-    """Of what has a title: place, width, fill and title, row by row."""
-    found = []
-    for rect in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
-        title = rect.find(f"{SVG}title")
-        if title is not None and float(rect.get("height", "0")) == height:
-            found.append((float(rect.get("x", "0")), float(rect.get("width", "0")), rect.get("fill"), title.text))
-    return found
+def actions(picture):
+    return rectangles(picture, CELL)
 
 
 def texts(picture):
@@ -52,7 +44,7 @@ def program(stages, microbatches, repeats=1, target=FREE_NETWORK, **more):
 def test_every_action_is_drawn_once_where_it_runs(name):
     timed = run(family(name, 4, 8, 2 if name in LOOPED else 1), Costs(1, 1.5, 0.5, 0.25))
     picture = schedule_svg(timed)
-    found = [rect for rect in rectangles(picture) if not rect[3].startswith("bubble")]
+    found = [rect for rect in actions(picture) if not rect[3].startswith("bubble")]
     spans = [span for spans in timed.spans for span in spans]
     assert len(found) == len(spans) == len({title for *_, title in found})
     scale = (found[-1][0] - LEFT) / spans[-1].start
@@ -66,7 +58,7 @@ def test_every_action_is_drawn_once_where_it_runs(name):
 @pytest.mark.parametrize("name", FAMILY)
 def test_actions_and_bubbles_fill_every_stage_s_time(name):
     timed = run(family(name, 3, 6, 2 if name in LOOPED else 1))
-    found = rectangles(schedule_svg(timed))
+    found = actions(schedule_svg(timed))
     whole = sum(width + (0 if title.startswith("bubble") else 1) for _, width, _, title in found)
     last = max(x + width for x, width, *_ in found) - LEFT
     assert whole == pytest.approx(3 * last, rel=0.01)
@@ -88,12 +80,6 @@ def test_forward_backward_and_weights_differ_in_colour_and_pattern():
     assert len({FILLS[kind][0] for kind in "FIW"}) == 3
 
 
-@pytest.mark.parametrize("colour", sorted({colour for fills in FILLS.values() for colour in fills}))
-def test_colours_stand_out_on_light_and_dark_and_can_be_written_on(colour):
-    assert min(contrast(colour, LIGHT), contrast(colour, DARK)) >= 3
-    assert contrast(colour, text_on(colour)) >= 4.5
-
-
 def test_messages_that_take_time_are_drawn_and_others_are_not():
     timed = run(breadth_first(3, 3, 2), Costs(send=0.5))
     found = rectangles(schedule_svg(timed), WIRE)
@@ -111,16 +97,16 @@ def test_a_picture_says_in_words_what_it_shows():
 
 
 def test_a_program_is_drawn_with_the_same_actions_as_its_schedule():
-    given = rectangles(schedule_svg(breadth_first(4, 2, 2)))
-    found = rectangles(schedule_svg(program(4, 2, 2, backward=True, masked=False), breadth_first(4, 2, 2)))
+    given = actions(schedule_svg(breadth_first(4, 2, 2)))
+    found = actions(schedule_svg(program(4, 2, 2, backward=True, masked=False), breadth_first(4, 2, 2)))
     named = [[title.split(":")[0] for *_, title in rects if not title.startswith("bubble")] for rects in (given, found)]
     assert named[0] == named[1]
 
 
 def test_masked_ticks_of_a_program_are_no_work_and_skipped_ones_are_bubbles():
     schedule = forwards(gpipe(4, 3))
-    masked = rectangles(schedule_svg(program(4, 3), schedule))
-    skipped = rectangles(schedule_svg(program(4, 3, masked=False), schedule))
+    masked = actions(schedule_svg(program(4, 3), schedule))
+    skipped = actions(schedule_svg(program(4, 3, masked=False), schedule))
     idle = [sum(said in title for *_, title in rects) for rects, said in ((masked, MASKED), (skipped, MASKED))]
     assert idle == [4 * 6 - 4 * 3, 0]
     assert not any(title.startswith("bubble") for *_, title in masked)
@@ -148,7 +134,7 @@ def test_what_a_program_sends_while_all_wait_is_no_bubble():
     step = program(4, 4, target=machine("8xA5000"))
     found = schedule_svg(step, forwards(gpipe(4, 4)))
     assert len(rectangles(found, WIRE)) == 4 * 7
-    assert not [rect for rect in rectangles(found) if rect[3].startswith("bubble")]
+    assert not [rect for rect in actions(found) if rect[3].startswith("bubble")]
     assert "other kernels" in texts(found)  # the results are stored at the end
 
 
@@ -172,9 +158,8 @@ def test_what_cannot_be_drawn_is_refused_with_a_sentence():
         schedule_svg(gpipe(16, 320))
 
 
-def test_pictures_are_the_same_every_time_and_two_do_not_mix():
+def test_two_pictures_do_not_mix():
     one, other = (schedule_svg(gpipe(2, m)) for m in (2, 3))
-    assert one == schedule_svg(gpipe(2, 2))
     names = [set(re.findall(r'id="([^"]+)"', picture)) for picture in (one, other)]
     every = re.findall(r'id="([^"]+)"', schedule_svg(zero_bubble(2, 2)))
     assert len(every) == len(set(every))

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from course.program.simulator import Bar, Timeline
 from course.program.simulator.trace import plain_kind
+from course.render.captions import line_text
+from course.render.lanes import LEAST, MASKED, WORDS, Cell, Picture, Row, Wire, draw_lanes
+from course.render.quantities import digits, seconds_text, share_text
 from course.schedules import Action, Schedule, Timed, measure, run
 from course.schedules.orders import LETTERS
 from course.schedules.ticks import Tick, Work, laid_beside, program_ticks, stage_bars
-from course.show.lanes import LEAST, MASKED, WORDS, Cell, Picture, Row, Wire, draw_lanes
-from course.show.quantities import digits, seconds_text, share_text
-from course.show.words import line_text
 
 
 def schedule_svg(

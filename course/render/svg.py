@@ -6,11 +6,12 @@ Text and lines take the colour of what surrounds them, so a picture reads on lig
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
-from course.show.quantities import seconds_text
+from course.render.quantities import printable, seconds_text
 
 # After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each at least 3:1 against
 # white and against a dark page; what is written on them is light or dark accordingly.
@@ -52,20 +53,25 @@ class Row:
     marks: tuple[Mark, ...]
 
 
-def merged(marks: Sequence[Mark], least: float) -> list[Mark]:
-    """The same marks; those shorter than ``least`` seconds that stand close together are one."""
-    found: list[Mark] = []
-    group: list[Mark] = []
-    for mark in marks:
-        narrow = mark.end - mark.start < least
-        if group and (not narrow or mark.end - group[0].start > 2 * least or mark.start - group[-1].end > least):
-            found.append(_as_one(group))
+def close_together(items: Sequence[Any], least: float) -> Iterator[list[Any]]:
+    """Groups of what has a ``start`` and an ``end``: those shorter than ``least`` seconds beside each other are one."""
+    group: list[Any] = []
+    for item in items:
+        narrow = item.end - item.start < least
+        if group and (not narrow or item.end - group[0].start > 2 * least or item.start - group[-1].end > least):
+            yield group
             group = []
         if narrow:
-            group.append(mark)
+            group.append(item)
         else:
-            found.append(mark)
-    return [*found, _as_one(group)] if group else found
+            yield [item]
+    if group:
+        yield group
+
+
+def merged(marks: Sequence[Mark], least: float) -> list[Mark]:
+    """The same marks; those shorter than ``least`` seconds that stand close together are one."""
+    return [_as_one(group) for group in close_together(marks, least)]
 
 
 def _as_one(group: list[Mark]) -> Mark:
@@ -117,9 +123,18 @@ def torn(x: float, y: float, height: float) -> str:
 
 
 def text(
-    said: str, x: float, y: float, anchor: str = "start", *, size: int = SMALL, fill: str = "currentColor",
-    weight: str = "", passive: bool = False, faint: bool = False, halo: str = ""
-) -> str:  # fmt: skip
+    said: str,
+    x: float,
+    y: float,
+    anchor: str = "start",
+    *,
+    size: int = SMALL,
+    fill: str = "currentColor",
+    weight: str = "",
+    passive: bool = False,
+    faint: bool = False,
+    halo: str = "",
+) -> str:
     """A line of text; ``halo`` is the colour that keeps a pattern off it."""
     more = f' font-weight="{weight}"' if weight else ""
     more += ' pointer-events="none"' if passive else ""
@@ -130,9 +145,16 @@ def text(
 
 
 def svg(
-    width: float, height: float, title: str, description: str, inside: str, name: str, *, file: bool = False,
-    least: float = 0.75
-) -> str:  # fmt: skip
+    width: float,
+    height: float,
+    title: str,
+    description: str,
+    inside: str,
+    name: str,
+    *,
+    file: bool = False,
+    least: float = 0.75,
+) -> str:
     """The picture.
 
     Args:
@@ -144,10 +166,8 @@ def svg(
         least: Share of its width below which it is not shrunk.
     """
     about = f'<title id="{name}-t">{safe(title)}</title><desc id="{name}-d">{safe(description)}</desc>'
-    colours = (
-        "<style>svg{color:#1b1f24;background:#fff}"
-        "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#111}}</style>" if file else ""
-    )  # fmt: skip
+    dark = "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#111}}"
+    colours = f"<style>svg{{color:#1b1f24;background:#fff}}{dark}</style>" if file else ""
     size = f'width="{width:g}" height="{height:g}"' if file else ""
     # Wide enough to be read; what surrounds it scrolls.
     style = (
@@ -178,4 +198,4 @@ def _luminance(colour: str) -> float:
 
 def safe(said: str) -> str:
     """Text for XML: escaped, and without the control characters that XML has no way to write."""
-    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said), quote=True)
+    return escape(printable(said), quote=True)
