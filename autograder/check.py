@@ -43,14 +43,14 @@ class Outcome:
         self.report = report
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from autograder.show import facts_html
+        from autograder.render import facts_html
 
         return {"text/plain": repr(float(self.report.points)), "text/html": facts_html(self.report)}
 
     def __repr__(self) -> str:
         from rich.console import Console
 
-        from autograder.show import facts_table
+        from autograder.render import facts_table
 
         console = Console(width=100)
         with console.capture() as capture:

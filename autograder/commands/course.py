@@ -14,7 +14,7 @@ from rich.text import Text
 
 from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
 from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, show, spinner
-from autograder.show import number, one_line, plain
+from autograder.render import number, one_line, plain
 from course.curriculum import CHAPTERS
 
 NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)

@@ -14,7 +14,7 @@ from rich.text import Text
 from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
 from autograder.commands.terminal import FAULT, UsageError, bar, complain, out, print_json, spinner
 from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
-from autograder.show import RICH, WORDS, number, one_line, plain
+from autograder.render import RICH, WORDS, number, one_line, plain
 
 BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
 

@@ -96,7 +96,7 @@ def check(
 
             report = add_compiled(report, chapter, path, progress=say)
         if mesh is Mesh.real:
-            from autograder.learner.real import add_measured
+            from autograder.learner.hardware_check import add_measured
 
             report = add_measured(report, chapter, path, progress=say)
     if path is not None:
@@ -104,7 +104,7 @@ def check(
     if as_json:
         print_json(report.to_json())
     else:
-        from autograder.show import facts_table
+        from autograder.render import facts_table
 
         out().print(facts_table(report))
     if any(result.verdict == "needs_human" for result in report.functions):
@@ -126,7 +126,7 @@ def hint(chapter: ChapterName, function: FunctionName = None, notebook: Notebook
     _remember(path, chapter, hints={name: shown})
     from rich.markdown import Markdown
 
-    from autograder.show import WIDEST
+    from autograder.render import WIDEST
 
     console = out()
     console.print(f"[bold]{name}[/]  hint {shown} of {len(tiers)}")

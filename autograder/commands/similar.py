@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autograder.commands.instructor import AsJson, CourseFolder
 from autograder.commands.terminal import UsageError, bar, complain, out, print_json, require_chapter, show
-from autograder.show import one_line, plain
+from autograder.render import one_line, plain
 
 SHOWN = 20
 

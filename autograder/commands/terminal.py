@@ -142,7 +142,7 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
 
 def complain(message: object) -> None:
     """Say on standard error what is wrong."""
-    from autograder.show import plain
+    from autograder.render import plain
 
     err().print(f"meshcraft: {plain(message)}", style="red", markup=False, soft_wrap=True)
 

@@ -309,7 +309,7 @@ def _finish(outcome: Outcome, run: Path, as_json: bool) -> None:
 def _show(outcome: Outcome, run: Path) -> None:
     from rich.text import Text
 
-    from autograder.show import plain
+    from autograder.render import plain
 
     if outcome.text:
         show(Text(plain(outcome.text)), Text(""))

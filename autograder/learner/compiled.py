@@ -12,7 +12,7 @@ from typing import Any
 from autograder.check import add_facts, exported
 from autograder.contract.task import Task, references
 from autograder.contract.verdict import Fact, Report, Result
-from autograder.learner.beside import solution
+from autograder.learner.baselines import solution
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
 from course.program.compiled import GpuReport, compile_all

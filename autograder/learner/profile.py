@@ -13,7 +13,7 @@ from autograder.contract.task import Case, Task, load
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.inside.tracing import Problem
-from autograder.learner.beside import REFERENCE, solution, versions
+from autograder.learner.baselines import REFERENCE, solution, versions
 from course.machine import Machine
 from course.predict import Prediction, described, predict, resolved
 from course.program import Locate, Program, ProgramError

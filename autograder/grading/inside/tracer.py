@@ -83,7 +83,7 @@ def _run(header: dict[str, Any], limits: Limits) -> Ran:
 class _NotHere:
     """Refuses imports of answers, which no sandbox shows, in a process that is in none."""
 
-    answers = ("autograder.learner.beside", "autograder.proof.mutants", "autograder.proof.alternatives")
+    answers = ("autograder.learner.baselines", "autograder.proof.mutants", "autograder.proof.alternatives")
 
     def __init__(self, chapter: str):
         self.earlier = {f"solutions.{entry.name}" for entry in earlier(chapter)}

@@ -9,8 +9,8 @@ from autograder import cli
 from autograder.check import with_facts
 from autograder.contract.task import Case, load
 from autograder.contract.verdict import PASS, Fact, Report, Result, conclude
-from autograder.learner import real
-from autograder.learner.real import (
+from autograder.learner import hardware_check
+from autograder.learner.hardware_check import (
     MEMORY,
     SPEED,
     Bench,
@@ -65,7 +65,7 @@ def test_what_was_not_measured_costs_no_points():
 
 
 def test_the_report_keeps_functions_without_a_realistic_size_and_wrong_values_are_not_measured(monkeypatch):
-    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
+    monkeypatch.setattr(hardware_check, "survey", lambda platform: Bench(GPU))
     wrong = conclude("fsdp_loss", 5, [Fact("values", False, message="off")])
     other = conclude("shard_params", 2, [Fact("values", True)])
     found = add_measured(Report("fsdp", (other, wrong)), "fsdp", None)
@@ -75,7 +75,7 @@ def test_the_report_keeps_functions_without_a_realistic_size_and_wrong_values_ar
 
 
 def test_a_function_that_was_stopped_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
+    monkeypatch.setattr(hardware_check, "survey", lambda platform: Bench(GPU))
     stopped = Result("fsdp_loss", 0, 5, "student_error", message="NameError")
     assert add_measured(Report("fsdp", (stopped,)), "fsdp", None).functions == (stopped,)
 
@@ -126,7 +126,7 @@ def test_a_program_that_cannot_be_exported_for_the_devices_is_not_measured(monke
 
 
 def test_a_notebook_is_measured_as_it_stands_on_disk(monkeypatch):
-    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
+    monkeypatch.setattr(hardware_check, "survey", lambda platform: Bench(GPU))
     good = conclude("fsdp_loss", 5, [Fact("values", True)])
     exercise = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
     (result,) = add_measured(Report("fsdp", (good,)), "fsdp", exercise).functions
@@ -138,7 +138,7 @@ def test_only_a_real_mesh_adds_measured_facts(monkeypatch, capsys, arguments, fa
     result = conclude("fsdp_loss", 5, [Fact("values", True)])
     monkeypatch.setattr("autograder.check.check_solution", lambda *_, **__: Report("fsdp", (result,)))
     added = with_facts(result, [Fact(SPEED, None, "not measured")])
-    monkeypatch.setattr(real, "add_measured", lambda *_, **__: Report("fsdp", (added,)))
+    monkeypatch.setattr(hardware_check, "add_measured", lambda *_, **__: Report("fsdp", (added,)))
     monkeypatch.setattr("sys.argv", ["meshcraft", "check", "fsdp", "--solution", "--json", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR, Fact, Report, Result
-from autograder.show import facts_html, facts_table, number, plain, size
+from autograder.render import facts_html, facts_table, number, plain, size
 
 HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
 

@@ -171,7 +171,7 @@ def _realistic(task: Task) -> list[Case]:
 def _ask(chapter: str, task: Task, case: Case, do: str, bench: Bench, **more: Any) -> dict[str, Any]:
     request = {"do": do, "chapter": chapter, "task": task.name, "case": asdict(case)}
     request |= {"exported_for": bench.exported_for, "pair_seconds": PAIR_SECONDS}
-    return fresh.ask(request, module="autograder.learner.real", seconds=PAIR_SECONDS + START_SECONDS, **more)
+    return fresh.ask(request, module="autograder.learner.hardware_check", seconds=PAIR_SECONDS + START_SECONDS, **more)
 
 
 def _reference(chapter: str, task: Task, case: Case, bench: Bench) -> Program:
