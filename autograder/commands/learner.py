@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -87,29 +88,36 @@ def check(
         names = _functions(chapter, function)
         from autograder import check as judge
 
+        options = {"full": full, "progress": say, "more": _more_facts(chapter, aot, mesh, say)}
         if path is None:
-            report = judge.check_solution(chapter, names, full=full, progress=say)
+            report = judge.check_solution(chapter, names, **options)
         else:
-            report = judge.check_notebook(path, chapter, names, full=full, progress=say)
-        if aot:
-            from autograder.learner.compiled import add_compiled
-
-            report = add_compiled(report, chapter, path, progress=say)
-        if mesh is Mesh.real:
-            from autograder.learner.hardware_check import add_measured
-
-            report = add_measured(report, chapter, path, progress=say)
+            report = judge.check_notebook(path, chapter, names, **options)
     if path is not None:
         _remember(path, chapter, passed={result.name: result.verdict == "pass" for result in report.functions})
-    if as_json:
-        print_json(report.to_json())
-    else:
-        from autograder.render import facts_table
+    from autograder.render import facts_table, word_in_json
 
+    if as_json:
+        rows = [{**row, "verdict": word_in_json(row["verdict"])} for row in report.to_json()["functions"]]
+        print_json({**report.to_json(), "functions": rows})
+    else:
         out().print(facts_table(report))
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
     raise typer.Exit(0 if report.passed else SHORT)
+
+
+def _more_facts(chapter: str, aot: bool, mesh: Mesh, say: Callable[[str], None]) -> list[Any]:
+    more: list[Any] = []
+    if aot:
+        from autograder.learner.compiled import CompiledFacts
+
+        more.append(CompiledFacts(chapter, say))
+    if mesh is Mesh.real:
+        from autograder.learner.hardware_check import measured_here
+
+        more.append(measured_here(chapter, say))
+    return more
 
 
 def hint(chapter: ChapterName, function: FunctionName = None, notebook: NotebookFile = None) -> None:

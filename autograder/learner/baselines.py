@@ -1,4 +1,4 @@
-"""What stands beside a learner's function: the course's own solution, and the naive ways of doing the same."""
+"""What a learner's function is compared with: the course's own solution, and the naive baselines."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ from autograder.contract.task import Task
 REFERENCE = "reference"
 NOT_INSTALLED = "not part of this installation: it comes when the chapter is released"
 
-Found = Callable[..., Any] | str
+Version = Callable[..., Any] | str
 
 
-def solution(chapter: str, name: str) -> Found:
+def solution(chapter: str, name: str) -> Version:
     """The course's own function, or why there is none."""
     return _of_module(f"solutions.{chapter}", lambda module: getattr(module, name))
 
 
-def versions(chapter: str, task: Task) -> dict[str, Found]:
-    """The reference and the naive ways by the name that people read, each a function or why there is none.
+def versions(chapter: str, task: Task) -> dict[str, Version]:
+    """The reference and the naive baselines by the name that people read, each a function or why there is none.
 
-    A naive way is called after what it does: ``keeps gathered weights``. One task has two of them, one for memory and
-    one for time, another has one or none.
+    A baseline is named after what it does: ``keeps gathered weights``. A task has one for memory and one for time,
+    the same for both, or none.
     """
-    ways = dict.fromkeys(name for name in (task.naive, task.slow) if name)
-    naive = {name.replace("_", " "): _mutant(chapter, task.name, name) for name in ways}
+    mutants = f"autograder.chapters.{chapter}.mutants"
+
+    def mutant(name: str) -> Version:
+        return _of_module(
+            mutants, lambda module: {(m.task, m.name): m for m in module.MUTANTS}[task.name, name].function
+        )
+
+    naive = {name.replace("_", " "): mutant(name) for name in (task.naive, task.slow) if name}
     return {REFERENCE: solution(chapter, task.name), **naive}
 
 
-def _mutant(chapter: str, task: str, name: str) -> Found:
-    found = _of_module(
-        f"autograder.chapters.{chapter}.mutants", lambda module: {(m.task, m.name): m for m in module.MUTANTS}
-    )
-    return found if isinstance(found, str) else found[task, name].function
-
-
-def _of_module(name: str, what: Callable[[Any], Any]) -> Any:
+def _of_module(name: str, read: Callable[[Any], Any]) -> Any:
     """Something of a module that an installation for students may lack; then a sentence that says so."""
     try:
-        return what(importlib.import_module(name))
+        return read(importlib.import_module(name))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
