@@ -3,6 +3,7 @@
 import inspect
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import nbformat
@@ -112,7 +113,7 @@ def test_exception_is_the_learners_own_line(notebook):
 
 
 def test_a_stopped_function_stays_as_it_is_whatever_is_added(notebook):
-    never = SimpleNamespace(notes=(), exports=lambda task: [], facts=None)
+    never: Any = SimpleNamespace(notes=(), exports=lambda task: [], facts=None)
     (result,) = check_notebook(notebook("x = 1"), "fsdp", ["fsdp_loss"], more=[never]).functions
     assert (result.verdict, result.facts) == (STUDENT_ERROR, ())
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from autograder.commands import course, grade, instructor, learner, lenses, plan, predict, similar, train
+from autograder.commands import chapters, course, grade, instructor, learner, lenses, plan, predict, similar, train
 from autograder.commands.terminal import explained
 
 app = typer.Typer(
@@ -33,6 +33,9 @@ for command in (
     app.command(rich_help_panel=TEACH)(command)
 for command in (train.train, plan.plan, predict.predict, lenses.machines, lenses.memory, instructor.doctor):
     app.command(rich_help_panel="For anyone")(command)
+
+
+app.command("check-course", rich_help_panel="For authors")(chapters.check_course)
 
 
 def main() -> None:

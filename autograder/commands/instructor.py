@@ -14,6 +14,7 @@ from rich.text import Text
 
 from autograder.commands.terminal import (
     SHORT,
+    AsJson,
     UsageError,
     complain,
     out,
@@ -25,7 +26,6 @@ from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 
 Assignment = Annotated[str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all handed in, if none.")]
 CourseFolder = Annotated[Path, typer.Option("--course", help="The course folder, in nbgrader's layout.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 
 
 def build(

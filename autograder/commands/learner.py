@@ -15,13 +15,22 @@ from typing import Annotated, Any
 import typer
 
 from autograder.commands.hints import read_hints
-from autograder.commands.terminal import FAULT, SHORT, UsageError, out, print_json, require_chapter, spinner
+from autograder.commands.terminal import (
+    FAULT,
+    SHORT,
+    AsJson,
+    UsageError,
+    out,
+    print_json,
+    require_chapter,
+    spinner,
+    table,
+)
 from course.curriculum import NOTEBOOKS
 
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
 NotebookFile = Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 
 
 class Mesh(str, Enum):  # noqa: UP042  typer shows the values
@@ -37,14 +46,10 @@ def chapters(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"chapters": rows})
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for column in ("chapter", "", "progress"):
-        table.add_column(column)
+    shown = table("chapter", "", "progress", gap=3)
     for row in rows:
-        table.add_row(f"[bold]{row['chapter']}[/]", f"{row['title']}: {row['summary']}", _progress_text(row))
-    out().print(table)
+        shown.add_row(f"[bold]{row['chapter']}[/]", f"{row['title']}: {row['summary']}", _progress_text(row))
+    out().print(shown)
 
 
 def start(
