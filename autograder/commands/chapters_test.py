@@ -1,5 +1,6 @@
 """What a chapter's author is told: what is missing or stale, and how large everything is."""
 
+import ast
 import json
 import shutil
 from dataclasses import replace
@@ -10,7 +11,7 @@ from autograder.commands import chapters, sizes
 from autograder.commands.chapters import problems
 from autograder.release import measure, notebook
 from autograder.release.notebook import ROOT
-from course.curriculum import CHAPTERS, chapter
+from course.curriculum import CHAPTERS, Chapter, chapter
 
 COLLECTIVES = chapter("collectives")
 
@@ -104,3 +105,23 @@ def test_sizes_count_what_is_written_by_hand_and_seconds_by_chapter(meshcraft, t
     shown = meshcraft("check-course", "--sizes").out
     assert "transformer_3d" in shown and "autograder/grading" in shown
     assert "is not what `pytest --junitxml=" in meshcraft("check-course", "--sizes", "--seconds", "Makefile").err
+
+
+def test_a_new_chapter_has_every_file_and_stands_last_in_every_list(meshcraft, monkeypatch, tmp_path):
+    for file in ("course/curriculum.py", "site/mkdocs.yml", "site/pages/index.md"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.setattr(notebook, "ROOT", tmp_path)
+    ended = meshcraft("new-chapter", "novel", "--title", "A novel")
+    assert ended.status == 0 and "meshcraft build novel" in ended.out
+    entry = Chapter("novel", "A novel", "what you learn in it")
+    missing = [what for what, _ in problems(entry, tmp_path) if not what.startswith("it cannot be imported")]
+    assert missing == []
+    for path in (path for path in tmp_path.rglob("*.py")):
+        ast.parse(path.read_text())
+        assert max(map(len, path.read_text().splitlines())) <= 120, path
+    names = {}
+    exec((tmp_path / "course" / "curriculum.py").read_text(), names)
+    assert [known.name for known in names["CHAPTERS"]] == [*(known.name for known in CHAPTERS), "novel"]
+    for name in ("novel", "fsdp", "Novel", "class", "two words"):
+        assert meshcraft("new-chapter", name).status == 2
