@@ -29,7 +29,7 @@ from autograder.commands.terminal import (
 )
 
 if TYPE_CHECKING:
-    from autograder.learner.training import Asked, Outcome
+    from autograder.learner.training import RunRequest, RunResult
 
 RUN, MODEL, OPTIMIZER, STRATEGY = "The run", "The model", "The optimizer", "How it is computed"
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,17 +175,17 @@ def _devices(axes: dict[str, int], processes: int) -> int:
     return prod(axes.values()) // processes
 
 
-def _asked(values: dict[str, Any], options: dict[str, Any]) -> Asked:
-    from autograder.learner.training import Asked
+def _asked(values: dict[str, Any], options: dict[str, Any]) -> RunRequest:
+    from autograder.learner.training import RunRequest
     from course.training.strategy import Options
 
     try:
-        return Asked(options=Options(**options), **values)
+        return RunRequest(options=Options(**options), **values)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
+def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
     import jax
 
     from autograder.grading.inside.intake import IntakeError
@@ -241,7 +241,7 @@ def _end(message: str, status: int, several: bool) -> NoReturn:
     raise SystemExit(status)
 
 
-def _reason(error: Exception, asked: Asked) -> str:
+def _reason(error: Exception, asked: RunRequest) -> str:
     """The error; with the line of the notebook that it comes from, where one does."""
     from autograder.grading.inside.cells import locate_cell
     from autograder.grading.inside.tracing import describe_error
@@ -291,7 +291,7 @@ def _progress(speaks: bool) -> Iterator[Callable[[Event], None]]:
         yield Lines(console)
 
 
-def _finish(outcome: Outcome, run: Path, as_json: bool) -> None:
+def _finish(outcome: RunResult, run: Path, as_json: bool) -> None:
     import jax
 
     if jax.process_index() == 0:
@@ -306,7 +306,7 @@ def _finish(outcome: Outcome, run: Path, as_json: bool) -> None:
     raise typer.Exit(0 if outcome.finished else INTERRUPTED)
 
 
-def _show(outcome: Outcome, run: Path) -> None:
+def _show(outcome: RunResult, run: Path) -> None:
     from rich.text import Text
 
     from autograder.render import plain

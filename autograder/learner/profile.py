@@ -123,26 +123,15 @@ def profile(
     return profile_function(chapter, task, function, locate_live(function), where, aot=aot, model_flops=model_flops)
 
 
-def profile_notebook(
-    path: Path,
-    chapter: str,
-    name: str,
-    *,
-    machine: str | None = None,
-    aot: bool = False,
-    model_flops: float | None = None,
-    progress: Progress | None = None,
-) -> Profile:
-    """Profile a function of a notebook as it stands on disk; the rest as for ``profile``.
+def profile_notebook(path: Path, chapter: str, name: str, *, machine: str | None = None, **how: Any) -> Profile:
+    """Profile a function of a notebook as it stands on disk; the rest as for ``profile_function``.
 
     Raises:
         IntakeError: It cannot be read.
     """
     task = load(chapter).task(name)
     where = machine_of(task, machine)
-    function = FromNotebook(chapter, read_notebook(path))
-    options = {"aot": aot, "model_flops": model_flops, "progress": progress}
-    return profile_function(chapter, task, function, locate_cell, where, **options)
+    return profile_function(chapter, task, FromNotebook(chapter, read_notebook(path)), locate_cell, where, **how)
 
 
 def profile_function(
@@ -152,11 +141,10 @@ def profile_function(
     locate: Locate,
     machine: Machine,
     *,
-    aot: bool = False,
-    model_flops: float | None = None,
     progress: Progress | None = None,
+    **how: Any,
 ) -> Profile:
-    """Trace a function at its largest size and analyse it and the course's own; raises as ``profile`` does."""
+    """Analyse a function at its largest size, and the course's own; ``how`` as for ``look``, raises as ``profile``."""
     case, say = largest_case(task), progress or (lambda text: None)
     found = Profile(chapter, task.name, case.name, machine.name, {}, {})
     for name, version in {YOURS: function, **versions(chapter, task)}.items():
@@ -165,7 +153,7 @@ def profile_function(
             found.missing[name] = version
             continue
         where = locate if name == YOURS else locate_file(version)
-        result = look(task, version, where, machine, aot=aot, model_flops=model_flops)
+        result = look(task, version, where, machine, **how)
         if not isinstance(result, Problem):
             found.predictions[name] = result[0]
             found.programs.update(result[1] if name == YOURS else {})
@@ -177,9 +165,9 @@ def profile_function(
 
 
 def predict_solution(
-    chapter: str, name: str, machine: str | None = None, *, aot: bool = False, model_flops: float | None = None
+    chapter: str, name: str, machine: str | None = None, **how: Any
 ) -> tuple[Prediction, dict[str, Program]]:
-    """The course's own solution of a function on a machine, and its Programs by platform.
+    """The course's own solution of a function on a machine, and its Programs by platform; ``how`` as for ``look``.
 
     Raises:
         LookupError: There is no such chapter, function, solution or machine.
@@ -191,7 +179,7 @@ def predict_solution(
     function = solution(chapter, name)
     if isinstance(function, str):
         raise LookupError(function)
-    result = look(task, function, locate_file(function), where, aot=aot, model_flops=model_flops)
+    result = look(task, function, locate_file(function), where, **how)
     if isinstance(result, Problem):
         raise ProgramError(f"{result.line}: {result.message}")
     return result
