@@ -107,7 +107,7 @@ class MoreFacts(Protocol):
 
 
 def check(function: Callable[..., Any], *, full: bool = False, variant: str | None = None) -> CheckResult:
-    """Judge a function as it stands in this kernel.
+    """Judge a function as this kernel has it.
 
     Args:
         function: One of a chapter's functions; its name says which.
@@ -207,7 +207,7 @@ def check_notebook(
     progress: Progress | None = None,
     more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge a notebook as it stands on disk. Its cells run once, whatever is looked at.
+    """Judge a notebook as it is on disk. Its cells run once, whatever is looked at.
 
     Args:
         path: The notebook.
@@ -232,8 +232,8 @@ def check_notebook(
     exports += [export for each in more for task in tasks if task.analysed for export in each.exports(task)]
     source.trace(_missing(exports))
     report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
-    asked = [note for task in tasks for note in _variant_notes(task, variants.get(task.name, ""))]
-    return replace(report, notes=(*asked, *report.notes))
+    variant_notes = [note for task in tasks for note in _variant_notes(task, variants.get(task.name, ""))]
+    return replace(report, notes=(*variant_notes, *report.notes))
 
 
 def check_solution(

@@ -83,6 +83,9 @@ def test_function_with_another_signature_is_told_the_right_one(notebook):
     assert result.facts[0].line == "one:1"
 
 
+RETURNS = "return {}, jax.tree.map(lambda _: {}, params)"
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -91,15 +94,18 @@ def test_function_with_another_signature_is_told_the_right_one(notebook):
         ("return {**params, 'more': 1}, params", "missing: none; unknown: more"),
         ("return [1], params", "shards: measured a list, expected a tree of dicts"),
         ("return params, params", "its spec is float32"),
-        ("return params, jax.tree.map(lambda _: P('model'), params)",
-         "names ['model']; the axis to split over is 'data'"),
-        ("here = lax.axis_index(axis_name)\n"
-         "    return jax.tree.map(lambda x: x * here.astype(x.dtype), params), jax.tree.map(lambda _: P(), params)",
-         "differs from device to device over data"),
-        ("return jax.tree.map(lambda x: x[None], params), jax.tree.map(lambda _: P(), params)",
-         "measured float32[1, 8, 8], expected float32[8, 8]"),
+        (RETURNS.format("params", "P('model')"), "names ['model']; the axis to split over is 'data'"),
+        (
+            "here = lax.axis_index(axis_name)\n    "
+            + RETURNS.format("jax.tree.map(lambda x: x * here.astype(x.dtype), params)", "P()"),
+            "differs from device to device over data",
+        ),
+        (
+            RETURNS.format("jax.tree.map(lambda x: x[None], params)", "P()"),
+            "measured float32[1, 8, 8], expected float32[8, 8]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_result_of_another_form_is_told_what_was_given_and_expected(notebook, body, message):
     result = judged(notebook(HEAD, f"def shard_params(params, axis_name, min_size):\n    {body}"))
     assert (result.verdict, result.points) == (FAIL, 0)

@@ -64,8 +64,9 @@ def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(qu
 
 def test_a_chapter_that_is_nowhere_in_the_navigation_is_named():
     found = [what for what, _ in chapters._navigation(replace(COLLECTIVES, name="novel", title="Novel"), ROOT)]
-    assert found == ["its page is not in the navigation as 'Novel'", "its walkthrough is not in the navigation",
-                     "it is not in the home page's table"]  # fmt: skip
+    page, walkthrough, home = found
+    assert page == "its page is not in the navigation as 'Novel'" and "home page's table" in home
+    assert walkthrough == "its walkthrough is not in the navigation"
 
 
 def test_check_course_exits_1_with_a_problem_and_0_without(meshcraft, monkeypatch):

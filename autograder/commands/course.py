@@ -76,8 +76,8 @@ def init(
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
         )
-    for subject, said in made.items():
-        out().print(f"{subject:<16}{said}", markup=False, soft_wrap=True)
+    for subject, message in made.items():
+        out().print(f"{subject:<16}{message}", markup=False, soft_wrap=True)
     out().print("\nnext", markup=False)
     for command, does in _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")]):
         out().print(f"  {command:<40}{does}".rstrip(), markup=False, soft_wrap=True)
@@ -130,8 +130,8 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
         late = f"{row['days_late']} day{'s' if row['days_late'] > 1 else ''}" if row["days_late"] else ""
         cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
         shown.add_row(*(Text(plain(text)) for text in cells))
-    said = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
-    show(shown, Text(f"\n{len(rows)} in all; {said}" if rows else "nobody is in this course yet", style="dim"))
+    message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
+    show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "nobody is in this course yet", style="dim"))
 
 
 def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:

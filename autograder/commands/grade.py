@@ -102,9 +102,9 @@ def grade_table(reports: list[Report]) -> Group:
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
         shown.add_row(Text(one_line(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
-    said = f", judged under {levels[0]}" if len(levels) == 1 else ""
+    message = f", judged under {levels[0]}" if len(levels) == 1 else ""
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
-    return Group(shown, Text(f"\n{count}{plain(said)}", style="dim"))
+    return Group(shown, Text(f"\n{count}{plain(message)}", style="dim"))
 
 
 def unfinished(report: Report) -> bool:
@@ -115,8 +115,8 @@ def unfinished(report: Report) -> bool:
 
 def reason(report: Report) -> str:
     """Why a person has to look at it."""
-    said = [result.message for result in report.functions if result.verdict == NEEDS_HUMAN and result.message]
-    return next(iter([*said, *report.notes]), "no reason was given")
+    message = [result.message for result in report.functions if result.verdict == NEEDS_HUMAN and result.message]
+    return next(iter([*message, *report.notes]), "no reason was given")
 
 
 def _verdict_cell(result: Any) -> Text:

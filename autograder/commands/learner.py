@@ -85,7 +85,7 @@ def check(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Judge your notebook as it stands on disk. Exit status 0: everything passed; 1: something fell short."""
+    """Judge your notebook as it is on disk. Exit status 0: everything passed; 1: something fell short."""
     require_chapter(chapter)
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
@@ -222,7 +222,7 @@ class Progress(msgspec.Struct):
 
 
 def recall(notebook: Path, chapter: str) -> Progress:
-    """What is remembered beside the notebook."""
+    """What is remembered, in a folder next to the notebook."""
     return _recall_all(notebook).get(chapter, Progress())
 
 

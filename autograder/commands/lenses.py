@@ -27,13 +27,13 @@ def machines(
         print_json({"machines": [{**asdict(m), "calibrated": m.calibrated} for m in shown]})
         return
     if name is None:
-        said = (
+        message = (
             "\nmemory: of one device, 1 GiB is 2^30 bytes and 1 GB 10^9\n"
             "links: devices that one joins, and what each of them sends, one way\n"
             "reached: shares of the peaks of matrix products, memory and links\n"
             "`meshcraft machines NAME` says where each figure is from"
         )
-        show(_machines_table(shown), Text(said, style="dim"))
+        show(_machines_table(shown), Text(message, style="dim"))
         return
     sources = [(Text(f"\n{figure}", style="bold"), Text(source)) for figure, source in shown[0].sources.items()]
     show(_machines_table(shown), *(part for pair in sources for part in pair))
@@ -153,5 +153,5 @@ def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: boo
     show(head, rows)
     if found is not None:
         word, style = ("fits", "green") if fits else ("does not fit", "red")
-        said = f"{capacity_text(needed)} with the margin; {found.name} has {capacity_text(found.memory_bytes)}"
-        show(Text(f"\n{word}: {said}", style=style))
+        message = f"{capacity_text(needed)} with the margin; {found.name} has {capacity_text(found.memory_bytes)}"
+        show(Text(f"\n{word}: {message}", style=style))

@@ -103,7 +103,7 @@ def chapter_of(word: str, names: Iterable[str]) -> str:
 
 
 def by_subsystem(root: Path, files: Iterable[Path]) -> dict[str, int]:
-    """Lines of Python by folder: those of ``course`` and ``autograder``, and what lies beside them."""
+    """Lines of Python by folder: those of ``course`` and ``autograder``, and the rest."""
     lines: Counter[str] = Counter()
     for path in files:
         if path.suffix == ".py":

@@ -110,11 +110,11 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
     with interruptible():
         if not console.is_terminal:
             with redirect_stdout(sys.stderr):
-                yield lambda said: None
+                yield lambda message: None
             return
         # Inside of the status, where rich has made standard error one that does not mix with it.
         with console.status(escape(text)) as status, redirect_stdout(sys.stderr):
-            yield lambda said: status.update(escape(f"{text}: {said}"))
+            yield lambda message: status.update(escape(f"{text}: {message}"))
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def profile(
     aot: bool = False,
     model_flops: float | None = None,
 ) -> Profile:
-    """Where a step's time and memory would go, for a function as it stands in this kernel.
+    """Where a step's time and memory would go, for a function as this kernel has it.
 
     Args:
         function: One of a chapter's functions; its name says which.
@@ -124,7 +124,7 @@ def profile(
 
 
 def profile_notebook(path: Path, chapter: str, name: str, *, machine: str | None = None, **how: Any) -> Profile:
-    """Profile a function of a notebook as it stands on disk; the rest as for ``profile_function``.
+    """Profile a function of a notebook as it is on disk; the rest as for ``profile_function``.
 
     Raises:
         IntakeError: It cannot be read.
