@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import Fact, Report, Result, conclude
@@ -20,7 +21,7 @@ from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
-from autograder.grading.outside.pipeline import trace_request, traced_by
+from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.released import stated
 from autograder.grading.outside.saved import notebook_here, notes
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
@@ -28,12 +29,14 @@ from course.curriculum import CHAPTERS
 from course.program import Locate, Program, ProgramError
 
 Progress = Callable[[str], None]
+# A function's Programs for a platform: the task, the cases, the platform.
+Export = tuple[Task, list[Case], str]
 TRACE_SECONDS = 60
 # The tracer of a learner's own machine: what would harm others is not limited.
 LOCAL = Limits(wall_s=180.0, cpu_s=TRACE_SECONDS, address_space=1 << 40, open_files=1024)
 
 
-class Outcome:
+class CheckResult:
     """What ``check`` returns: a table in a notebook, text elsewhere.
 
     Its plain text in a notebook is the points alone, which is how nbgrader reads partial credit.
@@ -43,14 +46,14 @@ class Outcome:
         self.report = report
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from autograder.show import facts_html
+        from autograder.render import facts_html
 
         return {"text/plain": repr(float(self.report.points)), "text/html": facts_html(self.report)}
 
     def __repr__(self) -> str:
         from rich.console import Console
 
-        from autograder.show import facts_table
+        from autograder.render import facts_table
 
         console = Console(width=100)
         with console.capture() as capture:
@@ -58,8 +61,53 @@ class Outcome:
         return capture.get().rstrip()
 
 
-def check(function: Callable[..., Any], *, full: bool = False, variant: str | None = None) -> Outcome:
-    """Judge a function as it stands in this kernel.
+@dataclass(frozen=True)
+class FromNotebook:
+    """The functions of a notebook on disk. A tracer process runs its cells, as official grading does."""
+
+    chapter: str
+    notebook: Notebook
+    traced: dict[tuple[str, str], list[Traced | Problem]] = field(default_factory=dict, repr=False, compare=False)
+
+    def trace(self, exports: list[Export]) -> list[Traced | Problem]:
+        """Run the cells once, for the Programs of all ``exports``, and keep them for ``programs``."""
+        limits = replace(LOCAL, cpu_s=TRACE_SECONDS)
+        requests = [
+            {**trace_request(self.chapter, task, self.notebook, cases, limits, platform, patient=True)}
+            | {"with_uses": True}
+            for task, cases, platform in exports
+        ]
+        worker = tracer()
+        worker.seconds = len(exports) * (limits.wall_s or 0) + 120  # it ends its children itself
+        every = trace_together(worker, requests, limits)
+        for (task, _, platform), traced in zip(exports, every, strict=True):
+            self.traced.setdefault((task.name, platform), []).append(traced)
+        return every
+
+    def programs(self, task: Task, cases: list[Case], platform: str) -> Traced | Problem:
+        """A function's Programs on some cases, or why there are none."""
+        names = {case.name for case in cases}
+        for traced in self.traced.get((task.name, platform), []):
+            if isinstance(traced, Problem) or names <= traced.programs.keys():
+                return traced
+        return self.trace([(task, cases, platform)])[0]
+
+
+class MoreFacts(Protocol):
+    """An analysis whose facts are added to the judge's, for functions that have a realistic size."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def exports(self, task: Task) -> list[Export]:
+        """The Programs that it looks at, besides those that are judged."""
+        ...
+
+    def facts(self, task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]: ...
+
+
+def check(function: Callable[..., Any], *, full: bool = False, variant: str | None = None) -> CheckResult:
+    """Judge a function as this kernel has it.
 
     Args:
         function: One of a chapter's functions; its name says which.
@@ -70,20 +118,29 @@ def check(function: Callable[..., Any], *, full: bool = False, variant: str | No
     chapter, task = find_task(name)
     executor().start_early()
     read = notebook_here()
-    asked = (stated(read.cells).get(name, "") if read else "") if variant is None else variant
-    planned = plan(chapter, task, full=full, stretched=full, variant=asked)
-    disk = _beside(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
+    if variant is None:
+        variant = stated(read.cells).get(name, "") if read else ""
+    planned = plan(chapter, task, full=full, stretched=full, variant=variant)
+    disk = _meanwhile(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
     traced = trace_function(task, function, planned.traced, locate_live(function))
     result = judge_traced(planned, traced)
-    said = notes(traced, disk.result(), uses(function)) if disk else ()
-    return Outcome(Report(chapter, (result,), notes=(*said, *_notes(task, asked))))
+    differences = notes(traced, disk.result(), uses(function)) if disk else ()
+    return CheckResult(Report(chapter, (result,), notes=(*differences, *_variant_notes(task, variant))))
 
 
 def _name_of(function: Callable[..., Any], namespace: dict[str, Any]) -> str:
-    """What the function is graded as: what a notebook calls it, as for a lambda or an object that is called."""
+    """The name that a function is graded by: what a notebook calls it, as for a lambda or an object that is called."""
     own = getattr(function, "__name__", "")
-    bound = [task.name for entry in CHAPTERS for task in load(entry.name).tasks if namespace.get(task.name) is function]
+    bound = [name for name in every_task() if namespace.get(name) is function]
     return own if own in bound or not bound else bound[0]
+
+
+def _meanwhile(task: Task, function: FromNotebook, cases: list[Case]) -> Future[Traced | Problem]:
+    """Trace the notebook on disk while this process does something else."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(trace_function, task, function, cases, locate_cell)
+    pool.shutdown(wait=False)
+    return future
 
 
 def check_function(
@@ -115,31 +172,30 @@ def judge_traced(planned: Plan, traced: Traced | Problem, progress: Progress | N
 def trace_function(
     task: Task, function: Any, cases: list[Case], locate: Locate, platform: str = "cpu"
 ) -> Traced | Problem:
-    """The Programs of a function, as ``functions_of`` finds it: traced here, or from a notebook in a tracer process."""
+    """The Programs of a function: traced here, or from a notebook in a tracer process."""
     if isinstance(function, Problem):
         return function
-    if not isinstance(function, FromNotebook):
-        with time_limit(TRACE_SECONDS):
-            return trace_cases(task, function, cases, locate, platform=platform)
-    limits = replace(LOCAL, cpu_s=TRACE_SECONDS)
-    request = trace_request(function.chapter, task, function.notebook, cases, limits, platform, patient=True)
-    return traced_by(tracer(), {**request, "with_uses": True}, limits)
+    if isinstance(function, FromNotebook):
+        return function.programs(task, cases, platform)
+    with time_limit(TRACE_SECONDS):
+        return trace_cases(task, function, cases, locate, platform=platform)
 
 
-def _beside(task: Task, function: FromNotebook, cases: list[Case]) -> Future[Traced | Problem]:
-    """What the notebook on disk gives, while this process does something else."""
-    pool = ThreadPoolExecutor(1)
-    found = pool.submit(trace_function, task, function, cases, locate_cell)
-    pool.shutdown(wait=False)
-    return found
+def exported(task: Task, function: Any, case: Case, locate: Locate, platform: str) -> Program:
+    """The Program of a function, as ``trace_function`` takes it, for analyses that give advice.
 
-
-@dataclass(frozen=True)
-class FromNotebook:
-    """A function as the cells of a notebook on disk define it; they are run by a tracer process, as officially."""
-
-    chapter: str
-    notebook: Notebook
+    Raises:
+        ProgramError: There is none; the message says what stood in the way, be it an exception of the learner's.
+    """
+    if isinstance(function, Problem):
+        raise ProgramError(function.message)
+    traced = trace_function(task, function, [case], locate, platform)
+    if isinstance(traced, Traced):
+        return traced.programs[case.name]
+    if traced.verdict == "refused":
+        raise ProgramError(traced.message)
+    where = f" ({traced.line})" if traced.line else ""
+    raise ProgramError(f"the program cannot be exported for {platform}: {traced.message}{where}")
 
 
 def check_notebook(
@@ -149,8 +205,17 @@ def check_notebook(
     *,
     full: bool = False,
     progress: Progress | None = None,
+    more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge a notebook as it stands on disk.
+    """Judge a notebook as it is on disk. Its cells run once, whatever is looked at.
+
+    Args:
+        path: The notebook.
+        chapter: The chapter's name.
+        functions: Names of functions; None for all of the chapter.
+        full: All meshes, instead of two.
+        progress: Called with what is being done.
+        more: Analyses whose facts are added.
 
     Raises:
         IntakeError: It cannot be read.
@@ -160,66 +225,67 @@ def check_notebook(
     executor().start_early()
     tracer().start_early()
     notebook = read_notebook(path)
-    found, asked = FromNotebook(chapter, notebook), stated(notebook.cells)
-    results, said = [], []
-    for task in tasks:
-        variant = asked.get(task.name, "")
-        said += _notes(task, variant)
-        results.append(check_function(chapter, task, found, locate_cell, full=full, progress=progress, variant=variant))
-    return Report(chapter, tuple(results), notes=tuple(said))
+    source = FromNotebook(chapter, notebook)
+    variants = stated(notebook.cells)
+    planned = [plan(chapter, task, full=full, stretched=full, variant=variants.get(task.name, "")) for task in tasks]
+    exports = [(one.task, one.traced, "cpu") for one in planned]
+    exports += [export for each in more for task in tasks if task.at_scale for export in each.exports(task)]
+    source.trace(_missing(exports))
+    report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
+    variant_notes = [note for task in tasks for note in _variant_notes(task, variants.get(task.name, ""))]
+    return replace(report, notes=(*variant_notes, *report.notes))
 
 
 def check_solution(
-    chapter: str, functions: list[str] | None = None, *, full: bool = False, progress: Progress | None = None
+    chapter: str,
+    functions: list[str] | None = None,
+    *,
+    full: bool = False,
+    progress: Progress | None = None,
+    more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge the course's own solution.
+    """Judge the course's own solution; the arguments are those of ``check_notebook``.
 
     Raises:
         LookupError: There is no such chapter or function.
     """
-    import importlib
-
-    tasks = _tasks(chapter, functions)
-    executor().start_early()
+    planned = [plan(chapter, task, full=full, stretched=full) for task in _tasks(chapter, functions)]
     module = importlib.import_module(f"solutions.{chapter}")
-    results = []
-    for task in tasks:
+
+    def find(task: Task) -> tuple[Any, Locate]:
         function = getattr(module, task.name)
-        locate = locate_file(function)
-        results.append(check_function(chapter, task, function, locate, full=full, progress=progress))
-    return Report(chapter, tuple(results))
+        return function, locate_file(function)
+
+    return _judged(chapter, planned, find, progress, more)
 
 
-def functions_of(path: Path | None, chapter: str) -> Callable[[Task], tuple[Any, Locate]]:
-    """Finds a task's function, or the problem with it, in a notebook or in the course's own solution, and its lines."""
-    import importlib
-
-    if path is None:
-        module = importlib.import_module(f"solutions.{chapter}")
-        return lambda task: (getattr(module, task.name), locate_file(getattr(module, task.name)))
-    found = FromNotebook(chapter, read_notebook(path))
-    return lambda task: (found, locate_cell)
-
-
-def add_facts(
-    report: Report, chapter: str, path: Path | None, more: Callable[[Task, Result, Any, Locate], list[Fact]]
+def _judged(
+    chapter: str,
+    planned: list[Plan],
+    find: Callable[[Task], tuple[Any, Locate]],
+    progress: Progress | None,
+    more: Sequence[MoreFacts],
 ) -> Report:
-    """The same report with more facts for every function that has a realistic size and ran at all.
-
-    Args:
-        report: What the other lenses gave.
-        chapter: The chapter's name.
-        path: The notebook that was judged; None for the course's own solution.
-        more: The facts of a task, given its result and what ``functions_of`` finds.
-    """
-    found = functions_of(path, chapter)
+    executor().start_early()
     results = []
-    for result in report.functions:
-        task = load(chapter).task(result.name)
-        if task.at_scale and result.facts:
-            result = with_facts(result, more(task, result, *found(task)))
+    for one in planned:
+        function, locate = find(one.task)
+        result = judge_traced(one, trace_function(one.task, function, one.traced, locate), progress)
+        for each in more if one.task.at_scale and result.facts else ():
+            result = with_facts(result, each.facts(one.task, result, function, locate))
         results.append(result)
-    return replace(report, functions=tuple(results))
+    return Report(chapter, tuple(results), notes=tuple(note for each in more for note in each.notes))
+
+
+def _missing(exports: list[Export]) -> list[Export]:
+    """The exports, less those that one before them contains."""
+    kept: list[Export] = []
+    for task, cases, platform in exports:
+        names = {case.name for case in cases}
+        known = (other for other in kept if (other[0].name, other[2]) == (task.name, platform))
+        if not any(names <= {case.name for case in other[1]} for other in known):
+            kept.append((task, cases, platform))
+    return kept
 
 
 def with_facts(result: Result, facts: list[Fact]) -> Result:
@@ -228,37 +294,26 @@ def with_facts(result: Result, facts: list[Fact]) -> Result:
     return replace(result, points=again.points, verdict=again.verdict, facts=again.facts)
 
 
-def exported(task: Task, function: Any, case: Case, locate: Locate, platform: str) -> Program:
-    """The Program of a function, as ``functions_of`` finds it, for lenses that give advice.
-
-    Raises:
-        ProgramError: There is none; the message says what stood in the way, be it an exception of the learner's.
-    """
-    if isinstance(function, Problem):
-        raise ProgramError(function.message)
-    found = trace_function(task, function, [case], locate, platform)
-    if isinstance(found, Traced):
-        return found.programs[case.name]
-    if found.verdict == "refused":
-        raise ProgramError(found.message)
-    where = f" ({found.line})" if found.line else ""
-    raise ProgramError(f"the program cannot be exported for {platform}: {found.message}{where}")
-
-
 @cache
 def executor() -> Worker:
     """The one executor process of this kernel or command; it ends with it."""
-    worker = local_executor()
-    atexit.register(worker.close)
-    return worker
+    return _ending_with_this(local_executor())
 
 
 @cache
 def tracer() -> Worker:
     """The one tracer process of this kernel or command; it ends with it."""
-    worker = local_tracer()
+    return _ending_with_this(local_tracer())
+
+
+def _ending_with_this(worker: Worker) -> Worker:
     atexit.register(worker.close)
     return worker
+
+
+def every_task() -> Mapping[str, tuple[str, Task]]:
+    """Each function of the course by name: its chapter and its task."""
+    return {task.name: (entry.name, task) for entry in CHAPTERS for task in load(entry.name).tasks}
 
 
 def _tasks(chapter: str, functions: list[str] | None) -> list[Task]:
@@ -272,7 +327,7 @@ def find_task(name: str) -> tuple[str, Task]:
     Raises:
         LookupError: No chapter has such a function.
     """
-    every = {task.name: (entry.name, task) for entry in CHAPTERS for task in load(entry.name).tasks}
+    every = every_task()
     if name not in every:
         raise LookupError(f"no chapter has a function called {name!r}; check knows: {', '.join(every)}")
     return every[name]
@@ -280,27 +335,28 @@ def find_task(name: str) -> tuple[str, Task]:
 
 def locate_file(function: Callable[..., Any]) -> Locate:
     """Locations in the file that defines the function, named by it."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    own = code.co_filename if code else ""
+    own = _file_of(function)
     return lambda file: Path(file).name if file == own else None
+
+
+def _file_of(function: Any) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_filename if code else ""
 
 
 def locate_live(function: Callable[..., Any]) -> Locate:
     """Locations in a notebook's cells: by the graded function that a cell defines, else by its number."""
+    own = locate_file(function)
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
-        return locate_file(function)
+        return own
     shell = get_ipython()
     if shell is None:
-        return locate_file(function)
-    known = {}
-    for name in (task.name for entry in CHAPTERS for task in load(entry.name).tasks):
-        code = getattr(inspect.unwrap(shell.user_ns[name]), "__code__", None) if name in shell.user_ns else None
-        if code is not None:
-            known[code.co_filename] = name
+        return own
+    known = {_file_of(shell.user_ns[name]): name for name in every_task() if name in shell.user_ns}
+    known.pop("", None)
     numbers = getattr(shell.compile, "_filename_map", {})
-    own = locate_file(function)
 
     def locate(file: str) -> str | None:
         if file in known:
@@ -310,7 +366,7 @@ def locate_live(function: Callable[..., Any]) -> Locate:
     return locate
 
 
-def _notes(task: Task, variant: str) -> tuple[str, ...]:
+def _variant_notes(task: Task, variant: str) -> tuple[str, ...]:
     """What the course asks for instead of what is usual, for the learner to see."""
     found = task.variant(variant)
     return (f"{task.name}, in this course: {found.sentence}",) if found else ()

@@ -1,6 +1,9 @@
 """``check`` on notebooks that are wrong in every way a learner's can be: a clear sentence, and nothing goes down."""
 
+import inspect
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import nbformat
@@ -11,9 +14,13 @@ from autograder.check import check, check_function, check_notebook
 from autograder.contract.task import load
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
 from autograder.grading.inside.intake import IntakeError
+from autograder.learner.compiled import CompiledFacts
+from autograder.proof.demo.__main__ import HERE as DEMO
 from autograder.release.notebook import ROOT
+from solutions import fsdp as solutions_fsdp
 
 EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
+RIGHT = DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb"
 HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\n"
 
 
@@ -76,6 +83,9 @@ def test_function_with_another_signature_is_told_the_right_one(notebook):
     assert result.facts[0].line == "one:1"
 
 
+RETURNS = "return {}, jax.tree.map(lambda _: {}, params)"
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -84,15 +94,18 @@ def test_function_with_another_signature_is_told_the_right_one(notebook):
         ("return {**params, 'more': 1}, params", "missing: none; unknown: more"),
         ("return [1], params", "shards: measured a list, expected a tree of dicts"),
         ("return params, params", "its spec is float32"),
-        ("return params, jax.tree.map(lambda _: P('model'), params)",
-         "names ['model']; the axis to split over is 'data'"),
-        ("here = lax.axis_index(axis_name)\n"
-         "    return jax.tree.map(lambda x: x * here.astype(x.dtype), params), jax.tree.map(lambda _: P(), params)",
-         "differs from device to device over data"),
-        ("return jax.tree.map(lambda x: x[None], params), jax.tree.map(lambda _: P(), params)",
-         "measured float32[1, 8, 8], expected float32[8, 8]"),
+        (RETURNS.format("params", "P('model')"), "names ['model']; the axis to split over is 'data'"),
+        (
+            "here = lax.axis_index(axis_name)\n    "
+            + RETURNS.format("jax.tree.map(lambda x: x * here.astype(x.dtype), params)", "P()"),
+            "differs from device to device over data",
+        ),
+        (
+            RETURNS.format("jax.tree.map(lambda x: x[None], params)", "P()"),
+            "measured float32[1, 8, 8], expected float32[8, 8]",
+        ),
     ],
-)  # fmt: skip
+)
 def test_result_of_another_form_is_told_what_was_given_and_expected(notebook, body, message):
     result = judged(notebook(HEAD, f"def shard_params(params, axis_name, min_size):\n    {body}"))
     assert (result.verdict, result.points) == (FAIL, 0)
@@ -103,6 +116,39 @@ def test_exception_is_the_learners_own_line(notebook):
     result = judged(notebook(HEAD, "def shard_params(params, axis_name, min_size):\n    x = 1\n    return params / x"))
     assert (result.verdict, result.line) == (STUDENT_ERROR, "two:3")
     assert result.message.startswith("TypeError: unsupported operand")
+
+
+def test_a_stopped_function_stays_as_it_is_whatever_is_added(notebook):
+    never: Any = SimpleNamespace(notes=(), exports=lambda task: [], facts=None)
+    (result,) = check_notebook(notebook("x = 1"), "fsdp", ["fsdp_loss"], more=[never]).functions
+    assert (result.verdict, result.facts) == (STUDENT_ERROR, ())
+
+
+def test_cells_run_once_for_all_functions_and_all_platforms(tmp_path):
+    log = tmp_path / "runs"
+    made = nbformat.read(RIGHT, as_version=4)
+    made.cells.insert(0, nbformat.v4.new_code_cell(f"open({str(log)!r}, 'a').write('x')"))
+    path = tmp_path / "fsdp.ipynb"
+    nbformat.write(made, path)
+    names = ("shard_params", "gather_params", "fsdp_loss")
+    report = check_notebook(path, "fsdp", [*names], more=[CompiledFacts("fsdp")])
+    assert log.read_text() == "x"
+    assert [result.verdict for result in report.functions] == [PASS] * 3
+    assert any(fact.name == "overlap" for fact in report.functions[2].facts)
+
+
+def test_a_function_that_ends_the_process_takes_no_other_with_it(notebook):
+    ends = "import os\ndef gather_params(shards, specs, axis_name):\n    os._exit(1)"
+    report = check_notebook(notebook(HEAD, ends, solution("shard_params")), "fsdp", ["gather_params", "shard_params"])
+    assert [result.verdict for result in report.functions] == [STUDENT_ERROR, PASS]
+
+
+def test_a_failed_statement_is_named_only_to_functions_that_need_it(notebook):
+    uses = "def gather_params(shards, specs, axis_name):\n    return scale\n"
+    other = "def shard_params(params, axis_name, min_size):\n    return params / 2"
+    report = check_notebook(notebook("scale = 1 / 0", uses, other), "fsdp", ["gather_params", "shard_params"])
+    gather, shard = (result.message for result in report.functions)
+    assert "`scale = 1 / 0` (one:1) failed" in gather and "TypeError" in shard and "scale" not in shard
 
 
 def test_syntax_error_and_missing_name_are_explained(notebook):
@@ -121,9 +167,7 @@ def test_magics_and_broken_imports_do_not_matter_to_those_who_do_not_use_them(no
 
 
 def solution(name):
-    import inspect
-
-    return inspect.getsource(getattr(__import__("solutions.fsdp", fromlist=[""]), name)).replace("PyTree", "object")
+    return inspect.getsource(getattr(solutions_fsdp, name)).replace("PyTree", "object")
 
 
 def test_python_callback_is_refused_with_the_remedy(notebook):

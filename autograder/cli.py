@@ -7,7 +7,19 @@ import sys
 
 import typer
 
-from autograder.commands import course, grade, instructor, learner, lenses, plan, predict, similar, train
+from autograder.commands import (
+    chapters,
+    course,
+    grade,
+    instructor,
+    learner,
+    lenses,
+    new_chapter,
+    plan,
+    predict,
+    similar,
+    train,
+)
 from autograder.commands.terminal import explained
 
 app = typer.Typer(
@@ -33,6 +45,10 @@ for command in (
     app.command(rich_help_panel=TEACH)(command)
 for command in (train.train, plan.plan, predict.predict, lenses.machines, lenses.memory, instructor.doctor):
     app.command(rich_help_panel="For anyone")(command)
+
+
+for command in (new_chapter.new_chapter, chapters.check_course):
+    app.command(rich_help_panel="For authors")(command)
 
 
 def main() -> None:

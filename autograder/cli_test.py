@@ -10,7 +10,6 @@ import nbformat
 import pytest
 from rich.console import Console
 
-from autograder import cli
 from autograder.commands.grade import grade_table
 from autograder.commands.hints import read_hints
 from autograder.contract.task import load
@@ -21,34 +20,11 @@ from course.curriculum import CHAPTERS
 
 
 @pytest.fixture
-def meshcraft(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, answer=None):
-        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
-        if answer is not None:
-            monkeypatch.setattr("click.termui.visible_prompt_func", lambda text: answer, raising=False)
-            monkeypatch.setattr("typer.confirm", lambda text, abort: answer == "y" or _abort())
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
-
-    return run
-
-
-def _abort():
-    import typer
-
-    raise typer.Abort
-
-
-@pytest.fixture
 def judge(monkeypatch):
     """A judge that gives the verdicts it is told to, in place of the real one."""
     told = SimpleNamespace(verdicts={"shard_params": PASS, "gather_params": FAIL}, error=None)
 
-    def judged(path, chapter, functions, *, full, progress=None):
+    def judged(path, chapter, functions, **_):
         if told.error:
             raise told.error
         names = functions or list(told.verdicts)
@@ -171,13 +147,14 @@ def test_every_function_has_three_hints_or_four(chapter):
     assert all(3 <= len(tiers) <= 4 for tiers in hints.values())
 
 
-def test_reset_asks_and_keeps_a_copy(meshcraft, tmp_path):
+def test_reset_asks_and_keeps_a_copy(meshcraft, monkeypatch, tmp_path):
     meshcraft("start", "fsdp", "--no-open")
     path = tmp_path / "fsdp" / "fsdp.ipynb"
     fresh = path.read_text()
     path.write_text("mine")
-    assert meshcraft("reset", "fsdp", answer="n").status == 1 and path.read_text() == "mine"
-    assert meshcraft("reset", "fsdp", answer="y").status == 0 and path.read_text() == fresh
+    for answer, status, text in (("n", 1, "mine"), ("y", 0, fresh)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
+        assert meshcraft("reset", "fsdp").status == status and path.read_text() == text
     (backup,) = (tmp_path / "fsdp" / ".meshcraft" / "backups").iterdir()
     assert backup.read_text() == "mine"
 

@@ -38,7 +38,7 @@ LAYERS = (
     {"autograder.check"},
     {"autograder.release"},
     {"autograder.grading.outside"},
-    {"autograder.chapters", "autograder.show"},
+    {"autograder.chapters", "autograder.render"},
     {"autograder.grading.inside"},
     {"autograder.contract"},
     {"solutions"},

@@ -62,6 +62,6 @@ def test_strategies_of_training_are_those_that_there_are():
 def test_the_budget_in_the_notebook_of_pipelines_is_the_closed_form():
     from autograder.chapters.pipeline.step import PIPELINE_TRAIN_STEP, most_bytes
 
-    assert PIPELINE_TRAIN_STEP.analysed
-    most = most_bytes(PIPELINE_TRAIN_STEP.analysed[0]) / 2**20
+    assert PIPELINE_TRAIN_STEP.at_scale
+    most = most_bytes(PIPELINE_TRAIN_STEP.at_scale[0]) / 2**20
     assert f"at most {most:.0f} MiB of temporaries" in (ROOT / "solutions" / "pipeline.py").read_text()

@@ -67,8 +67,8 @@ if __name__ == "__main__":
     rows, width, hidden, h100 = 4096 // 8, 4608, 18432 // 8, machine("8xH100")
     product = h100.matmul_seconds(2 * rows * width * hidden, 0, "f32")
     latency, rate = h100.transfer("collective_permute", (0, 1), 4 * rows * width, 4 * rows * width, pair=(0, 1))
-    print(f"a product of {rows} rows: {1e6 * product:.1f} us; their way to the next device: "
-          f"{1e6 * (latency + 4 * rows * width / rate):.1f} us")  # fmt: skip
+    sent = latency + 4 * rows * width / rate
+    print(f"a product of {rows} rows: {1e6 * product:.1f} us; their way to the next device: {1e6 * sent:.1f} us")
 
 # %% [markdown]
 # ## Rows go round: `ring_gather_matmul`
@@ -469,11 +469,8 @@ if __name__ == "__main__":
 
     expected = value_and_gradient(one_device)
     for axes in ({"data": 1, "tensor": 8}, {"data": 4, "tensor": 2}, {"data": 8, "tensor": 1}):
-        spec = P("data", "tensor")
-        on_mesh = jax.shard_map(
-            lambda layers, x: async_tp_mlp(layers, x, "tensor"),
-            mesh=make_mesh(axes), in_specs=(in_parts, spec), out_specs=spec,
-        )  # fmt: skip
+        specs = {"in_specs": (in_parts, P("data", "tensor")), "out_specs": P("data", "tensor")}
+        on_mesh = jax.shard_map(lambda layers, x: async_tp_mlp(layers, x, "tensor"), mesh=make_mesh(axes), **specs)
         value, gradient = map(off, value_and_gradient(on_mesh), expected)
         print(f"{axes!s:28} value off by {value:.0e}, gradient by {gradient:.0e}")
 
@@ -492,14 +489,15 @@ if __name__ == "__main__":
 
     def gathered_product(function, rows, width, hidden):
         specs = {"x": P("tensor"), "kernel": P(None, "tensor")}
-        inputs = {"x": jax.ShapeDtypeStruct((rows, width), jnp.bfloat16),
-                  "kernel": jax.ShapeDtypeStruct((width, hidden), jnp.bfloat16)}  # fmt: skip
-        mapped = jax.shard_map(
-            lambda x, kernel: {"y": function(x, kernel, "tensor")},
-            mesh=abstract_mesh({"tensor": 8}), in_specs=tuple(specs.values()), out_specs=P(None, "tensor"),
-        )  # fmt: skip
-        return export(lambda x, kernel: mapped(x, kernel), inputs, specs, mesh={"tensor": 8},
-                      out_specs={"y": P(None, "tensor")})  # fmt: skip
+        shapes = {"x": (rows, width), "kernel": (width, hidden)}
+        inputs = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+        mesh, out_specs = {"tensor": 8}, {"y": P(None, "tensor")}
+
+        def local(x, kernel):
+            return {"y": function(x, kernel, "tensor")}
+
+        mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=tuple(specs.values()), out_specs=out_specs)
+        return export(lambda x, kernel: mapped(x, kernel), inputs, specs, mesh=mesh, out_specs=out_specs)
 
     print("ring over synchronous    8xH100   8xH100-calibrated")
     for rows in (1024, 4096, 65536):

@@ -513,10 +513,8 @@ if __name__ == "__main__":
     runs = {
         "data=1": train(fsdp_train_step, make_mesh({"data": 1}), "data"),
         "data=8": train(fsdp_train_step, make_mesh({"data": 8}), "data"),
-        "replica=4 x data=2": train(
-            hybrid_shard_step, make_mesh({"replica": 4, "data": 2}), "data", "replica"
-        ),
-    }  # fmt: skip
+        "replica=4 x data=2": train(hybrid_shard_step, make_mesh({"replica": 4, "data": 2}), "data", "replica"),
+    }
     plain_step, state = make_train_step(model, optax.sgd(0.5)), optax.sgd(0.5).init(params)
     plain = jax.tree.map(jnp.copy, params)
     print("step   one device", *(f"{name:>20}" for name in runs))

@@ -588,16 +588,16 @@ if __name__ == "__main__":
 # %%
 if __name__ == "__main__":
     width, hidden, vocab, seq = 64, 128, 32, 32
-    shapes = {"attention_norm": (width,), "qkv": (width, 3 * width), "out": (width, width), "mlp_norm": (width,),
-              "up": (width, hidden), "down": (hidden, width)}  # fmt: skip
+    shapes = {"attention_norm": (width,), "qkv": (width, 3 * width), "out": (width, width), "mlp_norm": (width,)}
+    shapes |= {"up": (width, hidden), "down": (hidden, width)}
     keys = iter(jax.random.split(jax.random.key(0), 20))
 
     def drawn(*shape):
         return jnp.ones(shape) if len(shape) == 1 else jax.random.normal(next(keys), shape) * shape[0] ** -0.5
 
     layers = [{name: drawn(*shape) for name, shape in shapes.items()} for _ in range(2)]
-    start = {"token": drawn(vocab, width), "position": drawn(seq, width), "layers": layers,
-             "norm": drawn(width), "head": drawn(width, vocab)}  # fmt: skip
+    start = {"token": drawn(vocab, width), "position": drawn(seq, width), "layers": layers}
+    start |= {"norm": drawn(width), "head": drawn(width, vocab)}
 
     def trained(loss_fn, params):
         """Losses of eight steps."""

@@ -120,9 +120,8 @@ def init_dense(key: jax.Array, d_in: int, d_out: int, axis_name: str, split: str
 if __name__ == "__main__":
     mesh = make_mesh({"tensor": 4})
     rows_split, features_split = P("tensor"), P(None, "tensor")
-    for name, shape, spec in (
-        ("x", (8, 6), rows_split), ("kernel", (6, 16), features_split), ("y", (8, 16), features_split)
-    ):  # fmt: skip
+    arrays = ("x", (8, 6), rows_split), ("kernel", (6, 16), features_split), ("y", (8, 16), features_split)
+    for name, shape, spec in arrays:
         dims = ("d_in" if name == "kernel" else "rows", "d_in" if name == "x" else "d_out")
         display(who_holds(jax.device_put(jnp.zeros(shape), NamedSharding(mesh, spec)), title=name, labels=dims))
 
@@ -228,8 +227,8 @@ def row_parallel_dense(params: PyTree, x: jax.Array, axis_name: str) -> jax.Arra
 # %%
 if __name__ == "__main__":
     rows, width, hidden = 4096, 4096, 16384
-    for what, size in (("rows of the width", rows * width), ("hidden features", rows * hidden),
-                       ("the kernels", 2 * width * hidden)):  # fmt: skip
+    sizes = {"rows of the width": rows * width, "hidden features": rows * hidden, "the kernels": 2 * width * hidden}
+    for what, size in sizes.items():
         print(f"{what:18} {4 * size * 7 / 8 / 2**20:6.0f} MiB a device")
 
 # %% [markdown]
@@ -485,10 +484,11 @@ if __name__ == "__main__":
 if __name__ == "__main__":
     mesh = make_mesh({"data": 2, "tensor": 4})
     for split, spec in (("columns", P(None, "tensor")), ("rows", P("tensor")), (None, P())):
-        drawn = jax.shard_map(
-            lambda key, split=split: init_dense(key, 256, 512, "tensor", split)["kernel"],
-            mesh=mesh, in_specs=P(), out_specs=spec
-        )(jax.random.key(0))  # fmt: skip
+
+        def draw(key, split=split):
+            return init_dense(key, 256, 512, "tensor", split)["kernel"]
+
+        drawn = jax.shard_map(draw, mesh=mesh, in_specs=P(), out_specs=spec)(jax.random.key(0))
         local = drawn.addressable_shards[0].data.shape
         spread = jnp.std(drawn) * 256**0.5
         print(f"split by {split!s:8} {drawn.shape}, on each device {local!s:10} spread {spread:.3f} of one device's")

@@ -307,9 +307,8 @@ if __name__ == "__main__":
     tokens = np.array([3, 41, 12, 55, 27, 0, 14, 33])
     for place in range(4):
         first = 14 * place
-        print(f"device {place} has tokens {first:2} to {first + 13}:", *(
-            f"{token:2}" if first <= token < first + 14 else " ." for token in tokens
-        ))  # fmt: skip
+        known = (f"{token:2}" if first <= token < first + 14 else " ." for token in tokens)
+        print(f"device {place} has tokens {first:2} to {first + 13}:", *known)
 
 # %% [markdown]
 # The rows of a sequence are wanted in parts, `[batch, seq/tensor, width]`, and for each token exactly one device has

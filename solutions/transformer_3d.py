@@ -673,9 +673,9 @@ if __name__ == "__main__":
         return jax.jit(mapped)(parts, stacked)
 
     runs = {"2 x 2 x 2": train((2, 2, 2), 1, Options(num_microbatches=2))}
-    plain = {**params, "layers": {**params["layers"], "attention": {
-        name: {"kernel": kernel["kernel"].reshape(2, *shape)} for (name, kernel), shape in zip(
-            sorted(params["layers"]["attention"].items()), ((16, 16), (16, 48)), strict=True)}}}  # fmt: skip
+    attention, shapes = params["layers"]["attention"], {"out": (16, 16), "qkv": (16, 48)}
+    whole = {name: {"kernel": attention[name]["kernel"].reshape(2, *shape)} for name, shape in shapes.items()}
+    plain = {**params, "layers": {**params["layers"], "attention": whole}}
     gradient_of = jax.jit(jax.value_and_grad(lambda params, batch: full_loss(model, params, batch)))
     print("step   one device", *(f"{name:>18}" for name in runs))
     for i, batch in enumerate(every):

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
-from autograder.commands.terminal import SHORT, UsageError, complain, out, print_json, require_chapter, show, spinner
-from autograder.show import number, one_line, plain
+from autograder.commands.instructor import Assignment, CourseFolder, assignments
+from autograder.commands.terminal import (
+    SHORT,
+    AsJson,
+    UsageError,
+    complain,
+    out,
+    print_json,
+    require_chapter,
+    show,
+    spinner,
+    table,
+)
+from autograder.render import number, one_line, plain
 from course.curriculum import CHAPTERS
 
 NAMED = re.compile(r"([A-Za-z_][\w]*)=(.*)", re.DOTALL)
@@ -66,8 +76,8 @@ def init(
             settings={field: value for field, value in settings.items() if value is not None},
             students=read_students(students) if students else [],
         )
-    for subject, said in made.items():
-        out().print(f"{subject:<16}{said}", markup=False, soft_wrap=True)
+    for subject, message in made.items():
+        out().print(f"{subject:<16}{message}", markup=False, soft_wrap=True)
     out().print("\nnext", markup=False)
     for command, does in _next(folder.resolve(), [name.split()[1] for name in made if name.startswith("chapter ")]):
         out().print(f"  {command:<40}{does}".rstrip(), markup=False, soft_wrap=True)
@@ -114,16 +124,14 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
     if as_json:
         print_json({"submissions": rows, "counts": counts(rows)})
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for column in ("chapter", "student", "state", "points", "late", ""):
-        table.add_column(column)
+    shown = table("chapter", "student", "state", "points", "late", "", gap=3)
     for row in rows:
         points = "" if row["points"] is None else f"{number(row['points'])} of {number(row['max_points'])}"
         late = f"{row['days_late']} day{'s' if row['days_late'] > 1 else ''}" if row["days_late"] else ""
         cells = (row["chapter"], row["student"], row["state"], points, late, row["why"])
-        table.add_row(*(Text(plain(text)) for text in cells))
-    said = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
-    show(table, Text(f"\n{len(rows)} in all; {said}" if rows else "nobody is in this course yet", style="dim"))
+        shown.add_row(*(Text(plain(text)) for text in cells))
+    message = ", ".join(f"{state}: {count}" for state, count in counts(rows).items())
+    show(shown, Text(f"\n{len(rows)} in all; {message}" if rows else "nobody is in this course yet", style="dim"))
 
 
 def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:

@@ -2,9 +2,7 @@
 
 import json
 import re
-import sys
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,20 +12,6 @@ from autograder import cli
 from autograder.grading.nbgrader.new_course import due_dates
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.release.notebook import ROOT
-
-
-@pytest.fixture
-def meshcraft(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
-
-    return run
 
 
 def test_a_course_is_made_and_changed_by_the_same_command(meshcraft, tmp_path):

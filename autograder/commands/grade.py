@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from autograder.commands.instructor import AsJson, Assignment, CourseFolder, assignments
-from autograder.commands.terminal import FAULT, UsageError, bar, complain, out, print_json, spinner
+from autograder.commands.instructor import Assignment, CourseFolder, assignments
+from autograder.commands.terminal import FAULT, AsJson, UsageError, bar, complain, out, print_json, spinner, table
 from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, Report
-from autograder.show import RICH, WORDS, number, one_line, plain
+from autograder.render import RICH, WORDS, number, one_line, plain
 
 BRIEF = {**WORDS, LIMIT_EXCEEDED: "limit", NEEDS_HUMAN: "person"}
 
@@ -93,20 +92,19 @@ def _again(regrade: Any) -> dict[str, Any]:
 
 def grade_table(reports: list[Report]) -> Group:
     """One line a student: points and verdict of each function; and below, the isolation they were judged under."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     names = list(dict.fromkeys(result.name for report in reports for result in report.functions))
     levels = list(dict.fromkeys(report.isolation for report in reports if report.isolation))
     each = ["isolation"] if len(levels) > 1 else []
-    for column in ("student", *names, "points", *each):
-        table.add_column(plain(column) if len(names) <= 3 else plain(column).replace("_", "_\n"))
+    columns = (plain(column) for column in ("student", *names, "points", *each))
+    shown = table(*(column if len(names) <= 3 else column.replace("_", "_\n") for column in columns))
     for report in reports:
         results = {result.name: result for result in report.functions}
         cells = [_verdict_cell(results.get(name)) for name in names]
         points = f"{number(report.points)} of {number(report.max_points)}"
-        table.add_row(Text(one_line(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
-    said = f", judged under {levels[0]}" if len(levels) == 1 else ""
+        shown.add_row(Text(one_line(report.student)), *cells, points, *[Text(plain(report.isolation)) for _ in each])
+    message = f", judged under {levels[0]}" if len(levels) == 1 else ""
     count = f"{len(reports)} submission{'' if len(reports) == 1 else 's'}"
-    return Group(table, Text(f"\n{count}{plain(said)}", style="dim"))
+    return Group(shown, Text(f"\n{count}{plain(message)}", style="dim"))
 
 
 def unfinished(report: Report) -> bool:
@@ -117,8 +115,8 @@ def unfinished(report: Report) -> bool:
 
 def reason(report: Report) -> str:
     """Why a person has to look at it."""
-    said = [result.message for result in report.functions if result.verdict == NEEDS_HUMAN and result.message]
-    return next(iter([*said, *report.notes]), "no reason was given")
+    message = [result.message for result in report.functions if result.verdict == NEEDS_HUMAN and result.message]
+    return next(iter([*message, *report.notes]), "no reason was given")
 
 
 def _verdict_cell(result: Any) -> Text:

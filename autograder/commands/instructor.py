@@ -14,6 +14,7 @@ from rich.text import Text
 
 from autograder.commands.terminal import (
     SHORT,
+    AsJson,
     UsageError,
     complain,
     out,
@@ -25,7 +26,6 @@ from course.curriculum import CHAPTERS, NOTEBOOKS, PRIMER
 
 Assignment = Annotated[str | None, typer.Argument(metavar="[ASSIGNMENT]", help="A chapter; all handed in, if none.")]
 CourseFolder = Annotated[Path, typer.Option("--course", help="The course folder, in nbgrader's layout.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 
 
 def build(
@@ -76,17 +76,17 @@ def doctor(as_json: AsJson = False) -> None:
     most = "as many as the machine takes" if room["processes"] is None else f"{room['processes']:,} at once"
     console.print(f"{'processes':<20}{most}", markup=False)
     for rung in rungs:
-        said = rung.reason or "works" if rung.available else f"does not work: {rung.reason}. {rung.remedy}"
+        message = rung.reason or "works" if rung.available else f"does not work: {rung.reason}. {rung.remedy}"
         style = "green" if rung.available else "red"
-        console.print(Text(f"{'sandbox ' + rung.name:<20}{said}", style=style), soft_wrap=True)
-    console.print(f"\nofficial grading uses {usable or 'nothing: it refuses, unless told --unsafe-local'}")
+        console.print(Text(f"{'sandbox ' + rung.name:<20}{message}", style=style), soft_wrap=True)
+    console.print(f"\nofficial grading uses {usable or 'nothing: it refuses, unless --unsafe-local is given'}")
     if usable and not rungs[0].available:
         console.print(f"{rungs[0].name} would be better: {rungs[0].remedy}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if usable else SHORT)
 
 
 def _room() -> dict[str, Any]:
-    """What gradings have beside processor and memory: scratch space in bytes, and processes, None without a limit."""
+    """What gradings use besides processor and memory: scratch space in bytes, and processes, None without a limit."""
     import resource
 
     scratch = tempfile.gettempdir()

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from autograder.commands.hints import read_hints
-from autograder.commands.terminal import FAULT, SHORT, UsageError, out, print_json, require_chapter, spinner
+from autograder.commands.terminal import (
+    FAULT,
+    SHORT,
+    AsJson,
+    UsageError,
+    out,
+    print_json,
+    require_chapter,
+    spinner,
+    table,
+)
 from course.curriculum import NOTEBOOKS
 
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
 NotebookFile = Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 
 
 class Mesh(str, Enum):  # noqa: UP042  typer shows the values
@@ -36,14 +47,10 @@ def chapters(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"chapters": rows})
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for column in ("chapter", "", "progress"):
-        table.add_column(column)
+    shown = table("chapter", "", "progress", gap=3)
     for row in rows:
-        table.add_row(f"[bold]{row['chapter']}[/]", f"{row['title']}: {row['summary']}", _progress_text(row))
-    out().print(table)
+        shown.add_row(f"[bold]{row['chapter']}[/]", f"{row['title']}: {row['summary']}", _progress_text(row))
+    out().print(shown)
 
 
 def start(
@@ -52,7 +59,7 @@ def start(
 ) -> None:
     """Copy a chapter's exercise, or the primer, into the working folder, unless it is there, and open it."""
     require_chapter(chapter, or_primer=True)
-    target = find_notebook(chapter) or Path(chapter) / f"{chapter}.ipynb"
+    target = find_notebook(chapter) or _usual_place(chapter)
     if target.exists():
         out().print(f"{target} is there already; it stays as it is", markup=False)
     else:
@@ -78,55 +85,66 @@ def check(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Judge your notebook as it stands on disk. Exit status 0: everything passed; 1: something fell short."""
+    """Judge your notebook as it is on disk. Exit status 0: everything passed; 1: something fell short."""
     require_chapter(chapter)
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
     path = None if solution else require_notebook(chapter, notebook)
     with spinner(f"judging {chapter}") as say:
-        names = _functions(chapter, function)
         from autograder import check as judge
+        from autograder.contract import task as contract
 
+        try:
+            names = [contract.load(chapter).task(function).name] if function else None
+        except LookupError as error:
+            raise UsageError(str(error)) from None
+        options = {"full": full, "progress": say, "more": _more_facts(chapter, aot, mesh, say)}
         if path is None:
-            report = judge.check_solution(chapter, names, full=full, progress=say)
+            report = judge.check_solution(chapter, names, **options)
         else:
-            report = judge.check_notebook(path, chapter, names, full=full, progress=say)
-        if aot:
-            from autograder.learner.compiled import add_compiled
-
-            report = add_compiled(report, chapter, path, progress=say)
-        if mesh is Mesh.real:
-            from autograder.learner.real import add_measured
-
-            report = add_measured(report, chapter, path, progress=say)
+            report = judge.check_notebook(path, chapter, names, **options)
     if path is not None:
         _remember(path, chapter, passed={result.name: result.verdict == "pass" for result in report.functions})
-    if as_json:
-        print_json(report.to_json())
-    else:
-        from autograder.show import facts_table
+    from autograder.render import facts_table, word_in_json
 
+    if as_json:
+        rows = [{**row, "verdict": word_in_json(row["verdict"])} for row in report.to_json()["functions"]]
+        print_json({**report.to_json(), "functions": rows})
+    else:
         out().print(facts_table(report))
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
     raise typer.Exit(0 if report.passed else SHORT)
 
 
+def _more_facts(chapter: str, aot: bool, mesh: Mesh, say: Callable[[str], None]) -> list[Any]:
+    more: list[Any] = []
+    if aot:
+        from autograder.learner.compiled import CompiledFacts
+
+        more.append(CompiledFacts(chapter, say))
+    if mesh is Mesh.real:
+        from autograder.learner.hardware_check import measured_here
+
+        more.append(measured_here(chapter, say))
+    return more
+
+
 def hint(chapter: ChapterName, function: FunctionName = None, notebook: NotebookFile = None) -> None:
     """Show one more hint for a function: for the first that does not pass yet, if you name none."""
     require_chapter(chapter)
     hints = read_hints(chapter)
-    path = notebook or find_notebook(chapter) or Path(chapter) / f"{chapter}.ipynb"
+    path = notebook or find_notebook(chapter) or _usual_place(chapter)
     known = recall(path, chapter)
-    name = function or next((n for n in hints if not known["passed"].get(n)), next(iter(hints)))
+    name = function or next((n for n in hints if not known.passed.get(n)), next(iter(hints)))
     if name not in hints:
         raise UsageError(f"there are no hints for {name!r} in {chapter}; there are for: {', '.join(hints)}")
     tiers = hints[name]
-    shown = min(known["hints"].get(name, 0) + 1, len(tiers))
+    shown = min(known.hints.get(name, 0) + 1, len(tiers))
     _remember(path, chapter, hints={name: shown})
     from rich.markdown import Markdown
 
-    from autograder.show import WIDEST
+    from autograder.render import WIDEST
 
     console = out()
     console.print(f"[bold]{name}[/]  hint {shown} of {len(tiers)}")
@@ -158,8 +176,12 @@ def reset(
 
 def find_notebook(chapter: str) -> Path | None:
     """The learner's notebook in the working folder."""
-    places = (Path(chapter) / f"{chapter}.ipynb", Path(f"{chapter}.ipynb"))
+    places = (_usual_place(chapter), Path(f"{chapter}.ipynb"))
     return next((place for place in places if place.exists()), None)
+
+
+def _usual_place(chapter: str) -> Path:
+    return Path(chapter) / f"{chapter}.ipynb"
 
 
 def require_notebook(chapter: str, given: Path | None) -> Path:
@@ -192,45 +214,38 @@ def exercise_text(chapter: str) -> str:
     return committed.read_text(encoding="utf-8") if committed.exists() else built(chapter)
 
 
-def recall(notebook: Path, chapter: str) -> dict[str, dict[str, Any]]:
-    """What is remembered beside the notebook: functions passed, and hints shown."""
+class Progress(msgspec.Struct):
+    """What is remembered of a chapter, by function: did it pass when it was last judged, how many hints were shown."""
+
+    passed: dict[str, bool] = {}
+    hints: dict[str, int] = {}
+
+
+def recall(notebook: Path, chapter: str) -> Progress:
+    """What is remembered, in a folder next to the notebook."""
+    return _recall_all(notebook).get(chapter, Progress())
+
+
+def _recall_all(notebook: Path) -> dict[str, Progress]:
     try:
-        found = json.loads((_hidden(notebook) / "progress.json").read_text(encoding="utf-8"))[chapter]
-        return {"passed": dict(found["passed"]), "hints": {name: int(n) for name, n in found["hints"].items()}}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {"passed": {}, "hints": {}}
+        return msgspec.json.decode((_hidden(notebook) / "progress.json").read_bytes(), type=dict[str, Progress])
+    except (OSError, msgspec.MsgspecError):
+        return {}
 
 
 def _remember(notebook: Path, chapter: str, **news: dict[str, Any]) -> None:
     """Keep it; a folder that cannot be written is no reason to fail."""
-    known = recall(notebook, chapter)
+    every = _recall_all(notebook)
+    known = every.setdefault(chapter, Progress())
     for kind, values in news.items():
-        known[kind].update(values)
-    path = _hidden(notebook) / "progress.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError):
-        others = {}
-    try:
-        path.write_text(json.dumps({**others, chapter: known}, indent=1) + "\n", encoding="utf-8")
-    except OSError:
-        return
+        getattr(known, kind).update(values)
+    with suppress(OSError):
+        _hidden(notebook).mkdir(parents=True, exist_ok=True)
+        (_hidden(notebook) / "progress.json").write_bytes(msgspec.json.encode(every))
 
 
 def _hidden(notebook: Path) -> Path:
     return notebook.parent / ".meshcraft"
-
-
-def _functions(chapter: str, function: str | None) -> list[str] | None:
-    if function is None:
-        return None
-    from autograder.contract import task as contract
-
-    try:
-        return [contract.load(chapter).task(function).name]
-    except LookupError as error:
-        raise UsageError(str(error)) from None
 
 
 def _with_stub(path: Path, chapter: str, function: str) -> str:
@@ -257,7 +272,7 @@ def _with_stub(path: Path, chapter: str, function: str) -> str:
 
 def _chapter_row(name: str, title: str, summary: str) -> dict[str, Any]:
     path = find_notebook(name)
-    passed = recall(path, name)["passed"] if path else {}
+    passed = recall(path, name).passed if path else {}
     row = {"chapter": name, "title": title, "summary": summary, "started": path is not None}
     return {**row, "passed": sorted(n for n, done in passed.items() if done), "judged": sorted(passed)}
 

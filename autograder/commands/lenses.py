@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from autograder.commands.terminal import SHORT, UsageError, print_json, show
+from autograder.commands.terminal import SHORT, AsJson, UsageError, print_json, show, table
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 MachineName = Annotated[str | None, typer.Option(help="A machine, as `meshcraft machines` names it.")]
 MeshSizes = Annotated[str, typer.Option(help="Axis sizes, for example data=4,tensor=2.")]
 
@@ -26,16 +26,14 @@ def machines(
 
         print_json({"machines": [{**asdict(m), "calibrated": m.calibrated} for m in shown]})
         return
-    from rich.text import Text
-
     if name is None:
-        said = (
+        message = (
             "\nmemory: of one device, 1 GiB is 2^30 bytes and 1 GB 10^9\n"
             "links: devices that one joins, and what each of them sends, one way\n"
             "reached: shares of the peaks of matrix products, memory and links\n"
             "`meshcraft machines NAME` says where each figure is from"
         )
-        show(_machines_table(shown), Text(said, style="dim"))
+        show(_machines_table(shown), Text(message, style="dim"))
         return
     sources = [(Text(f"\n{figure}", style="bold"), Text(source)) for figure, source in shown[0].sources.items()]
     show(_machines_table(shown), *(part for pair in sources for part in pair))
@@ -78,10 +76,8 @@ def memory(
     axes = parse_mesh(mesh)
     found = None if machine is None else find_machine(machine)
     try:
-        result = budget(
-            sizes, batch=batch, microbatches=microbatches, mesh=axes, plan=plan, optimizer=optimizer, remat=remat,
-            fsdp=fsdp, min_size=min_size, dropout=dropout,
-        )  # fmt: skip
+        step = {"batch": batch, "microbatches": microbatches, "plan": plan, "optimizer": optimizer, "remat": remat}
+        result = budget(sizes, mesh=axes, fsdp=fsdp, min_size=min_size, dropout=dropout, **step)
         if found is not None:
             found.require_fits(axes)
     except ValueError as error:
@@ -126,15 +122,11 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def _machines_table(shown: tuple[Any, ...]) -> Any:
-    from rich.table import Table
-
     from course.render.quantities import digits, dtype_text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for column in ("machine", "bf16", "f32", "vector", "memory", "", "links", "reached"):
-        left = column in ("machine", "links", "reached")
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
-    table.add_row("", *["TFLOP/s"] * 3, "GiB (GB)", "GB/s", "GB/s", "", style="dim")
+    numbers = ("bf16", "f32", "vector", "memory", "")
+    rows = table("machine", *numbers, "links", "reached", gap=1, right=numbers)
+    rows.add_row("", *["TFLOP/s"] * 3, "GiB (GB)", "GB/s", "GB/s", "", style="dim")
     for m in shown:
         peaks = [f"{peak / 1e12:g}" for peak in (m.matmul_flops["bf16"], m.matmul_flops["f32"], m.vector_flops)]
         peaks[1] = f"TF32 {peaks[1]}" if dtype_text(m, "f32") == "TF32" else peaks[1]
@@ -142,31 +134,24 @@ def _machines_table(shown: tuple[Any, ...]) -> Any:
         memory = [f"{digits(m.memory_bytes / 2**30)} ({m.memory_bytes / 1e9:g})", f"{m.memory_bandwidth / 1e9:,.0f}"]
         e = m.efficiency
         reached = "tables" if m.calibrated else " ".join(f"{x:g}" for x in (e.matmul, e.memory, e.link))
-        table.add_row(f"[bold]{m.name}[/]", *peaks, *memory, links, reached)
-    return table
+        rows.add_row(f"[bold]{m.name}[/]", *peaks, *memory, links, reached)
+    return rows
 
 
 def _print_budget(result: Any, needed: int, margin: float, found: Any, fits: bool | None) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from course.render.quantities import capacity_text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for column in ("on one device", "MB", "bytes", ""):
-        table.add_column(column, justify="right" if column == "MB" else "left", overflow="fold")
+    rows = table("on one device", "MB", "bytes", "", gap=3, right=("MB",))
     for row in result.rows:
-        table.add_row(row.name, f"{row.bytes / 1e6:,.0f}", row.formula, row.note)
-    table.add_row("[bold]together[/]", f"[bold]{result.total / 1e6:,.0f}[/]", "", "")
-    table.add_row(f"with {margin:.0%} more", f"{needed / 1e6:,.0f}", "", "a margin, not a measurement")
+        rows.add_row(row.name, f"{row.bytes / 1e6:,.0f}", row.formula, row.note)
+    rows.add_row("[bold]together[/]", f"[bold]{result.total / 1e6:,.0f}[/]", "", "")
+    rows.add_row(f"with {margin:.0%} more", f"{needed / 1e6:,.0f}", "", "a margin, not a measurement")
     for row in result.left_out:
-        table.add_row(f"[dim]{row.name}[/]", f"[dim]{row.bytes / 1e6:,.0f}[/]", f"[dim]{row.formula}[/]",
-                      "[dim]not in the sum[/]")  # fmt: skip
-    head = (
-        f"{result.parameters:,} parameters; {result.flops_per_token / 1e9:,.2f} GFLOP a token, forward and backward\n"
-    )
-    show(head, table)
+        rows.add_row(row.name, f"{row.bytes / 1e6:,.0f}", row.formula, "not in the sum", style="dim")
+    flops = f"{result.flops_per_token / 1e9:,.2f} GFLOP a token, forward and backward"
+    head = f"{result.parameters:,} parameters; {flops}\n"
+    show(head, rows)
     if found is not None:
         word, style = ("fits", "green") if fits else ("does not fit", "red")
-        said = f"{capacity_text(needed)} with the margin; {found.name} has {capacity_text(found.memory_bytes)}"
-        show(Text(f"\n{word}: {said}", style=style))
+        message = f"{capacity_text(needed)} with the margin; {found.name} has {capacity_text(found.memory_bytes)}"
+        show(Text(f"\n{word}: {message}", style=style))

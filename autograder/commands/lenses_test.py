@@ -1,29 +1,12 @@
 """The commands that look at machines and sizes."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-from autograder import cli
 from course.machines import MACHINES
 
 EXAMPLE = ("memory", "--parameters", "147000000", "--optimizer", "adam16", "--batch", "64")
-
-
-@pytest.fixture
-def meshcraft(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
-
-    return run
 
 
 def test_machines_lists_them_all_and_one_with_its_sources(meshcraft):

@@ -148,7 +148,7 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
     assert told.status == 1 and "not written yet" in told.err and "fsdp_loss:" in told.err
     assert told.out == ""
     told = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--json")
-    assert told.status == 1 and json.loads(told.out)["problem"]["verdict"] == "student_error"
+    assert told.status == 1 and json.loads(told.out)["problem"]["verdict"] == "error"
 
 
 @pytest.mark.parametrize(

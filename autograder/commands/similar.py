@@ -9,9 +9,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from autograder.commands.instructor import AsJson, CourseFolder
-from autograder.commands.terminal import UsageError, bar, complain, out, print_json, require_chapter, show
-from autograder.show import one_line, plain
+from autograder.commands.instructor import CourseFolder
+from autograder.commands.terminal import (
+    AsJson,
+    UsageError,
+    bar,
+    complain,
+    out,
+    print_json,
+    require_chapter,
+    show,
+    table,
+)
+from autograder.render import one_line, plain
 
 SHOWN = 20
 
@@ -42,8 +52,9 @@ def similar(
         html.touch(0o600)  # it shows what students wrote
         html.write_text(page(found), encoding="utf-8")
     if as_json:
-        print_json({"chapter": name, "note": EVIDENCE, "functions": [_function(each) for each in found.functions],
-                    "not_compared": [{"author": str(who), "why": why} for who, why in found.unread]})  # fmt: skip
+        unread = [{"author": str(who), "why": why} for who, why in found.unread]
+        functions = [_function(each) for each in found.functions]
+        print_json({"chapter": name, "note": EVIDENCE, "functions": functions, "not_compared": unread})
         return
     public = [f"{each.function} {each.like_public} of {each.authors}" for each in found.functions if each.like_public]
     nearly = f"\nnearly as in public code: {', '.join(public)}\n" if public else ""
@@ -65,14 +76,12 @@ def _table(found: Any) -> Table | Text:
     every = sorted((match for each in found.functions for match in each.matches), key=lambda match: -match.score)
     if not every:
         return Text("no two share anything rare")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("function", "who", "and", "share", "others have it", "public", "Program"):
-        table.add_column(column)
+    rows = table("function", "who", "and", "share", "others have it", "public", "Program")
     for match in every[:SHOWN]:
         program = {None: "", False: "another"}.get(match.program, f"the same, and {match.program_others} others'")
         who = (one_line(author.author) for author in (match.first, match.second))
         cells = (match.function, *who, f"{match.share:.0%}", f"{match.others:g}", f"{match.in_public:.0%}", program)
-        table.add_row(*(Text(plain(cell)) for cell in cells))
+        rows.add_row(*(Text(plain(cell)) for cell in cells))
     if len(every) > SHOWN:
-        table.add_row(Text(f"and {len(every) - SHOWN} weaker ones", style="dim"))
-    return table
+        rows.add_row(Text(f"and {len(every) - SHOWN} weaker ones", style="dim"))
+    return rows

@@ -7,17 +7,22 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from course.curriculum import PRIMER
 from course.curriculum import chapter as find_chapter
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 SHORT, USAGE, FAULT, INTERRUPTED = 1, 2, 3, 130
 AFTER_FULL = "free some space and run the same command again, nothing recorded so far is lost"
 
@@ -44,17 +49,21 @@ def show(*parts: Any) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().removesuffix("\n").split("\n")))
 
 
-def card_table(lines: dict[str, str]) -> Any:
-    """A run card in words, by what each line says."""
-    from rich.table import Table
-    from rich.text import Text
+def table(*columns: str, gap: int = 2, right: Collection[str] = (), rule: bool = False) -> Table:
+    """A table; the columns in ``right`` are numbers, and ``rule`` draws lines below the head and between sections."""
+    made = Table(box=SIMPLE if rule else None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+    made.header_style, made.show_header = "dim", any(columns)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
 
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for what, said in lines.items():
-        table.add_row(what, Text(said))
-    return table
+
+def card_table(lines: dict[str, str]) -> Table:
+    """A run card in words, by what each line says."""
+    made = table("", "")
+    for what, text in lines.items():
+        made.add_row(Text(what, style="dim"), Text(text))
+    return made
 
 
 def err() -> Console:
@@ -101,11 +110,11 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
     with interruptible():
         if not console.is_terminal:
             with redirect_stdout(sys.stderr):
-                yield lambda said: None
+                yield lambda message: None
             return
         # Inside of the status, where rich has made standard error one that does not mix with it.
         with console.status(escape(text)) as status, redirect_stdout(sys.stderr):
-            yield lambda said: status.update(escape(f"{text}: {said}"))
+            yield lambda message: status.update(escape(f"{text}: {message}"))
 
 
 @contextmanager
@@ -142,7 +151,7 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
 
 def complain(message: object) -> None:
     """Say on standard error what is wrong."""
-    from autograder.show import plain
+    from autograder.render import plain
 
     err().print(f"meshcraft: {plain(message)}", style="red", markup=False, soft_wrap=True)
 

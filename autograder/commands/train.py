@@ -19,7 +19,7 @@ from autograder.commands.lenses import find_machine, parse_mesh
 from autograder.commands.terminal import FAULT, INTERRUPTED, SHORT, UsageError, complain
 
 if TYPE_CHECKING:
-    from autograder.learner.training import Asked, Outcome
+    from autograder.learner.training import RunRequest, RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
 Event = dict[str, Any]
@@ -91,14 +91,14 @@ def train(
     find_machine(machine)
     with terminal.interruptible():
         _surroundings(processes, distributed, real, run)
-        from autograder.learner.training import Asked
+        from autograder.learner.training import RunRequest
         from course.training.strategy import StrategyOptions
 
         try:
             options = StrategyOptions(microbatches, remat, dtype, num_repeats=repeats, rings=rings)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        asked = Asked(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
+        asked = RunRequest(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
         outcome = _trained(asked, prod(axes.values()) // processes, several=processes > 1 or distributed)
     _finish(outcome, run, as_json)
 
@@ -154,8 +154,8 @@ def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> N
         raise SystemExit(FAULT) from None
 
 
-def _trained(asked: Asked, devices: int, *, several: bool) -> Outcome:
-    """Train on so many emulated devices of this process, unless real ones are asked for."""
+def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
+    """Train on emulated devices of this process, unless real ones are asked for."""
     import jax
 
     from autograder.grading.inside.intake import IntakeError
@@ -211,7 +211,7 @@ def _end(message: str, status: int, several: bool) -> NoReturn:
     raise SystemExit(status)
 
 
-def _reason(error: Exception, asked: Asked) -> str:
+def _reason(error: Exception, asked: RunRequest) -> str:
     """The error; with the line of the notebook that it comes from, where one does."""
     from autograder.grading.inside.cells import locate_cell
     from autograder.grading.inside.tracing import describe_error
@@ -261,11 +261,11 @@ def _progress(speaks: bool) -> Iterator[Callable[[Event], None]]:
         yield Lines(console)
 
 
-def _finish(outcome: Outcome, run: Path, as_json: bool) -> None:
+def _finish(outcome: RunResult, run: Path, as_json: bool) -> None:
     import jax
     from rich.text import Text
 
-    from autograder.show import plain
+    from autograder.render import plain
 
     if jax.process_index() == 0:
         if as_json:

@@ -1,1 +1,1 @@
-"""What a learner sees beside the verdict: profiles, the compiled schedule, real devices, training, saved reports."""
+"""What a learner sees besides the verdict: profiles, the compiled schedule, real devices, training."""

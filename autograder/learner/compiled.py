@@ -1,4 +1,4 @@
-"""What ``check --aot`` adds: what the GPU compiler makes of a function, beside what it makes of the course's own.
+"""What ``check --aot`` adds: the GPU compiler's figures for a function, compared with those for the course's own.
 
 Not every install has the compiler, so these facts are advice: they cost no points.
 """
@@ -6,13 +6,13 @@ Not every install has the compiler, so these facts are advice: they cost no poin
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autograder.check import add_facts, exported
+from autograder.check import Export, exported
 from autograder.contract.task import Task, references
-from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Report, Result, Unit
-from autograder.learner.beside import solution
+from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Result, Unit
+from autograder.learner.baselines import solution
 from course.machines import machine
 from course.program import Locate, ProgramError, parse
 from course.program.compiled import GpuReport, compile_all
@@ -26,100 +26,101 @@ NAMES = ("compiled program", "overlap", "compiled time", "compiled temporaries")
 EXPOSED = "compiled exposed"
 
 
-def add_compiled(
-    report: Report, chapter: str, path: Path | None, *, progress: Callable[[str], None] | None = None
-) -> Report:
-    """The same report, with the compiler's facts for every function that has a realistic size and ran at all.
+@dataclass(frozen=True)
+class CompiledFacts:
+    """The compiler's facts of a chapter's functions; ``progress`` is called with what is being compiled."""
 
-    Args:
-        report: What the other lenses gave.
-        chapter: The chapter's name.
-        path: The notebook that was judged; None for the course's own solution.
-        progress: Told what is being compiled.
-    """
+    chapter: str
+    progress: Callable[[str], None] = lambda text: None
+    notes: tuple[str, ...] = ()
 
-    def more(task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]:
-        if progress:
-            progress(f"compiling {task.name}")
-        return compiled_facts(chapter, task, function, locate)
+    def exports(self, task: Task) -> list[Export]:
+        assert task.at_scale
+        return [(task, [task.at_scale[0]], platform) for platform in ("cpu", "cuda")]
 
-    return add_facts(report, chapter, path, more)
+    def facts(self, task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]:
+        self.progress(f"compiling {task.name}")
+        return compiled_facts(self.chapter, task, function, locate)
 
 
 def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> list[Fact]:
     """What the compiler makes of a function at its realistic size; "not measured" with the reason where it cannot."""
     assert task.at_scale
     case = task.at_scale[0]
-    name = f"{case.name}, {task.machine}"
+    at = f"{case.name}, {task.machine}"
+    names = (*NAMES, EXPOSED) if task.compiled_exposed else NAMES
     own = solution(chapter, task.name)
-    asked = (*NAMES, EXPOSED) if task.compiled_exposed else NAMES
-    if isinstance(own, str):
-        return [_not_measured(fact, name, own) for fact in asked]
     try:
+        if isinstance(own, str):
+            raise ProgramError(own)
         judged, ours = (exported(task, function, case, locate, platform) for platform in ("cpu", "cuda"))
         different = disagreement(parse(judged), parse(ours))
         if different:
-            other = Fact(NAMES[0], Kind.PROGRAM, False, "other", "same", case=name, weight=0, message=different)
-            return [other, *(_not_measured(fact, name, ANOTHER) for fact in asked[1:])]
+            other = Fact(NAMES[0], Kind.PROGRAM, False, "other", "same", case=at, weight=0, message=different)
+            return [other, *(_not_measured(name, at, ANOTHER) for name in names[1:])]
         theirs = exported(task, own, case, lambda _: None, "cuda")
-        found, reference = compile_all([ours, theirs], machine(task.machine))
+        report, reference = compile_all([ours, theirs], machine(task.machine))
     except (AotMissing, ProgramError) as error:
-        return [_not_measured(fact, name, str(error)) for fact in asked]
+        return [_not_measured(name, at, str(error)) for name in names]
     return [
-        Fact(NAMES[0], Kind.PROGRAM, True, "same", "same", case=name, weight=0),
-        _overlap(found, reference, name),
+        Fact(NAMES[0], Kind.PROGRAM, True, "same", "same", case=at, weight=0),
+        _overlap(report, reference, at),
         _within(
-            NAMES[2], Kind.TIME, 1e3 * found.replay.seconds, 1e3 * reference.replay.seconds, Unit.MILLISECONDS, name
+            NAMES[2], Kind.TIME, 1e3 * report.replay.seconds, 1e3 * reference.replay.seconds, Unit.MILLISECONDS, at
         ),
-        _within(NAMES[3], Kind.MEMORY, found.memory.temporaries, reference.memory.temporaries, Unit.BYTES, name),
-        *([_exposed(found, reference, chapter, task, name)] if task.compiled_exposed else []),
+        _within(NAMES[3], Kind.MEMORY, report.memory.temporaries, reference.memory.temporaries, Unit.BYTES, at),
+        *([_exposed(report, reference, chapter, task, at)] if task.compiled_exposed else []),
     ]
 
 
-def _overlap(found: GpuReport, reference: GpuReport, case: str) -> Fact:
-    """Of collectives, those in loops if both have such, at least the reference's share runs beside a matrix product."""
-    ours, theirs = found.coverage_in_loops, reference.coverage_in_loops
+def _overlap(report: GpuReport, reference: GpuReport, case: str) -> Fact:
+    """At least the reference's share of collectives overlaps a matmul, of those in loops if both programs have such."""
+    ours, theirs = report.coverage_in_loops, reference.coverage_in_loops
     in_loops = ours is not None and theirs is not None
     if not in_loops:
-        ours, theirs = found.coverage, reference.coverage
+        ours, theirs = report.coverage, reference.coverage
     if ours is None or theirs is None:
         return _not_measured(NAMES[1], case, "the compiled program has no collective")
-    passed = ours >= theirs - 1e-9
-    alone = next((c for c in found.collectives if not c.spans_matmul and (c.in_loop or not in_loops)), None)
-    message = "" if passed or alone is None else (
+    how: dict[str, Any] = {"direction": Limit.AT_LEAST, "unit": Unit.COLLECTIVES, "of": "in loops" if in_loops else ""}
+    how |= {"reference": theirs, "case": case, "weight": 0}
+    fact = Fact(NAMES[1], Kind.TIME, ours >= theirs - 1e-9, ours, theirs, **how)
+    alone = next((c for c in report.collectives if not c.spans_matmul and (c.in_loop or not in_loops)), None)
+    if fact.passed or alone is None:
+        return fact
+    message = (
         f"the compiler runs {alone.kind.replace('_', '-')} {alone.count} times with no matrix product beside it: what "
-        "could be computed before its result is there?")  # fmt: skip
-    figures: dict[str, Any] = {"measured": ours, "limit": theirs, "direction": Limit.AT_LEAST, "reference": theirs}
-    figures |= {"unit": Unit.COLLECTIVES, "of": "in loops" if in_loops else ""}
-    line = alone.line if alone and not passed else ""
-    return Fact(NAMES[1], Kind.TIME, passed, **figures, case=case, line=line, message=message, weight=0)
+        "could be computed before its result is there?"
+    )
+    return replace(fact, line=alone.line, message=message)
 
 
-def _exposed(found: GpuReport, reference: GpuReport, chapter: str, task: Task, case: str) -> Fact:
+def _exposed(report: GpuReport, reference: GpuReport, chapter: str, task: Task, case: str) -> Fact:
     """What the compiled schedule leaves exposed, against the limit that the timeline's fact has."""
     naive = references(chapter).get(task.name, {}).get("exposed", {}).get("naive")
     if naive is None:
         return _not_measured(EXPOSED, case, "the naive version has not been measured with this version of jax")
-    ours, theirs = (1e3 * sum(report.replay.exposed.values()) for report in (found, reference))
+    ours, theirs = (1e3 * sum(each.replay.exposed.values()) for each in (report, reference))
     limit = 1e3 * task.compiled_exposed * naive
-    alone = [c for c in found.collectives if not c.spans_matmul]
-    most = max(alone, key=lambda c: c.count * c.operand_bytes, default=None)
+    how: dict[str, Any] = {"unit": Unit.MILLISECONDS, "of": task.machine, "reference": theirs, "naive": 1e3 * naive}
+    fact = Fact(EXPOSED, Kind.TIME, ours <= limit, ours, limit, **how, case=case, weight=0)
+    if fact.passed:
+        return fact
     message = f"in the compiler's schedule devices compute nothing for {ours:.4g} ms while a transfer goes on"
-    if most:
-        message += (
-            f"; {most.kind.replace('_', '-')} of {most.operand_bytes / 1e6:,.4g} MB runs {most.count} times with no "
-            "matrix product beside it. What must be computed before it can start, and in which iteration?")  # fmt: skip
-    line = most.line if most else ""
-    passed = ours <= limit
-    figures: dict[str, Any] = {"measured": ours, "limit": limit, "reference": theirs, "naive": 1e3 * naive}
-    figures |= {"unit": Unit.MILLISECONDS, "of": task.machine, "case": case, "weight": 0}
-    return Fact(EXPOSED, Kind.TIME, passed, **figures, **({} if passed else {"line": line, "message": message}))
+    alone = [c for c in report.collectives if not c.spans_matmul]
+    if not alone:
+        return replace(fact, message=message)
+    most = max(alone, key=lambda c: c.count * c.operand_bytes)
+    message += (
+        f"; {most.kind.replace('_', '-')} of {most.operand_bytes / 1e6:,.4g} MB runs {most.count} times with no "
+        "matrix product beside it. What must be computed before it can start, and in which iteration?"
+    )
+    return replace(fact, line=most.line, message=message)
 
 
-def _within(name: str, kind: Kind, found: float, reference: float, unit: Unit, case: str) -> Fact:
+def _within(name: str, kind: Kind, measured: float, reference: float, unit: Unit, case: str) -> Fact:
     """At most 1.15 times the reference's."""
     limit = RATIO * reference
-    return Fact(name, kind, found <= limit, found, limit, unit=unit, reference=reference, case=case, weight=0)
+    return Fact(name, kind, measured <= limit, measured, limit, unit=unit, reference=reference, case=case, weight=0)
 
 
 def _not_measured(name: str, case: str, reason: str) -> Fact:

@@ -12,7 +12,7 @@ from autograder.check import check_solution
 from autograder.contract.task import load, references, trace
 from autograder.grading.inside.tracing import Problem, TooLong
 from autograder.learner import compiled
-from autograder.learner.compiled import EXPOSED, NAMES, add_compiled, compiled_facts
+from autograder.learner.compiled import EXPOSED, NAMES, CompiledFacts, compiled_facts
 from course.machines import machine
 from course.program.compiled import GpuReport, compile_for, plugin
 from course.program.compiled.collectives import GpuCollective
@@ -20,6 +20,7 @@ from course.program.compiled.replay import Replay
 from course.program.compiled.report import GpuMemory
 from solutions import data_parallel, fsdp, transformer_3d
 
+NOT_MEASURED = (None, "not measured")
 TASK = load("fsdp").task("fsdp_loss")
 NAIVE = next(mutant.function for mutant in MUTANTS if (mutant.task, mutant.name) == (TASK.name, TASK.naive_memory))
 
@@ -47,28 +48,27 @@ def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
 def test_what_a_single_tick_computes_again_is_not_kept(monkeypatch):
     task = load("transformer_3d").task("forward_3d")
     assert task.at_scale
-    small = {"num_microbatches": 1, "num_layers": 6, "num_repeats": 6, "rows": 4, "width": 64, "hidden": 256,
-             "num_heads": 4, "seq": 256, "max_seq": 256, "vocab": 64}  # fmt: skip
+    small = dict(num_microbatches=1, num_layers=6, num_repeats=6, rows=4, width=64, hidden=256, vocab=64)
+    small |= dict(num_heads=4, seq=256, max_seq=256)
     like, mesh = task.at_scale[0], {"data": 1, "pipe": 1, "tensor": 1}
     case = replace(like.but(**small), mesh=mesh)
 
-    def held():
+    def temporaries():
         program = trace(task, transformer_3d.forward_3d, case, lambda _: None, "cuda")
         return compile_for(program, machine("8xH100")).memory.temporaries
 
-    with_barrier = held()
+    with_barrier = temporaries()
     monkeypatch.setattr(lax, "optimization_barrier", lambda operand: operand)
-    assert 1.5 * with_barrier < held()
+    assert 1.5 * with_barrier < temporaries()
 
 
 def test_without_the_compiler_nothing_is_measured_and_no_point_is_lost(monkeypatch, tmp_path):
     monkeypatch.setattr(plugin, "own_folder", lambda: tmp_path)
-    before = check_solution("fsdp", ["fsdp_loss"])
-    after = add_compiled(before, "fsdp", None)
-    added = after.functions[0].facts[len(before.functions[0].facts) :]
-    assert [(fact.passed, fact.measured) for fact in added] == [(None, "not measured")] * len(NAMES)
+    report = check_solution("fsdp", ["fsdp_loss"], more=[CompiledFacts("fsdp")])
+    added = report.functions[0].facts[-len(NAMES) :]
+    assert [(fact.name, fact.passed, fact.measured) for fact in added] == [(name, *NOT_MEASURED) for name in NAMES]
     assert "pip install" in added[0].message
-    assert after.points == before.points
+    assert report.passed and report.points == report.max_points
 
 
 def test_a_program_that_differs_between_platforms_is_said_to_and_not_compiled(monkeypatch):
@@ -86,9 +86,7 @@ def test_a_program_that_differs_between_platforms_is_said_to_and_not_compiled(mo
     first, *others = compiled_facts("fsdp", TASK, branches, lambda _: None)
     assert (first.name, first.passed, first.weight) == ("compiled program", False, 0)
     assert "products of f32[2, 2] and f32[2, 2] written: 0 for CPUs, 2 for GPUs" in first.message
-    assert [(fact.name, fact.passed, fact.measured) for fact in others] == [
-        (name, None, "not measured") for name in NAMES[1:]
-    ]
+    assert [(fact.name, fact.passed, fact.measured) for fact in others] == [(name, *NOT_MEASURED) for name in NAMES[1:]]
 
 
 def raises_the_second_time(error):
@@ -115,9 +113,7 @@ def raises_the_second_time(error):
 )
 def test_what_cannot_be_exported_is_not_measured_and_says_why(function, said):
     facts = compiled_facts("fsdp", TASK, function, lambda file: "cell" if file == __file__ else None)
-    assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [
-        (name, None, "not measured") for name in NAMES
-    ]
+    assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [(name, *NOT_MEASURED) for name in NAMES]
     assert all(said in fact.message for fact in facts)
 
 

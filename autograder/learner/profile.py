@@ -1,10 +1,10 @@
-"""``profile``: a function's timeline and memory on a machine, beside the reference's and the naive ways'."""
+"""``profile``: a function's timeline and memory on a machine, with the reference's and the naive baselines'."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from autograder.contract.task import Case, Task, load
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.inside.tracing import Problem
-from autograder.learner.beside import REFERENCE, solution, versions
+from autograder.learner.baselines import REFERENCE, solution, versions
+from autograder.render import word_in_json
 from course.machine import Machine
 from course.predict import Prediction, described, predict, resolved
 from course.program import Locate, Program, ProgramError
@@ -30,10 +31,10 @@ class Profile:
         chapter, function: Whose.
         case: The mesh and the sizes that it was traced at.
         machine: The machine's name.
-        predictions: Of ``yours``, of ``reference`` and of each naive way, by what it does, as far as there are.
+        predictions: Of ``yours``, of ``reference`` and of each naive baseline, by name, as far as there are.
         missing: Why there is none of the others, by name.
         problem: Why there is none of yours.
-        programs: Yours as exported: ``cpu``, and ``cuda`` where the GPU compiler was asked.
+        programs: Yours as exported: ``cpu``, and ``cuda`` for the GPU compiler.
     """
 
     chapter: str
@@ -61,7 +62,7 @@ class Profile:
             "function": self.function,
             "case": self.case,
             "machine": self.machine,
-            "problem": self.problem.to_json() if self.problem else None,
+            "problem": self.problem and {**self.problem.to_json(), "verdict": word_in_json(self.problem.verdict)},
             "predictions": {name: prediction.to_json() for name, prediction in self.predictions.items()},
             "missing": self.missing,
         }
@@ -80,9 +81,10 @@ class Profile:
     def __repr__(self) -> str:
         from course.render.tables import as_text
 
-        if self.problem is not None:
-            return f"{self.title}: {self.problem.line + ': ' if self.problem.line else ''}{self.problem.message}"
-        return as_text(self.tables())
+        if self.problem is None:
+            return as_text(self.tables())
+        where = f"{self.problem.line}: " if self.problem.line else ""
+        return f"{self.title}: {where}{self.problem.message}"
 
     def tables(self) -> list[Any]:
         """The same for a terminal; print it with rich. Empty where there is a problem."""
@@ -101,12 +103,12 @@ def profile(
     aot: bool = False,
     model_flops: float | None = None,
 ) -> Profile:
-    """Where a step's time and memory would go, for a function as it stands in this kernel.
+    """Where a step's time and memory would go, for a function as this kernel has it.
 
     Args:
         function: One of a chapter's functions; its name says which.
         machine: A machine or its name; the one that the function's time is judged on, if left out.
-        aot: Whether to ask the deviceless GPU compiler too.
+        aot: Ask the deviceless GPU compiler, too.
         model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
 
     Raises:
@@ -121,27 +123,15 @@ def profile(
     return profile_function(chapter, task, function, locate_live(function), where, aot=aot, model_flops=model_flops)
 
 
-def profile_notebook(
-    path: Path,
-    chapter: str,
-    name: str,
-    *,
-    machine: str | None = None,
-    aot: bool = False,
-    model_flops: float | None = None,
-    progress: Progress | None = None,
-) -> Profile:
-    """Profile a function of a notebook as it stands on disk; the rest as for ``profile``.
+def profile_notebook(path: Path, chapter: str, name: str, *, machine: str | None = None, **how: Any) -> Profile:
+    """Profile a function of a notebook as it is on disk; the rest as for ``profile_function``.
 
     Raises:
         IntakeError: It cannot be read.
     """
     task = load(chapter).task(name)
     where = machine_of(task, machine)
-    function = FromNotebook(chapter, read_notebook(path))
-    return profile_function(
-        chapter, task, function, locate_cell, where, aot=aot, model_flops=model_flops, progress=progress
-    )
+    return profile_function(chapter, task, FromNotebook(chapter, read_notebook(path)), locate_cell, where, **how)
 
 
 def profile_function(
@@ -151,36 +141,33 @@ def profile_function(
     locate: Locate,
     machine: Machine,
     *,
-    aot: bool = False,
-    model_flops: float | None = None,
     progress: Progress | None = None,
+    **how: Any,
 ) -> Profile:
-    """Trace a function at its largest size and look at it beside the course's own; raises as ``profile`` does."""
-    case, say = largest_case(task), progress or (lambda said: None)
-    machine.require_fits(case.mesh)
-    say(YOURS)
-    found = look(task, function, locate, machine, aot=aot, model_flops=model_flops)
-    if isinstance(found, Problem):
-        return _without(chapter, task, machine, found)
-    own, programs = found
-    predictions, missing = {YOURS: own}, {}
-    for which, other in versions(chapter, task).items():
-        say(which)
-        if isinstance(other, str):
-            missing[which] = other
+    """Analyse a function at its largest size, and the course's own; ``how`` as for ``look``, raises as ``profile``."""
+    case, say = largest_case(task), progress or (lambda text: None)
+    found = Profile(chapter, task.name, case.name, machine.name, {}, {})
+    for name, version in {YOURS: function, **versions(chapter, task)}.items():
+        say(name)
+        if isinstance(version, str):
+            found.missing[name] = version
             continue
-        found = look(task, other, locate_file(other), machine, aot=aot, model_flops=model_flops)
-        if isinstance(found, Problem):
-            missing[which] = found.message
+        where = locate if name == YOURS else locate_file(version)
+        result = look(task, version, where, machine, **how)
+        if not isinstance(result, Problem):
+            found.predictions[name] = result[0]
+            found.programs.update(result[1] if name == YOURS else {})
+        elif name == YOURS:
+            return replace(found, problem=result)
         else:
-            predictions[which] = found[0]
-    return Profile(chapter, task.name, case.name, machine.name, predictions, missing, None, programs)
+            found.missing[name] = result.message
+    return found
 
 
 def predict_solution(
-    chapter: str, name: str, machine: str | None = None, *, aot: bool = False, model_flops: float | None = None
+    chapter: str, name: str, machine: str | None = None, **how: Any
 ) -> tuple[Prediction, dict[str, Program]]:
-    """The course's own solution of a function on a machine, and its Programs by platform.
+    """The course's own solution of a function on a machine, and its Programs by platform; ``how`` as for ``look``.
 
     Raises:
         LookupError: There is no such chapter, function, solution or machine.
@@ -192,10 +179,10 @@ def predict_solution(
     function = solution(chapter, name)
     if isinstance(function, str):
         raise LookupError(function)
-    found = look(task, function, locate_file(function), where, aot=aot, model_flops=model_flops)
-    if isinstance(found, Problem):
-        raise ProgramError(f"{found.line}: {found.message}")
-    return found
+    result = look(task, function, locate_file(function), where, **how)
+    if isinstance(result, Problem):
+        raise ProgramError(f"{result.line}: {result.message}")
+    return result
 
 
 def look(
@@ -207,9 +194,11 @@ def look(
     aot: bool = False,
     model_flops: float | None = None,
 ) -> tuple[Prediction, dict[str, Program]] | Problem:
-    """A function at its largest size through all lenses, and its Programs by platform; or what went wrong."""
+    """A function at its largest size in all analyses, and its Programs by platform; or what went wrong."""
     case = largest_case(task)
     machine.require_fits(case.mesh)
+    if isinstance(function, FromNotebook):
+        function.trace([(task, [case], platform) for platform in ("cpu", "cuda")[: 1 + aot]])
     traced = trace_function(task, function, [case], locate)
     if isinstance(traced, Problem):
         return traced
@@ -217,12 +206,10 @@ def look(
     try:
         if aot:
             programs["cuda"] = exported(task, function, case, locate, "cuda")
-        found = predict(
-            programs["cpu"], machine, aot=aot, gpu_program=programs.get("cuda"), model_flops=model_flops, name=task.name
-        )
+        gpu: dict[str, Any] = {"aot": aot, "gpu_program": programs.get("cuda")}
+        return predict(programs["cpu"], machine, **gpu, model_flops=model_flops, name=task.name), programs
     except ProgramError as error:
         return Problem("refused", str(error), traced.line)
-    return found, programs
 
 
 def largest_case(task: Task) -> Case:
@@ -241,7 +228,3 @@ def largest_case(task: Task) -> Case:
 def machine_of(task: Task, given: str | Machine | None) -> Machine:
     """The machine that was named, else the one that the task's time is judged on; ``LookupError`` if there is none."""
     return resolved(task.machine if given is None else given)
-
-
-def _without(chapter: str, task: Task, machine: Machine, problem: Problem) -> Profile:
-    return Profile(chapter, task.name, largest_case(task).name, machine.name, {}, {}, problem)

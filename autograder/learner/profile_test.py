@@ -8,7 +8,7 @@ import pytest
 
 from autograder.check import locate_file
 from autograder.contract.task import load
-from autograder.learner.beside import versions
+from autograder.learner.baselines import versions
 from autograder.learner.compiled_test import raises_the_second_time
 from autograder.learner.profile import (
     REFERENCE,

@@ -18,7 +18,7 @@ from autograder.grading.inside.intake import read_notebook
 from autograder.grading.inside.running import run_cells
 from autograder.grading.inside.tracing import Problem
 from autograder.grading.outside.released import lab_code
-from autograder.learner.beside import solution
+from autograder.learner.baselines import solution
 from course.layout import Options as Layout
 from course.mesh import as_varying, shard_map_with_specs
 from course.model import Params, split_heads
@@ -69,12 +69,7 @@ def fsdp(functions: Functions) -> MakeStrategy:
             found = jax.tree.map(lambda g, spec: g if "data" in spec else lax.pmean(g, "data"), found, specs)
             return lax.pmean(loss, "data"), found
 
-        rows = P("data")
-        mapped = {
-            "loss": jax.shard_map(loss, mesh=mesh, in_specs=(specs, rows), out_specs=P()),
-            "loss_and_gradients": jax.shard_map(gradients, mesh=mesh, in_specs=(specs, rows), out_specs=(P(), specs)),
-        }
-        return Strategy("fsdp", specs, rows, **mapped)
+        return _mapped("fsdp", mesh, specs, loss, gradients)
 
     return make
 
@@ -88,10 +83,12 @@ def transformer_3d(functions: Functions) -> MakeStrategy:
 
     def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
         _require_3d(sizes, mesh, options)
-        used, specs = _laid_out(
-            lambda whole: functions["init_3d"](whole, options.num_repeats, options.min_size, *AXES),
-            jax.eval_shape(partial(_heads_apart, sizes.num_heads), sizes.shapes()), mesh,
-        )  # fmt: skip
+        apart = jax.eval_shape(partial(_heads_apart, sizes.num_heads), sizes.shapes())
+
+        def cut(whole: Params) -> Any:
+            return functions["init_3d"](whole, options.num_repeats, options.min_size, *AXES)
+
+        used, specs = _laid_out(cut, apart, mesh)
         moves = reshardings(sizes.shapes(), used, specs, {axis: mesh.shape[axis] for axis in AXES})
         layout = Layout(options.num_microbatches, options.rings, options.remat, options.dtype)
 
@@ -106,12 +103,7 @@ def transformer_3d(functions: Functions) -> MakeStrategy:
             loss, found = jax.value_and_grad(of_pipeline)(parts_of(params, moves), batch)
             return lax.pmean(loss, "data"), kept_of(found, moves)
 
-        rows, kept = P("data"), jax.tree.map(lambda move: move.spec, moves)
-        mapped = {
-            "loss": jax.shard_map(loss, mesh=mesh, in_specs=(kept, rows), out_specs=P()),
-            "loss_and_gradients": jax.shard_map(gradients, mesh=mesh, in_specs=(kept, rows), out_specs=(P(), kept)),
-        }
-        return Strategy("transformer_3d", kept, rows, **mapped)
+        return _mapped("transformer_3d", mesh, jax.tree.map(lambda move: move.spec, moves), loss, gradients)
 
     return make
 
@@ -178,6 +170,14 @@ def _of_notebook(wanted: FromChapter, path: Path) -> Functions:
             raise StrategyError(f"{path}: {function.line + ': ' if function.line else ''}{function.message}")
         found[name] = function
     return found
+
+
+def _mapped(name: str, mesh: Mesh | AbstractMesh, specs: Any, loss: Any, gradients: Any) -> Strategy:
+    """The strategy of two functions that run on a device's parts, with its rows of a batch."""
+    rows = P("data")
+    over_mesh = partial(jax.shard_map, mesh=mesh, in_specs=(specs, rows))
+    both = over_mesh(gradients, out_specs=(P(), specs))
+    return Strategy(name, specs, rows, loss=over_mesh(loss, out_specs=P()), loss_and_gradients=both)
 
 
 def _laid_out(cut: Callable[[Params], Any], shapes: Params, mesh: Mesh | AbstractMesh) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""One process's part of `meshcraft train`: from what was asked for to a trained model, its log and its card."""
+"""One process's part of `meshcraft train`: from a request to a trained model, its log and its card."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CHECKPOINTS, LOG, CARD, SAMPLES = "checkpoints", "log.jsonl", "card.json", "samp
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a call asks for.
+class RunRequest:
+    """A run of ``meshcraft train`` as somebody requests it.
 
     Attributes:
         given: Figures of the run that were named, by the names of ``Run``, ``ModelSizes`` and ``OptimizerSchedule``.
@@ -57,13 +57,13 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of it.
+class RunResult:
+    """What a run has done.
 
     Attributes:
         step, steps: Steps done, and those of the whole run.
         card: The run's card; empty in all processes but the first.
-        text: The sample; empty if none was asked for, and in all processes but the first.
+        text: The sample; empty if none was requested, and in all processes but the first.
     """
 
     step: int
@@ -97,13 +97,13 @@ def described(base: Run, given: dict[str, Any]) -> Run:
     return replace(base, **found, **rest)
 
 
-def session(asked: Asked, tell: Callable[[Event], None], stop: Callable[[int], bool]) -> Outcome:
+def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[int], bool]) -> RunResult:
     """Train until the schedule ends, or ``stop`` says so. Every process of a run calls it.
 
     Args:
-        asked: What to do.
-        tell: Hears of what happens, beside the log.
-        stop: Asked after each step.
+        request: What to do.
+        tell: Progress callback: called with every event, which is also logged.
+        stop: Called after each step; True ends the run.
 
     Raises:
         ValueError: The sizes, the mesh or the batch do not go together.
@@ -112,54 +112,53 @@ def session(asked: Asked, tell: Callable[[Event], None], stop: Callable[[int], b
         Diverged: A loss was not finite.
     """
     began = time.perf_counter()
-    name = asked.strategy or strategies.default(asked.axes)
-    make = strategies.find(name, asked.notebook)
-    asked = replace(asked, strategy=name, axes=strategies.completed(name, asked.axes))
-    with Checkpoints(asked.folder / CHECKPOINTS) as kept:
-        run = _run(asked, kept)
-        trainer = _trainer(run, asked, make)
-        done = (kept.latest() or 0) if asked.resume else 0
-        state = kept.restore(trainer) if asked.resume else initial(trainer)
-        prediction = predicted(make, run.sizes, asked.axes, asked.options, run.batch, asked.machine)
-        heard = _Heard(asked.folder / LOG, done, tell)
-        about = _about(trainer, prediction, asked.options.dtype, time.perf_counter() - began)
-        heard({"event": "start", "step": done, **about})
+    name = request.strategy or strategies.default(request.axes)
+    make = strategies.find(name, request.notebook)
+    request = replace(request, strategy=name, axes=strategies.completed(name, request.axes))
+    with Checkpoints(request.folder / CHECKPOINTS) as kept:
+        run = _run(request, kept)
+        trainer = _trainer(run, request, make)
+        done = (kept.latest() or 0) if request.resume else 0
+        state = kept.restore(trainer) if request.resume else initial(trainer)
+        prediction = predicted(make, run.sizes, request.axes, request.options, run.batch, request.machine)
+        record = _Record(request.folder / LOG, done, tell)
+        about = _about(trainer, prediction, request.options.dtype, time.perf_counter() - began)
+        record({"event": "start", "step": done, **about})
 
         def save(step: int, state: Any) -> None:
             start = time.perf_counter()
             kept.save(step, state, run)
-            heard({"event": "checkpoint", "step": step, "seconds": time.perf_counter() - start})
+            record({"event": "checkpoint", "step": step, "seconds": time.perf_counter() - start})
 
-        state, step = train(
-            trainer, state, done=done, tell=heard, save=save, save_every=asked.save_every, stop=stop
-        )  # fmt: skip
+        saving = {"save": save, "save_every": request.save_every}
+        state, step = train(trainer, state, done=done, tell=record, stop=stop, **saving)
         kept.wait()
-        if step == run.schedule.steps and heard.validation is None:
-            heard.validation = evaluate(trainer, state["params"], split(read_text())[1])
-        text = _sample(asked, trainer, state["params"]) if asked.length and step == run.schedule.steps else ""
+        if step == run.schedule.steps and record.validation is None:
+            record.validation = evaluate(trainer, state["params"], split(read_text())[1])
+        text = _sample(request, trainer, state["params"]) if request.length and step == run.schedule.steps else ""
     results = {
         "steps": step,
         "resumed_from": done,
-        "loss": heard.loss,
-        "validation_loss": heard.validation,
-        "evaluations": heard.evaluations,
+        "loss": record.loss,
+        "validation_loss": record.validation,
+        "evaluations": record.evaluations,
         "bigram_loss": baseline(run),
         "wall_seconds": time.perf_counter() - began,
     }
     card: dict[str, Any] = {}
     if jax.process_index() == 0:
-        card = run_card(trainer, asked.options, times=heard.times, results=results, prediction=prediction)
-        write(asked.folder / CARD, card)
-        (asked.folder / SAMPLES).write_text(text, encoding="utf-8")
-    heard({"event": "end", "step": step, **results})
-    return Outcome(step, run.schedule.steps, card, text)
+        card = run_card(trainer, request.options, times=record.times, results=results, prediction=prediction)
+        write(request.folder / CARD, card)
+        (request.folder / SAMPLES).write_text(text, encoding="utf-8")
+    record({"event": "end", "step": step, **results})
+    return RunResult(step, run.schedule.steps, card, text)
 
 
-def _run(asked: Asked, kept: Checkpoints) -> Run:
-    if not asked.resume:
-        return described(Run(), asked.given)
+def _run(request: RunRequest, kept: Checkpoints) -> Run:
+    if not request.resume:
+        return described(Run(), request.given)
     saved = kept.run()
-    different = differences(saved, described(saved, asked.given))
+    different = differences(saved, described(saved, request.given))
     if different:
         raise CheckpointError(
             f"{kept.folder}: the checkpoint is another run's: {different}. With --resume, leave out what describes the "
@@ -168,9 +167,9 @@ def _run(asked: Asked, kept: Checkpoints) -> Run:
     return saved
 
 
-def _trainer(run: Run, asked: Asked, make: strategies.MakeStrategy) -> Trainer:
-    mesh = make_mesh(asked.axes)
-    return prepare(run, make(run.sizes, mesh, asked.options), mesh, asked.options.num_microbatches)
+def _trainer(run: Run, request: RunRequest, make: strategies.MakeStrategy) -> Trainer:
+    mesh = make_mesh(request.axes)
+    return prepare(run, make(run.sizes, mesh, request.options), mesh, request.options.num_microbatches)
 
 
 def _about(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
@@ -191,17 +190,17 @@ def _about(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: fl
     }
 
 
-def _sample(asked: Asked, trainer: Trainer, params: Any) -> str:
+def _sample(request: RunRequest, trainer: Trainer, params: Any) -> str:
     alone = whole(params, trainer.mesh)
     if jax.process_index() != 0:
         return ""
     sizes: ModelSizes = trainer.run.sizes
-    found = sample(sizes, alone, asked.prompt.encode(), length=asked.length, seed=trainer.run.seed)
+    found = sample(sizes, alone, request.prompt.encode(), length=request.length, seed=trainer.run.seed)
     return found.decode("utf-8", errors="replace")
 
 
-class _Heard:
-    """What happened: passed on, kept in a log with one JSON object a line, and in mind for the card."""
+class _Record:
+    """Every event: passed on, logged as a line of JSON, and summed up for the card."""
 
     def __init__(self, path: Path, done: int, tell: Callable[[Event], None]):
         self.path, self.tell = path, tell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from html import escape
 
-from autograder.show import one_line, plain
+from autograder.render import one_line, plain
 from autograder.similarity.classes import Similar
 from autograder.similarity.compare import Compared, Match
 from autograder.similarity.sources import Written

@@ -124,8 +124,8 @@ def _shown(figure: Any, form: str) -> str:
 
 def realistic(task: Task, mesh: dict[str, int] | None = None, **sizes: int) -> Case:
     """The realistic case that a task is judged at, with another mesh or other sizes."""
-    assert task.analysed
-    large = task.analysed[0]
+    assert task.at_scale
+    large = task.at_scale[0]
     return replace(large, mesh=mesh or large.mesh, sizes={**large.sizes, **sizes})
 
 

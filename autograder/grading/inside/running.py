@@ -34,7 +34,7 @@ NEEDED_SECONDS = 40.0
 WALL_RATIO = 3
 # Statements that take no time worth sparing, and that other ways than by their name may need.
 _CHEAP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LEFT_OUT = "it was not run: {} does not need it, and the notebook's cells had run for {:g} s"
+_LEFT_OUT = "it was not run: {} it, and the notebook's cells had run for {:g} s"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Failure:
     names: frozenset[str]
     text: str
     problem: Problem
-    is_needed: bool
+    needed_by: frozenset[str]
     left_out: bool = False
 
     def __str__(self) -> str:
@@ -76,10 +76,10 @@ class Ran:
         if found is not None:
             return Problem("student_error", f"{task.name} is a {type(found).__name__}, expected a function")
         said = f"the notebook has no function {task.name}{task.signature}; was it renamed, or its cell deleted?"
-        return self.explained(Problem("student_error", said))
+        return self.explained(Problem("student_error", said), task.name)
 
-    def explained(self, problem: Problem) -> Problem:
-        """The same problem, with the statement of the notebook that failed before and may be its cause."""
+    def explained(self, problem: Problem, function: str) -> Problem:
+        """A function's problem, with the statement of the notebook that failed before and may be its cause."""
         earlier = self.failures
         if problem in (found := [failure.problem for failure in earlier]):
             earlier = earlier[: found.index(problem)]
@@ -87,7 +87,7 @@ class Ran:
         causes = [f for f in earlier if missing and missing[1] in f.names]
         if causes and causes[-1].problem.verdict == "limit_exceeded":
             problem = replace(problem, verdict="limit_exceeded")
-        causes = causes or [f for f in earlier if f.is_needed]
+        causes = causes or [f for f in earlier if function in f.needed_by]
         if causes:
             why = f"before it, {causes[-1]}"
         elif left := [failure for failure in earlier if failure.left_out]:
@@ -147,7 +147,8 @@ def run_cells(
     statements = read_statements(cells)
     own = lab_statements(lab)
     labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in own)
-    needs = needed(statements, wanted, labs)
+    needs_of = {name: needed(statements, [name], labs) for name in wanted}
+    needs = frozenset().union(*needs_of.values())
     idle = frozenset(n for n in labs if not isinstance(statements[n].node, _CHEAP))
     skipped = (frozenset(range(len(statements))) if only_needed else idle) - needs
     module = module or types.ModuleType("__main__")
@@ -163,7 +164,8 @@ def run_cells(
             problem = Problem("student_error", statement.error, statement.where) if statement.error else None
             late = problem is None and not is_needed and spent > patience
             if late:
-                said = _LEFT_OUT.format(" and ".join(wanted), patience)
+                who = f"{wanted[0]} does not need" if len(wanted) == 1 else "no function that is judged needs"
+                said = _LEFT_OUT.format(who, patience)
                 problem = Problem("student_error", said, statement.where)
             elif problem is None:
                 begin = time.process_time()
@@ -175,7 +177,8 @@ def run_cells(
                     module.__dict__["Out"] = {**module.__dict__["Out"], statement.shown: value}
                 spent += 0.0 if is_needed else time.process_time() - begin
             if problem:
-                failures.append(Failure(names_of(statement).binds, statement.text, problem, is_needed, late))
+                needed_by = frozenset(name for name in wanted if number in needs_of[name])
+                failures.append(Failure(names_of(statement).binds, statement.text, problem, needed_by, late))
     return Ran(module.__dict__, tuple(failures))
 
 

@@ -39,20 +39,29 @@ REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "c
 
 
 def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
-    """Serve one request, in the confined child: write the Programs, or why there are none."""
-    task, limits = wrappings(header["chapter"])[header["task"]], Limits(**header["limits"])
+    """Serve one request, in the confined child: write the Programs, or why there are none, of each function.
+
+    ``also`` in the request lists more functions, or the same for another platform; the cells run once for all.
+    """
+    limits, wanted = Limits(**header["limits"]), [header, *header.get("also", ())]
     sys.meta_path.insert(0, _NotHere(header["chapter"]))  # type: ignore[arg-type]
-    ran = _run(header, limits)
-    wire.write(result, {"ran": True})  # who ends from here on, ends by the graded function
+    ran = _run(header, list(dict.fromkeys(one["task"] for one in wanted)), limits)
+    wire.write(result, {"ran": True})  # who ends from here on, ends by a graded function
+    for number, one in enumerate(wanted):
+        left = ((limits.cpu_s or 60) - time.process_time()) / (len(wanted) - number)
+        _trace(header, one, ran, 0.8 * left, result)
+
+
+def _trace(header: dict[str, Any], one: dict[str, Any], ran: Ran, seconds: float, result: BinaryIO) -> None:
+    task = wrappings(header["chapter"])[one["task"]]
     function = ran.function(task)
     found: Any = function
     if not isinstance(function, Problem):
-        left = (limits.cpu_s or 60) - time.process_time()
-        with time_limit(max(0.8 * left, 0.1), processor=True):
-            cases = [from_plain(case, task.sizes) for case in header["cases"]]
-            found = trace_cases(task, function, cases, locate_cell, platform=header.get("platform", "cpu"))
+        with time_limit(max(seconds, 0.1), processor=True):
+            cases = [from_plain(case, task.sizes) for case in one["cases"]]
+            found = trace_cases(task, function, cases, locate_cell, platform=one.get("platform", "cpu"))
     if isinstance(found, Problem):
-        wire.write(result, {"problem": ran.explained(found).to_json(), "left_out": ran.left_out})
+        wire.write(result, {"problem": ran.explained(found, task.name).to_json(), "left_out": ran.left_out})
         return
     programs = {name: program.serialise() for name, program in found.programs.items()}
     used = uses(function) if header.get("with_uses") else {}
@@ -60,7 +69,7 @@ def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
     wire.write(result, told, list(programs.values()))
 
 
-def _run(header: dict[str, Any], limits: Limits) -> Ran:
+def _run(header: dict[str, Any], wanted: list[str], limits: Limits) -> Ran:
     """Run the notebook's cells; what nobody needs may not use up the processor time that tracing needs.
 
     Where no exception can end a statement, because it never comes back to Python, the kernel ends this process, and
@@ -76,7 +85,7 @@ def _run(header: dict[str, Any], limits: Limits) -> Ran:
     main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
     lab = tuple(header.get("lab", ()))
     how = {"only_needed": only_needed, "patience": header["patience"]}
-    ran = run_cells(cells, [header["task"]], lab=lab, module=main, **how)
+    ran = run_cells(cells, wanted, lab=lab, module=main, **how)
     resource.setrlimit(resource.RLIMIT_CPU, before)
     return ran
 
@@ -84,7 +93,7 @@ def _run(header: dict[str, Any], limits: Limits) -> Ran:
 class _NotHere:
     """Refuses imports of answers, which no sandbox shows, in a process that is in none."""
 
-    answers = ("autograder.learner.beside", "autograder.proof.mutants", "autograder.proof.alternatives")
+    answers = ("autograder.learner.baselines", "autograder.proof.mutants", "autograder.proof.alternatives")
 
     def __init__(self, chapter: str):
         self.earlier = {f"solutions.{entry.name}" for entry in earlier(chapter)}

@@ -26,7 +26,7 @@ from autograder.grading.nbgrader.names import name_problem, same_name, student_n
 from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
 from autograder.grading.nbgrader.submissions import Submission, find_submissions, fingerprint, read_submitted
 from autograder.grading.nbgrader.varied import asked_by
-from autograder.show import one_line
+from autograder.render import one_line
 
 Progress = Callable[[str, int, int], None]
 LEASE_SECONDS = 3600.0

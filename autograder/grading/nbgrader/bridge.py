@@ -26,7 +26,7 @@ from autograder.grading.nbgrader.ledger import digest
 from autograder.grading.nbgrader.restore import restore
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.release.notebook import course_config, gradebook_url
-from autograder.show import facts_html
+from autograder.render import facts_html
 
 CHECK = "check-"
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"

@@ -16,7 +16,7 @@ from autograder.grading.nbgrader.course import CourseError, open_gradebook, open
 from autograder.grading.nbgrader.ledger import Entry, needs_human
 from autograder.grading.nbgrader.names import same_name
 from autograder.grading.nbgrader.submissions import Submission, find_submissions
-from autograder.show import plain
+from autograder.render import plain
 from course.curriculum import CHAPTERS
 
 NOTHING, WAITING, CHANGED, HUMAN = "nothing handed in", "not graded yet", "changed since graded", "needs a person"

@@ -26,7 +26,7 @@ from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.page import anchor, function_html
 from autograder.release.notebook import run_nbgrader
-from autograder.show import one_line, plain
+from autograder.render import one_line, plain
 
 TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 PROSE = set("p br hr em strong del code pre blockquote ul ol li h1 h2 h3 h4 table thead tbody tr th td sub sup".split())

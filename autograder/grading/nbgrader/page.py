@@ -23,7 +23,7 @@ from autograder.contract.verdict import (
     Kind,
     Result,
 )
-from autograder.show import COLOURS, RED, WORDS, plain, table_html, whose
+from autograder.render import COLOURS, RED, WORDS, plain, table_html, whose
 from course.program import ProgramError, Timeline
 from course.render import side_by_side
 from course.render.captions import HOW_TO_READ, compare_steps, conclusion

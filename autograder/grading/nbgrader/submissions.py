@@ -16,7 +16,7 @@ from autograder.grading.nbgrader.ledger import digest, key
 from autograder.grading.nbgrader.names import name_problem, student_name
 from autograder.grading.nbgrader.settings import read_settings
 from autograder.grading.nbgrader.varied import asked_in
-from autograder.show import one_line
+from autograder.render import one_line
 
 NAMED = 10
 SOURCES = ("course/**/*.py", "autograder/contract/*.py", "autograder/grading/**/*.py")

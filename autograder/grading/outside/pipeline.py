@@ -7,7 +7,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -271,7 +271,7 @@ def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced
             tracer.close()
         programs, line = _programs(told, blobs[0], limits)
         loaded = {name: Program.load(data) for name, data in programs.items()}
-        return Traced(loaded, line, _uses(blobs[0]))
+        return Traced(loaded, line, _uses(_said(blobs[0])))
     except _Told as error:
         return error.problem
     except Stopped as error:
@@ -280,9 +280,47 @@ def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced
         return Problem(REFUSED, f"what the notebook's process gave is not Programs: {error}")
 
 
-def _uses(result: bytes) -> dict[str, str]:
+def trace_together(tracer: Worker, requests: list[dict[str, Any]], limits: Limits) -> list[Traced | Problem]:
+    """What a tracer makes of several functions of a notebook, whose cells run once.
+
+    Where they take its process with them, each function gets a process, and a run of the cells, of its own.
+
+    Args:
+        tracer: It runs no other request meanwhile.
+        requests: What ``trace_request`` gives, of the same notebook.
+        limits: For one of them; all together may use so much more.
+    """
+    first, *others = requests
+    if others:
+        most = replace(limits, wall_s=len(requests) * (limits.wall_s or 0), cpu_s=len(requests) * (limits.cpu_s or 0))
+        also = [{name: other[name] for name in ("task", "cases", "platform")} for other in others]
+        with suppress(Stopped, wire.WireError, ProgramError):
+            told, (result,) = ask_tracer(tracer, {**first, "also": also, "limits": asdict(most)}, most)
+            if not told.get("clean", False):
+                tracer.close()
+            answers = [answer for answer in _messages(result) if not answer[0].get("ran")]
+            if len(answers) == len(requests):
+                return [_traced(*answer) for answer in answers]
+    return [traced_by(tracer, request, limits) for request in requests]
+
+
+def _messages(result: bytes) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
+    stream = io.BytesIO(result)
+    while stream.tell() < len(result):
+        yield wire.read(stream)
+
+
+def _traced(header: dict[str, Any], blobs: list[bytes]) -> Traced | Problem:
+    try:
+        programs, line = _accepted(header, blobs)
+    except _Told as error:
+        return error.problem
+    return Traced({name: Program.load(data) for name, data in programs.items()}, line, _uses(header))
+
+
+def _uses(header: dict[str, Any]) -> dict[str, str]:
     """What a tracer says of the names that a function uses."""
-    used = _said(result).get("uses")
+    used = header.get("uses")
     return {str(name): str(text) for name, text in used.items()} if isinstance(used, dict) else {}
 
 
@@ -315,6 +353,11 @@ def _programs(told: dict[str, Any], result: bytes, limits: Limits) -> tuple[dict
         if stream.tell() == len(result):
             raise _Told(_silent(told, limits))
         header, blobs = wire.read(stream)
+    return _accepted(header, blobs)
+
+
+def _accepted(header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, bytes], str]:
+    """One function's Programs by case, and its line."""
     if "problem" in header:
         problem = header["problem"] if isinstance(header["problem"], dict) else {}
         verdict = problem.get("verdict")

@@ -20,7 +20,7 @@ from autograder.proof.attacks.fixtures import find_attacks
 from autograder.proof.attacks.plain_user import run_as_plain_user
 from autograder.proof.attacks.stock import Control, run_stock
 from autograder.proof.attacks.suite import Outcome, Row, run_suite, workplace
-from autograder.show import plain
+from autograder.render import plain
 
 RESULTS = Path(__file__).with_name("results.json")
 # What the site shows of a row.

@@ -192,8 +192,8 @@ def test_a_mistake_after_which_statements_were_left_out_is_still_told():
     problem = ran.function(CONTRACT.wrapping)
     assert isinstance(problem, Problem)
     early = run_cells(cells("def f():\n    1 / 0", "f()", slow, "x = 1", "y = 2"), ["f"], patience=0.1)
-    assert early.left_out == 2 and "ZeroDivisionError" in early.explained(early.failures[0].problem).message
-    late = early.explained(Problem("student_error", "KeyError: 'x'"))
+    assert early.left_out == 2 and "ZeroDivisionError" in early.explained(early.failures[0].problem, "f").message
+    late = early.explained(Problem("student_error", "KeyError: 'x'"), "f")
     assert "2 statements were not run, from cell-3:1 on" in late.message
 
 

@@ -63,6 +63,11 @@ _SCROLL = "overflow-x:auto;container-type:inline-size;"
 _NOTE = "position:sticky;left:0;width:0;min-width:100%;min-width:min(100%,100cqw - 3rem);"
 
 
+def word_in_json(verdict: str) -> str:
+    """A verdict in the JSON that learners read."""
+    return "error" if verdict == STUDENT_ERROR else verdict
+
+
 def facts_html(judgement: Report | Result) -> str:
     """The judgement as a piece of HTML without script, style sheet or address."""
     results = judgement.functions if isinstance(judgement, Report) else (judgement,)

@@ -13,16 +13,16 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from autograder.check import add_facts, exported
+from autograder.check import Export, exported
 from autograder.contract.case import from_plain, to_plain
 from autograder.contract.task import Case, Task, load, named, trace
-from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Report, Result, Unit
+from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Result, Unit
 from course.measured import fresh
 from course.measured.fresh import MeasurementFailed
 from course.measured.memory import Peak, peak_memory
@@ -33,11 +33,11 @@ from course.program import Locate, Program, ProgramError, compile_program
 # Times the reference's: good and naive programs differ by more than this where a contract has such a fact.
 SPEED_RATIO = MEMORY_RATIO = 1.15
 SPEED, MEMORY = "measured speed", "measured peak memory"
+NO_PEAK = "this backend's memory_stats() has no peak"
 # How long pairs are timed at most, and what starting, compiling and drawing inputs may take besides.
 PAIR_SECONDS, START_SECONDS = 120.0, 240.0
 # XLA merges the chunks of a ring's matmuls unless told not to, and nothing overlaps then.
 FLAGS = "--xla_gpu_dot_merger_threshold_mb=0"
-_SLOW = "What waits for something that could have been there already, or is computed twice?"
 
 
 @dataclass(frozen=True)
@@ -69,42 +69,37 @@ def survey(platform: str = "") -> Bench:
     return Bench(fresh.ask({"do": "card"}, seconds=120, platform=platform), platform)
 
 
-def add_measured(
-    report: Report,
-    chapter: str,
-    path: Path | None,
-    *,
-    platform: str = "",
-    progress: Callable[[str], None] | None = None,
-) -> Report:
-    """The same report, with measured facts for every function that has a realistic size and right values.
+@dataclass(frozen=True)
+class MeasuredFacts:
+    """Facts measured on a bench, of functions with right values; ``progress`` is called with what is being measured."""
 
-    Args:
-        report: What the emulated devices gave.
-        chapter: The chapter's name.
-        path: The notebook that was judged; None for the course's own solution.
-        platform: ``cpu`` measures emulated devices, to test the plumbing; otherwise real ones are needed.
-        progress: Told what is being measured.
-    """
+    chapter: str
+    bench: Bench | None
+    notes: tuple[str, ...] = ()
+    progress: Callable[[str], None] = lambda text: None
+
+    def exports(self, task: Task) -> list[Export]:
+        case = self.bench and not _unusable(self.bench) and realistic_case(task, self.bench.card["count"])
+        return [(task, [case], self.bench.exported_for)] if self.bench and case else []
+
+    def facts(self, task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]:
+        if self.bench is None:
+            return []
+        self.progress(f"measuring {task.name}")
+        wrong = any(fact.name == "values" and fact.passed is False for fact in result.facts)
+        reason = "its values are wrong; how fast they come says nothing" if wrong else ""
+        return measured_facts(self.chapter, task, function, locate, self.bench, reason)
+
+
+def measured_here(chapter: str, progress: Callable[[str], None] = lambda text: None) -> MeasuredFacts:
+    """The facts that the devices of this machine give, and the note that says which devices these are."""
     try:
-        bench = survey(platform)
+        bench = survey()
     except MeasurementFailed as error:
-        return replace(report, notes=(*report.notes, f"nothing was measured: {error}"))
-
-    def more(task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]:
-        if progress:
-            progress(f"measuring {task.name}")
-        return measured_facts(chapter, task, function, locate, bench, _wrong(result))
-
-    report = add_facts(report, chapter, path, more)
-    note = (f"measured on {bench.card['count']} x {bench.card['kind']}, jax {bench.card['versions'].get('jax')}",)
-    return replace(report, notes=(*report.notes, *(note if bench.usable else ())))
-
-
-def _wrong(result: Result) -> str:
-    """Why a function is not worth measuring: empty if it is."""
-    wrong = any(fact.name == "values" and fact.passed is False for fact in result.facts)
-    return "its values are wrong; how fast they come says nothing" if wrong else ""
+        return MeasuredFacts(chapter, None, (f"nothing was measured: {error}",))
+    card = bench.card
+    note = f"measured on {card['count']} x {card['kind']}, jax {card['versions'].get('jax')}"
+    return MeasuredFacts(chapter, bench, (note,) if bench.usable else (), progress)
 
 
 def measured_facts(
@@ -171,7 +166,7 @@ def _realistic(task: Task) -> list[Case]:
 def _ask(chapter: str, task: Task, case: Case, do: str, bench: Bench, **more: Any) -> dict[str, Any]:
     request = {"do": do, "chapter": chapter, "task": task.name, "case": to_plain(case)}
     request |= {"exported_for": bench.exported_for, "pair_seconds": PAIR_SECONDS}
-    return fresh.ask(request, module="autograder.learner.real", seconds=PAIR_SECONDS + START_SECONDS, **more)
+    return fresh.ask(request, module="autograder.learner.hardware_check", seconds=PAIR_SECONDS + START_SECONDS, **more)
 
 
 def _reference(chapter: str, task: Task, case: Case, bench: Bench) -> Program:
@@ -192,57 +187,60 @@ def _speed(chapter: str, task: Task, case: Case, ours: Program, theirs: Program,
     return speed_fact(Comparison(**answer), case.name)
 
 
-def speed_fact(found: Comparison, case: str) -> Fact:
-    """The fact that a comparison's outcome makes."""
-    passed = {PASS: True, FAIL: False}.get(found.outcome)
-    message = ""
-    if not passed:
-        message = (
-            f"a step takes {found.ratio:.3f} times as long as the reference's; after {found.pairs} pairs that is, with "
-            f"95 % certainty on each side, {found.low:.3f} to {found.high:.3f}, and the limit is {found.threshold:g}. "
-        )
-        message += _SLOW if passed is False else "Inconclusive: run it again on a machine that does nothing else."
-    figures: dict[str, Any] = {"interval": (found.low, found.high), "limit": found.threshold, "reference": 1.0}
-    figures |= {"unit": Unit.REFERENCE, "case": case, "message": message}
-    return Fact(SPEED, Kind.TIME, passed, found.ratio, **figures)
+def speed_fact(result: Comparison, case: str) -> Fact:
+    """The fact that a comparison makes."""
+    passed = {PASS: True, FAIL: False}.get(result.outcome)
+    message = (
+        f"a step takes {result.ratio:.3f} times as long as the reference's; after {result.pairs} pairs that is, with "
+        f"95 % certainty on each side, {result.low:.3f} to {result.high:.3f}, and the limit is {result.threshold:g}. "
+    )
+    if passed is None:
+        message += "Inconclusive: run it again on a machine that does nothing else."
+    elif not passed:
+        message += "What waits for something that could have been there already, or is computed twice?"
+    how: dict[str, Any] = {
+        "interval": (result.low, result.high),
+        "reference": 1.0,
+        "unit": Unit.REFERENCE,
+        "case": case,
+    }
+    return Fact(SPEED, Kind.TIME, passed, result.ratio, result.threshold, **how, message="" if passed else message)
 
 
 def _memory(case: Case, ours: Program, theirs: Program, bench: Bench) -> Fact:
+    run = {"seconds": START_SECONDS, "platform": bench.platform, "flags": bench.flags}
     try:
-        reference = peak_memory(theirs, seconds=START_SECONDS, platform=bench.platform, flags=bench.flags)
+        reference = peak_memory(theirs, **run)
     except MeasurementFailed as error:
         return _not_measured(MEMORY, case.name, f"the reference itself cannot be run here: {error}")
     if reference.bytes is None:
-        return _not_measured(MEMORY, case.name, "this backend's memory_stats() has no peak")
+        return _not_measured(MEMORY, case.name, NO_PEAK)
     try:
-        measured = peak_memory(ours, seconds=START_SECONDS, platform=bench.platform, flags=bench.flags)
+        measured = peak_memory(ours, **run)
     except MeasurementFailed as error:
         if error.kind != "out of memory":
             return _not_measured(MEMORY, case.name, str(error))
-        return memory_fact(None, reference, case.name)
+        measured = None
     return memory_fact(measured, reference, case.name)
 
 
 def memory_fact(measured: Peak | None, reference: Peak, case: str) -> Fact:
     """The fact that two peaks make; ``measured`` is None for a program that did not fit where the reference did."""
     if reference.bytes is None or (measured is not None and measured.bytes is None):
-        return _not_measured(MEMORY, case, "this backend's memory_stats() has no peak")
+        return _not_measured(MEMORY, case, NO_PEAK)
     if reference.at_most or (measured is not None and measured.at_most):
-        return _not_measured(MEMORY, case, "compiling held as much memory as the whole run, which hides the step's own")
+        return _not_measured(MEMORY, case, "compiling took as much memory as the whole run, which hides the step's own")
     limit = MEMORY_RATIO * reference.bytes
-    known: dict[str, Any] = {"limit": limit, "unit": Unit.BYTES, "reference": reference.bytes, "case": case}
-    if measured is None:
+    peak = measured and measured.bytes
+    message = "the device has not enough memory for the program, and the reference runs on it."
+    if peak is not None:
         message = (
-            "the device has not enough memory for the program, and the reference runs on it. What is held longer than "
-            "it is needed?"
+            f"at its peak a device has {peak:,} resident bytes, {peak / reference.bytes:.2f} times the reference's."
         )
-        return Fact(MEMORY, Kind.MEMORY, False, "does not fit", **known, message=message)
-    assert measured.bytes is not None
-    passed = measured.bytes <= limit
-    message = "" if passed else (
-        f"at its peak a device holds {measured.bytes:,} bytes, {measured.bytes / reference.bytes:.2f} times the "
-        "reference's. What is held longer than it is needed?")  # fmt: skip
-    return Fact(MEMORY, Kind.MEMORY, passed, measured.bytes, **known, message=message)
+    passed = peak is not None and peak <= limit
+    message = "" if passed else f"{message} What stays resident longer than it is needed?"
+    how: dict[str, Any] = {"unit": Unit.BYTES, "reference": reference.bytes, "case": case, "message": message}
+    return Fact(MEMORY, Kind.MEMORY, passed, "does not fit" if peak is None else peak, limit, **how)
 
 
 def _not_measured(name: str, case: str, why: str) -> Fact:

@@ -6,21 +6,24 @@ from dataclasses import replace
 import pytest
 
 from autograder import cli
-from autograder.check import with_facts
+from autograder.check import FromNotebook, with_facts
 from autograder.contract.task import Case, load
-from autograder.contract.verdict import PASS, Fact, Report, Result, conclude
-from autograder.learner import real
-from autograder.learner.real import (
+from autograder.contract.verdict import PASS, Fact, Report, conclude
+from autograder.grading.inside.intake import read_notebook
+from autograder.learner import hardware_check
+from autograder.learner.hardware_check import (
     MEMORY,
     SPEED,
     Bench,
-    add_measured,
+    MeasuredFacts,
     measured_facts,
+    measured_here,
     memory_fact,
     realistic_case,
     speed_fact,
 )
 from autograder.release.notebook import ROOT
+from course.measured.fresh import MeasurementFailed
 from course.measured.memory import Peak
 from course.measured.statistics import Comparison
 from solutions import fsdp
@@ -64,20 +67,23 @@ def test_what_was_not_measured_costs_no_points():
     assert (found.points, found.verdict, len(found.facts)) == (5, PASS, 3)
 
 
-def test_the_report_keeps_functions_without_a_realistic_size_and_wrong_values_are_not_measured(monkeypatch):
-    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
+def test_wrong_values_are_not_measured_and_a_note_names_the_devices(monkeypatch):
+    monkeypatch.setattr(hardware_check, "survey", lambda: Bench(GPU))
+    more = measured_here("fsdp")
+    assert more.notes == ("measured on 1 x a GPU, jax 0",)
     wrong = conclude("fsdp_loss", 5, [Fact("values", False, message="off")])
-    other = conclude("shard_params", 2, [Fact("values", True)])
-    found = add_measured(Report("fsdp", (other, wrong)), "fsdp", None)
-    assert found.functions[0] == other and found.notes == ("measured on 1 x a GPU, jax 0",)
-    assert [fact.passed for fact in found.functions[1].facts] == [False, None, None]
-    assert "values are wrong" in found.functions[1].facts[1].message and found.functions[1].points == 0
+    facts = more.facts(TASK, wrong, fsdp.fsdp_loss, lambda _: None)
+    assert [fact.passed for fact in facts] == [None, None] and "values are wrong" in facts[0].message
 
 
-def test_a_function_that_was_stopped_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
-    stopped = Result("fsdp_loss", 0, 5, "student_error", message="NameError")
-    assert add_measured(Report("fsdp", (stopped,)), "fsdp", None).functions == (stopped,)
+def test_without_a_process_to_ask_nothing_is_measured_and_a_note_says_why(monkeypatch):
+    def fails():
+        raise MeasurementFailed("no memory")
+
+    monkeypatch.setattr(hardware_check, "survey", fails)
+    more = measured_here("fsdp")
+    assert more.notes == ("nothing was measured: no memory",) and more.exports(TASK) == []
+    assert more.facts(TASK, conclude("fsdp_loss", 5, []), fsdp.fsdp_loss, lambda _: None) == []
 
 
 def test_the_realistic_size_is_measured_on_the_largest_mesh_that_fits():
@@ -126,21 +132,26 @@ def test_a_program_that_cannot_be_exported_for_the_devices_is_not_measured(monke
 
 
 def test_a_notebook_is_measured_as_it_stands_on_disk(monkeypatch):
-    monkeypatch.setattr(real, "survey", lambda platform: Bench(GPU))
-    good = conclude("fsdp_loss", 5, [Fact("values", True)])
     exercise = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
-    (result,) = add_measured(Report("fsdp", (good,)), "fsdp", exercise).functions
-    assert "cannot be exported for cuda: fsdp_loss is not written yet" in result.facts[1].message and result.points == 5
+    source = FromNotebook("fsdp", read_notebook(exercise))
+    good = conclude("fsdp_loss", 5, [Fact("values", True)])
+    facts = MeasuredFacts("fsdp", Bench(GPU)).facts(TASK, good, source, lambda _: None)
+    assert "cannot be exported for cuda: fsdp_loss is not written yet" in facts[0].message
 
 
-@pytest.mark.parametrize(("arguments", "facts"), [([], 1), (["--mesh", "emulated"], 1), (["--mesh", "real"], 2)])
-def test_only_a_real_mesh_adds_measured_facts(monkeypatch, capsys, arguments, facts):
+@pytest.mark.parametrize(("arguments", "real"), [([], 0), (["--mesh", "emulated"], 0), (["--mesh", "real"], 1)])
+def test_only_a_real_mesh_adds_measured_facts(monkeypatch, capsys, arguments, real):
+    given = []
     result = conclude("fsdp_loss", 5, [Fact("values", True)])
-    monkeypatch.setattr("autograder.check.check_solution", lambda *_, **__: Report("fsdp", (result,)))
-    added = with_facts(result, [Fact(SPEED, None, "not measured")])
-    monkeypatch.setattr(real, "add_measured", lambda *_, **__: Report("fsdp", (added,)))
+
+    def check_solution(*_, more, **__):
+        given.extend(more)
+        return Report("fsdp", (result,))
+
+    monkeypatch.setattr("autograder.check.check_solution", check_solution)
+    monkeypatch.setattr(hardware_check, "survey", lambda: Bench(NONE))
     monkeypatch.setattr("sys.argv", ["meshcraft", "check", "fsdp", "--solution", "--json", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     (row,) = json.loads(capsys.readouterr().out)["functions"]
-    assert len(row["facts"]) == facts and (row["points"], ended.value.code or 0) == (5, 0)
+    assert len(given) == real and (row["points"], ended.value.code or 0) == (5, 0)

@@ -1,0 +1,177 @@
+"""What a chapter's author types: check-course."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from autograder.commands.hints import read_hints
+from autograder.commands.sizes import print_sizes
+from autograder.commands.terminal import (
+    SHORT,
+    AsJson,
+    UsageError,
+    bar,
+    print_json,
+    require_chapter,
+    show,
+    table,
+)
+from course.curriculum import CHAPTERS, Chapter
+
+# What a chapter consists of, and how somebody comes by it; references and exercises are built.
+FILES = {
+    "autograder/chapters/{name}/__init__.py": "write its contract",
+    "autograder/chapters/{name}/wrapping.py": "say there how its functions are made into programs",
+    "autograder/chapters/{name}/mutants.py": "write wrong answers there",
+    "autograder/chapters/{name}/alternatives.py": "write other right answers there",
+    "autograder/chapters/{name}/hints.md": "write three or four hints a function there",
+    "autograder/chapters/{name}/{name}_test.py": "test its oracles and limits there",
+    "solutions/{name}.py": "write the notebook's source there",
+    "site/pages/{name}.md": "write its page",
+    "site/pages/profiling/{name}.md": "write its walkthrough",
+}
+MUTANTS, ALTERNATIVES, HINTS = 5, (2, 3), (3, 4)
+Problem = tuple[str, str]
+
+
+def check_course(
+    chapters: Annotated[list[str] | None, Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
+    sizes: Annotated[bool, Option("--sizes", help="Count files and lines instead.")] = False,
+    seconds: Annotated[
+        Path | None, Option(metavar="FILE", help="With --sizes: seconds of tests, of pytest --junitxml=FILE.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is missing in the course's chapters, or stale, and what to do. Exit status 1 if anything is."""
+    from autograder.release.notebook import ROOT
+
+    if seconds and not sizes:
+        raise UsageError("--seconds adds a column to --sizes; give --sizes, too")
+    names = {require_chapter(name) for name in chapters or []}
+    entries = [entry for entry in CHAPTERS if not names or entry.name in names]
+    if sizes:
+        print_sizes(ROOT, entries, seconds, as_json)
+        return
+    rows = []
+    with bar() as update:
+        for done, entry in enumerate(entries):
+            update("looking at chapters", done, len(entries))
+            rows += [{"chapter": entry.name, "problem": what, "do": do} for what, do in problems(entry, ROOT)]
+        update("looking at chapters", len(entries), len(entries))
+    if as_json:
+        print_json({"chapters": [entry.name for entry in entries], "problems": rows})
+    elif rows:
+        listed = table("chapter", "what is missing or stale", "what to do")
+        for row in rows:
+            listed.add_row(row["chapter"], row["problem"], row["do"])
+        show(listed)
+    else:
+        show(f"{len(entries)} chapter{'s' if len(entries) > 1 else ''}, and nothing is missing or stale")
+    raise typer.Exit(SHORT if rows else 0)
+
+
+def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
+    """What is missing or stale in a chapter, each with what to do."""
+    missing = {file.format(name=entry.name): do for file, do in FILES.items()}
+    missing = {file: do for file, do in missing.items() if not (root / file).is_file()}
+    yield from ((f"{file} is missing", do) for file, do in missing.items())
+    yield from _navigation(entry, root)
+    if any(file.endswith(".py") for file in missing):
+        return
+    try:
+        contract, mutants, alternatives = _modules(entry.name)
+    except Exception as error:
+        yield f"it cannot be imported: {type(error).__name__}: {error}", "mend that"
+        return
+    yield from _answers(entry.name, contract, mutants, alternatives)
+    yield from _built(entry.name)
+
+
+def _modules(name: str) -> tuple[Any, Any, Any]:
+    from autograder.contract.task import load
+
+    importlib.import_module(f"solutions.{name}")
+    folder = f"autograder.chapters.{name}"
+    mutants, alternatives = (importlib.import_module(f"{folder}.{part}") for part in ("mutants", "alternatives"))
+    return load(name), mutants.MUTANTS, alternatives.ALTERNATIVES
+
+
+def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Iterator[Problem]:
+    """Mutants, alternatives and hints: are there some for every function, and a mutant for every fact?"""
+    folder = f"autograder/chapters/{name}"
+    tasks = [task.name for task in contract.tasks]
+    wrong = Counter(mutant.task for mutant in mutants)
+    hints = read_hints(name) if (Path(__file__).parents[1] / "chapters" / name / "hints.md").exists() else {}
+    for task in tasks:
+        if wrong[task] < MUTANTS:
+            yield f"{task} has {wrong[task]} mutants of at least {MUTANTS}", f"write more in {folder}/mutants.py"
+        if not ALTERNATIVES[0] <= (count := len(alternatives.get(task, ()))) <= ALTERNATIVES[1]:
+            do = "write more in" if count < ALTERNATIVES[0] else "keep the three that differ most in"
+            yield f"{task} has {count} alternatives, not two or three", f"{do} {folder}/alternatives.py"
+        if hints and not HINTS[0] <= (count := len(hints.get(task, ()))) <= HINTS[1]:
+            yield f"{task} has {count} hints, not three or four", f"edit {folder}/hints.md"
+    for task in sorted({*wrong, *alternatives, *hints} - {*tasks}):
+        yield f"{task} is no function of the contract", f"rename it in {folder}/, or take it out"
+    shown = {fact for mutant in mutants for fact in mutant.fails}
+    for fact in sorted(set(contract.read) - shown - ADVICE):
+        yield f"no mutant fails {fact!r}", f"write one in {folder}/mutants.py, or drop the fact and its line in `read`"
+
+
+# Facts of weight 0, which nothing fails.
+ADVICE = {"compiled exposed", "exposed communication"}
+
+
+def _built(name: str) -> Iterator[Problem]:
+    from autograder.contract.task import references
+    from autograder.release import measure, notebook
+
+    build = f"meshcraft build {name}"
+    try:
+        if notebook.stale(name):
+            yield f"exercises/{name}/{name}.ipynb is not built from the present solution", build
+    except notebook.BuildError as error:
+        yield str(error), "mend that"
+    references.cache_clear()
+    if references(name) != measure.measure(name):
+        yield f"autograder/chapters/{name}/references.json is not what references and baselines measure", build
+
+
+def _navigation(entry: Chapter, root: Path) -> Iterator[Problem]:
+    """The page and the walkthrough in mkdocs' navigation, the chapter in the home page's table."""
+    config, home = "site/mkdocs.yml", "site/pages/index.md"
+    every = {page: title for section in _read_yaml(root / config)["nav"] for title, page in _pages(section)}
+    page = f"{entry.name}.md"
+    if every.get(page) != entry.title:
+        yield f"its page is not in the navigation as {entry.title!r}", f"add `{entry.title}: {page}` to {config}"
+    if f"profiling/{page}" not in every:
+        yield "its walkthrough is not in the navigation", f"add profiling/{page} to {config}"
+    row = f"| [{entry.title}]({page}) | {entry.summary} |"
+    if row not in (root / home).read_text(encoding="utf-8"):
+        yield "it is not in the home page's table", f"add a row to {home} that begins {row}"
+
+
+def _pages(section: Any) -> Iterator[tuple[str, str]]:
+    """Titles and files of a part of the navigation, however deep."""
+    for title, page in section.items():
+        if isinstance(page, str):
+            yield title, page
+        else:
+            yield from (pair for part in page for pair in _pages(part))
+
+
+def _read_yaml(path: Path) -> Any:
+    """MkDocs' configuration, without its own tags."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("", lambda loader, suffix, node: None)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader)

@@ -1,0 +1,128 @@
+"""What a chapter's author is told: what is missing or stale, and how large everything is."""
+
+import ast
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from autograder.commands import chapters, sizes
+from autograder.commands.chapters import problems
+from autograder.release import measure, notebook
+from autograder.release.notebook import ROOT
+from course.curriculum import CHAPTERS, Chapter, chapter
+
+COLLECTIVES = chapter("collectives")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """References are not measured again."""
+    monkeypatch.setattr(measure, "measure", lambda name: {"ring": 1})
+    monkeypatch.setattr("autograder.contract.task.references", chapters_references)
+
+
+def chapters_references(name):
+    return {"ring": 1}
+
+
+chapters_references.cache_clear = lambda: None
+
+
+def test_a_whole_chapter_has_no_problem(quick):
+    assert list(problems(COLLECTIVES, ROOT)) == []
+
+
+def test_each_file_that_is_missing_is_one_line_with_what_to_do(tmp_path):
+    for folder in ("site", "solutions", "autograder/chapters/collectives"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "solutions" / "collectives.py").unlink()
+    (tmp_path / "site" / "pages" / "profiling" / "collectives.md").unlink()
+    assert list(problems(COLLECTIVES, tmp_path)) == [
+        ("solutions/collectives.py is missing", "write the notebook's source there"),
+        ("site/pages/profiling/collectives.md is missing", "write its walkthrough"),
+    ]
+
+
+def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(quick, monkeypatch):
+    contract, mutants, alternatives = chapters._modules("collectives")
+    first = contract.tasks[0].name
+    fact = next(iter(contract.read))
+    fewer = [mutant for mutant in mutants if mutant.task != first and fact not in mutant.fails]
+    many = {**alternatives, first: list(alternatives[first]) * 4, "gone": [len, len]}
+    monkeypatch.setattr(chapters, "_modules", lambda name: (contract, fewer, many))
+    monkeypatch.setattr(notebook, "stale", lambda name: "- old\n+ new")
+    monkeypatch.setattr(measure, "measure", lambda name: {})
+    found = dict(problems(COLLECTIVES, ROOT))
+    assert f"{first} has 0 mutants of at least 5" in found
+    assert any(what.startswith(f"{first} has ") and "not two or three" in what for what in found)
+    assert "gone is no function of the contract" in found and f"no mutant fails {fact!r}" in found
+    built = [what for what, do in found.items() if do == "meshcraft build collectives"]
+    assert len(built) == 2 and "exercises/collectives/collectives.ipynb" in built[0] and "references.json" in built[1]
+
+
+def test_a_chapter_that_is_nowhere_in_the_navigation_is_named():
+    found = [what for what, _ in chapters._navigation(replace(COLLECTIVES, name="novel", title="Novel"), ROOT)]
+    page, walkthrough, home = found
+    assert page == "its page is not in the navigation as 'Novel'" and "home page's table" in home
+    assert walkthrough == "its walkthrough is not in the navigation"
+
+
+def test_check_course_exits_1_with_a_problem_and_0_without(meshcraft, monkeypatch):
+    monkeypatch.setattr(chapters, "problems", lambda entry, root: [("x is missing", "write it")])
+    ended = meshcraft("check-course", "fsdp")
+    assert ended.status == 1 and "x is missing" in ended.out and "write it" in ended.out
+    assert json.loads(meshcraft("check-course", "fsdp", "--json").out)["problems"] == [
+        {"chapter": "fsdp", "problem": "x is missing", "do": "write it"}
+    ]
+    monkeypatch.setattr(chapters, "problems", lambda entry, root: [])
+    ended = meshcraft("check-course")
+    assert ended.status == 0 and f"{len(CHAPTERS)} chapters, and nothing is missing" in ended.out
+    assert meshcraft("check-course", "nosuchchapter").status == 2
+    assert "give --sizes, too" in meshcraft("check-course", "--seconds", "x.xml").err
+
+
+def test_sizes_count_what_is_written_by_hand_and_seconds_by_chapter(meshcraft, tmp_path):
+    cases = {
+        "autograder.chapters.fsdp.fsdp_test": ("test_limits", 1),
+        "autograder.chapters.chapters_test": ("test_mutant[pipeline-some-name]", 2),
+        "site.examples_test": ("test_page[async_tensor_parallel_loses]", 4),
+        "site.tensor_parallel_test": ("test_numbers", 8),
+        "autograder.grading.outside.pipeline_test": ("test_wire", 16),
+    }
+    rows = [f'<testcase classname="{module}" name="{name}" time="{t}"/>' for module, (name, t) in cases.items()]
+    report = tmp_path / "junit.xml"
+    report.write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
+    found = json.loads(meshcraft("check-course", "--sizes", "--json", "--seconds", str(report)).out)
+    seconds = {row["chapter"]: row["seconds"] for row in found["chapters"] if row["seconds"]}
+    assert seconds == {"fsdp": 1, "pipeline": 2, "async_tensor_parallel": 4, "tensor_parallel": 8}
+    assert found["other_seconds"] == 16
+    (fsdp,) = (row for row in found["chapters"] if row["chapter"] == "fsdp")
+    text = (ROOT / "solutions" / "fsdp.py").read_text()
+    assert fsdp["solution"] == {"files": 1, "lines": text.count("\n")} and fsdp["tests"]["files"] == 2
+    assert found["python_lines"] == sum(found["python"].values()) > 10_000
+    assert sizes.chapter_of("looping_pipeline_sync", ["pipeline", "looping_pipeline"]) == "looping_pipeline"
+    shown = meshcraft("check-course", "--sizes").out
+    assert "transformer_3d" in shown and "autograder/grading" in shown
+    assert "is not what `pytest --junitxml=" in meshcraft("check-course", "--sizes", "--seconds", "Makefile").err
+
+
+def test_a_new_chapter_has_every_file_and_stands_last_in_every_list(meshcraft, monkeypatch, tmp_path):
+    for file in ("course/curriculum.py", "site/mkdocs.yml", "site/pages/index.md"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    monkeypatch.setattr(notebook, "ROOT", tmp_path)
+    ended = meshcraft("new-chapter", "novel", "--title", "A novel")
+    assert ended.status == 0 and "meshcraft build novel" in ended.out
+    entry = Chapter("novel", "A novel", "what you learn in it")
+    missing = [what for what, _ in problems(entry, tmp_path) if not what.startswith("it cannot be imported")]
+    assert missing == []
+    for path in (path for path in tmp_path.rglob("*.py")):
+        ast.parse(path.read_text())
+        assert max(map(len, path.read_text().splitlines())) <= 120, path
+    names = {}
+    exec((tmp_path / "course" / "curriculum.py").read_text(), names)
+    assert [known.name for known in names["CHAPTERS"]] == [*(known.name for known in CHAPTERS), "novel"]
+    for name in ("novel", "fsdp", "Novel", "class", "two words"):
+        assert meshcraft("new-chapter", name).status == 2
