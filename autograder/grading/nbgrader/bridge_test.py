@@ -15,7 +15,18 @@ from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde
 
 from autograder.contract import task as contract
-from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDENT_ERROR, Fact, Report, Result
+from autograder.contract.verdict import (
+    FAIL,
+    NEEDS_HUMAN,
+    PARTIAL,
+    PASS,
+    STUDENT_ERROR,
+    Fact,
+    Kind,
+    Report,
+    Result,
+    Unit,
+)
 from autograder.grading.nbgrader import booking, bridge, feedback
 from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.ledger import digest, key
@@ -212,7 +223,9 @@ def test_the_feedback_page_shows_the_facts_and_asks_no_other_host(course, ledger
         cell(notebook, "question").source = evil
         cell(notebook, FIRST).source += f"\n# {evil}"
 
-    fact = Fact("temporaries", False, 1843200, 1179648, "bytes", 1024000, 1843200, "data=8", f"{FIRST}:14", evil)
+    figures = {"unit": Unit.BYTES, "reference": 1024000, "naive": 1843200}
+    where = {"case": "data=8", "line": f"{FIRST}:14", "message": evil}
+    fact = Fact("temporaries", Kind.MEMORY, False, 1843200, 1179648, **figures, **where)
     judged = report(PARTIAL, 0.67, facts=(fact,), denied=("socket", evil), message=evil)
     booking.book(course, "fsdp", ledger, hand_in(course, ledger, "eve", judged, answer))
     (path,), problems = feedback.write_feedback(course, "fsdp")
