@@ -224,7 +224,7 @@ def test_the_feedback_page_shows_the_facts_and_asks_no_other_host(course, ledger
         cell(notebook, FIRST).source += f"\n# {evil}"
 
     figures: dict = {"unit": Unit.BYTES, "reference": 1024000, "naive": 1843200}
-    where = {"case": "data=8", "line": f"{FIRST}:14", "message": evil}
+    where: dict = {"case": "data=8", "line": f"{FIRST}:14", "message": evil}
     fact = Fact("temporaries", Kind.MEMORY, False, 1843200, 1179648, **figures, **where)
     judged = report(PARTIAL, 0.67, facts=(fact,), denied=("socket", evil), message=evil)
     booking.book(course, "fsdp", ledger, hand_in(course, ledger, "eve", judged, answer))
