@@ -30,6 +30,18 @@ class Mutant:
         return self.function.__name__
 
 
+def there_and_back(value: str, axis: str) -> str:
+    """Source of ``value`` after a permute along ``axis`` and another back: the same numbers, and needless traffic."""
+    ring = f"[(i, (i + 1) % lax.axis_size({axis})) for i in range(lax.axis_size({axis}))]"
+    back = f"[((i + 1) % lax.axis_size({axis}), i) for i in range(lax.axis_size({axis}))]"
+    return f"lax.ppermute(lax.ppermute({value}, {axis}, {ring}), {axis}, {back})"
+
+
+def gathered_and_scattered(value: str, axis: str) -> str:
+    """Source of ``value`` after an all-gather along ``axis`` and a reduce-scatter back."""
+    return f"(lax.psum_scatter(lax.all_gather({value}, {axis}), {axis}) / lax.axis_size({axis}))"
+
+
 def mutant(task: str, function: Callable[..., Any], *fails: str, shown_by: tuple[str, ...] = ()) -> Mutant:
     return Mutant(task, function, frozenset(fails), shown_by)
 

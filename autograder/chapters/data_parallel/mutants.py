@@ -9,7 +9,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import gathered_and_scattered, mutant, patch
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.data_parallel import fold_key_over_axes, overlapped_gradients, sync_gradients, train_step_dp
@@ -157,5 +157,11 @@ MUTANTS = (
     ),
     patch(
         overlapped_gradients, "averages_the_loss", {LOSS: f"lax.pmean({LOSS}, axis_name)"}, "all-reduce bytes", "values"
+    ),
+    patch(
+        overlapped_gradients,
+        "sends_the_loss_round",
+        {LOSS: gathered_and_scattered(LOSS, "axis_name")},
+        "other collectives",
     ),
 )

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.fsdp import fsdp_loss, fsdp_train_step, gather_params, hybrid_shard_step, shard_params
@@ -205,5 +205,31 @@ MUTANTS = (
         "other collectives",
         SENT_ACROSS,
         shown_by=("replica=2 x data=4", "replica=4 x data=1"),
+    ),
+    patch(
+        shard_params,
+        "gathers_the_parts_and_scatters_them",
+        {
+            "lax.dynamic_slice_in_dim(leaf, index * length, length, dim)": gathered_and_scattered(
+                "lax.dynamic_slice_in_dim(leaf, index * length, length, dim)", "axis_name"
+            )
+        },
+        "communication",
+    ),
+    patch(
+        fsdp_train_step,
+        "sends_the_loss_round",
+        {"lax.pmean(loss, axis_name)": f"lax.pmean({there_and_back('loss', 'axis_name')}, axis_name)"},
+        "other collectives",
+    ),
+    patch(
+        hybrid_shard_step,
+        "gathers_and_scatters_the_loss",
+        {
+            "lax.pmean(loss, (axis_name, replica_axis))": (
+                f"lax.pmean({gathered_and_scattered('loss', 'axis_name')}, (axis_name, replica_axis))"
+            )
+        },
+        "reduce-scatter bytes",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from autograder.chapters.mutant import patch
+from autograder.chapters.mutant import patch, there_and_back
 from solutions.pipeline import execute_pipeline, pipeline_loss, pipeline_tick, pipeline_train_step, split_microbatches
 
 NUMBERS = ("gradients", "values")
@@ -138,5 +138,11 @@ MUTANTS = (
         "recomputes_the_whole_pipeline",
         {"value_and_grad(pipeline_loss)": "value_and_grad(jax.checkpoint(pipeline_loss, static_argnums=(3, 4, 5)))"},
         *("loss bytes", "permute bytes"),
+    ),
+    patch(
+        pipeline_loss,
+        "sends_the_outputs_round",
+        {"last, rows =": f"y = {there_and_back('y', 'axis_name')}\n    last, rows ="},
+        "permute bytes",
     ),
 )

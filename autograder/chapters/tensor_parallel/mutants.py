@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import mutant, patch, there_and_back
 from solutions.tensor_parallel import (
     column_parallel_dense,
     init_dense,
@@ -163,5 +163,15 @@ MUTANTS = (
         "all-reduce bytes",
         REDUCED,
         inside=row_parallel_dense,
+    ),
+    patch(
+        tp_train_step,
+        "sends_the_loss_round",
+        {
+            "lax.pmean(loss, (data_axis, tensor_axis))": (
+                f"lax.pmean({there_and_back('loss', 'tensor_axis')}, (data_axis, tensor_axis))"
+            )
+        },
+        "other collectives",
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import mutant, patch, there_and_back
 from course.model import cross_entropy, drop, rms_norm
 from solutions.data_parallel import fold_key_over_axes
 from solutions.tp_transformer import (
@@ -160,4 +160,22 @@ MUTANTS = (
     step("averages_shares", {"lax.psum(gradient, tensor_axis)": "lax.pmean(gradient, tensor_axis)"}, *NUMBERS),
     step("averages_twice", {"return updated,": "return lax.pmean(updated, data_axis),"}, "all-reduce bytes"),
     step("reports_the_loss_of_its_rows", {"lax.pmean(loss, data_axis)": "loss"}, "values"),
+    patch(
+        tp_transformer_block,
+        "sends_what_it_adds_round",
+        {"drop(y, rate, second)": there_and_back("drop(y, rate, second)", "axis_name")},
+        "other collectives",
+    ),
+    patch(
+        parallel_transformer_block,
+        "sends_what_it_adds_round",
+        {"return x + ": f"y = {there_and_back('y', 'axis_name')}\n    return x + "},
+        "other collectives",
+    ),
+    patch(
+        parallel_transformer_block,
+        "sums_what_nobody_needs",
+        {"return x + ": "y += 0 * lax.psum(y, axis_name)\n    return x + "},
+        "all-reduce bytes",
+    ),
 )
