@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from autograder.chapters.mutant import mutant, patch
+from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
 from course.layout import along
 from solutions.fsdp import gather_params
 from solutions.transformer_3d import choose_mesh, complete, forward_3d, init_3d, tp_transformer_block, train_step_3d
@@ -49,6 +49,15 @@ step, choose = partial(patch, train_step_3d), partial(patch, choose_mesh)
 PLACED, NUMBERS = ("split dims", "state bytes per device"), ("gradient norm", "gradients", "values")
 COMPLETED = "jax.tree.map(lambda g, spec: complete(g, spec, data_axis, others), gradients, specs)"
 RINGS = ("replica=1 x stage=2 x model=4, rings, side by side, dropout",)
+
+ROUND = {"lax.ppermute(y, pipe_axis, forth)": f"lax.ppermute({there_and_back('y', 'pipe_axis')}, pipe_axis, forth)"}
+SCATTERED = {"lax.pmean(loss, data_axis)": f"lax.pmean({gathered_and_scattered('loss', 'data_axis')}, data_axis)"}
+GATHERED = {
+    "jax.tree.map(lambda leaf, part: leaf.astype(part.dtype), whole, parts)": (
+        "jax.tree.map(lambda leaf, part: leaf.astype(part.dtype)"
+        " + 0 * lax.all_gather(part, data_axis).sum(), whole, parts)"
+    )
+}
 
 MUTANTS = (
     init("leaves_data_out", {"shard_params(leaf[(0,) * skipped], data_axis, min_size)[1]": "P()"}, *PLACED),
@@ -137,4 +146,8 @@ MUTANTS = (
         {"return best.choice": "return best and best.choice", "if best is None:": "if False:"},
         "every choice can be placed",
     ),
+    forward("sends_every_output_round", ROUND, "permute bytes over pipe"),
+    step("sends_every_output_round", ROUND, "permute bytes over pipe", inside=forward_3d),
+    step("gathers_and_scatters_the_loss", SCATTERED, "reduce-scatter bytes over data"),
+    step("gathers_weights_three_times", GATHERED, "all-gather bytes over data", inside=forward_3d),
 )
