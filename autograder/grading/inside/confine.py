@@ -72,11 +72,7 @@ MAX_DENIED = 50
 
 
 def fork_confined(
-    function: Callable[[BinaryIO], None],
-    *,
-    limits: Limits,
-    result_bytes: int = 8 * MIB,
-    output_bytes: int = 64 << 10,
+    function: Callable[[BinaryIO], None], *, limits: Limits, result_bytes: int = 8 * MIB, output_bytes: int = 64 << 10
 ) -> ChildReport:
     """Run `function` in a forked child that may only compute and write its result.
 

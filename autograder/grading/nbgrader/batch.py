@@ -142,12 +142,7 @@ class _Batch:
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        model: Job,
-        again: bool,
-        on_progress: Progress,
-        on_again: Callable[[Regrade], None],
+        self, ledger: Ledger, model: Job, again: bool, on_progress: Progress, on_again: Callable[[Regrade], None]
     ):
         self.ledger, self.model, self.again = ledger, model, again
         self.on_progress, self.on_again = on_progress, on_again

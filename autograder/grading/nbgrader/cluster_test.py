@@ -55,10 +55,7 @@ def grade(course, *options):
     """With one worker on this machine: for so few, another would start for longer than it grades."""
     command = [sys.executable, "-m", "autograder.cli", "grade", "fsdp", "--course", str(course), "--json"]
     return subprocess.Popen(
-        [*command, "--workers", "1", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*command, "--workers", "1", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

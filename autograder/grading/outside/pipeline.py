@@ -76,9 +76,7 @@ class Budget:
             )
         wall, cpu = min(wall * share, self.wall_s), min(cpu * share, self.cpu_s)
         return replace(
-            usual,
-            wall_s=wall if math.isfinite(wall) else None,
-            cpu_s=max(1, int(cpu)) if math.isfinite(cpu) else None,
+            usual, wall_s=wall if math.isfinite(wall) else None, cpu_s=max(1, int(cpu)) if math.isfinite(cpu) else None
         )
 
     def spend(self, begin: float, cpu: Any) -> None:
