@@ -7,7 +7,7 @@ import pytest
 
 from autograder.chapters.looping_pipeline.alternatives import by_hand as written_by_hand
 from autograder.contract.task import load
-from autograder.release.measure import look
+from autograder.release.reference_metrics import look
 from course.machines import machine
 from course.schedules import num_ticks
 

@@ -19,7 +19,7 @@ from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR
 from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.proof import alternatives as variants
 from autograder.proof.mutants import judged
-from autograder.release.measure import measure
+from autograder.release.reference_metrics import measure
 from course.curriculum import CHAPTERS
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))

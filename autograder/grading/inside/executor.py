@@ -152,7 +152,7 @@ def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     jax.devices()
     if os.environ.get("MESHCRAFT_CONFINE"):
-        from autograder.grading.inside.confine import deny_syscalls
+        from autograder.grading.inside.jailed_child import deny_syscalls
 
         deny_syscalls(allow_fork=False)
     executor, watch = Executor(), Watch()

@@ -1,4 +1,4 @@
-"""The limits of a sandbox, and the launcher of its Landlock rung.
+"""The limits of a sandbox, and the launcher of its Landlock backend.
 
 Standard library only, and few parts of it: run as a script, its start is on the clock.
 """

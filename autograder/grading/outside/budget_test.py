@@ -123,16 +123,16 @@ def test_a_deadlock_of_devices_ends_long_before_its_deadline_and_is_tried_once()
 
 CHILD = """
     import sys, time
-    from autograder.grading.inside import confine
+    from autograder.grading.inside import jailed_child
     from autograder.grading.inside.launch import Limits
 
     def computes(result):
         while time.process_time() < 1.0:
             pass
 
-    confine.STALL_S = 0.4
+    jailed_child.STALL_S = 0.4
     does = computes if sys.argv[1] == "computes" else lambda result: time.sleep(600)
-    print(confine.fork_confined(does, limits=Limits(wall_s=None, cpu_s=None)).exceeded)
+    print(jailed_child.fork_confined(does, limits=Limits(wall_s=None, cpu_s=None)).exceeded)
 """
 
 

@@ -1,8 +1,8 @@
 """Start a Python module that may do nothing but compute: the parent's side of the sandbox.
 
-The ladder: bubblewrap (own namespaces, own /tmp with quotas), else Landlock (same paths, no namespaces),
-else refuse. What each rung enforces stands in `rungs`; what a student's code may
-call is refused inside, by `confine`.
+Backends in fallback order: bubblewrap (own namespaces, own /tmp with quotas), else Landlock (same paths, no namespaces),
+else refuse. What each backend enforces stands in `backends`; what a student's code may
+call is refused inside, by `jailed_child`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from io import BufferedReader, RawIOBase
 from types import TracebackType
 from typing import IO, cast
 
-from autograder.grading.inside.confine import wipe
+from autograder.grading.inside.jailed_child import wipe
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.syscalls import seccomp_problem
-from autograder.grading.outside.rungs import Mount, Plan, bubblewrap, landlock, python_is_private, tool
+from autograder.grading.outside.backends import Mount, Plan, bubblewrap, landlock, python_is_private, tool
 
-__all__ = ["Limits", "Mount", "Rung", "Sandbox", "SandboxUnavailable", "best_level", "measure_start_s", "survey"]
+__all__ = ["Limits", "Mount", "Backend", "Sandbox", "SandboxUnavailable", "best_level", "measure_start_s", "survey"]
 
 STDERR_KEPT = 64 << 10
 # Run with the path of this file, which no sandbox shows.
@@ -43,12 +43,12 @@ except OSError:
 
 
 class SandboxUnavailable(RuntimeError):
-    """This machine has no rung of the ladder."""
+    """No backend works on this machine."""
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One rung of the ladder as `survey` found it."""
+class Backend:
+    """A backend as `survey` found it."""
 
     name: str
     available: bool
@@ -57,24 +57,24 @@ class Rung:
 
 
 @functools.cache
-def survey() -> list[Rung]:
-    """Try every rung for real: Python must start in it, and must not read a file outside."""
+def survey() -> list[Backend]:
+    """Try every backend for real: Python must start in it, and must not read a file outside."""
     return [_survey_bubblewrap(), _survey_landlock()]
 
 
 def best_level(allow_unsafe: bool = False) -> str:
-    """The best rung that works here: "bubblewrap", "landlock", or if allowed "unsafe-local".
+    """The best backend that works here: "bubblewrap", "landlock", or if allowed "unsafe-local".
 
     Raises:
         SandboxUnavailable: there is none; the message says what is missing and what to do.
     """
-    rungs = survey()
-    for rung in rungs:
-        if rung.available:
-            return rung.name
+    backends = survey()
+    for backend in backends:
+        if backend.available:
+            return backend.name
     if allow_unsafe:
         return "unsafe-local"
-    missing = "\n".join(f"  {rung.name}: {rung.reason}. {rung.remedy}" for rung in rungs)
+    missing = "\n".join(f"  {backend.name}: {backend.reason}. {backend.remedy}" for backend in backends)
     raise SandboxUnavailable(
         f"no sandbox works here, so students' code is not run.\n{missing}\n"
         "  To grade without any protection, and only work you trust, pass --unsafe-local."
@@ -236,27 +236,27 @@ def _own_tmp() -> bool:
     return os.geteuid() == 0 or _try_bubblewrap(own_tmp=True) is None
 
 
-def _survey_bubblewrap() -> Rung:
+def _survey_bubblewrap() -> Backend:
     name, install = "bubblewrap", "Install bubblewrap 0.8 or newer with the system's package manager"
     missing = _missing(name)
     if missing:
         return missing
     if not os.path.isabs(tool("bwrap")):
-        return Rung(name, False, "the program bwrap is not installed", install)
+        return Backend(name, False, "the program bwrap is not installed", install)
     version = subprocess.run([tool("bwrap"), "--version"], capture_output=True, text=True).stdout
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
-        return Rung(name, False, f"{version.strip()} is too old to disable user namespaces", install)
+        return Backend(name, False, f"{version.strip()} is too old to disable user namespaces", install)
     problem = _try_bubblewrap(_own_tmp())
     if problem:
         remedy = "Allow user namespaces (sysctl, AppArmor, or the container's settings)"
-        return Rung(name, False, problem, remedy)
+        return Backend(name, False, problem, remedy)
     if not _own_tmp():
-        return Rung(name, True, "works; /tmp has a byte quota but no inode quota", "")
+        return Backend(name, True, "works; /tmp has a byte quota but no inode quota", "")
     user = "a plain user of its own" if os.geteuid() == 0 else "your own user"
-    return Rung(name, True, f"works, as {user}; /tmp has byte and inode quotas", "")
+    return Backend(name, True, f"works, as {user}; /tmp has byte and inode quotas", "")
 
 
-def _survey_landlock() -> Rung:
+def _survey_landlock() -> Backend:
     name = "landlock"
     missing = _missing(name)
     if missing:
@@ -266,10 +266,10 @@ def _survey_landlock() -> Rung:
 
         abi = int(get_abi_version())
         problem = _trial(lambda: landlock(_trial_command(), [], Limits(), confined=True))
-    except Exception as error:  # every fault means that this rung cannot be used
+    except Exception as error:  # every fault means that this backend cannot be used
         problem = str(error)
     if problem:
-        return Rung(
+        return Backend(
             name, False, problem, "Needs Linux 5.13 or newer with Landlock enabled, and `pip install py-landlock`"
         )
     user = "as your own user"
@@ -277,15 +277,15 @@ def _survey_landlock() -> Rung:
         user = "as a plain user of its own"
         if python_is_private():
             user += " that keeps CAP_DAC_READ_SEARCH, because Python lies in a private folder"
-    return Rung(name, True, f"works (ABI {abi}), {user}; no quotas for the scratch folder", "")
+    return Backend(name, True, f"works (ABI {abi}), {user}; no quotas for the scratch folder", "")
 
 
-def _missing(name: str) -> Rung | None:
+def _missing(name: str) -> Backend | None:
     if sys.platform != "linux":
-        return Rung(name, False, "only Linux has it", "Grade on a Linux machine or in a Linux container")
+        return Backend(name, False, "only Linux has it", "Grade on a Linux machine or in a Linux container")
     problem = seccomp_problem()
     if problem:
-        return Rung(name, False, problem, "Install libseccomp (libseccomp2) and `pip install pyseccomp`")
+        return Backend(name, False, problem, "Install libseccomp (libseccomp2) and `pip install pyseccomp`")
     return None
 
 
@@ -301,7 +301,7 @@ def _trial_command() -> list[str]:
 
 
 def _trial(make: Callable[[], Plan]) -> str | None:
-    """Why a rung does not work here. One that was killed, or had no time, is tried again: that says nothing of it."""
+    """Why a backend does not work here. One that was killed, or had no time, is tried again: that says nothing of it."""
     problem = None
     for _ in range(TRIALS):
         problem, from_outside = _try_once(make())
@@ -311,7 +311,7 @@ def _trial(make: Callable[[], Plan]) -> str | None:
 
 
 def _try_once(plan: Plan) -> tuple[str | None, bool]:
-    """What is wrong, if anything, and whether something else than the rung may be to blame."""
+    """What is wrong, if anything, and whether something else than the backend may be to blame."""
     try:
         done = subprocess.run(plan.argv, env=plan.env, pass_fds=plan.fds, cwd="/", capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""Every rung that this machine has is started for real and attacked from the inside."""
+"""Every backend that this machine has is started for real and attacked from the inside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from autograder.grading.outside import rungs, sandbox
+from autograder.grading.outside import backends, sandbox
 from autograder.grading.outside.sandbox import (
     Limits,
     Mount,
@@ -38,10 +38,10 @@ MARK = f"meshcraft-canary-{uuid.uuid4().hex}"
 
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
 def level(request):
-    rung = next(rung for rung in survey() if rung.name == request.param)
-    if not rung.available:
-        pytest.skip(f"{rung.name} does not work on this machine: {rung.reason}")
-    return rung.name
+    backend = next(backend for backend in survey() if backend.name == request.param)
+    if not backend.available:
+        pytest.skip(f"{backend.name} does not work on this machine: {backend.reason}")
+    return backend.name
 
 
 def start(level, code, folder, *, limits=None, **env):
@@ -316,8 +316,8 @@ def test_bare_start_is_measured(level):
 
 
 def test_best_level_refuses_where_nothing_works(monkeypatch):
-    rung = sandbox.Rung("bubblewrap", False, "bwrap is not installed", "Install bubblewrap")
-    monkeypatch.setattr(sandbox, "survey", lambda: [rung])
+    backend = sandbox.Backend("bubblewrap", False, "bwrap is not installed", "Install bubblewrap")
+    monkeypatch.setattr(sandbox, "survey", lambda: [backend])
     with pytest.raises(SandboxUnavailable, match=r"bwrap is not installed(.|\n)*--unsafe-local"):
         best_level()
     assert best_level(allow_unsafe=True) == "unsafe-local"
@@ -330,7 +330,7 @@ def test_mount_refuses_a_target_that_leaves_its_folder():
 
 def test_installed_solutions_are_hidden(level, tmp_path, monkeypatch):
     place = f"{sysconfig.get_path('purelib')}/numpy"
-    monkeypatch.setattr(rungs, "_installed_copies", lambda: [place])
+    monkeypatch.setattr(backends, "_installed_copies", lambda: [place])
     code = f"""
     import jaxlib
     assert jaxlib.__file__
@@ -350,16 +350,16 @@ def test_unsafe_local_still_has_limits(tmp_path):
 
 
 @pytest.mark.parametrize(("kills", "works"), [(1, True), (2, True), (3, False)])
-def test_a_rung_whose_trial_was_killed_is_tried_again(tmp_path, kills, works):
+def test_a_backend_whose_trial_was_killed_is_tried_again(tmp_path, kills, works):
     tries = tmp_path / "tries"
     tries.touch()
     script = f"echo x >> {tries}; if [ $(wc -l < {tries}) -le {kills} ]; then kill -9 $$; fi; echo confined"
-    problem = sandbox._trial(lambda: rungs.Plan(["sh", "-c", script], {**os.environ}, ()))
+    problem = sandbox._trial(lambda: backends.Plan(["sh", "-c", script], {**os.environ}, ()))
     assert (problem is None) == works, problem
 
 
-def test_a_rung_that_does_not_work_is_not_tried_again(tmp_path):
+def test_a_backend_that_does_not_work_is_not_tried_again(tmp_path):
     tries = tmp_path / "tries"
     script = f"echo x >> {tries}; echo no namespaces here >&2; exit 1"
-    assert sandbox._trial(lambda: rungs.Plan(["sh", "-c", script], {**os.environ}, ())) == "no namespaces here"
+    assert sandbox._trial(lambda: backends.Plan(["sh", "-c", script], {**os.environ}, ())) == "no namespaces here"
     assert tries.read_text() == "x\n"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import export
 from jax.sharding import PartitionSpec as P
 
-from autograder.grading.inside.confine import Limits, fork_confined
+from autograder.grading.inside.jailed_child import Limits, fork_confined
 
 
 def shapes(result):

@@ -1,4 +1,4 @@
-"""The commands that confine a process: one function for each rung of the ladder."""
+"""The commands that confine a process: one function for each backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autograder.grading.inside.confine import wipe
+from autograder.grading.inside.jailed_child import wipe
 from autograder.grading.inside.launch import Limits, launcher_spec
 from autograder.grading.inside.syscalls import KERNEL_SURFACE, METADATA, base_filter
 
@@ -120,7 +120,7 @@ def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: 
     """The same paths and limits on the machine's own file system, or with confined False the limits alone.
 
     Not enforced here: quotas of the scratch folder (only RLIMIT_FSIZE, for each file), UDP and Unix sockets
-    before `confine` refuses them, the names, sizes and modes of files, which Landlock does not hide.
+    before `jailed_child` refuses them, the names, sizes and modes of files, which Landlock does not hide.
     Signals and abstract sockets reach no other process since ABI 6; TCP is refused since ABI 4.
     """
     _sweep()

@@ -331,7 +331,7 @@ def _removed(path: str) -> bool:
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return True
-    with suppress(OSError):  # refused in the Landlock rung, where nobody can have taken a mode away
+    with suppress(OSError):  # refused in the Landlock backend, where nobody can have taken a mode away
         os.chmod(path, 0o700)
     try:
         os.rmdir(path)
