@@ -24,8 +24,8 @@ import course  # noqa: F401  before anything that could start JAX
 from autograder.contract.wrapping import Case, wrappings
 from autograder.grading.inside import wire
 from autograder.grading.inside.cells import locate_cell
-from autograder.grading.inside.jailed_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
 from autograder.grading.inside.intake import Cell
+from autograder.grading.inside.jailed_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases

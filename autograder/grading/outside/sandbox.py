@@ -28,7 +28,7 @@ from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.syscalls import seccomp_problem
 from autograder.grading.outside.backends import Mount, Plan, bubblewrap, landlock, python_is_private, tool
 
-__all__ = ["Limits", "Mount", "Backend", "Sandbox", "SandboxUnavailable", "best_level", "measure_start_s", "survey"]
+__all__ = ["Backend", "Limits", "Mount", "Sandbox", "SandboxUnavailable", "best_level", "measure_start_s", "survey"]
 
 STDERR_KEPT = 64 << 10
 # Run with the path of this file, which no sandbox shows.

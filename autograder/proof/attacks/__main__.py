@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         outcome = Outcome.from_json(run_as_plain_user(_again(asked)))
     else:
         with bar() as update:
-            outcome = run_suite(attacks, asked.rung, workers=asked.workers, on_progress=update)
+            outcome = run_suite(attacks, asked.backend, workers=asked.workers, on_progress=update)
     controls = []
     if asked.stock:
         points = {row.name: row.points for row in outcome.rows}
@@ -39,17 +39,17 @@ def main(arguments: list[str]) -> int:
             controls = run_stock(attacks, points, folder, workers=asked.workers, on_progress=update)
     user = "a plain user" if asked.as_user or os.geteuid() else "root"
     if asked.write:
-        keep(outcome, controls, f"{asked.rung}, {user}", whole=not asked.only)
+        keep(outcome, controls, f"{asked.backend}, {user}", whole=not asked.only)
     if asked.json:
         print_json({**outcome.to_json(), "controls": [control.to_json() for control in controls]})
     else:
-        _show(outcome, controls, attacks, f"under {asked.rung}, as {user}")
+        _show(outcome, controls, attacks, f"under {asked.backend}, as {user}")
     return 0 if outcome.held else 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m autograder.proof.attacks", description=__doc__)
-    parser.add_argument("--rung", default="", help="the sandbox: bubblewrap or landlock; the best one if not given")
+    parser.add_argument("--backend", default="", help="the sandbox: bubblewrap or landlock; the best one if not given")
     parser.add_argument("--only", action="append", default=[], help="the attacks whose name or group has this in it")
     parser.add_argument("--stock", action="store_true", help="try stock nbgrader too, as the control")
     parser.add_argument("--workers", type=int, default=2, help="how many gradings run at once")
@@ -59,11 +59,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--write", action="store_true", help="keep the results for the site; with --only, renew those alone"
     )
     asked = parser.parse_args(arguments)
-    if not asked.rung:
-        asked.rung = best_level()
-    elif asked.rung not in {rung.name for rung in survey() if rung.available}:
-        known = "; ".join(f"{rung.name}: {rung.reason}" for rung in survey())
-        parser.error(f"there is no sandbox {asked.rung!r} here ({known})")
+    if not asked.backend:
+        asked.backend = best_level()
+    elif asked.backend not in {each.name for each in survey() if each.available}:
+        known = "; ".join(f"{each.name}: {each.reason}" for each in survey())
+        parser.error(f"there is no sandbox {asked.backend!r} here ({known})")
     return asked
 
 
@@ -78,7 +78,7 @@ def _chosen(words: list[str]) -> list[Attack]:
 
 
 def _again(asked: argparse.Namespace) -> list[str]:
-    again = ["--rung", asked.rung, "--workers", str(asked.workers), "--json"]
+    again = ["--backend", asked.backend, "--workers", str(asked.workers), "--json"]
     return [*again, *(word for name in asked.only for word in ("--only", name))]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autograder.grading.nbgrader.ledger import digest
-from autograder.grading.outside.rungs import tool
+from autograder.grading.outside.backends import tool
 from autograder.proof.attacks.canaries import search
 from autograder.proof.attacks.fixtures import CHAPTER, NEIGHBOUR, Attack, prepare
 from autograder.proof.attacks.suite import handed_in
