@@ -30,7 +30,7 @@ from autograder.contract.verdict import Report
 from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.export import grades_csv
 from autograder.proof.demo.__main__ import HERE as DEMO
-from autograder.release.notebook import nbgrader_quiet
+from autograder.release.converters import nbgrader_quiet
 
 CHAPTER = "fsdp"
 KEPT = Path(__file__).with_suffix(".json")

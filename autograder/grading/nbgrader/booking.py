@@ -30,7 +30,7 @@ from autograder.grading.nbgrader.ledger import Entry, Ledger, digest, remedy
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.restore import exchange_files, restore, unreadable
 from autograder.grading.nbgrader.submissions import read_submitted
-from autograder.release.notebook import notebook_text
+from autograder.release.converters import notebook_text
 
 STAGING = f"{HIDDEN}/staging"
 

@@ -25,10 +25,9 @@ from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_le
 from autograder.grading.nbgrader.ledger import digest
 from autograder.grading.nbgrader.restore import restore
 from autograder.grading.nbgrader.settings import read_settings
-from autograder.release.notebook import course_config, gradebook_url
+from autograder.release.converters import CHECK, course_config, gradebook_url
 from autograder.show import facts_html
 
-CHECK = "check-"
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 

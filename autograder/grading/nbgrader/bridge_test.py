@@ -19,7 +19,7 @@ from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDEN
 from autograder.grading.nbgrader import booking, bridge, feedback
 from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.ledger import digest, key
-from autograder.release.notebook import NbgraderError, course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.converters import NbgraderError, course_config, nbgrader_quiet, run_nbgrader
 
 TASKS = contract.load("fsdp").tasks
 FIRST = TASKS[0].name

@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING
 from autograder.grading.nbgrader.ledger import Ledger
 from autograder.grading.nbgrader.names import student_name
 from autograder.grading.nbgrader.settings import CourseError, read_settings
-from autograder.release.notebook import (
-    course_config,
-    gradebook_url,
-    nbgrader_quiet,
-    run_nbgrader,
-    source_notebook,
-    write_notebook,
-)
+from autograder.release.converters import course_config, gradebook_url, nbgrader_quiet, run_nbgrader, write_notebook
+from autograder.release.notebook import source_notebook
 from course.curriculum import chapter as find_chapter
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from nbgrader.preprocessors import GetGrades, NbGraderPreprocessor
 from traitlets.config import Config
 
 from autograder.contract.verdict import Result
-from autograder.grading.nbgrader.bridge import CHECK, configuration
+from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.page import anchor, function_html
-from autograder.release.notebook import run_nbgrader
+from autograder.release.converters import CHECK, run_nbgrader
 from autograder.show import one_line, plain
 
 TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")

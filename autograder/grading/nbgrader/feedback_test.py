@@ -32,7 +32,8 @@ from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.ledger import digest, key
 from autograder.grading.nbgrader.page import ABOUT, MEANING, function_html, reference_step, tidy
 from autograder.grading.outside.judge import _picture, expected, judge, plan
-from autograder.release.notebook import ROOT, nbgrader_quiet
+from autograder.release.converters import nbgrader_quiet
+from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
 from course.show.brief import to_brief
 

@@ -17,7 +17,8 @@ from nbformat.v4 import new_markdown_cell
 from autograder.grading.nbgrader import course, varied
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
-from autograder.release.notebook import source_notebook, write_notebook
+from autograder.release.converters import write_notebook
+from autograder.release.notebook import source_notebook
 
 KNOWN = ("submitted", "source", "release", "autograded", "feedback", "gradebook.db", course.CONFIG_FILE, FILE)
 COLUMNS = ("id", "first_name", "last_name", "email", "lms_user_id")

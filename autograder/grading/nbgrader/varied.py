@@ -18,9 +18,9 @@ from autograder.contract.task import load
 from autograder.grading.inside.intake import Cell, IntakeError, read_notebook
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 from autograder.grading.outside.released import stated
+from autograder.release.converters import CHECK
 
 MARK = "variant-"
-CHECK = "check-"
 
 
 def choose(secret: bytes, chapter: str) -> dict[str, str]:

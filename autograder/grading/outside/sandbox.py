@@ -1,8 +1,7 @@
 """Start a Python module that may do nothing but compute: the parent's side of the sandbox.
 
-Backends in fallback order: bubblewrap (own namespaces, own /tmp with quotas), else Landlock (same paths, no namespaces),
-else refuse. What each backend enforces stands in `backends`; what a student's code may
-call is refused inside, by `jailed_child`.
+Backends in fallback order: bubblewrap (own namespaces, own /tmp with quotas), Landlock (same paths, no namespaces),
+else refuse. `backends` says what each enforces; `jailed_child` refuses what a student's code may not call.
 """
 
 from __future__ import annotations
@@ -301,7 +300,7 @@ def _trial_command() -> list[str]:
 
 
 def _trial(make: Callable[[], Plan]) -> str | None:
-    """Why a backend does not work here. One that was killed, or had no time, is tried again: that says nothing of it."""
+    """Why a backend does not work here. One that was killed, or ran out of time, is tried again: it may still work."""
     problem = None
     for _ in range(TRIALS):
         problem, from_outside = _try_once(make())

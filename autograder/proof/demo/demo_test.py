@@ -19,7 +19,8 @@ from autograder.grading.nbgrader.course import make_course, open_ledger, secret
 from autograder.grading.outside.pipeline import Grader
 from autograder.grading.outside.sandbox import best_level
 from autograder.proof.demo.__main__ import prepare, surprises
-from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.converters import course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.notebook import ROOT
 
 CANARY = "canary-3f9a1c"
 CLASS = sorted(path.name for path in (ROOT / "autograder" / "proof" / "demo" / "submitted").iterdir())

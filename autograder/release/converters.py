@@ -1,0 +1,119 @@
+"""nbgrader's converters: their configuration, running them quietly, and the text of the notebooks that they read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from traitlets.config import Config
+
+CHECK = "check-"  # how the grade id of a function's check cell begins
+
+
+class NbgraderError(Exception):
+    """nbgrader could not do what it was asked; the message holds what it logged."""
+
+
+def notebook_text(notebook: NotebookNode) -> str:
+    """The notebook as the text of its file, the same for equal notebooks."""
+    return nbformat.writes(notebook, indent=1, sort_keys=True) + "\n"
+
+
+def write_notebook(notebook: NotebookNode, path: Path) -> Path:
+    """Write the notebook, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(notebook_text(notebook), encoding="utf-8")
+    return path
+
+
+def course_config(course: Path, assignment: str, student: str = "") -> Config:
+    """nbgrader's configuration for one assignment, from here and not from the working directory."""
+    config = Config()
+    config.CourseDirectory.root = str(course.resolve())
+    config.CourseDirectory.db_url = gradebook_url(course.resolve())
+    config.CourseDirectory.assignment_id = assignment
+    if student:
+        config.CourseDirectory.student_id = student
+    return config
+
+
+def gradebook_url(course: Path) -> str:
+    """The address of the course's gradebook, whatever characters are in the folder's name."""
+    from sqlalchemy import URL
+
+    return URL.create("sqlite", database=str(course / "gradebook.db")).render_as_string()
+
+
+def run_nbgrader(converter: type, config: Config) -> None:
+    """Run one of nbgrader's converters, quietly.
+
+    Raises:
+        NbgraderError: it failed; the message holds what it logged.
+    """
+    from nbgrader.coursedir import CourseDirectory
+
+    records: list[str] = []
+    with nbgrader_quiet(records):
+        try:
+            named = type(converter.__name__, (_Named, converter), {})
+            named(coursedir=CourseDirectory(config=config), config=config).start()  # type: ignore[call-arg]
+        except Exception as error:
+            # The last line that names an exception; what follows it may be a pointer to documentation.
+            named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", record, re.MULTILINE) for record in records]
+            said = [lines[-1] for lines in named if lines]
+            raise NbgraderError("; ".join(said or [*records, f"{type(error).__name__}: {error}"])) from error
+
+
+class _Named:
+    """Finds the notebooks of one student and assignment by name; nbgrader takes the whole path for a pattern."""
+
+    def init_notebooks(self: Any) -> None:
+        folder = self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)
+        found = sorted(str(path) for path in Path(folder).glob("*.ipynb"))
+        if not found:
+            raise FileNotFoundError(f"there is no notebook in {folder}")
+        self.assignments, self.notebooks = {folder: [os.path.join(folder, os.path.basename(f)) for f in found]}, []
+
+
+class _Collector(logging.Handler):
+    """Keeps the messages of errors."""
+
+    def __init__(self, messages: list[str]):
+        super().__init__(logging.ERROR)
+        self.messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextmanager
+def nbgrader_quiet(records: list[str] | None = None):
+    """Run nbgrader's code: errors it logs go to ``records``, its warnings nowhere.
+
+    Making a gradebook calls the program ``alembic``, which lies beside this Python but perhaps not on the path.
+    """
+    collector = _Collector(records if records is not None else [])
+    loggers = [logging.getLogger(name) for name in ("traitlets", "tornado.application")]
+    before = [(log.level, log.propagate, log.handlers[:]) for log in loggers]
+    path = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), path]))
+    for log in loggers:
+        log.handlers, log.propagate = [collector], False
+        log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.environ["PATH"] = path
+        for log, (level, propagate, handlers) in zip(loggers, before, strict=True):
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(level)
