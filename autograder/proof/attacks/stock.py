@@ -22,7 +22,8 @@ from autograder.proof.attacks.canaries import search
 from autograder.proof.attacks.fixtures import CHAPTER, NEIGHBOUR, Attack, prepare
 from autograder.proof.attacks.suite import handed_in
 from autograder.proof.demo.__main__ import HERE as DEMO
-from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.converters import course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.notebook import ROOT
 
 SECONDS, CELL_SECONDS = 300, 90
 
