@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
@@ -29,7 +28,6 @@ from autograder.grading.nbgrader.varied import asked_by
 from autograder.show import one_line
 
 Progress = Callable[[str, int, int], None]
-LEASE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ def grade_course(
     with locked(course), _pool(workers, scheduler, new_pool) as pool:
         require_assignment(course, assignment)
         with open_ledger(course) as ledger:
-            ledger.drop_leases()
             everyone = find_submissions(course, assignment)
             for submission in everyone:
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
@@ -175,7 +172,6 @@ class _Batch:
     def _run(self, keys: list[str], alone: bool, pool: NewPool) -> list[str]:
         """Grade these, as many at once as the pool takes; the keys of those that were lost with a worker."""
         waiting, lost = deque(keys), []
-        owner = f"{os.uname().nodename}:{os.getpid()}"
         while waiting:
             executor, width = pool(alone)
             running: dict[Any, str] = {}
@@ -187,7 +183,7 @@ class _Batch:
                             job = self._job(filed)
                             if job is None:
                                 self._settle(filed, Outcome(None, "the file changed meanwhile; run this again"))
-                            elif self.ledger.lease(filed, owner, LEASE_SECONDS):
+                            else:
                                 running[executor.submit(grade_one, job)] = filed
                         for future in wait(running, return_when=FIRST_COMPLETED).done:
                             self._settle(running[future], _outcome(future))

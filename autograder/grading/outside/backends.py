@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -37,6 +38,8 @@ KERNEL_FILES = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/sy
 # a second sandbox, or anything else, would take the threads of the first.
 OTHERS = 2048
 _starts = itertools.count()
+_JAX = re.compile("JAX_|XLA_")
+_HARMLESS = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_DISABLE_MOST_OPTIMIZATIONS")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,18 @@ class Plan:
     env: dict[str, str]
     fds: tuple[int, ...] = ()
     folder: str | None = None
+    cwd: str = "/"
+
+
+def plain(command: list[str]) -> Plan:
+    """No confinement, for a learner's own process; it starts in a folder of its own and imports nothing from theirs."""
+    folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
+    scratch = f"{folder}/tmp"
+    os.mkdir(scratch)
+    # Settings that a notebook made for its own JAX are not the judge's.
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
+    env = {**kept, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "MESHCRAFT_SCRATCH": scratch}
+    return Plan(command, env, folder=folder, cwd=scratch)
 
 
 def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp: bool) -> Plan:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED
 from autograder.grading.inside import wire
 from autograder.grading.inside.launch import STALL_S, Limits
 from autograder.grading.outside.judge import Stopped
+from autograder.grading.outside.sandbox import PLAIN, Mount, Sandbox
 from course.curriculum import earlier
 
 ROOT = Path(__file__).resolve().parents[3]
 TRIES = 3
 START_SECONDS = 180.0
-# Address space of a worker: a naive program at its largest size takes 3 GiB. What a submission's own process may take
-# is less, and comes with each request.
-MEMORY = 8 << 30
+# Of a worker: what one request may take comes with it. A naive program at its largest size takes 3 GiB of memory.
+UNLIMITED = Limits(wall_s=None, cpu_s=None, address_space=8 << 30)
 # How a process ends by the signal of an arithmetic fault: by itself, or inside a sandbox.
 _ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)
 DIVISION = (
@@ -37,88 +35,21 @@ STALLED = (
     f"the program computed nothing for {STALL_S:g} s and was ended: it waits for something that never comes, such "
     "as a collective that not every device takes part in (limit on waiting)"
 )
-_JAX = re.compile("JAX_|XLA_")
-_HARMLESS = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_DISABLE_MOST_OPTIMIZATIONS")
-
-
-class Process(Protocol):
-    """What a sandboxed process and a plain one have in common."""
-
-    stdin: Any
-    stdout: Any
-
-    def kill(self) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    @property
-    def stderr_tail(self) -> str: ...
-
-
-class LocalProcess:
-    """A Python module in a plain process of this user's own, for the learner's ``check``.
-
-    It starts in a folder of its own, and imports nothing from the learner's: official grading has none of it.
-    """
-
-    def __init__(self, module: str):
-        # Settings that a notebook made for its own JAX are not the judge's.
-        kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
-        self._folder = tempfile.TemporaryDirectory(prefix="meshcraft-", ignore_cleanup_errors=True)
-        environment = {
-            **kept,
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]),
-            "MPLBACKEND": "agg",
-            "MESHCRAFT_LEVEL": "unsafe-local",
-            "MESHCRAFT_SCRATCH": self._folder.name,
-        }
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            cwd=self._folder.name,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=environment,
-            start_new_session=True,  # an interrupt in the notebook is not for it
-        )
-        self.stdin, self.stdout = self._process.stdin, self._process.stdout
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self.stdin, self.stdout, self._stderr):
-            if pipe:
-                with suppress(OSError):
-                    pipe.close()
-        self._folder.cleanup()
-
-    @property
-    def stderr_tail(self) -> str:
-        if self._stderr.closed:
-            return ""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 65536))
-        return self._stderr.read().decode(errors="replace")
 
 
 class Worker:
     """A process that answers requests; a new one takes its place after a fault.
 
     Args:
-        start: Starts the process.
+        start: Starts the process: a sandbox that has been entered, or what behaves like one.
         greets: Whether it says that it is ready before the first request.
         seconds: How long one request may take.
         cpu_s: How much processor time one request may take; the process itself watches it.
     """
 
-    def __init__(self, start: Callable[[], Process], *, greets: bool, seconds: float, cpu_s: float | None = None):
+    def __init__(self, start: Callable[[], Any], *, greets: bool, seconds: float, cpu_s: float | None = None):
         self.start, self.greets, self.seconds, self.cpu_s = start, greets, seconds, cpu_s
-        self.process: Process | None = None
+        self.process: Any = None
         self.greeted = False
 
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None) -> tuple[dict[str, Any], list[bytes]]:
@@ -154,7 +85,7 @@ class Worker:
                 raise Stopped(LIMIT_EXCEEDED, said)
         raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {told}"[:2000])
 
-    def ready(self) -> Process:
+    def ready(self) -> Any:
         """The process, started if there is none."""
         self.start_early()
         assert self.process is not None
@@ -173,10 +104,7 @@ class Worker:
         """End the process; the next request starts another."""
         process, self.process, self.greeted = self.process, None, False
         if process is not None:
-            process.kill()
-            leave = getattr(process, "__exit__", None)
-            if leave:
-                leave(None, None, None)
+            process.close()
 
     def _status(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -187,7 +115,7 @@ class Worker:
         return lines[-1] if lines else "it said nothing"
 
     @contextmanager
-    def _deadline(self, process: Process, expired: threading.Event, seconds: float) -> Iterator[None]:
+    def _deadline(self, process: Any, expired: threading.Event, seconds: float) -> Iterator[None]:
         def end() -> None:
             expired.set()
             process.kill()
@@ -202,30 +130,31 @@ class Worker:
             timer.join()  # so that nobody looks at a process that is just being ended
 
 
+def local_worker(module: str, *, greets: bool, seconds: float) -> Worker:
+    """A worker without a sandbox, in a process of the learner's own."""
+    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "MESHCRAFT_LEVEL": "unsafe-local"}
+    start = lambda: Sandbox(module, level=PLAIN, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
+    return Worker(start, greets=greets, seconds=seconds)
+
+
 def local_executor(seconds: float = 120) -> Worker:
     """An executor in a process of the learner's own."""
-    return Worker(lambda: LocalProcess("autograder.grading.inside.executor"), greets=True, seconds=seconds)
+    return local_worker("autograder.grading.inside.executor", greets=True, seconds=seconds)
 
 
 def local_tracer(seconds: float = 300) -> Worker:
     """A tracer in a process of the learner's own."""
-    return Worker(lambda: LocalProcess("autograder.grading.inside.tracer"), greets=False, seconds=seconds)
+    return local_worker("autograder.grading.inside.tracer", greets=False, seconds=seconds)
 
 
 def sandboxed(
     module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
 ) -> Worker:
     """A worker of official grading: sees what ``mounted`` lists and nothing else."""
-    from autograder.grading.outside.sandbox import Mount, Sandbox
-
     mounts = [Mount(path, str(path.relative_to(ROOT))) for path in mounted(chapter)]
-    limits = Limits(wall_s=None, cpu_s=None, address_space=MEMORY)
-    return Worker(
-        lambda: Sandbox(module, level=level, mounts=mounts, limits=limits, env={"MESHCRAFT_CONFINE": "1"}).__enter__(),
-        greets=greets,
-        seconds=seconds,
-        cpu_s=cpu_s,
-    )
+    env = {"MESHCRAFT_CONFINE": "1"}
+    start = lambda: Sandbox(module, level=level, mounts=mounts, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
+    return Worker(start, greets=greets, seconds=seconds, cpu_s=cpu_s)
 
 
 def mounted(chapter: str) -> list[Path]:

@@ -37,7 +37,7 @@ from autograder.grading.inside.tracing import Problem, Traced, trace_cases
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import LIMITS, _programs, _Told
 from autograder.grading.outside.sandbox import best_level
-from autograder.grading.outside.workers import LocalProcess, Worker, sandboxed
+from autograder.grading.outside.workers import local_worker, sandboxed
 from autograder.proof.attacks.mutate import LAYERS, mutate_bytes, mutate_message
 from solutions import fsdp as right
 
@@ -134,7 +134,7 @@ class Fuzzer:
             seconds=SECONDS,
             cpu_s=CPU_SECONDS,
         )
-        self.maker = Worker(lambda: LocalProcess("autograder.proof.attacks.mutate"), greets=True, seconds=60)
+        self.maker = local_worker("autograder.proof.attacks.mutate", greets=True, seconds=60)
         self.bases = [self._measured(base) for base in bases]
 
     def __enter__(self) -> Fuzzer:
