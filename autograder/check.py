@@ -122,8 +122,10 @@ def trace_function(
         with time_limit(TRACE_SECONDS):
             return trace_cases(task, function, cases, locate, platform=platform)
     limits = replace(LOCAL, cpu_s=TRACE_SECONDS)
-    request = trace_request(function.chapter, task, function.notebook, cases, limits, platform, patient=True)
-    return traced_by(tracer(), {**request, "with_uses": True}, limits)
+    request = trace_request(
+        function.chapter, task, function.notebook, cases, limits, platform, patient=True, with_uses=True
+    )
+    return traced_by(tracer(), request)
 
 
 def _beside(task: Task, function: FromNotebook, cases: list[Case]) -> Future[Traced | Problem]:

@@ -20,13 +20,14 @@ from functools import cache
 from io import FileIO
 from typing import Any, BinaryIO
 
+import msgspec
+
 import course  # noqa: F401  before anything that could start JAX
 from autograder.contract.wrapping import Case, wrappings
 from autograder.grading.inside import wire
 from autograder.grading.inside.cells import locate_cell
-from autograder.grading.inside.intake import Cell
 from autograder.grading.inside.jailed_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
-from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.messages import Ending, TraceRequest
 from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
@@ -34,48 +35,43 @@ from course import predict, show  # noqa: F401  what labs import, once for all f
 from course.curriculum import earlier
 
 MAX_RESULT = 64 * 2**20
-REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "clean")
 
 
-def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
+def trace_request(request: TraceRequest, result: BinaryIO) -> None:
     """Serve one request, in the confined child: write the Programs, or why there are none."""
-    task, limits = wrappings(header["chapter"])[header["task"]], Limits(**header["limits"])
-    sys.meta_path.insert(0, _NotHere(header["chapter"]))  # type: ignore[arg-type]
-    ran = _run(header, limits)
+    task, limits = wrappings(request.chapter)[request.task], request.limits
+    sys.meta_path.insert(0, _NotHere(request.chapter))  # type: ignore[arg-type]
+    ran = _run(request)
     wire.write(result, {"ran": True})  # who ends from here on, ends by the graded function
     function = ran.function(task)
-    found: Any = function
+    traced: Any = function
     if not isinstance(function, Problem):
         left = (limits.cpu_s or 60) - time.process_time()
         with time_limit(max(0.8 * left, 0.1), processor=True):
-            cases = [Case(**case) for case in header["cases"]]
-            found = trace_cases(task, function, cases, locate_cell, platform=header.get("platform", "cpu"))
-    if isinstance(found, Problem):
-        wire.write(result, {"problem": ran.explained(found).to_json(), "left_out": ran.left_out})
+            traced = trace_cases(task, function, [*request.cases], locate_cell, platform=request.platform)
+    if isinstance(traced, Problem):
+        wire.write(result, {"problem": ran.explained(traced).to_json(), "left_out": ran.left_out})
         return
-    programs = {name: program.serialise() for name, program in found.programs.items()}
-    used = uses(function) if header.get("with_uses") else {}
-    told = {"cases": list(programs), "line": found.line, "uses": used, "left_out": ran.left_out}
-    wire.write(result, told, list(programs.values()))
+    programs = {name: program.serialise() for name, program in traced.programs.items()}
+    used = uses(function) if request.with_uses else {}
+    message = {"cases": list(programs), "line": traced.line, "uses": used, "left_out": ran.left_out}
+    wire.write(result, message, list(programs.values()))
 
 
-def _run(header: dict[str, Any], limits: Limits) -> Ran:
+def _run(request: TraceRequest) -> Ran:
     """Run the notebook's cells; what nobody needs may not use up the processor time that tracing needs.
 
     Where no exception can end a statement, because it never comes back to Python, the kernel ends this process, and
     the grader asks once more for what is needed.
     """
-    only_needed = bool(header.get("only_needed"))
     before = resource.getrlimit(resource.RLIMIT_CPU)
-    if not only_needed and limits.cpu_s is not None:
-        soft = int(time.process_time() + header["patience"] + 2 * STATEMENT_SECONDS)
+    if not request.only_needed and request.limits.cpu_s is not None:
+        soft = int(time.process_time() + request.patience + 2 * STATEMENT_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
     os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # a learner's files may be written there, in every sandbox
-    cells = [Cell(**cell) for cell in header["cells"]]
     main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
-    lab = tuple(header.get("lab", ()))
-    how = {"only_needed": only_needed, "patience": header["patience"]}
-    ran = run_cells(cells, [header["task"]], lab=lab, module=main, **how)
+    how = {"only_needed": request.only_needed, "patience": request.patience}
+    ran = run_cells(request.cells, [request.task], lab=request.lab, module=main, **how)
     resource.setrlimit(resource.RLIMIT_CPU, before)
     return ran
 
@@ -135,11 +131,10 @@ def main() -> None:
 
 def serve(blobs: list[bytes], answers: BinaryIO) -> None:
     """Serve one request, in a process of its own."""
-    header = wire.from_json(blobs[0])
-    limits = Limits(**header["limits"])
-    report = fork_confined(lambda result: trace_request(header, result), limits=limits, result_bytes=MAX_RESULT)
-    said = {name: getattr(report, name) for name in REPORTED}
-    wire.write(answers, said, [report.result])
+    request = msgspec.json.decode(blobs[0], type=TraceRequest)
+    run = lambda result: trace_request(request, result)  # noqa: E731
+    report = fork_confined(run, limits=request.limits, result_bytes=MAX_RESULT)
+    wire.write(answers, {name: getattr(report, name) for name in Ending.__struct_fields__}, [report.result])
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ MAX_HEADER = 4 * 2**20
 MAX_BLOBS = 1024
 MAX_TOTAL = 256 * 2**20
 CPU_USED_UP, STALLED = 152, 153  # the executor's exit status: as the shell has it for SIGXCPU, and one of our own
-DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-          "float16", "bfloat16", "float32", "float64")  # fmt: skip
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
 
 
 class WireError(Exception):
@@ -79,10 +78,10 @@ def read_blobs(stream: BinaryIO, sizes: list[int]) -> list[bytes]:
 
 def from_json(text: bytes) -> Any:
     """What a JSON text says, without halves of characters, which no file could be written with."""
-    found = json.loads(text)
+    result = json.loads(text.decode(errors="replace"))
     if b"\\ud" in text.lower():
-        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-    return found
+        result = json.loads(json.dumps(result, ensure_ascii=False).encode(errors="replace"))
+    return result
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

@@ -12,6 +12,7 @@ from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDEN
 from autograder.grading.nbgrader import booking, bridge
 from autograder.grading.nbgrader.conftest import POINTS, WHERE, booked, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook, open_ledger
+from autograder.grading.nbgrader.ledger import key
 from autograder.release.converters import NbgraderError, course_config, run_nbgrader
 
 FIRST, SECOND, THIRD, *_ = POINTS
@@ -84,7 +85,7 @@ def test_booking_again_changes_no_byte_and_removes_half_made_folders_alone(cours
         first, points = copy.read_bytes(), grades(course, "ada")
         assert booking.book(course, "fsdp", ledger, paths, done.append) == {} and done == []
         for notes in (("again",), ()):
-            ledger.record(ledger.entry("fsdp", "ada").key, replace(judged(), notes=notes))
+            ledger.record(key(paths["ada"].read_bytes(), "contract"), replace(judged(), notes=notes))
         ledger.booked("fsdp", "ada", None)
         booking.book(course, "fsdp", ledger, paths, done.append)
         assert done == ["ada"] and copy.read_bytes() == first and grades(course, "ada") == points

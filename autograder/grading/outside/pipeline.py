@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import json
 import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import (
@@ -29,8 +30,9 @@ from autograder.contract.verdict import (
 )
 from autograder.contract.wrapping import UNSEEN
 from autograder.grading.inside import wire
-from autograder.grading.inside.intake import Notebook, read_notebook, whole
+from autograder.grading.inside.intake import Notebook, read_notebook
 from autograder.grading.inside.launch import STALL_S, Limits
+from autograder.grading.inside.messages import Ending, TraceMessage, TraceRequest, untrusted
 from autograder.grading.inside.running import ALL_SECONDS, PATIENT_SECONDS
 from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.outside.judge import Stopped, judge, plan, stopped
@@ -75,7 +77,7 @@ class Budget:
                 "mend the function that takes so long (limit on a submission's time)",
             )
         wall, cpu = min(wall * share, self.wall_s), min(cpu * share, self.cpu_s)
-        return replace(
+        return dataclasses.replace(
             usual, wall_s=wall if math.isfinite(wall) else None, cpu_s=max(1, int(cpu)) if math.isfinite(cpu) else None
         )
 
@@ -112,7 +114,7 @@ class Grader:
     def __enter__(self) -> Grader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -147,37 +149,39 @@ class Grader:
         return result
 
     def _grade_task(self, task: Task, notebook: Notebook, budget: Budget, *, patient: bool) -> tuple[Result, bool]:
-        planned = plan(self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest,
-                       variant=self.variants.get(task.name, ""))  # fmt: skip
+        variant = self.variants.get(task.name, "")
+        planned = plan(
+            self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, variant=variant
+        )
         request = trace_request(self.chapter, task, notebook, planned.traced, self.limits, patient=patient)
         denied: tuple[str, ...] = ()
         left_out = False
         try:
             limits = budget.limits()
-            told, blobs = self._trace(request, limits, budget)
-            denied = tuple(str(call)[:200] for call in told.get("denied", []))[:50]
-            if not told.get("clean", False):
-                self.tracer.close()
-            left_out = bool(_said(blobs[0]).get("left_out"))
-            programs, line = _programs(told, blobs[0], limits)
-            result = judge(planned, programs, line, partial(self._execute, budget))
-        except _Told as told_problem:
-            result = stopped(task, told_problem.problem)
+            ending, written = self._trace(replace(request, limits=limits), budget)
+            denied = tuple(call[:200] for call in ending.denied[:50])
+            message, programs = read_result(ending, written, limits)
+            left_out = message.left_out > 0
+            if message.problem:
+                result = stopped(task, message.problem)
+            else:
+                result = judge(planned, programs, message.line, partial(self._execute, budget))
         except wire.WireError as error:
             result = stopped(task, Problem(REFUSED, f"what the submission's process gave is not Programs: {error}"))
         except Stopped as error:
             result = stopped(task, Problem(error.verdict, str(error)))
         return with_denied(result, denied), left_out
 
-    def _trace(self, request: dict[str, Any], limits: Limits, budget: Budget) -> tuple[dict[str, Any], list[bytes]]:
-        """What the tracer tells; asked again when its child was killed from outside, or by what nobody needs."""
+    def _trace(self, request: TraceRequest, budget: Budget) -> tuple[Ending, bytes]:
+        """What the tracer gives; asked again when its child was killed from outside, or by what nobody needs."""
         for _ in range(TRIES):
-            told, blobs = ask_tracer(self.tracer, {**request, "limits": asdict(limits)}, limits, budget.spend)
-            budget.hung |= told["exceeded"] in ("wall time", "waiting") or _used_up(told, limits)
-            if told.get("signal") != signal.SIGKILL or told["exceeded"] or _used_up(told, limits):
-                return told, blobs
-        said = f"the submission's process was killed from outside {TRIES} times; is this machine out of memory?"
-        raise Stopped(NEEDS_HUMAN, said)
+            ending, written = ask_tracer(self.tracer, request, budget.spend)
+            used_up = _used_up(ending, request.limits)
+            budget.hung |= ending.exceeded in ("wall time", "waiting") or used_up
+            if ending.signal != signal.SIGKILL or ending.exceeded or used_up:
+                return ending, written
+        message = f"the submission's process was killed from outside {TRIES} times; is this machine out of memory?"
+        raise Stopped(NEEDS_HUMAN, message)
 
     def _execute(
         self, budget: Budget, header: dict[str, Any], blobs: list[bytes]
@@ -206,122 +210,87 @@ def trace_request(
     platform: str = "cpu",
     *,
     patient: bool = False,
-) -> dict[str, Any]:
+    with_uses: bool = False,
+) -> TraceRequest:
     """What a tracer is asked for a function of a notebook. Nothing says which variant a course asks for.
 
     ``patient`` leaves a notebook's experiments more time.
     """
-    asked = {name for variant in task.variants for name in variant.sizes}
+    varied = {name for variant in task.variants for name in variant.sizes}
 
-    def shown(case: Case) -> dict[str, Any]:
-        found = asdict(task.complete(case))
-        return {**found, "sizes": {name: size for name, size in case.sizes.items() if name not in asked}}
+    def shown(case: Case) -> Case:
+        sizes = {name: size for name, size in case.sizes.items() if name not in varied}
+        return dataclasses.replace(task.complete(case), sizes=sizes)
 
-    return {
-        "chapter": chapter,
-        "task": task.name,
-        "cells": [asdict(cell) for cell in notebook.cells],
-        "lab": lab_code(chapter),
-        "cases": [shown(case) for case in cases],
-        "platform": platform,
-        "patience": PATIENT_SECONDS if patient else ALL_SECONDS,
-        "limits": asdict(limits),
-    }
+    patience = PATIENT_SECONDS if patient else ALL_SECONDS
+    cells, lab, every = tuple(notebook.cells), lab_code(chapter), tuple(map(shown, cases))
+    return TraceRequest(chapter, task.name, cells, lab, every, limits, patience, platform, with_uses=with_uses)
 
 
 def ask_tracer(
-    tracer: Worker,
-    request: dict[str, Any],
-    limits: Limits,
-    spend: Callable[[float, Any], None] = lambda begin, cpu: None,
-) -> tuple[dict[str, Any], list[bytes]]:
-    """What a tracer tells. Where its child ended without a word and before its time, it is asked for less.
+    tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None] = lambda begin, cpu: None
+) -> tuple[Ending, bytes]:
+    """How a tracer's child ended and what it wrote. One that ended silently and before its time is asked for less.
 
     A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
     """
+    ending, written = _ask(tracer, request, spend)
+    killed = ending.exceeded in ("wall time", "waiting") or (ending.signal == signal.SIGKILL and not ending.exceeded)
+    if not written and not killed and not _used_up(ending, request.limits):
+        ending, written = _ask(tracer, replace(request, only_needed=True), spend)
+    return ending, written
+
+
+def _ask(tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None]) -> tuple[Ending, bytes]:
+    """One request: a header with what the tracer may keep, and the whole of it for the one process that serves it."""
     begin = time.monotonic()
-    told, blobs = tracer.ask(*_message(request))
-    spend(begin, told.get("cpu_s"))
-    killed = told["exceeded"] in ("wall time", "waiting") or (
-        told.get("signal") == signal.SIGKILL and not told["exceeded"]
-    )
-    if not blobs[0] and not killed and not _used_up(told, limits):
-        if not told.get("clean", False):
-            tracer.close()
-        begin = time.monotonic()
-        told, blobs = tracer.ask(*_message({**request, "only_needed": True}))
-        spend(begin, told.get("cpu_s"))
-    return told, blobs
+    public = [asdict(case) for case in request.cases if case.name != UNSEEN]
+    header = {"chapter": request.chapter, "task": request.task, "lab": request.lab, "cases": public}
+    response, (written, *_) = tracer.ask(header, [msgspec.json.encode(request)])
+    ending = msgspec.convert(response, Ending)
+    spend(begin, ending.cpu_s)
+    if not ending.clean:
+        tracer.close()
+    return ending, written
 
 
-def _message(request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-    """A request as it travels: what the tracer may keep, and the whole of it, for the one process that serves it."""
-    public = [case for case in request["cases"] if case["name"] != UNSEEN]
-    kept = {name: request[name] for name in ("chapter", "task", "lab")}
-    return {**kept, "cases": public}, [json.dumps(request).encode()]
-
-
-def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced | Problem:
+def traced_by(tracer: Worker, request: TraceRequest) -> Traced | Problem:
     """What a tracer makes of a request, as if it had been traced here."""
     try:
-        told, blobs = ask_tracer(tracer, request, limits)
-        if not told.get("clean", False):
-            tracer.close()
-        programs, line = _programs(told, blobs[0], limits)
+        message, programs = read_result(*ask_tracer(tracer, request), request.limits)
         loaded = {name: Program.load(data) for name, data in programs.items()}
-        return Traced(loaded, line, _uses(blobs[0]))
-    except _Told as error:
-        return error.problem
+        return message.problem or Traced(loaded, message.line, message.uses)
     except Stopped as error:
         return Problem(error.verdict, str(error))
     except (wire.WireError, ProgramError) as error:
         return Problem(REFUSED, f"what the notebook's process gave is not Programs: {error}")
 
 
-def _uses(result: bytes) -> dict[str, str]:
-    """What a tracer says of the names that a function uses."""
-    used = _said(result).get("uses")
-    return {str(name): str(text) for name, text in used.items()} if isinstance(used, dict) else {}
+def read_result(ending: Ending, written: bytes, limits: Limits) -> tuple[TraceMessage, dict[str, bytes]]:
+    """What a student's process wrote, none of which is trusted: its message, with a problem or with Programs by case.
 
-
-def _said(result: bytes) -> dict[str, Any]:
-    """Everything that a tracer says, of all of its messages together."""
-    stream, found = io.BytesIO(result), {}
-    with suppress(wire.WireError):
-        while stream.tell() < len(result):
-            header, sizes = wire.read_header(stream)
-            found |= header
-            stream.seek(sum(sizes), io.SEEK_CUR)
-    return found
-
-
-class _Told(Exception):
-    """The tracer says that there are no Programs, and why."""
-
-    def __init__(self, problem: Problem):
-        super().__init__(problem.message)
-        self.problem = problem
-
-
-def _programs(told: dict[str, Any], result: bytes, limits: Limits) -> tuple[dict[str, bytes], str]:
-    """Programs by case and the line of the definition, from what the student's process wrote: trusted in nothing."""
-    if told["exceeded"]:
-        raise _Told(Problem(LIMIT_EXCEEDED, _ended(told["exceeded"], limits)))
-    stream = io.BytesIO(result)
-    header, blobs = wire.read(stream) if result else ({"ran": True}, [])
-    if header.get("ran"):  # its cells have run, nothing else is said yet
-        if stream.tell() == len(result):
-            raise _Told(_silent(told, limits))
-        header, blobs = wire.read(stream)
-    if "problem" in header:
-        problem = header["problem"] if isinstance(header["problem"], dict) else {}
-        verdict = problem.get("verdict")
-        text, line = whole(str(problem.get("message", ""))[:2000]), whole(str(problem.get("line", ""))[:100])
-        raise _Told(Problem(verdict if verdict in _THEIRS else REFUSED, text, line))
-    cases = header.get("cases")
-    if not isinstance(cases, list) or len(cases) != len(blobs) or not all(isinstance(c, str) for c in cases):
+    Raises:
+        WireError: It is no such message.
+    """
+    if ending.exceeded:
+        return TraceMessage(problem=Problem(LIMIT_EXCEEDED, _ended(ending.exceeded, limits))), {}
+    stream = io.BytesIO(written)
+    message, blobs = _read(stream) if written else (TraceMessage(ran=True), [])
+    if message.ran:  # its cells have run, nothing else is said yet
+        if stream.tell() == len(written):
+            return TraceMessage(problem=_silent(ending, limits)), {}
+        message, blobs = _read(stream)
+    if problem := message.problem:
+        verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
+        return replace(message, problem=Problem(verdict, problem.message[:2000], problem.line[:100])), {}
+    if not message.cases or len(message.cases) != len(blobs):
         raise wire.WireError("its cases and Programs do not fit together")
-    return dict(zip(cases, blobs, strict=True)), whole(str(header.get("line", ""))[:100])
+    return replace(message, line=message.line[:100]), dict(zip(message.cases, blobs, strict=True))
+
+
+def _read(stream: io.BytesIO) -> tuple[TraceMessage, list[bytes]]:
+    header, blobs = wire.read(stream)
+    return untrusted(header, TraceMessage), blobs
 
 
 def _ended(limit: str, limits: Limits) -> str:
@@ -335,24 +304,22 @@ def _ended(limit: str, limits: Limits) -> str:
     return f"the submission's process {most[limit]} and was ended (limit on {limit})"
 
 
-def _silent(told: dict[str, Any], limits: Limits) -> Problem:
+def _silent(ending: Ending, limits: Limits) -> Problem:
     """Why a student's process may have ended without a word."""
-    lines = str(told.get("output", "")).strip().splitlines()
-    said = f"; its last words: {lines[-1][:300]}" if lines else ""
-    if told.get("signal") == signal.SIGXCPU or (told.get("signal") == signal.SIGKILL and _used_up(told, limits)):
-        said = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
-        return Problem(LIMIT_EXCEEDED, f"{said} (limit on processor time)")
-    if "pthread_create failed" in str(told.get("output", "")):
-        said = "the submission's process could not start another thread (limit on processes and threads)"
-        return Problem(LIMIT_EXCEEDED, said)
-    if any(words in said for words in _NO_MEMORY):
-        return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{said}")
-    if told.get("signal") is not None:
-        return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {told['signal']}{said}")
-    return Problem(
-        STUDENT_ERROR, f"the submission's process ended without a result, status {told.get('exit_status')}{said}"
-    )
+    lines = ending.output.strip().splitlines()
+    last = f"; its last words: {lines[-1][:300]}" if lines else ""
+    if ending.signal == signal.SIGXCPU or (ending.signal == signal.SIGKILL and _used_up(ending, limits)):
+        message = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
+        return Problem(LIMIT_EXCEEDED, f"{message} (limit on processor time)")
+    if "pthread_create failed" in ending.output:
+        message = "the submission's process could not start another thread (limit on processes and threads)"
+        return Problem(LIMIT_EXCEEDED, message)
+    if any(words in last for words in _NO_MEMORY):
+        return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{last}")
+    if ending.signal is not None:
+        return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {ending.signal}{last}")
+    return Problem(STUDENT_ERROR, f"the submission's process ended without a result, status {ending.exit_status}{last}")
 
 
-def _used_up(told: dict[str, Any], limits: Limits) -> bool:
-    return limits.cpu_s is not None and told.get("cpu_s", 0.0) >= limits.cpu_s - 1
+def _used_up(ending: Ending, limits: Limits) -> bool:
+    return limits.cpu_s is not None and ending.cpu_s >= limits.cpu_s - 1

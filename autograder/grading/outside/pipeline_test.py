@@ -16,10 +16,11 @@ from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PASS,
 from autograder.grading.inside import wire
 from autograder.grading.inside.executor import Executor, answered
 from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.messages import Ending
 from autograder.grading.inside.tracing import Traced, describe_error, limit_of, trace_cases
 from autograder.grading.outside import pipeline
 from autograder.grading.outside.judge import expected, judge, plan
-from autograder.grading.outside.pipeline import LIMITS, Grader, _programs, _Told
+from autograder.grading.outside.pipeline import LIMITS, Grader, read_result
 from autograder.grading.outside.sandbox import best_level
 from solutions.fsdp import shard_params
 
@@ -49,15 +50,12 @@ def message(header, blobs=()):
         ({"signal": 11}, b"", STUDENT_ERROR, "crashed with signal 11"),
         ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR, "its last words: bye"),
         ({}, message({"problem": {"verdict": "pass", "message": "trust me"}}), REFUSED, "trust me"),
-        ({}, message({"problem": {"verdict": "needs_human"}}), REFUSED, ""),
-        ({}, message({"problem": 7}), REFUSED, ""),
+        ({}, message({"problem": {"verdict": "needs_human", "message": ""}}), REFUSED, ""),
     ],
 )
 def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict, says):
-    with pytest.raises(_Told) as caught:
-        _programs({**QUIET, **told}, result, LIMITS)
-    assert caught.value.problem.verdict == verdict
-    assert says in caught.value.problem.message
+    problem = read_result(Ending(**{**QUIET, **told}), result, LIMITS)[0].problem
+    assert problem and problem.verdict == verdict and says in problem.message
 
 
 @pytest.mark.parametrize(
@@ -81,6 +79,9 @@ def test_an_exception_names_the_limit_that_it_is_about(error, limit):
     [
         b"\x00\x00\x00\x04nope",
         b"\xff\xff\xff\xff",
+        message({"problem": 7}),
+        message({"problem": {"verdict": "pass", "message": ["trust", "me"]}}),
+        message({"ran": 1, "left_out": "many"}),
         message({"cases": ["a", "b"]}, [b"one"]),
         message({"cases": [1]}, [b"one"]),
         message({"cases": "a"}, [b"one"]),
@@ -89,7 +90,7 @@ def test_an_exception_names_the_limit_that_it_is_about(error, limit):
 )
 def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
     with pytest.raises(wire.WireError):
-        _programs(QUIET, result, LIMITS)
+        read_result(Ending(**QUIET), result, LIMITS)
 
 
 # What the judge is given
@@ -266,8 +267,8 @@ def test_what_experiments_left_no_time_for_is_run_in_the_end(grader, tmp_path, m
 def test_no_request_says_which_variant_is_asked():
     task = load("collectives").task("ring_all_gather")
     case = task.variants[0].of(task.cases[0])
-    (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS)["cases"]
-    assert case.sizes["order"] and shown["sizes"] == {n: s for n, s in case.sizes.items() if n != "order"}
+    (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS).cases
+    assert case.sizes["order"] and shown.sizes == {n: s for n, s in case.sizes.items() if n != "order"}
 
 
 START = "for _ in range(500): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"

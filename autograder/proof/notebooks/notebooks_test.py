@@ -36,7 +36,7 @@ def looks():
     def look(way, cells):
         limits = LIMITS if way == "official" else LOCAL
         request = trace_request(CHAPTER, CONTRACT, Notebook(cells, ""), [CASE], limits)
-        return traced_by(workers[way], request, limits)
+        return traced_by(workers[way], request)
 
     for worker in workers.values():
         worker.start_early()
