@@ -33,9 +33,10 @@ from autograder.chapters.fsdp.mutants import (
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
 from autograder.grading.inside import wire
+from autograder.grading.inside.messages import Ending
 from autograder.grading.inside.tracing import Problem, Traced, trace_cases
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
-from autograder.grading.outside.pipeline import LIMITS, _programs, _Told
+from autograder.grading.outside.pipeline import LIMITS, read_result
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.workers import local_worker, sandboxed
 from autograder.proof.attacks.mutate import LAYERS, mutate_bytes, mutate_message
@@ -46,7 +47,7 @@ SECONDS, CPU_SECONDS = 40.0, 20
 # Figures of the realistic size, which is never run, that points hang on.
 JUDGED = ("flops", "wire", "temporaries", "seconds")
 SECRET = b"a secret of nobody, for the fuzz"
-QUIET = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 1.0, "output": ""}
+QUIET = Ending(exceeded="", signal=None, exit_status=0, cpu_s=1.0)
 # Which answers are mutated, on which case, and how often: the larger ones compile for a second.
 ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
     ("shard_params", right.shard_params, "pipe=4 x tensor=2", 10),
@@ -196,11 +197,11 @@ class Fuzzer:
 
         def ask(task: Task) -> Result:
             try:
-                programs, line = _programs(QUIET, message, LIMITS)
+                said, programs = read_result(QUIET, message, LIMITS)
+                if said.problem:
+                    return stopped(task, said.problem)
                 stages.append("header")
-                return judge(planned, programs, line, execute)
-            except _Told as told:
-                return stopped(task, told.problem)
+                return judge(planned, programs, said.line, execute)
             except wire.WireError as error:
                 return stopped(task, Problem(REFUSED, f"not Programs: {error}"))
             except Stopped as error:
