@@ -56,7 +56,7 @@ def run_nbgrader(converter: type, config: Config) -> None:
     """Run one of nbgrader's converters, quietly.
 
     Raises:
-        NbgraderError: it failed; the message holds what it logged.
+        NbgraderError: it failed; the errors holds what it logged.
     """
     from nbgrader.coursedir import CourseDirectory
 
@@ -68,8 +68,8 @@ def run_nbgrader(converter: type, config: Config) -> None:
         except Exception as error:
             # The last line that names an exception; what follows it may be a pointer to documentation.
             named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", record, re.MULTILINE) for record in records]
-            said = [lines[-1] for lines in named if lines]
-            raise NbgraderError("; ".join(said or [*records, f"{type(error).__name__}: {error}"])) from error
+            errors = [lines[-1] for lines in named if lines]
+            raise NbgraderError("; ".join(errors or [*records, f"{type(error).__name__}: {error}"])) from error
 
 
 class _Named:
@@ -77,10 +77,10 @@ class _Named:
 
     def init_notebooks(self: Any) -> None:
         folder = self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)
-        found = sorted(str(path) for path in Path(folder).glob("*.ipynb"))
-        if not found:
+        paths = sorted(str(path) for path in Path(folder).glob("*.ipynb"))
+        if not paths:
             raise FileNotFoundError(f"there is no notebook in {folder}")
-        self.assignments, self.notebooks = {folder: [os.path.join(folder, os.path.basename(f)) for f in found]}, []
+        self.assignments, self.notebooks = {folder: [os.path.join(folder, os.path.basename(f)) for f in paths]}, []
 
 
 class _Collector(logging.Handler):

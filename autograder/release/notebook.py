@@ -97,20 +97,20 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
     agreed = contract.load(chapter)
     points = {task.name: float(task.points) for task in agreed.tasks}
     cells: list[NotebookNode] = []
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     imported = False
     for cell in _read_cells(path):
         if cell.kind == "markdown":
-            cells.append(_markdown(cell, float(agreed.question_points), found))
+            cells.append(_markdown(cell, float(agreed.question_points), places))
         elif BEGIN in cell.source:
-            name = _solution_name(cell, points, found)
+            name = _solution_name(cell, points, places)
             cells += [_solution(name, cell.source), _check(name, points[name])]
         else:
             source = _bare(cell)
             if not imported:
                 source, imported = f"{source}\n\n{CHECK_IMPORT}", True
             cells.append(new_code_cell(source))
-    _require_complete(path, points, found)
+    _require_complete(path, points, places)
     return _as_notebook(cells)
 
 

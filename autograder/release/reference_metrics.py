@@ -24,12 +24,12 @@ def measure(chapter: str) -> dict[str, Any]:
     """
     solution = importlib.import_module(f"solutions.{chapter}")
     mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS}
-    found = {}
+    result = {}
     for task in load(chapter).tasks:
         if task.analysed:
             reference = look(task, getattr(solution, task.name))
             naive = {name: look(task, mutants[task.name, name].function) for name in {task.naive, task.slow} if name}
-            found[task.name] = {
+            result[task.name] = {
                 figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
                 for figure, name in (
                     ("temporaries", task.naive),
@@ -40,7 +40,7 @@ def measure(chapter: str) -> dict[str, Any]:
                 )
                 if figure in reference
             }
-    return found
+    return result
 
 
 def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:

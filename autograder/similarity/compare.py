@@ -89,7 +89,7 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
     forms = Counter(w.form for w in people)
     public = {gram for w in every if w.author.public for gram in w.grams}
     shares, scores = _scores(ours, every, held, len(people))
-    found = []
+    matches = []
     for i, first in enumerate(ours):
         for j in range(i + 1, len(every)):
             second = every[j]
@@ -104,17 +104,17 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
             rarity = math.fsum(_rarity(count, len(people)) for count in counts) / max(1, len(counts))
             in_public = len(shared & public) / max(1, len(shared))
             others = float(median(counts)) if counts else 0.0
-            found.append(
+            matches.append(
                 Match(function, first, second, float(shares[i, j]), rarity, others, in_public, same, fellows, score)
             )
-    found.sort(key=lambda match: (-match.score, match.first.author, match.second.author))
+    matches.sort(key=lambda match: (-match.score, match.first.author, match.second.author))
     pairs = shares[:, : len(ours)][np.triu_indices(len(ours), 1)]
     usual = float(np.median(pairs)) if len(pairs) > 1 else None
     like_public = sum(
         any(shares[i, j] >= ALIKE for j, w in enumerate(every) if w.author.public and _enough(first, w))
         for i, first in enumerate(ours)
     )
-    return Compared(function, len(ours), found, usual, like_public, held, len(people))
+    return Compared(function, len(ours), matches, usual, like_public, held, len(people))
 
 
 def _scores(ours: list[Written], every: list[Written], held: Counter[int], people: int) -> tuple[Any, Any]:

@@ -107,7 +107,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
     for cell in cells:
         try:
             tree, lines = _parse(cell.source)
-            found = list(_definitions(tree.body, lines))
+            definitions = list(_definitions(tree.body, lines))
             known = aliases([tree])
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             code.unread.append(f"{cell.id}: {getattr(error, 'msg', '') or type(error).__name__}")
@@ -115,7 +115,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
         code.trees.append(tree)
         code.quoted += _quoted(tree)
         code.known |= known
-        for name, piece in found:
+        for name, piece in definitions:
             code.pieces.pop(name, None)
             code.pieces[name] = piece
     return code
@@ -123,7 +123,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
 
 def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
     """The fingerprints of released notebooks: what everybody was given."""
-    found: set[int] = set()
+    grams: set[int] = set()
     for path in paths:
         try:
             code = read_code(read_notebook(path).cells)
@@ -131,8 +131,8 @@ def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
             continue
         known = {**code.known, **{task: task for task in tasks}}
         for statement in (statement for tree in code.trees for statement in tree.body):
-            found |= set(fingerprints(tokens(statement, known)))
-    return frozenset(found)
+            grams |= set(fingerprints(tokens(statement, known)))
+    return frozenset(grams)
 
 
 def public_code(chapter: str, names: Iterable[str]) -> Iterator[tuple[str, Author, Code]]:

@@ -29,14 +29,14 @@ class Token:
 
 def aliases(trees: Iterable[ast.AST]) -> dict[str, str]:
     """What imported names stand for: the last word of each, and nothing for a module, whose functions say enough."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
-            found |= dict.fromkeys((alias.asname or alias.name.split(".")[0] for alias in node.names), "")
+            result |= dict.fromkeys((alias.asname or alias.name.split(".")[0] for alias in node.names), "")
         elif isinstance(node, ast.ImportFrom):
             modules = {"lax", "numpy", "nn", "nnx", "tree", "random", "tree_util"}
-            found |= {a.asname or a.name: "" if a.name in modules else a.name for a in node.names}
-    return found
+            result |= {a.asname or a.name: "" if a.name in modules else a.name for a in node.names}
+    return result
 
 
 def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
@@ -49,12 +49,12 @@ def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
     Raises:
         RecursionError: It is nested deeper than anybody writes.
     """
-    found = []
+    result = []
     for token in _Reader(known).read(node):
-        found.append(token)
-        if len(found) == MOST:
+        result.append(token)
+        if len(result) == MOST:
             break
-    return found
+    return result
 
 
 def fingerprints(found: list[Token], shift: int = 0) -> dict[int, set[int]]:
@@ -111,7 +111,7 @@ class _Reader:
         return Token("", self.line, name)
 
     def _body(self, statements: list[ast.stmt]) -> Iterator[Token]:
-        kept = [s for s in statements if not (isinstance(s, _NOTHING) or _is_said(s))]
+        kept = [s for s in statements if not (isinstance(s, _NOTHING) or _is_output(s))]
         if len(kept) > 1 and _named_result(kept[-2], kept[-1]):
             last = kept[-2]
             assert isinstance(last, ast.Assign)
@@ -248,7 +248,7 @@ class _Reader:
         yield self._token("text")
 
 
-def _is_said(statement: ast.stmt) -> bool:
+def _is_output(statement: ast.stmt) -> bool:
     """Whether a statement is a docstring, or prints something."""
     if not isinstance(statement, ast.Expr):
         return False

@@ -56,10 +56,10 @@ class Executor:
         looked: dict[str, Any] = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             small, *stretched = (parse(Program.load(blob), data_branches=branches) for blob in blobs[1:])
-            found = difference(small, module)
+            result = difference(small, module)
             for other in stretched:
-                found = found or difference(other, module, scaled=False)
-            about = {"difference": found, "orders": _orders(module, program, header)}
+                result = result or difference(other, module, scaled=False)
+            about = {"difference": result, "orders": _orders(module, program, header)}
             return {**looked, **about}, []
         if header.get("form"):
             looked["form"] = form(module)
@@ -138,8 +138,10 @@ def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> 
     except ProgramError as error:
         return {"refused": str(error)}, []
     except jax.errors.JaxRuntimeError as error:
-        said = f"the program cannot be run: {str(error)[:500]}"
-        return {"exceeded": f"{said} (limit on memory)"} if "RESOURCE_EXHAUSTED" in said else {"refused": said}, []
+        message = f"the program cannot be run: {str(error)[:500]}"
+        if "RESOURCE_EXHAUSTED" in message:
+            return {"exceeded": f"{message} (limit on memory)"}, []
+        return {"refused": message}, []
     except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
         return {"fault": f"{type(error).__name__}: {error}"[:500]}, []
 
@@ -173,8 +175,8 @@ def main() -> None:
         try:
             wire.write(answers, answer, arrays)
         except wire.WireError as error:  # nothing is sent yet
-            said = f"what the program gives, or what there is to say of it, is too much: {error}; are names in it long?"
-            wire.write(answers, {"refused": said, "cpu_s": answer["cpu_s"]})
+            message = f"what the program gives, or what there is to say of it, is too much: {error}"
+            wire.write(answers, {"refused": f"{message}; are names in it long?", "cpu_s": answer["cpu_s"]})
 
 
 if __name__ == "__main__":

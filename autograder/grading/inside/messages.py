@@ -1,4 +1,4 @@
-"""What the grader asks of its tracer and is told in return, with the types that everything from a sandbox must have."""
+"""Requests to the tracer, and the messages that come back, with the types that everything from a sandbox must have."""
 
 from __future__ import annotations
 

@@ -89,12 +89,12 @@ def needed(statements: Sequence[Statement], wanted: Iterable[str], lab: frozense
     theirs = bound_outside(statements, lab)
     binds = [one.binds - theirs if n in lab else one.binds for n, one in enumerate(every)]
     effects = [effect - theirs if n in lab else effect for n, effect in enumerate(_effects(every))]
-    names, found = set(wanted) | {_ANY}, set()
+    names, numbers = set(wanted) | {_ANY}, set()
     while True:
-        more = {n for n in range(len(every)) if n not in found and names & (binds[n] | effects[n])}
+        more = {n for n in range(len(every)) if n not in numbers and names & (binds[n] | effects[n])}
         if not more:
-            return frozenset(found)
-        found |= more
+            return frozenset(numbers)
+        numbers |= more
         names |= {name for n in more for name in every[n].uses}
 
 
@@ -119,7 +119,7 @@ def _effects(every: list[Names]) -> list[set[str]]:
     def counts(name: str, how: str) -> bool:
         return not (how == _CALLED and name in imported) and not (how == _GIVEN and name in {*imported, *functions})
 
-    found = []
+    result = []
     for one in every:
         changes, waiting, reached = set(one.changes), set(one.now), set()
         while waiting:
@@ -134,8 +134,8 @@ def _effects(every: list[Names]) -> list[set[str]]:
             real = same.get(aliases.pop(), set()) - effect
             effect |= real
             aliases |= real
-        found.append(effect & bound)
-    return found
+        result.append(effect & bound)
+    return result
 
 
 def _read(code: CodeType, binds: set[str], uses: set[str], *, within: bool = False) -> None:

@@ -93,34 +93,34 @@ def trace_cases(
             if progress:
                 progress(case.name)
     except TooLong as error:
-        found = describe_error(error, locate)
+        result = describe_error(error, locate)
         return Problem(
-            "limit_exceeded", f"{task.name} took longer than {error} to trace; does a loop ever end?", found.line
+            "limit_exceeded", f"{task.name} took longer than {error} to trace; does a loop ever end?", result.line
         )
     except Mismatch as error:
         return Problem("fail", str(error), line)
     except ProgramError as error:
         return Problem("refused", str(error), line)
     except NotImplementedError as error:
-        found = describe_error(error, locate)
+        result = describe_error(error, locate)
         return Problem(
-            "student_error", f"{task.name} is not written yet: it raises NotImplementedError", found.line or line
+            "student_error", f"{task.name} is not written yet: it raises NotImplementedError", result.line or line
         )
     except (Exception, SystemExit) as error:
-        found = describe_error(error, locate)
-        return found if found.line else Problem(found.verdict, found.message, line)
+        result = describe_error(error, locate)
+        return result if result.line else Problem(result.verdict, result.message, line)
     return Traced(programs, line)
 
 
 def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
     expected = [name.strip() for name in task.signature.strip("()").split(",")]
     try:
-        found = list(inspect.signature(function).parameters)
+        names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return
-    if found != expected:
+    if names != expected:
         raise Mismatch(
-            f"{task.name} takes ({', '.join(found)}), expected {task.signature}: "
+            f"{task.name} takes ({', '.join(names)}), expected {task.signature}: "
             "give the function the stub's first line back"
         )
 
@@ -148,11 +148,11 @@ def describe_error(error: BaseException, locate: Locate) -> Problem:
     except Exception:
         text = "(its message cannot be shown)"
     text = text.split("\n--------------------\nFor simplicity, JAX")[0]
-    said = f"{type(error).__name__}: {text}"[:2000].rstrip(": ")
+    message = f"{type(error).__name__}: {text}"[:2000].rstrip(": ")
     limit = limit_of(error, text)
     if limit:
-        return Problem("limit_exceeded", f"it reached the limit on {limit}: {said}", line)
-    return Problem("student_error", said, line)
+        return Problem("limit_exceeded", f"it reached the limit on {limit}: {message}", line)
+    return Problem("student_error", message, line)
 
 
 def limit_of(error: BaseException, text: str) -> str:

@@ -111,7 +111,7 @@ def unpack(description: Any, blobs: list[bytes]) -> dict[str, np.ndarray]:
     """
     import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     try:
         for (name, dtype, shape), blob in zip(description, blobs, strict=True):
             if dtype not in DTYPES or any(type(dim) is not int or dim < 0 for dim in shape):
@@ -119,7 +119,7 @@ def unpack(description: Any, blobs: list[bytes]) -> dict[str, np.ndarray]:
             kind = np.dtype(dtype)
             if math.prod(shape) * kind.itemsize != len(blob):
                 raise WireError(f"an array {dtype}{shape} came with {len(blob)} bytes")
-            found[str(name)] = np.frombuffer(blob, kind).reshape(shape)
+            arrays[str(name)] = np.frombuffer(blob, kind).reshape(shape)
     except (TypeError, ValueError):
         raise WireError("the description of the arrays does not fit what came") from None
-    return found
+    return arrays

@@ -24,7 +24,7 @@ from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, nee
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
 from autograder.grading.nbgrader.submissions import Submission, find_submissions, fingerprint, read_submitted
-from autograder.grading.nbgrader.varied import asked_by
+from autograder.grading.nbgrader.varied import requested_by
 from autograder.show import one_line
 
 Progress = Callable[[str, int, int], None]
@@ -88,8 +88,8 @@ def grade_course(
             ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
             chosen = _chosen(everyone, only)
-            asked = tuple(sorted(asked_by(course, assignment).items()))
-            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, asked)
+            requested = tuple(sorted(requested_by(course, assignment).items()))
+            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested)
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
             paths = {submission.student: submission.notebook for submission in chosen}
             entries = [entry for entry in ledger.status(assignment) if entry.student in paths]
@@ -156,8 +156,8 @@ class _Batch:
                     continue
                 self.before[submission.key] = known
             if submission.notebook is None:
-                said = verdict_for_all(self.model.chapter, submission.verdict, submission.problem)
-                self.ledger.record(submission.key, said)
+                report = verdict_for_all(self.model.chapter, submission.verdict, submission.problem)
+                self.ledger.record(submission.key, report)
             else:
                 self.open[submission.key] = submission
         self.total = len(self.open)
@@ -205,8 +205,8 @@ class _Batch:
         """Record what came of a grading; a fault is tried again until it has happened too often."""
         report, submission = outcome.report, self.open[filed]
         if report is None and self.ledger.fault(filed, outcome.fault) >= TRIES:
-            said = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
-            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, said, self.model.level)
+            message = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
+            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, message, self.model.level)
         if report is None:
             return
         report = replace(report, notes=(*filter(None, [submission.note]), *report.notes), student=submission.student)

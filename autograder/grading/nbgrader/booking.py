@@ -66,11 +66,11 @@ def book(
                     booker.book(entry, submissions[entry.student])
                     ledger.booked(assignment, entry.student, entry.report)
                 except Exception as error:
-                    problems[entry.student] = _said(course, error)
+                    problems[entry.student] = _describe(course, error)
                 if not entry.booked:
                     on_progress(entry.student)
     except Exception as error:
-        problems |= {entry.student: _said(course, error) for entry in due}
+        problems |= {entry.student: _describe(course, error) for entry in due}
     return problems
 
 
@@ -162,7 +162,7 @@ def _restamped(course: Path, entry: Entry, submission: Path | None) -> bool:
     return submission is not None and exchange_files(submission.parent) != exchange_files(copy)
 
 
-def _said(course: Path, error: Exception) -> str:
+def _describe(course: Path, error: Exception) -> str:
     todo = remedy(str(error))
     return f"{course / 'gradebook.db'}: {error}; {todo}" if todo else f"{type(error).__name__}: {error}"
 

@@ -119,8 +119,8 @@ def open_gradebook(folder: Path) -> Iterator[Gradebook]:
             with Gradebook(gradebook_url(folder.resolve()), read_settings(folder).name) as gradebook:
                 yield gradebook
         except DatabaseError as error:
-            said = f"the gradebook {path} cannot be used: {error.orig}"
-            raise CourseError(f"{said}; wait until no other program writes to it, and run this again") from error
+            message = f"the gradebook {path} cannot be used: {error.orig}"
+            raise CourseError(f"{message}; wait until no other program writes to it, and run this again") from error
 
 
 def secret(folder: Path) -> bytes:
@@ -145,10 +145,12 @@ def secret(folder: Path) -> bytes:
         finally:
             draft.unlink()
     _require_private(path)
-    found = path.read_bytes()
-    if len(found) != SECRET_BYTES:
-        raise CourseError(f"{path} is damaged: {len(found)} bytes instead of {SECRET_BYTES}; put it back from a backup")
-    return found
+    content = path.read_bytes()
+    if len(content) != SECRET_BYTES:
+        raise CourseError(
+            f"{path} is damaged: {len(content)} bytes instead of {SECRET_BYTES}; put it back from a backup"
+        )
+    return content
 
 
 def _require_private(path: Path) -> None:

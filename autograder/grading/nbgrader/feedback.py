@@ -99,10 +99,10 @@ def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
     """What a check cell's verdict says; a filter of the template. A verdict of old is shown as it was booked."""
     name = cell.metadata.nbgrader.grade_id.removeprefix(CHECK)
     every = notebook.metadata.get("meshcraft", {}).get("functions", [])
-    found = next((function for function in every if function["name"] == name), {})
-    if "facts" not in found:
+    summary = next((function for function in every if function["name"] == name), {})
+    if "facts" not in summary:
         return Markup("".join(output.data["text/html"] for output in cell.outputs))
-    result = Result.from_json({field.name: found[field.name] for field in fields(Result) if field.name in found})
+    result = Result.from_json({field.name: summary[field.name] for field in fields(Result) if field.name in summary})
     sources = {
         f"{_cell_name(c)}:{number}": line
         for c in notebook.cells

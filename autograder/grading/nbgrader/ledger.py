@@ -58,13 +58,13 @@ class Entry:
 
 def versions() -> dict[str, str]:
     """The installed versions of the packages that a verdict depends on."""
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+            result[name] = "none"
+    return result
 
 
 def digest(submission: bytes) -> str:

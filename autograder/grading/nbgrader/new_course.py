@@ -188,17 +188,17 @@ def _chapters(folder: Path) -> list[str]:
 def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
     """What every chapter asks for: one that is new, or was told to, by the secret; every other what it was."""
     secret, there = course.secret(folder), _chapters(folder)
-    found = dict(settled.variants)
+    variants = dict(settled.variants)
     for name in chapters or (there if "vary" in changes else []):
         if name in there and "vary" not in changes:
             continue
         drawn = varied.choose(secret, name) if settled.vary else {}
         new = {f"{name}.{function}": variant for function, variant in drawn.items()}
-        old = {which: variant for which, variant in found.items() if which.startswith(f"{name}.")}
+        old = {which: variant for which, variant in variants.items() if which.startswith(f"{name}.")}
         if new != old and any((folder / "submitted").glob(f"*/{name}")):
             raise CourseError(f"somebody has handed in {name} already; what it asks for can no longer change")
-        found = {which: variant for which, variant in found.items() if which not in old} | new
-    return found
+        variants = {which: variant for which, variant in variants.items() if which not in old} | new
+    return variants
 
 
 def _assignments(
@@ -211,7 +211,7 @@ def _assignments(
         path = folder / "source" / name / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4) if path.exists() else source_notebook(name)
         changed = _write_due(notebook, dates[name], settings)
-        changed |= varied.state(notebook, name, varied.asked_in(settings.variants, name))
+        changed |= varied.state(notebook, name, varied.requested_in(settings.variants, name))
         if changed or not path.exists():
             write_notebook(notebook, path)
         if changed or not (folder / "release" / name / f"{name}.ipynb").exists():
@@ -225,10 +225,10 @@ def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings)
     """Let the notebook say when it is due, in a cell after the first; whether that changes it."""
     late = policy(settings)
     text = f"**Due {shown(due)}.**" + (f" {late[0].upper()}{late[1:]}." if late else "") if due else ""
-    found = next((cell for cell in notebook.cells if cell.get("id") == DUE), None)
-    if (found.source if found else "") == text:
+    notice = next((cell for cell in notebook.cells if cell.get("id") == DUE), None)
+    if (notice.source if notice else "") == text:
         return False
-    notebook.cells = [cell for cell in notebook.cells if cell is not found]
+    notebook.cells = [cell for cell in notebook.cells if cell is not notice]
     if text:
         notebook.cells.insert(1, new_markdown_cell(text, id=DUE))
     return True

@@ -65,14 +65,14 @@ def exchange_files(folder: Path) -> dict[str, str]:
 
     The student could write to both, so nothing else is passed on.
     """
-    found = {}
+    result = {}
     for name, is_fine in (("timestamp.txt", _is_time), ("submission_secret.txt", SECRET.fullmatch)):
         path = folder / name
         if path.is_file() and not path.is_symlink() and path.stat().st_size < 200:
             text = path.read_bytes().decode(errors="replace").strip()
             if is_fine(text):
-                found[name] = text
-    return found
+                result[name] = text
+    return result
 
 
 def _is_time(text: str) -> bool:

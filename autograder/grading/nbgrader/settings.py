@@ -10,7 +10,7 @@ from pathlib import Path
 
 FILE = "course.toml"
 HEAD = """\
-# What `meshcraft init` was told. Run it again to change something, or change it here; due dates are in the gradebook.
+# Written by `meshcraft init`. Run it again to change something, or change it here; due dates are in the gradebook.
 """
 
 
@@ -44,12 +44,12 @@ def read_settings(folder: Path) -> Settings:
     if not path.exists():
         return Settings()
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
         known = [each.name for each in fields(Settings)]
-        wrong = [name for name in found if name not in known]
+        wrong = [name for name in table if name not in known]
         if wrong:
             raise ValueError(f"it has {', '.join(wrong)}; known are {', '.join(known)}")
-        return checked(Settings(**found))
+        return checked(Settings(**table))
     except (ValueError, TypeError, OSError) as error:
         raise CourseError(f"{path} cannot be used: {error}; correct it") from error
 

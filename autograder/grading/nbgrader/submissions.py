@@ -15,7 +15,7 @@ from autograder.grading.inside.intake import MAX_BYTES
 from autograder.grading.nbgrader.ledger import digest, key
 from autograder.grading.nbgrader.names import name_problem, student_name
 from autograder.grading.nbgrader.settings import read_settings
-from autograder.grading.nbgrader.varied import asked_in
+from autograder.grading.nbgrader.varied import requested_in
 from autograder.show import one_line
 
 NAMED = 10
@@ -37,23 +37,23 @@ class Submission:
 
 def find_submissions(course: Path, assignment: str) -> list[Submission]:
     """What lies under ``submitted/<student>/<assignment>/``, in order of student; one for each that is odd, too."""
-    contract = contract_hash(assignment) + _asked(course, assignment)
-    found = []
+    contract = contract_hash(assignment) + _requested(course, assignment)
+    result = []
     for folder in sorted((course / "submitted").iterdir()):
         try:
             one = _find(folder, assignment, contract)
         except OSError as error:
-            said = f"submitted/{one_line(folder.name)} cannot be read ({error.strerror}); make it readable for you"
-            one = _without(folder.name, contract, said, NEEDS_HUMAN)
+            message = f"submitted/{one_line(folder.name)} cannot be read ({error.strerror}); make it readable for you"
+            one = _without(folder.name, contract, message, NEEDS_HUMAN)
         if one:
-            found.append(one)
-    return found
+            result.append(one)
+    return result
 
 
-def _asked(course: Path, assignment: str) -> str:
+def _requested(course: Path, assignment: str) -> str:
     """What the course asks for instead of what is usual, for the key of a verdict; empty if nothing."""
-    asked = asked_in(read_settings(course).variants, assignment)
-    return "".join(f"|{name}={variant}" for name, variant in asked.items())
+    requested = requested_in(read_settings(course).variants, assignment)
+    return "".join(f"|{name}={variant}" for name, variant in requested.items())
 
 
 @cache
@@ -65,8 +65,8 @@ def fingerprint(chapter: str) -> str:
 def contract_hash(chapter: str) -> str:
     """The hash of what decides a chapter's verdicts besides the submission: contract, references, grader."""
     root = Path(__file__).resolve().parents[3]
-    found = {path for pattern in SOURCES for path in root.glob(pattern) if not path.name.endswith("_test.py")}
-    files = found | set(contract_files(chapter))
+    sources = {path for pattern in SOURCES for path in root.glob(pattern) if not path.name.endswith("_test.py")}
+    files = sources | set(contract_files(chapter))
     whole = hashlib.sha256()
     for path in sorted(files):
         whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -79,16 +79,16 @@ def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
     if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or folder.name.startswith(".")):
         return None
     if folder.is_symlink() or inner.is_symlink():
-        said = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
-        return _without(folder.name, contract, said, REFUSED)
+        message = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
+        return _without(folder.name, contract, message, REFUSED)
     if not folder.is_dir() or not inner.is_dir():
         what = shown if not folder.is_dir() else f"{shown}/{assignment}"
-        said = f"{what} is no folder; notebooks lie in submitted/STUDENT/{assignment}/{assignment}.ipynb"
-        return _without(folder.name, contract, said, NEEDS_HUMAN)
+        message = f"{what} is no folder; notebooks lie in submitted/STUDENT/{assignment}/{assignment}.ipynb"
+        return _without(folder.name, contract, message, NEEDS_HUMAN)
     odd = name_problem(folder.name)
     if odd:
-        said = f"the name of the folder {shown} {odd}, which nbgrader cannot handle; rename it"
-        return _without(folder.name, contract, said, NEEDS_HUMAN)
+        message = f"the name of the folder {shown} {odd}, which nbgrader cannot handle; rename it"
+        return _without(folder.name, contract, message, NEEDS_HUMAN)
     return _submission(folder.name, inner, contract)
 
 

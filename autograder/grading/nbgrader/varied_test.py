@@ -119,7 +119,7 @@ def handed_in(course, name, text):
 
 
 def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tmp_path):
-    asked = varied.asked_by(course, "collectives")
+    asked = varied.requested_by(course, "collectives")
     assert set(asked) == set(RINGS)
     name, path = "ring_all_to_all", tmp_path / "collectives.ipynb"
     sentence = sentence_of(name, asked[name])
@@ -158,10 +158,10 @@ def test_init_again_changes_nothing_and_a_verdict_is_filed_under_what_was_asked(
     (other,) = find_submissions(course, "collectives")
     assert usual.key != other.key
     with pytest.raises(CourseError, match=r"course.toml for none.*meshcraft init .* makes them agree"):
-        varied.asked_by(course, "collectives")
+        varied.requested_by(course, "collectives")
     (course / "course.toml").write_text(re.sub('"(reversed|next|previous)"', '"sideways"', settings))
     with pytest.raises(CourseError, match="no variant 'sideways'"):
-        varied.asked_by(course, "collectives")
+        varied.requested_by(course, "collectives")
 
 
 def test_a_course_of_before_and_one_that_wants_none_keep_the_public_notebook(tmp_path):
@@ -171,11 +171,11 @@ def test_a_course_of_before_and_one_that_wants_none_keep_the_public_notebook(tmp
     released = (old / "release" / "collectives" / "collectives.ipynb").read_bytes()
     init_course(old, chapters=["collectives"], due={}, settings={}, students=[])
     assert (old / "release" / "collectives" / "collectives.ipynb").read_bytes() == released
-    assert varied.asked_by(old, "collectives") == {}
+    assert varied.requested_by(old, "collectives") == {}
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": False}, students=[])
     assert read_settings(plain).variants == {} and b"variant" not in released
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": True}, students=[])
-    assert set(varied.asked_by(plain, "collectives")) == set(RINGS)
+    assert set(varied.requested_by(plain, "collectives")) == set(RINGS)
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": False}, students=[])
     sources = {(folder / "source" / "collectives" / "collectives.ipynb").read_bytes() for folder in (old, plain)}
     assert len(sources) == 1

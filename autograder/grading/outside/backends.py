@@ -297,8 +297,8 @@ def _free_folder(sources: Iterable[str]) -> str:
 
 @functools.cache
 def _python_folders() -> tuple[str, ...]:
-    found = [sys.prefix, sys.base_prefix, *map(os.path.realpath, (sys.prefix, sys.base_prefix))]
-    return tuple(path for path in dict.fromkeys(found) if not f"{path}/".startswith(SYSTEM_PREFIXES) and path != "/")
+    folders = [sys.prefix, sys.base_prefix, *map(os.path.realpath, (sys.prefix, sys.base_prefix))]
+    return tuple(path for path in dict.fromkeys(folders) if not f"{path}/".startswith(SYSTEM_PREFIXES) and path != "/")
 
 
 @functools.cache

@@ -86,10 +86,10 @@ def plan(
     cases = tuple(case for case in task.cases if full or case.quick) + (task.stretched() if stretched else ())
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
-    analysed, asked = task.analysed[0] if task.analysed else None, task.variant(variant)
-    if asked:
-        cases, analysed = tuple(map(asked.of, cases)), analysed and asked.of(analysed)
-    return Plan(chapter, task, cases, analysed, seed, shared, bool(secret), asked)
+    analysed, requested = task.analysed[0] if task.analysed else None, task.variant(variant)
+    if requested:
+        cases, analysed = tuple(map(requested.of, cases)), analysed and requested.of(analysed)
+    return Plan(chapter, task, cases, analysed, seed, shared, bool(secret), requested)
 
 
 def _seed(secret: bytes, text: str) -> int:
@@ -123,12 +123,12 @@ def _concluded(
     plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
 ) -> Result:
     """The result with the realistic size in one of its orders."""
-    facts = [_asked(fact, plan.variant) for fact in plan.task.facts(cases, large, known)]
+    facts = [_in_this_course(fact, plan.variant) for fact in plan.task.facts(cases, large, known)]
     result = conclude(plan.task.name, plan.task.points, facts)
     return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
 
 
-def _asked(fact: Fact, variant: Variant | None) -> Fact:
+def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
     """The fact; one about wrong numbers says what this course asks for, where that is not what is usual."""
     if variant is None or fact.passed is not False or fact.kind == Kind.BUDGET:
         return fact
@@ -155,9 +155,9 @@ def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
         raise ProgramError(f"the Program for {case.name} is for mesh {program.mesh}, expected {case.mesh}")
     if program.platform != "cpu":
         raise ProgramError(f"the Program for {case.name} is for platform {program.platform!r}, expected 'cpu'")
-    for found, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
-        if found != wanted:
-            raise ProgramError(f"the Program for {case.name} takes {found}, expected {wanted}")
+    for leaf, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
+        if leaf != wanted:
+            raise ProgramError(f"the Program for {case.name} takes {leaf}, expected {wanted}")
     donated = tuple(index for index, leaf in enumerate(expected) if leaf.name.split("/")[0] in wrapped.donate)
     if program.donated != donated:
         raise ProgramError(
@@ -205,13 +205,13 @@ def _analyse(
     answer, _ = execute(request, [programs[plan.analysed.name], smaller, *stretched])
     costs, _ = _looked(answer)
     leaves = (program.inputs, program.outputs)
-    found = []
+    result = []
     for order in answer["orders"]:
         looked = {}, {}, costs, Memory.from_json(order["memory"]), line, answer["difference"]
         time = Timeline.from_json(order["timeline"])
         evidence = Evidence(plan.analysed, *leaves, *looked, time, spent=order["spent"])
-        found.append((evidence, _picture(order["picture"])))
-    return found
+        result.append((evidence, _picture(order["picture"])))
+    return result
 
 
 def _picture(brief: Any) -> dict[str, Any] | None:
@@ -243,11 +243,11 @@ def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _drawn(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     case = Case(key[0], dict(key[1]), dict(key[2]))
-    found = load(chapter).task(task)
+    contract = load(chapter).task(task)
     salt = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
-    inputs = found.draw(np.random.default_rng([seed, salt]), case)
+    inputs = contract.draw(np.random.default_rng([seed, salt]), case)
     with _quick_compilation():
-        return named(inputs), named(found.oracle(inputs, case))
+        return named(inputs), named(contract.oracle(inputs, case))
 
 
 _kept = lru_cache(maxsize=32)(_drawn)

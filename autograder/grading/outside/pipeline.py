@@ -70,10 +70,10 @@ class Budget:
         usual, share = self.usual, AFTER_A_HANG if self.hung else 1.0
         wall, cpu = usual.wall_s or math.inf, usual.cpu_s or math.inf
         if self.wall_s < LEAST * wall or self.cpu_s < LEAST * cpu:
-            said = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
+            most = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
             raise Stopped(
                 LIMIT_EXCEEDED,
-                f"all functions of a submission have {said}, together, and too little of it was left for this one: "
+                f"all functions of a submission have {most}, together, and too little of it was left for this one: "
                 "mend the function that takes so long (limit on a submission's time)",
             )
         wall, cpu = min(wall * share, self.wall_s), min(cpu * share, self.cpu_s)

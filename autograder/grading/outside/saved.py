@@ -51,8 +51,8 @@ def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, s
         return (f"{_NOTE} From the file: {disk.message}{where}. {_REMEDY}",)
     if isinstance(live, Traced) and all(same(live.programs[name], disk.programs[name]) for name in disk.programs):
         return ()
-    found = differing(live_uses, disk.uses)
-    return (" ".join(part for part in (_NOTE, found, _REMEDY) if part),)
+    difference = differing(live_uses, disk.uses)
+    return (" ".join(part for part in (_NOTE, difference, _REMEDY) if part),)
 
 
 def same(one: Program, other: Program) -> bool:
@@ -69,15 +69,15 @@ def _bare(program: Program) -> str:
 
 def differing(here: dict[str, str], there: dict[str, Any]) -> str:
     """Which names differ, and how where that is short."""
-    said = []
+    parts = []
     for name in [*here, *(name for name in there if name not in here)]:
         ours, theirs = here.get(name), there.get(name)
         if ours == theirs:
             continue
         if theirs is None or ours is None:
-            said.append(f"{name} is used only {'here' if theirs is None else 'there'}")
+            parts.append(f"{name} is used only {'here' if theirs is None else 'there'}")
         elif max(len(ours), len(theirs)) <= 40 and "\n" not in ours + theirs:
-            said.append(f"{name} is {theirs} there and {ours} here")
+            parts.append(f"{name} is {theirs} there and {ours} here")
         else:
-            said.append(f"it has another {name}")
-    return f"In the file, {'; '.join(said[:5])}." if said else ""
+            parts.append(f"it has another {name}")
+    return f"In the file, {'; '.join(parts[:5])}." if parts else ""

@@ -59,7 +59,7 @@ class Worker:
             Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``refused`` where the
                 compiler divides by zero; ``needs_human`` when the process died at every try.
         """
-        told, left = "", self.seconds  # for all tries together
+        reason, left = "", self.seconds  # for all tries together
         for _ in range(TRIES):
             expired, begin = threading.Event(), time.monotonic()
             try:
@@ -70,7 +70,7 @@ class Worker:
                     return wire.read(process.stdout)
             except (wire.WireError, OSError, ValueError) as error:  # a ValueError says that a pipe was closed meanwhile
                 left = max(0.0, left - (time.monotonic() - begin))
-                told = f"{error}; {self._last_words()}"
+                reason = f"{error}; {self._last_words()}"
                 status = self._status()
                 self.close()
                 if status in _ARITHMETIC:
@@ -78,12 +78,12 @@ class Worker:
                 if status == wire.STALLED:
                     raise Stopped(LIMIT_EXCEEDED, STALLED) from None
                 if status == wire.CPU_USED_UP:
-                    said = f"the program used more than {self.cpu_s} s of processor time and was ended"
-                    raise Stopped(LIMIT_EXCEEDED, f"{said} (limit on processor time)", self.cpu_s or 0.0) from None
+                    message = f"the program used more than {self.cpu_s} s of processor time and was ended"
+                    raise Stopped(LIMIT_EXCEEDED, f"{message} (limit on processor time)", self.cpu_s or 0.0) from None
             if expired.is_set():
-                said = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
-                raise Stopped(LIMIT_EXCEEDED, said)
-        raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {told}"[:2000])
+                message = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
+                raise Stopped(LIMIT_EXCEEDED, message)
+        raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {reason}"[:2000])
 
     def ready(self) -> Any:
         """The process, started if there is none."""
@@ -171,14 +171,14 @@ def mounted(chapter: str) -> list[Path]:
 
 def _shown(folder: Path) -> list[Path]:
     """What of a folder holds no answer: folders as a whole where nothing in them does."""
-    found = []
+    paths = []
     for path in folder.iterdir():
         name = path.relative_to(ROOT / "course").as_posix()
         if any(answer.startswith(f"{name}/") for answer in _ANSWERS):
-            found += _shown(path)
+            paths += _shown(path)
         elif name not in _ANSWERS and path.name != "__pycache__":
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 _INSIDE = ("__init__.py", "contract", "chapters/__init__.py", "grading/__init__.py", "grading/inside")
