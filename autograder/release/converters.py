@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +58,20 @@ def run_nbgrader(converter: type, config: Config) -> None:
     """Run one of nbgrader's converters, quietly.
 
     Raises:
-        NbgraderError: it failed; the errors holds what it logged.
+        NbgraderError: it failed; the message holds what it logged.
     """
     from nbgrader.coursedir import CourseDirectory
 
-    records: list[str] = []
-    with nbgrader_quiet(records):
+    with nbgrader_quiet() as records:
         try:
             named = type(converter.__name__, (_Named, converter), {})
             named(coursedir=CourseDirectory(config=config), config=config).start()  # type: ignore[call-arg]
         except Exception as error:
             # The last line that names an exception; what follows it may be a pointer to documentation.
-            named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", record, re.MULTILINE) for record in records]
+            logged = [record.getMessage() for record in records]
+            named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", text, re.MULTILINE) for text in logged]
             errors = [lines[-1] for lines in named if lines]
-            raise NbgraderError("; ".join(errors or [*records, f"{type(error).__name__}: {error}"])) from error
+            raise NbgraderError("; ".join(errors or [*logged, f"{type(error).__name__}: {error}"])) from error
 
 
 class _Named:
@@ -83,24 +85,14 @@ class _Named:
         self.assignments, self.notebooks = {folder: [os.path.join(folder, os.path.basename(f)) for f in paths]}, []
 
 
-class _Collector(logging.Handler):
-    """Keeps the messages of errors."""
-
-    def __init__(self, messages: list[str]):
-        super().__init__(logging.ERROR)
-        self.messages = messages
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 @contextmanager
-def nbgrader_quiet(records: list[str] | None = None):
-    """Run nbgrader's code: errors it logs go to ``records``, its warnings nowhere.
+def nbgrader_quiet() -> Iterator[list[logging.LogRecord]]:
+    """Run nbgrader's code: errors that it logs are collected, its warnings go nowhere.
 
     Making a gradebook calls the program ``alembic``, which lies beside this Python but perhaps not on the path.
     """
-    collector = _Collector(records if records is not None else [])
+    collector = BufferingHandler(sys.maxsize)
+    collector.setLevel(logging.ERROR)
     loggers = [logging.getLogger(name) for name in ("traitlets", "tornado.application")]
     before = [(log.level, log.propagate, log.handlers[:]) for log in loggers]
     path = os.environ.get("PATH", "")
@@ -111,7 +103,7 @@ def nbgrader_quiet(records: list[str] | None = None):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            yield collector.buffer
     finally:
         os.environ["PATH"] = path
         for log, (level, propagate, handlers) in zip(loggers, before, strict=True):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,25 +127,18 @@ def _with_problem(report: Report, problem: str) -> Report:
     return replace(report, notes=(*report.notes, f"not in the gradebook: {problem}")) if problem else report
 
 
+@dataclass
 class _Batch:
-    """One run over a class: what is still to be graded, and what becomes of it.
+    """One run over a class: what is still to be graded, and what becomes of it; ``model`` is common to all jobs."""
 
-    Args:
-        ledger: Where verdicts go.
-        model: What all jobs have in common.
-        again: Grade also what has a verdict.
-        on_progress: Called with the stage, and how many of how many are done.
-        on_again: Called with each verdict that was found once more.
-    """
-
-    def __init__(
-        self, ledger: Ledger, model: Job, again: bool, on_progress: Progress, on_again: Callable[[Regrade], None]
-    ):
-        self.ledger, self.model, self.again = ledger, model, again
-        self.on_progress, self.on_again = on_progress, on_again
-        self.open: dict[str, Submission] = {}
-        self.before: dict[str, Report] = {}
-        self.total = 0
+    ledger: Ledger
+    model: Job
+    again: bool
+    on_progress: Progress
+    on_again: Callable[[Regrade], None]
+    open: dict[str, Submission] = field(default_factory=dict)
+    before: dict[str, Report] = field(default_factory=dict)
+    total: int = 0
 
     def judge(self, submissions: list[Submission], pool: NewPool) -> None:
         """Record a verdict for every submission that has none, or whose verdict waits for a person."""

@@ -136,18 +136,12 @@ class Ledger:
         After ``TRIES`` faults the submission needs a person.
         """
         with self._transaction():
-            self._db.execute(
+            (row,) = self._db.execute(
                 "INSERT INTO fault VALUES (?, 1, ?) ON CONFLICT (key) DO UPDATE SET count = count + 1, "
-                "message = excluded.message",
+                "message = excluded.message RETURNING count",
                 (key, message),
-            )
-        return self.attempts(key)
-
-    def attempts(self, key: str) -> int:
-        """How often grading this key has failed since its last verdict."""
-        with self._explained():
-            row = self._db.execute("SELECT count FROM fault WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else 0
+            ).fetchall()
+        return row[0]
 
     def submit(self, assignment: str, student: str, key: str, submission: str) -> None:
         """Note which submission of a student counts; one that is new is not yet in the gradebook."""

@@ -40,7 +40,7 @@ def test_the_key_changes_with_everything_a_verdict_depends_on():
 def test_faults_are_counted_until_there_is_a_verdict(ledger):
     assert [ledger.fault("k", "died") for _ in range(3)] == [1, 2, 3]
     ledger.record("k", report())
-    assert ledger.attempts("k") == 0
+    assert ledger.fault("k", "died") == 1
 
 
 def test_a_new_submission_or_verdict_is_not_in_the_gradebook_yet(ledger):

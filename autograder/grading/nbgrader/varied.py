@@ -53,8 +53,8 @@ def requested_by(course: Path, chapter: str) -> dict[str, str]:
         raise CourseError(f"the released notebook cannot be read: {error}") from None
     if in_release != requested:
         raise CourseError(
-            f"{released} asks for {in_release or 'no variants'} and course.toml for {requested or 'none'}; students are "
-            f"judged on what they were told: `meshcraft init {course}` makes them agree, or put course.toml back"
+            f"{released} asks for {in_release or 'no variants'} and course.toml for {requested or 'none'}; students "
+            f"are judged on what they were told: `meshcraft init {course}` makes them agree, or put course.toml back"
         )
     return requested
 

@@ -138,8 +138,8 @@ def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
 def stopped(task: Task, problem: Problem) -> Result:
     """The result of a function that has no Program to judge."""
     if problem.verdict == FAIL:
-        form = Fact("values", False, "of another form", "as specified", line=problem.line, message=problem.message,
-                    kind=Kind.VALUES)  # fmt: skip
+        form = Fact("values", False, "of another form", "as specified", kind=Kind.VALUES)
+        form = replace(form, line=problem.line, message=problem.message)
         return Result(task.name, 0.0, task.points, FAIL, (form,))
     return Result(task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message)
 
@@ -174,9 +174,8 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
     program = _load(plan, case, programs)
     inputs, wanted = expected(plan, case)
     description, blobs = wire.pack(inputs)
-    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches,
-               "form": plan.official and case is plan.cases[0]}  # fmt: skip
-    answer, arrays = execute(request, [programs[case.name], *blobs])
+    options = {"data_branches": plan.task.data_branches, "form": plan.official and case is plan.cases[0]}
+    answer, arrays = execute({"do": "run", "inputs": description, **options}, [programs[case.name], *blobs])
     looked = _looked(answer)
     measured = wire.unpack(answer.get("results", []), arrays)
     if set(measured) != set(wanted):
@@ -199,8 +198,8 @@ def _analyse(
     theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
     if theirs != ours:
         raise ProgramError("the Program of the realistic size does not give what the small one gives")
-    request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches,
-               "spent_on": list(plan.task.spent_on)}  # fmt: skip
+    options = {"data_branches": plan.task.data_branches, "spent_on": list(plan.task.spent_on)}
+    request = {"do": "analyse", "machine": plan.task.machine, **options}
     stretched = [programs[case.name] for case in plan.task.stretched() if case.name in programs]
     answer, _ = execute(request, [programs[plan.analysed.name], smaller, *stretched])
     costs, _ = _looked(answer)
@@ -236,9 +235,8 @@ def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs drawn for a case, and what a single device makes of them, by name."""
     stretched = case.name in {other.name for other in plan.task.stretched()}
     make = _drawn if plan.official and not stretched else _kept  # no other submission is given the same
-    sizes = tuple(case.sizes.items())
-    return make(plan.chapter, plan.task.name, (case.name, tuple(case.mesh.items()), sizes),
-                plan.shared if stretched else plan.seed)  # fmt: skip
+    key = case.name, tuple(case.mesh.items()), tuple(case.sizes.items())
+    return make(plan.chapter, plan.task.name, key, plan.shared if stretched else plan.seed)
 
 
 def _drawn(chapter: str, task: str, key: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
