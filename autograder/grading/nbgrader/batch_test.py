@@ -266,7 +266,7 @@ def test_kill_9_in_the_middle_and_run_again_gives_the_grades_of_an_undisturbed_r
     with drive(course) as calm:
         assert calm.wait() == 0
     dice = random.Random(0)
-    for _ in range(2):
+    for _ in range(2 if os.environ.get("MESHCRAFT_FULL") else 1):
         with drive(disturbed) as killed:
             assert killed.stdout and killed.stdout.readline() == b"started\n"
             time.sleep(dice.uniform(0.1, 1.2))

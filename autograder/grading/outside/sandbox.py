@@ -56,7 +56,7 @@ class Backend:
 @functools.cache
 def survey() -> list[Backend]:
     """Try every backend for real: Python must start in it, and must not read a file outside."""
-    return [_survey_bubblewrap(), _survey_landlock()]
+    return [_surveyed("bubblewrap", _find_bubblewrap), _surveyed("landlock", _find_landlock)]
 
 
 def best_level(allow_unsafe: bool = False) -> str:
@@ -239,31 +239,37 @@ def _own_tmp() -> bool:
     return os.geteuid() == 0 or _try_bubblewrap(own_tmp=True) is None
 
 
-def _survey_bubblewrap() -> Backend:
-    name, install = "bubblewrap", "Install bubblewrap 0.8 or newer with the system's package manager"
-    missing = _missing(name)
-    if missing:
-        return missing
+class _Missing(Exception):
+    """A backend does not work; the reason, and the remedy."""
+
+
+def _surveyed(name: str, find: Callable[[], str]) -> Backend:
+    try:
+        if sys.platform != "linux":
+            raise _Missing("only Linux has it", "Grade on a Linux machine or in a Linux container")
+        if problem := seccomp_problem():
+            raise _Missing(problem, "Install libseccomp (libseccomp2) and `pip install pyseccomp`")
+        return Backend(name, True, find(), "")
+    except _Missing as missing:
+        return Backend(name, False, *missing.args)
+
+
+def _find_bubblewrap() -> str:
+    install = "Install bubblewrap 0.8 or newer with the system's package manager"
     if not os.path.isabs(tool("bwrap")):
-        return Backend(name, False, "the program bwrap is not installed", install)
+        raise _Missing("the program bwrap is not installed", install)
     version = subprocess.run([tool("bwrap"), "--version"], capture_output=True, text=True).stdout
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
-        return Backend(name, False, f"{version.strip()} is too old to disable user namespaces", install)
-    problem = _try_bubblewrap(_own_tmp())
-    if problem:
-        remedy = "Allow user namespaces (sysctl, AppArmor, or the container's settings)"
-        return Backend(name, False, problem, remedy)
+        raise _Missing(f"{version.strip()} is too old to disable user namespaces", install)
+    if problem := _try_bubblewrap(_own_tmp()):
+        raise _Missing(problem, "Allow user namespaces (sysctl, AppArmor, or the container's settings)")
     if not _own_tmp():
-        return Backend(name, True, "works; /tmp has a byte quota but no inode quota", "")
+        return "works; /tmp has a byte quota but no inode quota"
     user = "a plain user of its own" if os.geteuid() == 0 else "your own user"
-    return Backend(name, True, f"works, as {user}; /tmp has byte and inode quotas", "")
+    return f"works, as {user}; /tmp has byte and inode quotas"
 
 
-def _survey_landlock() -> Backend:
-    name = "landlock"
-    missing = _missing(name)
-    if missing:
-        return missing
+def _find_landlock() -> str:
     try:
         from py_landlock import get_abi_version
 
@@ -272,24 +278,13 @@ def _survey_landlock() -> Backend:
     except Exception as error:  # every fault means that this backend cannot be used
         problem = str(error)
     if problem:
-        return Backend(
-            name, False, problem, "Needs Linux 5.13 or newer with Landlock enabled, and `pip install py-landlock`"
-        )
+        raise _Missing(problem, "Needs Linux 5.13 or newer with Landlock enabled, and `pip install py-landlock`")
     user = "as your own user"
     if os.geteuid() == 0:
         user = "as a plain user of its own"
         if python_is_private():
             user += " that keeps CAP_DAC_READ_SEARCH, because Python lies in a private folder"
-    return Backend(name, True, f"works (ABI {abi}), {user}; no quotas for the scratch folder", "")
-
-
-def _missing(name: str) -> Backend | None:
-    if sys.platform != "linux":
-        return Backend(name, False, "only Linux has it", "Grade on a Linux machine or in a Linux container")
-    problem = seccomp_problem()
-    if problem:
-        return Backend(name, False, problem, "Install libseccomp (libseccomp2) and `pip install pyseccomp`")
-    return None
+    return f"works (ABI {abi}), {user}; no quotas for the scratch folder"
 
 
 def _try_bubblewrap(own_tmp: bool) -> str | None:
