@@ -59,7 +59,7 @@ def build(chapters: list[str], *, root: Path = ROOT) -> list[Path]:
 
 
 def stale(chapter: str, *, root: Path = ROOT) -> str:
-    """What a build would change in the committed exercise, as a diff; empty if nothing."""
+    """The diff from the committed exercise to a build; empty if there is none."""
     path = root / "exercises" / chapter / f"{chapter}.ipynb"
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     new = exercise_text(chapter, root=root)

@@ -1,4 +1,4 @@
-"""What the reference and the naive version of each function measure: facts that limits are set against, no code."""
+"""Figures of each function's reference and naive baseline, which limits are set against."""
 
 from __future__ import annotations
 

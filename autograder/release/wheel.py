@@ -1,4 +1,4 @@
-"""What an installation does without: tests, and the mutants and alternatives of each chapter."""
+"""Wheels without tests, and without the mutants and alternatives of each chapter."""
 
 from setuptools.command.build_py import build_py
 

@@ -1,4 +1,4 @@
-"""What this class, earlier classes and the public have written for the functions of a chapter."""
+"""The code of this class, earlier classes and the public for the functions of a chapter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class Similar:
-    """What was found, function by function, and for each author who could not be compared in full, why."""
+    """Matches by function, and for each author who could not be compared in full, why."""
 
     chapter: str
     functions: list[Compared] = field(default_factory=list)
@@ -84,7 +84,7 @@ def _of_submission(
     given: frozenset[int],
     unread: list[tuple[Author, str]],
 ) -> list[tuple[str, Written]]:
-    """What a student wrote for each function. Whatever is odd about it is noted, and costs nobody else anything."""
+    """A student's code for each function. Whatever is odd about it is noted, and costs nobody else anything."""
     if submission.notebook is None:
         unread.append((author, submission.problem))
         return []
@@ -112,7 +112,7 @@ def _released(folders: Sequence[Path], chapter: str) -> list[Path]:
 
 
 def _called(folder: Path) -> str:
-    """What an earlier course is called: by its settings, and its folder, for names are kept from year to year."""
+    """An earlier course's name: from its settings, and its folder, as names are kept from year to year."""
     folder = folder.resolve()
     try:
         name = read_settings(folder).name

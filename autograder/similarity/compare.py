@@ -1,4 +1,4 @@
-"""How much two of a class share, and how rare that is: what nearly everybody writes says nothing about two of them."""
+"""The share that two of a class have in common, and its rarity: what nearly everybody writes says nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Compared:
     people: int
 
     def rarity(self, match: Match, gram: int) -> float:
-        """How rare a fingerprint is among those who are not of this match."""
+        """The rarity of a fingerprint among those who are not of this match."""
         return _rarity(self.held[gram] - (1 if match.second.author.public else 2), self.people)
 
 

@@ -1,4 +1,4 @@
-"""What each author wrote for each function: its definition, and what of their own it uses. Parsed, and never run."""
+"""Each author's code for each function: its definition, and what of their own it uses. Parsed, never run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSIDE = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)
 
 @dataclass(frozen=True, order=True)
 class Author:
-    """Who wrote something: a student of this class; of an earlier one, then ``where`` is its folder; or the public."""
+    """An author: a student of this class; of an earlier one, then ``where`` is its folder; or the public."""
 
     name: str
     where: str = ""
@@ -33,7 +33,7 @@ class Author:
 
 @dataclass(frozen=True)
 class Written:
-    """What an author wrote for one function: the lines as they are shown, and each fingerprint's lines among them.
+    """An author's code for one function: the lines as they are shown, and each fingerprint's lines among them.
 
     ``form`` is the Program that it makes, where grading has kept one.
     """
@@ -67,7 +67,7 @@ class Code:
     unread: list[str] = field(default_factory=list)
 
     def written(self, name: str, author: Author, tasks: Iterable[str], given: frozenset[int]) -> Written | None:
-        """What is there for a function, less what everybody was given; None where it is not defined.
+        """The code of a function, less what everybody was given; None where it is not defined.
 
         Raises:
             RecursionError: It is nested deeper than anybody writes.
@@ -169,7 +169,7 @@ def _parse(source: str) -> tuple[ast.Module, list[str]]:
 
 
 def _definitions(body: list[ast.stmt], lines: list[str]) -> Iterator[tuple[str, Piece]]:
-    """What a module's statements give names to, in branches and loops as well."""
+    """The definitions among a module's statements, in branches and loops as well."""
     for node in body:
         if isinstance(node, _INSIDE):
             for part in ("body", "handlers", "orelse", "finalbody"):

@@ -28,7 +28,7 @@ class Token:
 
 
 def aliases(trees: Iterable[ast.AST]) -> dict[str, str]:
-    """What imported names stand for: the last word of each, and nothing for a module, whose functions say enough."""
+    """Meanings of imported names: the last word of each, and nothing for a module, whose functions say enough."""
     result: dict[str, str] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
@@ -171,7 +171,7 @@ class _Reader:
         yield from self.read(value)
 
     def visit_Expr(self, node: ast.Expr) -> Iterator[Token]:
-        """What a call is for; of a list that grows, what is added: a comprehension says no more."""
+        """A call; of a list that grows, only what is added: a comprehension says no more."""
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
             yield from self._field(call.args)
@@ -249,7 +249,7 @@ class _Reader:
 
 
 def _is_output(statement: ast.stmt) -> bool:
-    """Whether a statement is a docstring, or prints something."""
+    """True if a statement is a docstring, or prints something."""
     if not isinstance(statement, ast.Expr):
         return False
     value = statement.value
@@ -258,7 +258,7 @@ def _is_output(statement: ast.stmt) -> bool:
 
 
 def _named_result(before: ast.stmt, last: ast.stmt) -> bool:
-    """Whether a result is given a name only to be returned."""
+    """True if a result is given a name only to be returned."""
     return (
         isinstance(before, ast.Assign)
         and isinstance(last, ast.Return)
@@ -268,7 +268,7 @@ def _named_result(before: ast.stmt, last: ast.stmt) -> bool:
 
 
 def _pairwise(target: ast.expr, value: ast.expr) -> bool:
-    """Whether ``a, b = x, y`` is two assignments in one."""
+    """True if ``a, b = x, y`` is two assignments in one."""
     if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
         return False
     return not any(isinstance(each, ast.Starred) for each in [*target.elts, *value.elts])

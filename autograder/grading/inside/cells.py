@@ -57,7 +57,7 @@ def locate_cell(file: str) -> str | None:
 
 
 def file_of(number: int, cell: Cell) -> str:
-    """What a cell is compiled under; the number keeps cells of the same name apart."""
+    """The file name that a cell is compiled under; the number keeps cells of the same name apart."""
     return f"{PREFIX}{number}:{cell.id}"
 
 
@@ -144,7 +144,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _named(source: str) -> frozenset[str]:
-    """What a cell that cannot be parsed seems to define."""
+    """Names that a cell seems to define which cannot be parsed."""
     return frozenset(name for pair in _NAMED.findall(source) for name in pair if name)
 
 

@@ -39,7 +39,7 @@ __all__ = ["ChildReport", "Limits", "apply_limits", "deny_syscalls", "fork_confi
 
 @dataclass(frozen=True)
 class ChildReport:
-    """How a confined child ended.
+    """The end of a confined child.
 
     Attributes:
         result: what it wrote to its result pipe, at most `result_bytes`.

@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 2
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandbox, or one forked child, may use.
+    """Limits of one sandbox, or of one forked child.
 
     `None` for a time means no limit: a process that serves many requests has none of its own. `output` is what a
     forked child may print before it is ended.

@@ -35,7 +35,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How the process that held a student's code ended, as the process that forked it reports: see ``ChildReport``."""
+    """The end of the process that held a student's code, as its parent reports it: see ``ChildReport``."""
 
     exceeded: str
     signal: int | None
@@ -47,7 +47,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class TraceMessage(msgspec.Struct, frozen=True):
-    """What a student's own process says: that its cells ``ran``, then the cases of its Programs, or a problem."""
+    """A message of a student's own process: its cells ``ran``, then the cases of its Programs, or a problem."""
 
     ran: bool = False
     problem: Problem | None = None

@@ -55,14 +55,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a notebook's cells left behind: their names, and the statements that failed."""
+    """The namespace that a notebook's cells left behind, and the statements that failed."""
 
     namespace: dict[str, Any]
     failures: tuple[Failure, ...] = ()
 
     @property
     def left_out(self) -> int:
-        """How many statements were not run, for the time that others had taken."""
+        """The number of statements that were not run because others had taken too long."""
         return sum(failure.left_out for failure in self.failures)
 
     def function(self, task: Traceable) -> Callable[..., Any] | Problem:

@@ -1,4 +1,4 @@
-"""Which names a statement binds, uses and may change, and so which statements a function needs."""
+"""The names that a statement binds, uses and may change, and so the statements that a function needs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Names:
 
 
 def names_of(statement: Statement) -> Names:
-    """What a statement binds, uses and may change."""
+    """The names that a statement binds, uses and may change."""
     node, code = statement.node, statement.code
     if node is None or code is None:
         return Names(statement.named)
@@ -104,7 +104,7 @@ def bound_outside(statements: Sequence[Statement], lab: frozenset[int]) -> froze
 
 
 def _effects(every: list[Names]) -> list[set[str]]:
-    """What each statement may change: by itself, and by the notebook's own functions that it may call."""
+    """The names that each statement may change: by itself, and by the notebook's functions that it may call."""
     imported = {name for one in every if one.kind in (ast.Import, ast.ImportFrom) for name in one.binds}
     bound = {name for one in every for name in (*one.binds, *(name for name, how in one.later if how == _STORED))}
     functions: dict[str, list[Names]] = {}

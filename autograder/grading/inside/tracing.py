@@ -18,7 +18,7 @@ from course.program import Locate, Program, ProgramError
 
 @dataclass(frozen=True)
 class Problem:
-    """Why there is no Program: whose fault it is, what happened, and at which of the learner's lines.
+    """The reason why there is no Program: whose fault it is, what happened, and at which of the learner's lines.
 
     ``verdict`` is ``student_error`` for an exception of the learner's, ``limit_exceeded`` for one that says that
     something ran out, ``fail`` for a result of another form than the contract says, ``refused`` for a program that
@@ -156,7 +156,7 @@ def describe_error(error: BaseException, locate: Locate) -> Problem:
 
 
 def limit_of(error: BaseException, text: str) -> str:
-    """Which limit of a process an exception is about; empty if about none."""
+    """The limit of a process that an exception is about; empty if none."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "std::bad_alloc" in text:
         return "address space"
     if isinstance(error, RuntimeError) and "can't start new thread" in text:

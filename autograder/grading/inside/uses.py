@@ -1,4 +1,4 @@
-"""What a function uses of the notebook around it, as text, to say where two versions of a notebook differ."""
+"""The names that a function uses of its notebook, as text, to say where two versions of a notebook differ."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def read_blobs(stream: BinaryIO, sizes: list[int]) -> list[bytes]:
 
 
 def from_json(text: bytes) -> Any:
-    """What a JSON text says, without halves of characters, which no file could be written with."""
+    """Decode JSON, without halves of characters, which no file could be written with."""
     result = json.loads(text.decode(errors="replace"))
     if b"\\ud" in text.lower():
         result = json.loads(json.dumps(result, ensure_ascii=False).encode(errors="replace"))

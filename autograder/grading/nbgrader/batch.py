@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Regrade:
-    """What grading once more gave, and what the ledger had: the same, to the bit, or the grader has a fault."""
+    """A verdict found once more, and the ledger's: the same, to the bit, or the grader has a fault."""
 
     student: str
     before: Report
@@ -213,7 +213,7 @@ class _Batch:
 
 
 def _outcome(future: Any) -> Outcome:
-    """What a grading gave. That a worker or the cluster is gone is for the caller; else it is this grading's fault."""
+    """The outcome of a grading. A lost worker or cluster is for the caller; any other error is this grading's."""
     try:
         return future.result()
     except (BrokenExecutor, CancelledError):

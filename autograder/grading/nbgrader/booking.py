@@ -157,7 +157,7 @@ def _is_due(course: Path, entry: Entry, submissions: dict[str, Path | None]) -> 
 
 
 def _restamped(course: Path, entry: Entry, submission: Path | None) -> bool:
-    """Whether the time of handing in, or the exchange's secret, is another one than when it was booked."""
+    """True if the time of handing in, or the exchange's secret, has changed since it was booked."""
     copy = course / "autograded" / entry.student / entry.assignment
     return submission is not None and exchange_files(submission.parent) != exchange_files(copy)
 

@@ -70,7 +70,7 @@ def configure(config: Config, course: Path) -> None:
 
 
 def configuration(course: Path, assignment: str, student: str = "") -> Config:
-    """What ``configure`` sets, and the course's own nbgrader_config.py; but nothing there lets a notebook be run.
+    """Merge ``configure`` with the course's own nbgrader_config.py, of which nothing may let a notebook run.
 
     Raises:
         CourseError: nbgrader_config.py raises.
@@ -100,7 +100,7 @@ class Restore(NbGraderPreprocessor):
 
 
 def release_path(course: Path, assignment: str, notebook: str) -> Path:
-    """Where the released notebook lies.
+    """The path of the released notebook.
 
     Raises:
         BridgeError: there is none.

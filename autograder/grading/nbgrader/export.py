@@ -1,4 +1,4 @@
-"""Who stands where: for the status table, and as CSV for a spreadsheet."""
+"""Every student's state and grades: for the status table, and as CSV for a spreadsheet."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rows of ``overview`` have each state, in the order in which there is something to do."""
+    """Count the rows of ``overview`` by state, the most urgent state first."""
     return {state: n for state in STATES if (n := sum(row["state"] == state for row in rows))}
 
 

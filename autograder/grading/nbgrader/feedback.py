@@ -96,7 +96,7 @@ class Waiting(NbGraderPreprocessor):
 
 
 def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
-    """What a check cell's verdict says; a filter of the template. A verdict of old is shown as it was booked."""
+    """A check cell's verdict as HTML; a filter of the template. A verdict of old is shown as it was booked."""
     name = cell.metadata.nbgrader.grade_id.removeprefix(CHECK)
     every = notebook.metadata.get("meshcraft", {}).get("functions", [])
     summary = next((function for function in every if function["name"] == name), {})

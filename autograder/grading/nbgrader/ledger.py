@@ -46,7 +46,7 @@ class LedgerError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """What the ledger knows about one student's current submission."""
+    """One student's current submission, as the ledger knows it."""
 
     assignment: str
     student: str
@@ -204,12 +204,12 @@ class Ledger:
 
 
 def remedy(message: str) -> str:
-    """What to do about an error of SQLite's; empty where nothing is known."""
+    """The remedy for an SQLite error; empty if none is known."""
     return next((text for word, text in REMEDIES if word in message.lower()), "")
 
 
 def needs_human(report: Report) -> bool:
-    """Whether any function of the report still waits for a person."""
+    """True if any function of the report still waits for a person."""
     return any(result.verdict == NEEDS_HUMAN for result in report.functions)
 
 

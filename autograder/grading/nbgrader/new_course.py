@@ -106,7 +106,7 @@ def shown(due: datetime) -> str:
 
 
 def policy(settings: Settings) -> str:
-    """What lateness costs, as a sentence; empty if nothing."""
+    """The late penalty as a sentence; empty if there is none."""
     if not settings.late_per_day:
         return ""
     most = f", {settings.late_at_most:g} % at most" if settings.late_at_most < 100 else ""
@@ -186,7 +186,7 @@ def _chapters(folder: Path) -> list[str]:
 
 
 def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
-    """What every chapter asks for: one that is new, or was told to, by the secret; every other what it was."""
+    """Every chapter's variants: drawn from the secret where it is new or changed, else as they were."""
     secret, there = course.secret(folder), _chapters(folder)
     variants = dict(settled.variants)
     for name in chapters or (there if "vary" in changes else []):

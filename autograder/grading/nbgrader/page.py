@@ -1,4 +1,4 @@
-"""What a feedback page says of one function: first in words what to look at, then every figure, then the step.
+"""One function on a feedback page: in words what to look at, then every figure, then the step.
 
 Everything that came from a submission is escaped here, the message of an exception and the name of a line alike.
 """
@@ -130,7 +130,7 @@ def _line(line: str, sources: Mapping[str, str]) -> str:
 
 
 def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
-    """What to do about it: sections of the course, and commands."""
+    """Next steps: sections of the course to read, and commands."""
     if result.verdict in (PASS, NEEDS_HUMAN):
         return ""
     check, hint, profile = (_code(f"meshcraft {word} {chapter} {result.name}") for word in ("check", "hint", "profile"))
@@ -152,7 +152,7 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
 
 
 def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
-    """Where to read about what fell short: page and heading, each once."""
+    """Pages and headings that explain what fell short, each once."""
     known = {**load(chapter).read, **ABOUT}
     names = [fact.name for fact in result.facts if fact.passed is False and fact.weight and fact.measured != OTHER_FORM]
     return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))

@@ -1,4 +1,4 @@
-"""Where gradings run: in processes of this machine, or on an existing Dask cluster.
+"""Pools that run gradings: processes of this machine, or an existing Dask cluster.
 
 A grading is a pure function of its `Job`, so it may run anywhere, and twice. Each thread that grades keeps its own warm
 sandboxed processes.

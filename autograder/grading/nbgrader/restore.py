@@ -1,4 +1,4 @@
-"""What nbgrader gets to see of a submission: the released notebook with the student's sources, and nothing else."""
+"""A submission as nbgrader sees it: the released notebook with the student's sources, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNREADABLE = "The file that was handed in could not be read as a notebook."
 
 
 def unreadable() -> Notebook:
-    """What is shown of a submission that intake refused."""
+    """A stand-in for a submission that intake refused."""
     return Notebook((Cell("", UNREADABLE, kind=PROSE),), "")
 
 
@@ -61,7 +61,7 @@ def _cell(kind: str, source: str, name: str, *, released: bool = False) -> Noteb
 
 
 def exchange_files(folder: Path) -> dict[str, str]:
-    """What nbgrader's exchange has put beside a notebook, where it is what the exchange writes: time and secret.
+    """Read the time and the secret that nbgrader's exchange puts beside a notebook, if they look like its own.
 
     The student could write to both, so nothing else is passed on.
     """

@@ -1,4 +1,4 @@
-"""What a course was set up with: its name, its exchange and its late penalty, in the course folder's course.toml."""
+"""A course's settings: its name, its exchange and its late penalty, in the course folder's course.toml."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CourseError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a course was set up with.
+    """A course's settings.
 
     ``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty. ``vary``
     says whether chapters that are added ask for variants, and ``variants`` which one each ``chapter.function`` does.

@@ -1,4 +1,4 @@
-"""What a class has handed in: a notebook for each student, or why there is none."""
+"""A class's submissions: a notebook for each student, or why there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES = ("course/**/*.py", "autograder/contract/*.py", "autograder/grading/**/
 
 @dataclass(frozen=True)
 class Submission:
-    """What one student handed in. ``problem`` says why there is nothing to run, and then ``verdict`` is given."""
+    """One student's submission. ``problem`` says why there is nothing to run, and then ``verdict`` is given."""
 
     student: str
     key: str
@@ -36,7 +36,7 @@ class Submission:
 
 
 def find_submissions(course: Path, assignment: str) -> list[Submission]:
-    """What lies under ``submitted/<student>/<assignment>/``, in order of student; one for each that is odd, too."""
+    """Find ``submitted/<student>/<assignment>/``, in order of student, and one submission for each odd entry."""
     contract = contract_hash(assignment) + _requested(course, assignment)
     result = []
     for folder in sorted((course / "submitted").iterdir()):
@@ -51,7 +51,7 @@ def find_submissions(course: Path, assignment: str) -> list[Submission]:
 
 
 def _requested(course: Path, assignment: str) -> str:
-    """What the course asks for instead of what is usual, for the key of a verdict; empty if nothing."""
+    """The course's variants as text for the key of a verdict; empty if there are none."""
     requested = requested_in(read_settings(course).variants, assignment)
     return "".join(f"|{name}={variant}" for name, variant in requested.items())
 
@@ -74,7 +74,7 @@ def contract_hash(chapter: str) -> str:
 
 
 def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
-    """What a student handed in; None where that is nothing."""
+    """The submission in a student's folder; None if there is none."""
     inner, shown = folder / assignment, f"submitted/{one_line(folder.name)}"
     if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or folder.name.startswith(".")):
         return None
@@ -118,7 +118,7 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
 
 
 def read_submitted(path: Path) -> tuple[str, bytes]:
-    """Why a file cannot be read, or nothing; and its bytes. Never follows a link, nor waits for a pipe."""
+    """Read a file: a problem, or an empty text and its bytes. Never follows a link, nor waits for a pipe."""
     name = one_line(path.name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Which variants a course asks for: drawn from its secret when a chapter is released, then kept in its settings.
+"""The variants of a course: drawn from its secret when a chapter is released, then kept in its settings.
 
 The released notebook says it in words before the function, and tells ``check``. Official grading asks the settings and
 never the submission.
@@ -35,7 +35,7 @@ def choose(secret: bytes, chapter: str) -> dict[str, str]:
 
 
 def requested_by(course: Path, chapter: str) -> dict[str, str]:
-    """What the course asks for, by function.
+    """The course's variants, by function.
 
     Raises:
         CourseError: the settings name what there is not, or the released notebook says something else.

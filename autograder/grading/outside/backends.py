@@ -59,7 +59,7 @@ class Mount:
 
 @dataclass
 class Plan:
-    """How to start one sandbox: the command, its environment, what it inherits, what to delete."""
+    """The start of one sandbox: the command, its environment, what it inherits, what to delete."""
 
     argv: list[str]
     env: dict[str, str]
@@ -220,7 +220,7 @@ def _around(path: str, hidden: list[str], access: AccessFs, listing: AccessFs) -
 
 
 def tool(name: str) -> str:
-    """Where a program of the system lies; its bare name when it is missing."""
+    """The path of a system program; its bare name when it is missing."""
     return shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or name
 
 
@@ -280,7 +280,7 @@ def _threads_of_user() -> int:
 
 
 def python_is_private() -> bool:
-    """Whether other users than this one cannot reach the Python that runs here."""
+    """True if other users cannot reach the Python that runs here."""
     return any(_is_private(path) for path in _python_folders())
 
 

@@ -67,7 +67,7 @@ def plan(
     submission: str = "",
     variant: str = "",
 ) -> Plan:
-    """What to judge a function on.
+    """Plan the cases and seeds that a function is judged on.
 
     Args:
         chapter: The chapter's name.
@@ -188,7 +188,7 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
 def _analyse(
     plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
 ) -> list[tuple[Evidence, dict[str, Any] | None]]:
-    """What the lenses say of the realistic size, and its timeline in brief, for each order of its collectives.
+    """The lenses' figures at the realistic size, and its timeline in brief, for each order of its collectives.
 
     The order in which a Program does best counts, for all facts: what begins early needs its memory early.
     """

@@ -55,7 +55,7 @@ _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
 class Budget:
-    """What is left of a submission's time: of its processes' on the clock and on the processor, in seconds."""
+    """A submission's remaining time: of its processes on the clock and on the processor, in seconds."""
 
     def __init__(self, limits: Limits):
         self.usual, self.hung = limits, False
@@ -173,7 +173,7 @@ class Grader:
         return with_denied(result, denied), left_out
 
     def _trace(self, request: TraceRequest, budget: Budget) -> tuple[Ending, bytes]:
-        """What the tracer gives; asked again when its child was killed from outside, or by what nobody needs."""
+        """The tracer's response; requested again when its child was killed from outside."""
         for _ in range(TRIES):
             ending, written = ask_tracer(self.tracer, request, budget.spend)
             used_up = _used_up(ending, request.limits)
@@ -186,7 +186,7 @@ class Grader:
     def _execute(
         self, budget: Budget, header: dict[str, Any], blobs: list[bytes]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """What the executor makes of a Program, within what is left of the submission's time."""
+        """The executor's response, within the submission's remaining time."""
         limits, begin, used = budget.limits(), time.monotonic(), 0.0
         self.executor.seconds, self.executor.cpu_s = limits.wall_s or 0, limits.cpu_s
         try:
@@ -212,7 +212,7 @@ def trace_request(
     patient: bool = False,
     with_uses: bool = False,
 ) -> TraceRequest:
-    """What a tracer is asked for a function of a notebook. Nothing says which variant a course asks for.
+    """The request to trace a function of a notebook. Nothing in it says which variant a course asks for.
 
     ``patient`` leaves a notebook's experiments more time.
     """
@@ -230,7 +230,7 @@ def trace_request(
 def ask_tracer(
     tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None] = lambda begin, cpu: None
 ) -> tuple[Ending, bytes]:
-    """How a tracer's child ended and what it wrote. One that ended silently and before its time is asked for less.
+    """A tracer's child: its end, and what it wrote. After a silent end before its time, less is requested.
 
     A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
     """
@@ -255,7 +255,7 @@ def _ask(tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], No
 
 
 def traced_by(tracer: Worker, request: TraceRequest) -> Traced | Problem:
-    """What a tracer makes of a request, as if it had been traced here."""
+    """Trace in another process, as if it were done here."""
     try:
         message, programs = read_result(*ask_tracer(tracer, request), request.limits)
         loaded = {name: Program.load(data) for name, data in programs.items()}
@@ -267,7 +267,7 @@ def traced_by(tracer: Worker, request: TraceRequest) -> Traced | Problem:
 
 
 def read_result(ending: Ending, written: bytes, limits: Limits) -> tuple[TraceMessage, dict[str, bytes]]:
-    """What a student's process wrote, none of which is trusted: its message, with a problem or with Programs by case.
+    """Read what a student's process wrote, which is untrusted: its message, and its Programs by case.
 
     Raises:
         WireError: It is no such message.
@@ -294,7 +294,7 @@ def _read(stream: io.BytesIO) -> tuple[TraceMessage, list[bytes]]:
 
 
 def _ended(limit: str, limits: Limits) -> str:
-    """Why the grader ended a student's process."""
+    """The reason why the grader ended a student's process."""
     most = {
         "wall time": f"took longer than {limits.wall_s:g} s",
         "waiting": f"computed nothing for {STALL_S:g} s",
@@ -305,7 +305,7 @@ def _ended(limit: str, limits: Limits) -> str:
 
 
 def _silent(ending: Ending, limits: Limits) -> Problem:
-    """Why a student's process may have ended without a word."""
+    """The likely reason why a student's process ended silently."""
     lines = ending.output.strip().splitlines()
     last = f"; its last words: {lines[-1][:300]}" if lines else ""
     if ending.signal == signal.SIGXCPU or (ending.signal == signal.SIGKILL and _used_up(ending, limits)):

@@ -299,7 +299,7 @@ def _trial_command() -> list[str]:
 
 
 def _trial(make: Callable[[], Plan]) -> str | None:
-    """Why a backend does not work here. One that was killed, or ran out of time, is tried again: it may still work."""
+    """The reason why a backend does not work. One that was killed, or ran out of time, is tried again."""
     problem = None
     for _ in range(TRIALS):
         problem, from_outside = _try_once(make())
@@ -309,7 +309,7 @@ def _trial(make: Callable[[], Plan]) -> str | None:
 
 
 def _try_once(plan: Plan) -> tuple[str | None, bool]:
-    """What is wrong, if anything, and whether something else than the backend may be to blame."""
+    """The problem, if any, and True if something else than the backend may be to blame."""
     try:
         done = subprocess.run(plan.argv, env=plan.env, pass_fds=plan.fds, cwd="/", capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -37,7 +37,7 @@ def notebook_here() -> Notebook | None:
 
 
 def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, str]) -> tuple[str, ...]:
-    """What a learner should know before handing in: nothing where both give the same.
+    """Notes for a learner before handing in: none where kernel and file give the same.
 
     Args:
         live: What the kernel's function gives.
@@ -56,7 +56,7 @@ def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, s
 
 
 def same(one: Program, other: Program) -> bool:
-    """Whether two Programs do the same, wherever their lines come from."""
+    """True if two Programs do the same, wherever their lines come from."""
     signature = (one.mesh, one.inputs, one.outputs, one.donated)
     return signature == (other.mesh, other.inputs, other.outputs, other.donated) and _bare(one) == _bare(other)
 
@@ -68,7 +68,7 @@ def _bare(program: Program) -> str:
 
 
 def differing(here: dict[str, str], there: dict[str, Any]) -> str:
-    """Which names differ, and how where that is short."""
+    """The names that differ, and how where that is short."""
     parts = []
     for name in [*here, *(name for name in there if name not in here)]:
         ours, theirs = here.get(name), there.get(name)

@@ -158,7 +158,7 @@ def sandboxed(
 
 
 def mounted(chapter: str) -> list[Path]:
-    """What of ours the sandbox shows. No file among them holds an oracle, an expected value or an answer."""
+    """The course's files that the sandbox shows. None of them holds an oracle, an expected value or an answer."""
     chapters = (*(entry.name for entry in earlier(chapter)), chapter)
     shown = [
         *(f"autograder/{name}" for name in _INSIDE),
@@ -170,7 +170,7 @@ def mounted(chapter: str) -> list[Path]:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """What of a folder holds no answer: folders as a whole where nothing in them does."""
+    """The parts of a folder that hold no answer: folders as a whole where nothing in them does."""
     paths = []
     for path in folder.iterdir():
         name = path.relative_to(ROOT / "course").as_posix()

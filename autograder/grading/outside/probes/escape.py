@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def attempt(function, *arguments):
-    """What `function` gave, or the name of the error that stopped it."""
+    """Call `function`: its result, or the name of the error that stopped it."""
     try:
         return function(*arguments) or "done"
     except BaseException as error:
