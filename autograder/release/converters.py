@@ -1,7 +1,5 @@
 """nbgrader's converters: their configuration, running them quietly, and the text of the notebooks that they read."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Solution module to nbgrader source notebook to exercise. nbgrader alone strips the solutions."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import hashlib

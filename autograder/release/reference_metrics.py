@@ -1,7 +1,5 @@
 """Figures of each function's reference and naive baseline, which limits are set against."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable

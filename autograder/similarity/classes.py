@@ -1,7 +1,5 @@
 """The code of this class, earlier classes and the public for the functions of a chapter."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The share that two of a class have in common, and its rarity: what nearly everybody writes says nothing."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

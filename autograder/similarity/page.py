@@ -1,7 +1,5 @@
 """The report as one page without script or address: figures, and both sources side by side. Everything is escaped."""
 
-from __future__ import annotations
-
 from collections import Counter
 from html import escape
 

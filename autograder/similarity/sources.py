@@ -1,7 +1,5 @@
 """Each author's code for each function: its definition, and what of their own it uses. Parsed, never run."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Python as it is compared: a sequence of tokens without names of its own, formatting, annotations and docstrings."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import hashlib

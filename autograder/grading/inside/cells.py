@@ -1,6 +1,5 @@
 """From a notebook's cells to statements of plain Python, each with the cell and the line where it was written."""
 
-from __future__ import annotations
 import __future__
 
 import ast

@@ -3,8 +3,6 @@
 The same code serves the notebook's ``check``, in a process of the learner's own, and official grading, sandboxed.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -1,7 +1,5 @@
 """Reading a notebook: what a learner handed in, as cells with names. Nothing in it is run or parsed as Python here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

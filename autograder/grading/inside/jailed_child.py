@@ -4,8 +4,6 @@ The inside of the sandbox: the executor calls `apply_limits` and `deny_syscalls`
 zygote runs each student's code by `fork_confined`.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

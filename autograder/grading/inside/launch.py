@@ -3,8 +3,6 @@
 Standard library only, and few parts of it: run as a script, its start is on the clock.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

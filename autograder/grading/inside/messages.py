@@ -1,7 +1,5 @@
 """Requests to the tracer, and the messages that come back, with the types that everything from a sandbox must have."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import msgspec

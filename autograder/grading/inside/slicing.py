@@ -1,7 +1,5 @@
 """The names that a statement binds, uses and may change, and so the statements that a function needs."""
 
-from __future__ import annotations
-
 import ast
 import dis
 from collections.abc import Iterable, Iterator, Sequence

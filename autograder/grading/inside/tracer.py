@@ -5,8 +5,6 @@ whose own fork has taken the strict filter before it runs the student's code. So
 find anything of another in its memory.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """From a learner's code to Programs: used by the notebook's check, the command and the sandboxed tracer alike."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import os

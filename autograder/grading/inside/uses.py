@@ -1,7 +1,5 @@
 """The names that a function uses of its notebook, as text, to say where two versions of a notebook differ."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Messages between the grader and its processes: a JSON header and blobs of bytes, both bounded. No pickles."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, BinaryIO

@@ -1,7 +1,5 @@
 """Grade a whole class: resumable, in parallel, each verdict on disk before the next begins."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait

@@ -4,8 +4,6 @@ A submission is one transaction of the gradebook, then its folder under ``autogr
 Whoever is killed in between books that submission again, with the same result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

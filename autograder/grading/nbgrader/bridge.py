@@ -4,8 +4,6 @@ What nbgrader gets to see of a submission is rebuilt from the released notebook:
 of the student's the sources of the cells, nothing else.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

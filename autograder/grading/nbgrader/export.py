@@ -1,7 +1,5 @@
 """Every student's state and grades: for the status table, and as CSV for a spreadsheet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Feedback pages: nbgrader's generate_feedback with a page of our own that opens anywhere and asks for nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields

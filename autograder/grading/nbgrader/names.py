@@ -1,7 +1,5 @@
 """Students are called what their folders are called, to the byte; what no gradebook or page can hold is written out."""
 
-from __future__ import annotations
-
 import unicodedata
 
 FINE = frozenset(" '’·@.,+()!~=_-")

@@ -1,7 +1,5 @@
 """A course of an instructor's own: what `meshcraft init` makes, and what it changes in one that is there."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Everything that came from a submission is escaped here, the message of an exception and the name of a line alike.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache

@@ -4,8 +4,6 @@ A grading is a pure function of its `Job`, so it may run anywhere, and twice. Ea
 sandboxed processes.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

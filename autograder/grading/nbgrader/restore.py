@@ -1,7 +1,5 @@
 """A submission as nbgrader sees it: the released notebook with the student's sources, and nothing else."""
 
-from __future__ import annotations
-
 import re
 from copy import deepcopy
 from datetime import datetime

@@ -1,7 +1,5 @@
 """A course's settings: its name, its exchange and its late penalty, in the course folder's course.toml."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

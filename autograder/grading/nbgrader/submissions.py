@@ -1,7 +1,5 @@
 """A class's submissions: a notebook for each student, or why there is none."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -4,8 +4,6 @@ The released notebook says it in words before the function, and tells ``check``.
 never the submission.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The trusted end: draws inputs, holds the oracle, and turns what a function's Programs do into facts and points."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The course's own parts of a released notebook, alongside the exercise: its lab, and the variants it asks for."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable

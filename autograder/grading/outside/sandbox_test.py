@@ -1,7 +1,5 @@
 """Every backend that this machine has is started for real and attacked from the inside."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

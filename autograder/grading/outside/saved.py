@@ -1,7 +1,5 @@
 """Compares a live function with what the notebook on disk gives: grading reads the file, not the kernel."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The processes that grading talks to: started when needed, ended after a fault, each request with a deadline."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Try, without any filter of its own, to get at what lies outside the sandbox."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

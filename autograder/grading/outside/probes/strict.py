@@ -1,7 +1,5 @@
 """Compute with 8 devices in a process that refused itself everything else."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Run well-behaved and hostile children one after the other, and print every report."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
