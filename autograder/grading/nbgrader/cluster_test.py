@@ -29,8 +29,10 @@ if __name__ == "__main__":
         pathlib.Path(sys.argv[2]).touch()
         sys.stdin.read()
 """
-STUDENTS = {"ada": "partial", "bob": "raises", "cleo": "partial", "dora": "raises", "eve": "partial"}
-CLASS = STUDENTS if os.environ.get("MESHCRAFT_FULL") else dict([*STUDENTS.items()][:3])
+STUB = ""  # the released notebook, which is graded fastest
+CLASS = {"ada": "partial", "bob": STUB, "cleo": STUB}
+if os.environ.get("MESHCRAFT_FULL"):
+    CLASS = {"ada": "partial", "bob": "raises", "cleo": "partial", "dora": "raises", "eve": "partial"}
 
 
 @contextmanager
@@ -47,11 +49,12 @@ def cluster(tmp_path, workers):
 
 
 def hand_in_demo(course, students):
-    """The demo's submissions, in these students' names."""
+    """The demo's submissions, or stubs, in these students' names."""
     for student, model in students.items():
         path = course / "submitted" / student / "fsdp" / "fsdp.ipynb"
         path.parent.mkdir(parents=True)
-        notebook = nbformat.read(DEMO / "submitted" / model / "fsdp" / "fsdp.ipynb", as_version=4)
+        folder = DEMO / "submitted" / model if model else course / "release"
+        notebook = nbformat.read(folder / "fsdp" / "fsdp.ipynb", as_version=4)
         notebook.cells[0].source = student
         nbformat.write(notebook, path)
 
@@ -88,7 +91,9 @@ def test_a_cluster_gives_the_verdicts_of_this_machine_though_a_worker_is_killed(
     assert local.returncode == 0, err
     assert json.loads(told) == json.loads(expected)
     verdicts = {row["student"]: row["functions"][0]["verdict"] for row in json.loads(told)["submissions"]}
-    assert {name for name, verdict in verdicts.items() if verdict == PASS} == {"ada", "cleo", "eve"} & CLASS.keys()
+    assert {name for name, verdict in verdicts.items() if verdict == PASS} == {
+        name for name, model in CLASS.items() if model == "partial"
+    }
 
 
 def test_a_scheduler_that_goes_away_is_a_sentence(course, tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from autograder.grading.nbgrader.cluster_test import grade, hand_in_demo, judged
+from autograder.grading.nbgrader.cluster_test import STUB, grade, hand_in_demo, judged
 from autograder.grading.nbgrader.export import overview
 
 # Run in a mount namespace of its own, with a course folder, an empty one and the room to leave, in KiB, at each try.
@@ -29,12 +29,11 @@ for room in rooms:
     told.append([run.returncode, run.stderr, run.stdout])
 print(json.dumps(told))
 """
-CLASS = {"ada": "partial", "bob": "raises"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount the small disk that this fills")
 def test_a_full_disk_is_a_sentence_and_nothing_is_lost(course, tmp_path):
-    hand_in_demo(course, CLASS)
+    hand_in_demo(course, {"ada": "partial", "bob": STUB})
     place = tmp_path / "disk"
     place.mkdir()
     script = tmp_path / "full.py"
@@ -53,7 +52,7 @@ def test_a_full_disk_is_a_sentence_and_nothing_is_lost(course, tmp_path):
 
 
 def test_a_locked_gradebook_leaves_the_verdicts_in_the_ledger_and_the_next_run_books_them(course):
-    hand_in_demo(course, CLASS)
+    hand_in_demo(course, {"ada": STUB, "bob": STUB})
     holder = sqlite3.connect(course / "gradebook.db", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     told, err = (blocked := grade(course)).communicate()
