@@ -129,7 +129,8 @@ def main() -> None:
 
 def serve(blobs: list[bytes], answers: BinaryIO) -> None:
     """Serve one request, in a process of its own."""
-    request = msgspec.json.decode(blobs[0], type=TraceRequest)
+    header = wire.from_json(blobs[0])
+    request = msgspec.convert(header, TraceRequest)
     run = lambda result: trace_request(request, result)  # noqa: E731
     report = fork_confined(run, limits=request.limits, result_bytes=MAX_RESULT)
     wire.write(answers, {name: getattr(report, name) for name in Ending.__struct_fields__}, [report.result])
