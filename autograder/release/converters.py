@@ -87,7 +87,7 @@ class _Named:
 def nbgrader_quiet() -> Iterator[list[logging.LogRecord]]:
     """Run nbgrader's code: errors that it logs are collected, its warnings go nowhere.
 
-    Making a gradebook calls the program ``alembic``, which lies beside this Python but perhaps not on the path.
+    Making a gradebook calls the program ``alembic``, which is next to this Python but perhaps not on the path.
     """
     collector = BufferingHandler(sys.maxsize)
     collector.setLevel(logging.ERROR)

@@ -39,7 +39,7 @@ def contract(**points):
 
 
 @pytest.fixture
-def house(tmp_path, monkeypatch):
+def repository(tmp_path, monkeypatch):
     monkeypatch.setattr("autograder.contract.task.load", contract(twice=3))
     (tmp_path / "solutions").mkdir()
 
@@ -55,10 +55,10 @@ def cells_of(root):
     return nbformat.read(root / "exercises" / "small" / "small.ipynb", as_version=4).cells
 
 
-def test_build_strips_solutions_adds_locked_checks_and_bares_the_lab(house):
+def test_build_strips_solutions_adds_locked_checks_and_bares_the_lab(repository):
     helper = "# %%\ndef helper(x):\n    return x\n\n"
     module = MODULE.replace("# %%\ndef twice", helper + helper + "# %%\ndef twice")
-    cells = cells_of(house(module.replace("    # a lab", "    # --8<-- [start:lab]\n    # a lab")))
+    cells = cells_of(repository(module.replace("    # a lab", "    # --8<-- [start:lab]\n    # a lab")))
     assert [cell.id for cell in cells[2:6]] == ["helper", "helper-2", "twice", "check-twice"]
     assert len({cell.id for cell in cells}) == len(cells)
     assert [number for number, cell in enumerate(cells) if "nbgrader" in cell.metadata] == [4, 5, 6]
@@ -74,8 +74,8 @@ def test_build_strips_solutions_adds_locked_checks_and_bares_the_lab(house):
     assert lab.source == "# a lab\nprint(twice(math.pi))"
 
 
-def test_rebuilding_is_byte_identical_leaves_nothing_else_and_says_what_would_change(house):
-    root = house(MODULE)
+def test_rebuilding_is_byte_identical_leaves_nothing_else_and_says_what_would_change(repository):
+    root = repository(MODULE)
     (path,) = notebook.build(["small"], root=root)
     first = path.read_bytes()
     notebook.build(["small"], root=root)
@@ -83,7 +83,7 @@ def test_rebuilding_is_byte_identical_leaves_nothing_else_and_says_what_would_ch
     assert notebook.stale("small", root=root) == ""
     files = {str(found.relative_to(root)) for found in root.rglob("*") if found.is_file()}
     assert files == {"solutions/small.py", "exercises/small/small.ipynb"}
-    house(MODULE.replace("Two of them", "Both of them"))
+    repository(MODULE.replace("Two of them", "Both of them"))
     assert "Both of them" in notebook.stale("small", root=root)
 
 
@@ -99,14 +99,14 @@ def test_rebuilding_is_byte_identical_leaves_nothing_else_and_says_what_would_ch
         ("import math\n", "import math\n1 +\n", r"small.py:4: the cell is not Python"),
     ],
 )
-def test_a_module_that_breaks_a_rule_is_told_where_and_what_to_do(house, old, new, message):
+def test_a_module_that_breaks_a_rule_is_told_where_and_what_to_do(repository, old, new, message):
     assert old in MODULE
     with pytest.raises(notebook.BuildError, match=message):
-        notebook.source_notebook("small", root=house(MODULE.replace(old, new)))
+        notebook.source_notebook("small", root=repository(MODULE.replace(old, new)))
 
 
-def test_a_task_without_a_cell_is_an_error(house, monkeypatch):
-    root = house(MODULE)
+def test_a_task_without_a_cell_is_an_error(repository, monkeypatch):
+    root = repository(MODULE)
     monkeypatch.setattr("autograder.contract.task.load", contract(twice=3, forgotten=1))
     with pytest.raises(notebook.BuildError, match=r"small.py: no solution cell for the contract's forgotten"):
         notebook.source_notebook("small", root=root)

@@ -18,7 +18,7 @@ def measure(chapter: str) -> dict[str, Any]:
 
     Returns:
         ``{task: {"temporaries": {"reference": bytes, "naive": bytes}, "flops": {...}, "seconds": {...}}}``; a
-        task's naive way may be another one for time than for memory.
+        task's naive baseline may differ between time and memory.
     """
     solution = importlib.import_module(f"solutions.{chapter}")
     mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS}
@@ -58,7 +58,7 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
 
 
 def write(chapter: str) -> Path:
-    """Measure, and keep the figures beside those of other jax versions."""
+    """Measure, and keep the figures with those of other jax versions."""
     path = CHAPTERS / chapter / "references.json"
     every = json.loads(path.read_text()) if path.exists() else {}
     every[jax.__version__] = measure(chapter)

@@ -47,7 +47,7 @@ class Executor:
         self.compiled: dict[str, Executable] = {}
 
     def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-        """One request: ``run`` a Program on inputs, or ``analyse`` one beside a smaller one."""
+        """One request: ``run`` a Program on inputs, or ``analyse`` one along with a smaller one."""
         program = Program.load(blobs[0])
         branches = bool(header.get("data_branches"))
         module = parse(program, data_branches=branches)

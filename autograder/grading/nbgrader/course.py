@@ -1,4 +1,4 @@
-"""A course folder: nbgrader's folders and gradebook, and beside them `.meshcraft/` with ledger, secret and lock."""
+"""A course folder: nbgrader's folders and gradebook, and next to them `.meshcraft/` with ledger, secret and lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feedback pages: figures in words, the step beside the course's own, nothing hidden and nothing that runs."""
+"""Feedback pages: figures in words, the step next to the course's own, nothing hidden and nothing that runs."""
 
 import json
 import os

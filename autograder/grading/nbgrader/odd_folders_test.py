@@ -128,7 +128,7 @@ EVERY = ["".join(CHARACTERS)]
 
 @pytest.mark.parametrize("name", CHARACTERS if os.environ.get("MESHCRAFT_FULL") else EVERY)
 def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, meshcraft, name):
-    """init, grade, status, feedback and export, typed beside a folder with such a name."""
+    """init, grade, status, feedback and export, typed next to a folder with such a name."""
     monkeypatch.setattr(batch, "local_pool", lambda workers: lambda alone: (ThreadPoolExecutor(1), 1))
     monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
     work = tmp_path / "work"

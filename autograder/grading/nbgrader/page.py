@@ -157,7 +157,7 @@ def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
 
 
 def _step(chapter: str, result: Result) -> str:
-    """The step at the realistic size beside the course's own: a picture, and what it says in words."""
+    """The step at the realistic size next to the course's own: a picture, and what it says in words."""
     own = _read(result.timeline)
     if own is None:
         return ""

@@ -59,7 +59,7 @@ def _cell(kind: str, source: str, name: str, *, released: bool = False) -> Noteb
 
 
 def exchange_files(folder: Path) -> dict[str, str]:
-    """Read the time and the secret that nbgrader's exchange puts beside a notebook, if they look like its own.
+    """Read the time and the secret that nbgrader's exchange puts next to a notebook, if they look like its own.
 
     The student could write to both, so nothing else is passed on.
     """

@@ -1,4 +1,4 @@
-"""A submission has a budget: what hangs ends soon, and what is honest is judged beside it."""
+"""A submission has a budget: what hangs ends soon, and honest functions of the same submission are judged."""
 
 import io
 import json
