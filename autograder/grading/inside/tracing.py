@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autograder.contract.wrapping import Case, Mismatch, Traceable, trace
@@ -91,22 +91,18 @@ def trace_cases(
             if progress:
                 progress(case.name)
     except TooLong as error:
-        result = describe_error(error, locate)
-        return Problem(
-            "limit_exceeded", f"{task.name} took longer than {error} to trace; does a loop ever end?", result.line
-        )
+        message = f"{task.name} took longer than {error} to trace; does a loop ever end?"
+        return Problem("limit_exceeded", message, describe_error(error, locate).line)
     except Mismatch as error:
         return Problem("fail", str(error), line)
     except ProgramError as error:
         return Problem("refused", str(error), line)
     except NotImplementedError as error:
-        result = describe_error(error, locate)
-        return Problem(
-            "student_error", f"{task.name} is not written yet: it raises NotImplementedError", result.line or line
-        )
+        message = f"{task.name} is not written yet: it raises NotImplementedError"
+        return Problem("student_error", message, describe_error(error, locate).line or line)
     except (Exception, SystemExit) as error:
         result = describe_error(error, locate)
-        return result if result.line else Problem(result.verdict, result.message, line)
+        return replace(result, line=result.line or line)
     return Traced(programs, line)
 
 
