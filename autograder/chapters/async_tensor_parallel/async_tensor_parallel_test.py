@@ -15,7 +15,7 @@ from autograder.check import check_function
 from autograder.contract.task import Evidence, references
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import judged_unseen
-from autograder.release.measure import look
+from autograder.release.reference_metrics import look
 from course.mesh import make_mesh, vary_alike, varying_axes
 from course.model import MLPLayer
 from course.program import Collective, Costs, Memory

@@ -21,7 +21,7 @@ from autograder.contract.case_builders import stages_of
 from autograder.contract.task import references
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import judged_unseen
-from autograder.release.measure import look
+from autograder.release.reference_metrics import look
 from course.machines import FREE_NETWORK
 from course.mesh import abstract_mesh
 from course.program import bubble, export, parse, timeline

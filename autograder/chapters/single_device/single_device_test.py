@@ -14,7 +14,7 @@ from autograder.contract.case_builders import model_of, params_of
 from autograder.contract.task import references
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import doubles_gradients, forgets_what_flows_back, judged_unseen, patch
-from autograder.release.measure import look
+from autograder.release.reference_metrics import look
 from course.model import full_loss
 from solutions import single_device as solutions
 

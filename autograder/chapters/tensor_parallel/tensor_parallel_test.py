@@ -13,7 +13,7 @@ from autograder.contract.case_builders import groups_of, model_of, parts_of
 from autograder.contract.task import Evidence, references, trace
 from autograder.contract.verdict import FAIL
 from autograder.proof.mutants import judged, judged_unseen
-from autograder.release.measure import look
+from autograder.release.reference_metrics import look
 from course.model import full_loss
 from course.program import costs, parse
 from solutions.tensor_parallel import column_parallel_dense, init_dense, tp_mlp, tp_train_step
