@@ -6,17 +6,22 @@ import re
 import pytest
 from rich.console import Console
 
-from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR, Fact, Report, Result
+from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR, Fact, Kind, Limit, Report, Result, Unit
 from autograder.render import facts_html, facts_table, number, plain, size
 
 HOSTILE = '<script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e'
 
 
+def fact_in_bytes(name, measured, limit, reference=None, naive=None, passed=False, **how):
+    figures = {"reference": reference, "naive": naive, "unit": Unit.BYTES, "case": "data=8", **how}
+    return Fact(name, Kind.MEMORY, passed, measured, limit, **figures)
+
+
 def report():
     facts = (
-        Fact("values", True, 2e-7, 1e-4, case="data=8"),
-        Fact("temporaries", False, 1843200, 1179648, "bytes", 1024000, 1843200, "data=8", "gather:3", "too much"),
-        Fact("overlap", None),
+        Fact("values", Kind.VALUES, True, 2e-7, 1e-4, unit=Unit.RELATIVE, case="data=8"),
+        fact_in_bytes("temporaries", 1843200, 1179648, 1024000, 1843200, line="gather:3", message="too much"),
+        Fact("overlap", Kind.TIME, None),
     )
     functions = (
         Result("gather", 1, 3, FAIL, facts),
@@ -39,38 +44,35 @@ def test_everything_a_fact_says_is_shown():
 
 
 def test_large_numbers_of_bytes_are_readable_and_stay_exact_in_html():
-    sizes = {
-        "5,436,121,096": "5.063 GiB",
-        "11,534,336 to 22,020,096": "11 MiB to 21 MiB",
-        "9,999,999": "",
-        "8 of 8": "",
-    }
-    assert {text: size(text) for text in sizes} == sizes
-    result = Result("f", 0, 1, FAIL, (Fact("peak", False, "5,436,121,096", "1,466,592,470", "bytes"),))
+    assert [size(number) for number in (5_436_121_096, 11_534_336, 9_999_999, 8)] == ["5.063 GiB", "11 MiB", "", ""]
+    both = fact_in_bytes("sent", 20, (11_534_336, 22_020_096), direction=Limit.BETWEEN)
+    result = Result("f", 0, 1, FAIL, (fact_in_bytes("peak", 5_436_121_096, 1_466_592_470), both))
     shown = facts_html(result)
     assert "5.063 GiB" in shown and "5,436,121,096" in shown and "5.063 GiB" in printed(result)
-    assert "5.063" not in facts_html(Result("f", 0, 1, FAIL, (Fact("count", False, "5,436,121,096"),)))
+    assert "11 MiB to 21 MiB" in shown and "11,534,336 to 22,020,096" in shown
+    count = Fact("count", Kind.PROGRAM, False, 5_436_121_096)
+    assert "5.063" not in facts_html(Result("f", 0, 1, FAIL, (count,)))
 
 
 def test_at_80_columns_no_number_and_no_name_is_broken():
-    figures = "5,436,121,096", "1,466,592,470", "bytes", "1,275,297,800", "5,436,121,096"
-    large = Fact("live temporaries", False, *figures, "8 devices, width 4096", "gather:3", "too much")
-    facts = (large, Fact("reduce-scatter bytes", True, "11,984", "11,984 to 23,968", "bytes", case="8 devices"))
+    figures, where = (5_436_121_096, 1_466_592_470, 1_275_297_800, 5_436_121_096), "8 devices, width 4096"
+    large = fact_in_bytes("live temporaries", *figures, case=where, line="gather:3", message="too much")
+    facts = (large, fact_in_bytes("reduce-scatter bytes", 11_984, (11_984, 23_968), passed=True, case="8 devices"))
     shown = printed(Result("fsdp_loss", 1, 5, FAIL, facts), width=80)
     words = ["live temporaries", "reduce-scatter bytes", "5.063 GiB", "1.366 GiB", "1.188 GiB", "your line gather:3"]
     assert [word for word in words if word not in shown] == []
 
 
 def test_at_80_columns_the_words_of_a_case_stay_whole():
-    figures = "689,122,048", "792,490,355", "bytes", "689,122,048", "1,501,847,592"
-    large = Fact("live temporaries", True, *figures, "8 microbatches, width 2048")
-    size = Fact("program size", True, "311", "311", "operations", case="8 microbatches")
+    figures, where = (689_122_048, 792_490_355, 689_122_048, 1_501_847_592), "8 microbatches, width 2048"
+    large = fact_in_bytes("live temporaries", *figures, passed=True, case=where)
+    size = Fact("program size", Kind.PROGRAM, True, 311, 311, unit=Unit.OPERATIONS, case="8 microbatches")
     shown = printed(Result("accumulate_gradients", 2, 2, PASS, (large, size)), width=80)
     assert all(word in shown for word in ("microbatches,", "live temporaries", "(operations)", "1.399 GiB"))
 
 
 def test_what_a_fact_says_is_not_said_twice():
-    fact = Fact("values", False, "of another form", "as specified", line="f:1", message="expected a scalar")
+    fact = Fact("values", Kind.FORM, False, "of another form", "as specified", line="f:1", message="expected a scalar")
     result = Result("f", 0, 1, FAIL, (fact,), "f:1", "expected a scalar")
     for shown in (facts_html(result), printed(result)):
         assert shown.count("expected a scalar") == 1 and shown.count("f:1") == 1
@@ -78,12 +80,13 @@ def test_what_a_fact_says_is_not_said_twice():
 
 @pytest.mark.parametrize(("line", "said"), [("f:1", "your line"), ("course/model.py:70", "the course's line")])
 def test_a_line_of_the_course_is_not_called_the_readers(line, said):
-    result = Result("f", 0, 1, FAIL, (Fact("bytes", False, 2, 1, line=line, message="too many"),))
+    result = Result("f", 0, 1, FAIL, (Fact("bytes", Kind.MEMORY, False, 2, 1, line=line, message="too many"),))
     assert all(f"{said} {line}" in re.sub("<.*?>", "", shown) for shown in (facts_html(result), printed(result)))
 
 
 def test_html_is_escaped_and_asks_for_nothing():
-    fact = Fact(HOSTILE, False, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    texts = {name: HOSTILE for name in ("measured", "limit", "of", "reference", "naive", "case", "line", "message")}
+    fact = Fact(HOSTILE, Kind.VALUES, False, **texts)  # type: ignore[arg-type]
     shown = facts_html(
         Report("c", (Result(HOSTILE, 0, 1, HOSTILE, (fact,), HOSTILE, HOSTILE, (HOSTILE,)),), notes=(HOSTILE,))
     )
@@ -94,7 +97,9 @@ def test_html_is_escaped_and_asks_for_nothing():
 
 
 def test_terminal_escapes_are_taken_out():
-    shown = printed(Result(HOSTILE, 0, 1, FAIL, (Fact(HOSTILE, False, HOSTILE, message=HOSTILE),), HOSTILE, HOSTILE))
+    shown = printed(
+        Result(HOSTILE, 0, 1, FAIL, (Fact(HOSTILE, Kind.VALUES, False, HOSTILE, message=HOSTILE),), HOSTILE, HOSTILE)
+    )
     assert "\x1b" not in shown and "\u202e" not in shown
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autograder.commands.train import train
-from autograder.contract import answer_facts, answers, facts, limits
+from autograder.contract import facts, limits, value_facts, value_tasks
 from autograder.learner.strategies import CHAPTERS as STRATEGIES
 from autograder.learner.strategies import NAMES, default
 from course.curriculum import CHAPTERS
@@ -33,7 +33,7 @@ def test_every_fact_that_the_guide_names_exists(module):
     assert len(names) > 4 and all(callable(getattr(module, name, None)) for name in names)
 
 
-@pytest.mark.parametrize("module", [answers, answer_facts])
+@pytest.mark.parametrize("module", [value_tasks, value_facts])
 def test_every_helper_for_answers_that_the_guide_names_exists(module):
     names = re.findall(rf"`{module.__name__.rpartition('.')[2]}\.(\w+)`", GUIDE)
     assert names and all(callable(getattr(module, name)) for name in names)
@@ -60,7 +60,7 @@ def test_strategies_of_training_are_those_that_there_are():
 
 
 def test_the_budget_in_the_notebook_of_pipelines_is_the_closed_form():
-    from autograder.chapters.pipeline.step import PIPELINE_TRAIN_STEP, most_bytes
+    from autograder.chapters.pipeline.model import PIPELINE_TRAIN_STEP, most_bytes
 
     assert PIPELINE_TRAIN_STEP.at_scale
     most = most_bytes(PIPELINE_TRAIN_STEP.at_scale[0]) / 2**20

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from autograder.chapters.async_tensor_parallel.shared import HIDDEN, TOKENS, WIDTH
 from jax.sharding import PartitionSpec as P
 from showing import Table, by_compiler, compare, compiled, draw, example, kept, look, over, say
 
 from autograder.chapters.async_tensor_parallel import mlp, mutants, rings
 from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again, unrolled
 from autograder.chapters.async_tensor_parallel.mutants import gathers_then_multiplies
+from autograder.chapters.async_tensor_parallel.tasks import HIDDEN, TOKENS, WIDTH
 from autograder.contract.task import load, references
 from course.machines import machine
 from course.predict import predict

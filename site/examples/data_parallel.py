@@ -48,10 +48,10 @@ def overlap() -> dict[str, object]:
     ring = machine(TASK.machine).bandwidth_of(tuple(range(8)))
     assert abs(end.exposed * ring / (1e12 * end.sent) - 1) < 0.01, "all of it, on a ring"
     say(
-        rows=f"{SIZES['rows'] // SIZES['num_microbatches']:,}",
-        layers=SIZES["num_layers"],
-        width=f"{SIZES['width']:,}",
-        hidden=f"{SIZES['hidden']:,}",
+        rows=f"{SIZES.rows // SIZES.num_microbatches:,}",
+        layers=SIZES.num_layers,
+        width=f"{SIZES.width:,}",
+        hidden=f"{SIZES.hidden:,}",
     )
     where = f"{realistic(TASK).name} on {TASK.machine}; a ring over all of them sends {ring / 1e9:g} GB/s"
     return {"overlap": table, "where": where}

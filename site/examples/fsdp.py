@@ -22,10 +22,11 @@ from showing import (
     program,
     realistic,
     say,
+    wrong,
 )
 
-from autograder.chapters.fsdp import mutants
 from autograder.chapters.fsdp.alternatives import with_delay
+from autograder.chapters.fsdp.wrapping import Training
 from autograder.contract.task import Case, load
 from course.machines import machine
 from course.mesh import make_mesh
@@ -39,23 +40,23 @@ from solutions.fsdp import fsdp_train_step, hybrid_shard_step
 TASK = load("fsdp").task("fsdp_train_step")
 MACHINE = machine(TASK.machine)
 BEFORE, AFTER = "gathers when it computes", "ahead in both passes"
+WRONG = wrong("fsdp")
 WAYS = {
-    BEFORE: mutants.gathers_when_it_computes,
-    "ahead, backward by JAX": mutants.keeps_gathered_weights_in_step,
-    "ahead, JAX with checkpoint": mutants.keeps_the_carry_of_a_checkpoint,
-    "ahead forward only": mutants.prefetches_forward_only,
+    BEFORE: WRONG["gathers_when_it_computes"],
+    "ahead, backward by JAX": WRONG["keeps_gathered_weights_in_step"],
+    "ahead, JAX with checkpoint": WRONG["keeps_the_carry_of_a_checkpoint"],
+    "ahead forward only": WRONG["prefetches_forward_only"],
     AFTER: fsdp_train_step,
 }
-SIZES = {
-    "width": 4096,
-    "hidden": 16384,
-    "num_layers": 8,
-    "features": 2048,
-    "rows": 2048,
-    "min_size": 16384,
-    "steps": 1,
-    "rate": 1,
-}
+SIZES = Training(
+    width=4096,
+    hidden=16384,
+    num_layers=8,
+    features=2048,
+    rows=2048,
+    min_size=16384,
+    rate_scale=0.01,
+)
 BATCH = jnp.arange(8.0)
 
 

@@ -109,18 +109,18 @@ def published() -> Table:
 @example
 def averages() -> Table:
     sizes, table = realistic(TASK).sizes, Table("", " s", markdown=True)
-    weights = 2 * sizes["width"] * sizes["hidden"]
-    tick = 3 * 2 * sizes["rows"] * weights / (A5000.peak("f32") * A5000.efficiency.matmul)
-    link, count = A5000.links[-1].bandwidth, sizes["num_microbatches"]
+    weights = 2 * sizes.width * sizes.hidden
+    tick = 3 * 2 * sizes.rows * weights / (A5000.peak("f32") * A5000.efficiency.matmul)
+    link, count = A5000.links[-1].bandwidth, sizes.num_microbatches
     table.add("weights of one repeat on a device", f"{4e-6 * weights:.1f} MB")
     table.add(f"their average over `data`, at {link / 1e9:g} GB/s", f"{1e3 * 2 * 3 / 4 * 4 * weights / link:.2f} ms")
-    table.add(f"one backward tick of {sizes['rows']} rows, with the forward pass again", f"{1e3 * tick:.2f} ms")
+    table.add(f"one backward tick of {sizes.rows} rows, with the forward pass again", f"{1e3 * tick:.2f} ms")
     table.add(f"a repeat's {count} backward ticks", f"{1e3 * count * tick:.2f} ms")
     return table
 
 
 def located(file):
-    return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/mutants.py")) else None
+    return "looping_pipeline" if file.endswith(("looping_pipeline.py", "looping_pipeline/mutants.py", ">")) else None
 
 
 @example

@@ -5,14 +5,16 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
-from autograder.chapters.pipeline.shared import stage_seconds
-from autograder.chapters.pipeline.step import most_bytes
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from showing import Table, draw, example, look, over, program, realistic, say
 
-from autograder.chapters.pipeline.mutants import keeps_activations, of_last, outputs
+from autograder.chapters.pipeline.model import most_bytes
+from autograder.chapters.pipeline.mutants import keeps_activations
+from autograder.chapters.pipeline.schedule import stage_seconds
+from autograder.chapters.pipeline.wrapping.schedule import Blocks
 from autograder.contract.task import Case, load
+from autograder.proof.mutants import patch
 from course.machines import machine
 from course.model import transformer
 from course.program import ProgramError, bubble, costs, parse, timeline
@@ -84,7 +86,7 @@ def idle(stage, microbatches, axis_name):
 @cache
 def executed(function, stages, count):
     """A pipeline of the realistic size, and its timeline."""
-    case = realistic(EXECUTE, {"pipe": stages}, microbatches=count)
+    case = realistic(EXECUTE, {"pipe": stages}, num_microbatches=count)
     return case, timeline(parse(program(EXECUTE, function, case)), machine(EXECUTE.machine))
 
 
@@ -114,7 +116,7 @@ def idles() -> Table:
     for count in (2, 8, 32):
         rows = []
         for name, function in ways.items():
-            case = Case("", {"pipe": 8}, {"rows": 2048, "width": 4096, "backward": 1, "microbatches": count})
+            case = Case("", {"pipe": 8}, Blocks(rows=2048, width=4096, num_microbatches=count))
             found = look(EXECUTE, function, case, H100)
             busy = sum(device.busy * len(device.members) for device in found.timeline.devices)
             figures = found.costs.flops / 1e9, 1e3 * found.timeline.seconds, 1e3 * busy / 8, busy * WATTS
@@ -125,7 +127,7 @@ def idles() -> Table:
         saved = 1 - none.energy / waste.energy
         assert {2: 0.45 < saved < 0.55, 32: 0.04 < saved < 0.06}.get(count, True)
     for name in ("garbage", "nothing"):
-        case = Case("", {"pipe": 4}, {"rows": 2048, "width": 4096, "backward": 0, "microbatches": 4})
+        case = Case("", {"pipe": 4}, Blocks(rows=2048, width=4096, backward=False, num_microbatches=4))
         time = timeline(parse(program(EXECUTE, ways[name], case)), machine(EXECUTE.machine))
         draw(f"idle_{name}", schedule_svg(time, forwards(gpipe(4, 4))))
     return table
@@ -136,7 +138,7 @@ def memory() -> Table:
     columns = "kept, MiB .0f", "step, ms .3f", "computed again, MiB .0f", "its step, ms .3f", "closed form, MiB .0f"
     table = Table("microbatches", *columns)
     for count in (4, 8, 16, 32):
-        case, figures = realistic(STEP, microbatches=count), []
+        case, figures = realistic(STEP, num_microbatches=count), []
         for name, function in (("kept", keeps_activations), ("again", pipeline_train_step)):
             found = look(STEP, function, case, H100)
             figures += [found.memory.temporaries / MIB, 1e3 * found.timeline.seconds]
@@ -152,27 +154,22 @@ def memory() -> Table:
     return table
 
 
-def on_every_stage(params, batch, key, model, num_microbatches, axis_name):
-    y = outputs(params, batch, key, model, num_microbatches, axis_name)
-    return lax.psum(of_last(params, batch, model, y, axis_name), axis_name)
-
-
-def on_the_last_stage(params, batch, key, model, num_microbatches, axis_name):
-    y = outputs(params, batch, key, model, num_microbatches, axis_name)
-    last = lax.axis_index(axis_name) == lax.axis_size(axis_name) - 1
-
-    def loss(y):
-        return model.loss(params["head"], y, batch["targets"])
-
-    return lax.psum(lax.cond(last, loss, lambda y: jnp.zeros_like(y[0, 0]), y), axis_name)
+EVERY_STAGE = {"if rows % num_stages:": "if True:"}
+BY_COND = {
+    'loss = model.loss(params["head"], y, batch["targets"])': (
+        'of_rows = lambda y: model.loss(params["head"], y, batch["targets"])\n'
+        "        loss = lax.cond(last, of_rows, lambda y: jnp.zeros_like(y[0, 0]), y)"
+    ),
+    "jnp.where(last, loss, 0.0)": "loss",
+}
 
 
 @example
 def losses() -> Table:
     """The loss of a model with 32,768 outputs."""
     ways = {
-        "on every stage, one counts": on_every_stage,
-        "on the last stage, by cond": on_the_last_stage,
+        "on every stage, one counts": patch(pipeline_loss, "on_every_stage", EVERY_STAGE).function,
+        "on the last stage, by cond": patch(pipeline_loss, "on_the_last_stage", EVERY_STAGE | BY_COND).function,
         "in parts, on all stages": pipeline_loss,
     }
     columns = "computing, ms: first stage .2f", "last stage .2f", "step, ms .2f", "energy, J .2f", "held, MiB .0f"

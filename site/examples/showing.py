@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from autograder.contract.task import Case, Task, trace
+from autograder.proof.coverage import mutants
 from course.machine import Machine
 from course.machines import machine
 from course.mesh import abstract_mesh
@@ -122,11 +123,16 @@ def _shown(figure: Any, form: str) -> str:
     return figure if isinstance(figure, str) else format(figure, form)
 
 
+def wrong(chapter: str) -> dict[str, Callable[..., Any]]:
+    """The chapter's mutants, by name."""
+    return {mutant.name: mutant.function for mutant in mutants(chapter)}
+
+
 def realistic(task: Task, mesh: dict[str, int] | None = None, **sizes: int) -> Case:
     """The realistic case that a task is judged at, with another mesh or other sizes."""
     assert task.at_scale
     large = task.at_scale[0]
-    return replace(large, mesh=mesh or large.mesh, sizes={**large.sizes, **sizes})
+    return replace(large.but(**sizes), mesh=mesh or large.mesh)
 
 
 def program(

@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
-from showing import Table, compare, draw, example, holdings, look, realistic, say
+from showing import Table, compare, draw, example, holdings, look, realistic, say, wrong
 
-from autograder.chapters.tensor_parallel import mutants
 from autograder.chapters.tensor_parallel.alternatives import tp_mlp_gathered_again
-from autograder.chapters.tensor_parallel.mutants import leaves_split_leaves_summed
 from autograder.contract.task import load
 from course.data import regression_batch
 from course.machines import machine
@@ -22,10 +20,11 @@ from solutions.tensor_parallel import tp_mlp, tp_train_step
 
 TASK = load("tensor_parallel").task("tp_mlp")
 OURS = "rows there, rows back"
+WRONG = wrong("tensor_parallel")
 WAYS = {
-    "weights come to the rows": mutants.gathers_the_weights,
-    "hidden features made whole": mutants.gathers_the_hidden_features,
-    "all-reduce, then slice": mutants.all_reduces_at_the_end,
+    "weights come to the rows": WRONG["gathers_the_weights"],
+    "hidden features made whole": WRONG["gathers_the_hidden_features"],
+    "all-reduce, then slice": WRONG["all_reduces_at_the_end"],
     OURS: tp_mlp,
     "the same, rows gathered again": tp_mlp_gathered_again,
 }
@@ -44,13 +43,13 @@ SPECS["layers"]["down"]["kernel"] = P(None, "tensor")
 
 
 def located(file):
-    return "tensor_parallel" if file.endswith(FILES) else None
+    return "tensor_parallel" if file.endswith((*FILES, ">")) else None
 
 
 @example
 def arrays() -> Table:
     sizes, table = realistic(TASK).sizes, Table(("array", "elements"), "MiB .0f", markdown=True)
-    rows, width, hidden = sizes["rows"], sizes["width"], sizes["hidden"]
+    rows, width, hidden = sizes.rows, sizes.width, sizes.hidden
     for name, form, count in (
         ("rows of the width", "$T d$", rows * width),
         ("hidden features", "$T h$", rows * hidden),
@@ -78,7 +77,7 @@ def ways() -> Table:
         mlp_up=((4, 16), (None, "tensor"), ("width", "hidden")),
     )
     before, whole, _, after, again = table.rows.values()
-    weights, rows = (4 * sizes["width"] * n / 2**20 for n in (2 * sizes["hidden"], sizes["rows"]))
+    weights, rows = (4 * sizes.width * n / 2**20 for n in (2 * sizes.hidden, sizes.rows))
     assert abs(whole.step / before.step - 1) < 0.02 and again.held < after.held
     found = [round(row.sent) for row in table.rows.values()]
     assert found == [7 / 8 * size for size in (2 * weights, 1.5 * weights, 0.75 * weights, 4 * rows, 5 * rows)]
@@ -165,7 +164,7 @@ def scale() -> dict[str, Table]:
     gradients = {
         "one device": lambda params, batch: on_one_device(params, batch)[1],
         "step A, 2 x 4": raw_gradients(tp_train_step, 2, 4),
-        "step B, 2 x 4": raw_gradients(leaves_split_leaves_summed, 2, 4),
+        "step B, 2 x 4": raw_gradients(WRONG["leaves_split_leaves_summed"], 2, 4),
     }
     params, found, tables = jax.jit(MODEL.init)(jax.random.key(0)), {}, {}
     for key, (name, optimizer) in OPTIMIZERS.items():
@@ -186,7 +185,7 @@ def ratios() -> dict[str, object]:
     """Step B's gradient over one device's, leaf by leaf and mesh by mesh."""
     params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))
     _, right = on_one_device(params, batch)
-    found = [raw_gradients(leaves_split_leaves_summed, *shape)(params, batch) for shape in shapes]
+    found = [raw_gradients(WRONG["leaves_split_leaves_summed"], *shape)(params, batch) for shape in shapes]
     table = Table("step B over one device", *(f"{d} x {t} .3f" for d, t in shapes))
     for path, leaf in jax.tree.leaves_with_path(right):
         trees = (dict(jax.tree.leaves_with_path(tree))[path] for tree in found)

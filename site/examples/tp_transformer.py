@@ -90,7 +90,7 @@ def logits() -> dict[str, object]:
         realistic(task).sizes,
         Table("", "largest array, MiB ,.0f", "temporaries, MiB ,.0f", "compiled, MiB ,.0f"),
     )
-    every = 4 * sizes["rows"] * sizes["seq"] * sizes["vocab"] / 2**20
+    every = 4 * sizes.rows * sizes.seq * sizes.vocab / 2**20
     for name, report in by_compiler(task, ways).items():
         held = look(task, ways[name]).memory
         assert held.largest

@@ -10,7 +10,6 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
-from autograder.chapters.transformer_3d.shared import SIZES, part_bytes
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -18,6 +17,7 @@ from showing import Table, draw, example, holdings, kept, program, realistic, sa
 from steps import BILLION, KEY, model_of, shapes_of, tokens, varying
 
 from autograder.chapters.transformer_3d.mutants import gathers_in_every_tick, keeps_everything
+from autograder.chapters.transformer_3d.oracles import SIZES, part_bytes
 from autograder.chapters.transformer_3d.sent import gathered, parts_over_data, permuted, ticks_of
 from autograder.contract.task import Case, load
 from course.budget import Sizes, flops_per_token
@@ -65,7 +65,7 @@ def numbers() -> Table:
         data, pipe, tensor = mesh
         count, repeats = (4, 2) if pipe > 1 else (1, 16)
         own = {"min_size": 2**16, "num_microbatches": count, "num_repeats": repeats, "rows": 32 // data // count}
-        case = Case("", dict(zip(AXES, mesh, strict=True)), {**SIZES, **large, **own})
+        case = Case("", dict(zip(AXES, mesh, strict=True)), SIZES.but(**large, **own))
         held = sum(size for size, _, _ in part_bytes(case))
         whole = held - parts_over_data(case) if data > 1 else held
         # 4 gathers or scatters a layer forward, again in the recomputation, and backward.
@@ -127,7 +127,7 @@ def gathers() -> dict[str, object]:
     )
     assert more["8xH100"] > 1.05 * fewer["8xH100"]
     say(times=f"{more['8xA5000'] / fewer['8xA5000']:.2f}")
-    s, of = case.sizes, f"{case.mesh_text}, {case.sizes['num_layers']} layers of width {case.sizes['width']:,}, "
+    s, of = case.sizes, f"{case.mesh_text}, {case.sizes.num_layers} layers of width {case.sizes.width:,}, "
     of += f"{s['num_repeats']} repeats,\n{s['num_microbatches']} microbatches of {s['seq']} tokens"
     return {"gathers_of": of, "gathers": table, "by_axis": "\n".join(by_axis), "many": many}
 

@@ -15,7 +15,7 @@ from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.check import executor
 from autograder.contract import verdict as verdicts
 from autograder.contract.task import load, references
-from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDENT_ERROR, Fact, Result
+from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDENT_ERROR, Fact, Kind, Result, Unit
 from autograder.grading.inside.tracing import Traced, trace_cases
 from autograder.grading.nbgrader import feedback
 from autograder.grading.nbgrader.conftest import WHERE, booked, cell, file_and_book, hand_in, report
@@ -139,9 +139,10 @@ def stepped(points=5.0, verdict=PASS, **more):
 
 
 def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(course):
-    where = ("data=8", "gather_params:2", "8 times too large")
-    fact = Fact("gradients", False, "7", "2e-05", "relative", None, "8", *where)
-    passed = Fact("values", True, "1.2e-07", "2e-05", "relative", case="data=8")
+    how = {"unit": Unit.RELATIVE, "case": "data=8"}
+    where = {"naive": 8, "line": "gather_params:2", "message": "8 times too large"}
+    fact = Fact("gradients", Kind.GRADIENTS, False, 7, 2e-5, **how, **where)
+    passed = Fact("values", Kind.VALUES, True, 1.2e-7, 2e-5, **how)
     result = Result("gather_params", 1.5, 3.0, PARTIAL, (passed, fact), denied=("socket(AF_INET)",))
     html = write_page(course, "ada", [result, stepped()])
     page = Page(html)
@@ -168,8 +169,14 @@ def test_both_steps_are_drawn_on_one_scale_and_the_sentence_has_the_reports_figu
     assert page.tags.count("svg") == 1 and page.tags.count("desc") == 1
     assert "yours: " in page.text and "the course's own: " in page.text
     time, exposed = facts["predicted time"], facts["exposed communication"]
-    assert f"your step would take {time.measured} ms and the course's own {time.reference} ms" in page.text
-    assert f"hides takes {exposed.measured} ms of yours and {exposed.reference} ms of the course's own" in page.text
+    assert (
+        f"your step would take {time.measured_text} ms and the course's own {time.write(time.reference)} ms"
+        in page.text
+    )
+    assert (
+        f"hides takes {exposed.measured_text} ms of yours and {exposed.write(exposed.reference)} ms of the course's own"
+        in page.text
+    )
     assert "meshcraft profile fsdp fsdp_loss" in page.text
 
 
@@ -183,7 +190,7 @@ def test_the_reference_that_is_drawn_is_the_one_that_limits_are_set_against():
 def test_no_hidden_value_is_in_the_report_or_on_the_page(name):
     result, hidden = mutant(name)
     assert result.verdict in (FAIL, PARTIAL)
-    text = " ".join(f"{f.measured} {f.limit} {f.message}" for f in result.facts) + result.message
+    text = " ".join(f"{f.measured_text} {f.limit_text} {f.message}" for f in result.facts) + result.message
     page = Page(function_html("fsdp", result, {})).text
     assert told(text, hidden) == [] and told(page, hidden) == []
     assert told(json.dumps(result.to_json()), hidden) == []
@@ -210,8 +217,9 @@ def test_whatever_a_student_wrote_is_text(course):
     brief = stepped().timeline
     assert brief
     texts = [HOSTILE[:100] if ":" in text else text for text in brief["texts"]]
-    fact = Fact(HOSTILE, False, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, "shard_params:2", HOSTILE)
-    odd = Fact("values", None, message=HOSTILE)
+    fields = {name: HOSTILE for name in ("measured", "limit", "of", "reference", "naive", "case", "message")}
+    fact = Fact(HOSTILE, Kind.MEMORY, False, line="shard_params:2", **fields)  # type: ignore[arg-type]
+    odd = Fact("values", Kind.VALUES, None, message=HOSTILE)
     results = [
         Result("shard_params", 1.0, 2.0, PARTIAL, (fact, odd), HOSTILE, HOSTILE, (HOSTILE,)),
         Result("gather_params", 0.0, 3.0, STUDENT_ERROR, (), HOSTILE, HOSTILE),
@@ -226,8 +234,8 @@ def test_whatever_a_student_wrote_is_text(course):
 
 
 def test_a_verdict_without_a_step_or_of_old_still_makes_a_page(course):
-    old = Result("fsdp_loss", 5.0, 5.0, PASS, (Fact("values", True, "1e-07", "2e-05", "relative"),))
-    assert "timeline" not in old.to_json() and Result.from_json(old.to_json()) == old
+    old = Result("fsdp_loss", 5.0, 5.0, PASS, (Fact("values", Kind.VALUES, True, 1e-7, 2e-5),))
+    assert Result.from_json(old.to_json()) == old
     html = write_page(course, "old", [old])
     assert "svg" not in Page(html).tags and MEANING[PASS] in html
     path, before = course / "autograded" / "old" / "fsdp" / "fsdp.ipynb", booked(course, "old")

@@ -9,12 +9,14 @@ import textwrap
 
 import pytest
 
-from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, Fact, Report, Result
+from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PASS, Fact, Kind, Report, Result
 from autograder.grading.nbgrader.ledger import Ledger, LedgerError, digest, key, needs_human
 
 
 def report(verdict=PASS, points=2.0):
-    return Report("fsdp", (Result("f", points, 2.0, verdict, (Fact("values", True, 0.5),), denied=("socket",)),))
+    return Report(
+        "fsdp", (Result("f", points, 2.0, verdict, (Fact("values", Kind.VALUES, True, 0.5),), denied=("socket",)),)
+    )
 
 
 @pytest.fixture
