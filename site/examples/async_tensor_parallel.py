@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from showing import Table, by_compiler, compare, compiled, draw, example, kept, look, over, say
 
-from autograder.chapters.async_tensor_parallel import mlp, mutants, rings
+from autograder.chapters.async_tensor_parallel import mutants, tasks
 from autograder.chapters.async_tensor_parallel.alternatives import async_tp_mlp_unrolled, gathering_again, unrolled
 from autograder.chapters.async_tensor_parallel.mutants import gathers_then_multiplies
 from autograder.chapters.async_tensor_parallel.tasks import HIDDEN, TOKENS, WIDTH
@@ -124,8 +124,8 @@ def costs_of_a_step() -> Table:
         kernel=f"{kernel / MIB:.1f}",
         kernel_us=f"{IDEAL.kernel_seconds(3 * kernel) / US:.1f}",
         formula=f"{8 / 15:.2f}",
-        limit=rings.TIME,
-        exposed_limit=mlp.EXPOSED,
+        limit=tasks.TIME,
+        exposed_limit=tasks.EXPOSED,
         **ratios,
     )
     return table

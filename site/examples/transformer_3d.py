@@ -128,7 +128,7 @@ def gathers() -> dict[str, object]:
     assert more["8xH100"] > 1.05 * fewer["8xH100"]
     say(times=f"{more['8xA5000'] / fewer['8xA5000']:.2f}")
     s, of = case.sizes, f"{case.mesh_text}, {case.sizes.num_layers} layers of width {case.sizes.width:,}, "
-    of += f"{s['num_repeats']} repeats,\n{s['num_microbatches']} microbatches of {s['seq']} tokens"
+    of += f"{s.num_repeats} repeats,\n{s.num_microbatches} microbatches of {s.seq} tokens"
     return {"gathers_of": of, "gathers": table, "by_axis": "\n".join(by_axis), "many": many}
 
 
