@@ -217,7 +217,7 @@ def test_whatever_a_student_wrote_is_text(course):
     brief = stepped().timeline
     assert brief
     texts = [HOSTILE[:100] if ":" in text else text for text in brief["texts"]]
-    fields = {name: HOSTILE for name in ("measured", "limit", "of", "reference", "naive", "case", "message")}
+    fields = {name: HOSTILE for name in ("measured", "limit", "of", "case", "message")}
     fact = Fact(HOSTILE, Kind.MEMORY, False, line="shard_params:2", **fields)  # type: ignore[arg-type]
     odd = Fact("values", Kind.VALUES, None, message=HOSTILE)
     results = [
