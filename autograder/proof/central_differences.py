@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,18 +10,45 @@ import jax
 import numpy as np
 import pytest
 
-from autograder.contract.task import Task
+from autograder.contract.task import Case, Task
+
+
+def places(*every: Any, least: int = 1) -> tuple[Any, ...]:
+    """Where an oracle is looked at: the first ``least`` of these, or all if ``MESHCRAFT_FULL`` is set."""
+    return every if os.environ.get("MESHCRAFT_FULL") else every[:least]
+
+
+def case_of(task: Task, place: str) -> Case[Any]:
+    """The task's first case whose name begins with ``place``."""
+    return next(case for case in task.cases if case.name.startswith(place))
+
+
+def summed(gradient: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+    """The gradient of a whole leaf from the shares ``[..., *leaf.shape]`` that devices have of it."""
+    return gradient.reshape(-1, *leaf.shape).sum(0)
+
+
+def same(copies: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+    """One of the copies ``[..., *leaf.shape]``, which must be equal."""
+    copies = copies.reshape(-1, *leaf.shape)
+    assert all(np.array_equal(copy, copies[0]) for copy in copies), "copies differ"
+    return copies[0]
+
+
+def returned(values: Any, inputs: dict[str, Any]) -> float:
+    """What flows back, times the values that it flows back to."""
+    pairs = zip(jax.tree.leaves(values), jax.tree.leaves(inputs["upstream"]), strict=True)
+    return sum(float(np.vdot(np.float64(value), upstream)) for value, upstream in pairs)
 
 
 def check(
     task: Task,
     place: str,
-    wrt: str,
-    loss: Callable[[dict[str, Any], dict[str, Any]], Any],
-    gradients: Callable[[dict[str, Any]], Any] = lambda expected: expected["gradients"],
-    one: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda gradient, leaf: gradient,
+    wrt: str | tuple[str, ...],
+    loss: Callable[[Any, dict[str, Any]], Any] = returned,
+    gradients: Callable[[Any], Any] = lambda gradients: gradients,
+    one: Callable[[np.ndarray, np.ndarray], np.ndarray] = summed,
     *,
-    seed: int = 0,
     step: float = 5e-3,
     rel: float = 1e-2,
     least: float = 1e-4,
@@ -29,28 +57,30 @@ def check(
 
     Args:
         task: Whose oracle it is.
-        place: The name of one of its cases.
-        wrt: The input that is moved.
-        loss: ``(values, inputs) ->`` the scalar that the oracle's gradients are of.
-        gradients: Takes a tree like the input from what the oracle gives.
+        place: How the name of one of its cases begins.
+        wrt: The input that is moved, or several.
+        loss: ``(values, inputs) ->`` the scalar, or the array of whose mean, the oracle's gradients are of.
+        gradients: Makes of the oracle's a tree like the input, or a dict of such trees for several inputs.
         one: ``(gradient, leaf) ->`` the gradient in the leaf's shape, where each device has a copy or a share.
-        seed: Of the draw.
         step: How far elements are moved either way.
         rel: The largest relative error.
         least: The largest absolute error, where that is larger.
     """
-    case = next(case for case in task.cases if case.name == place)
-    inputs = task.draw(np.random.default_rng(seed), case)
-    leaves = dict(jax.tree.leaves_with_path(inputs[wrt]))
+    case = case_of(task, place)
+    inputs = task.draw(np.random.default_rng(0), case)
+    tree = inputs[wrt] if isinstance(wrt, str) else {name: inputs[name] for name in wrt}
+    leaves = dict(jax.tree.leaves_with_path(tree))
 
     def moved(path: Any, at: Any, by: float) -> float:
         leaf = np.array(leaves[path])
         leaf[at] += by
-        tree = jax.tree.map_with_path(lambda p, x: leaf if p == path else x, inputs[wrt])
-        changed = {**inputs, wrt: tree}
+        found = jax.tree.map_with_path(lambda p, x: leaf if p == path else x, tree)
+        changed = {**inputs, **({wrt: found} if isinstance(wrt, str) else found)}
         return float(np.mean(loss(task.oracle(changed, case)["values"], changed), dtype=np.float64))
 
-    for path, gradient in jax.tree.leaves_with_path(gradients(task.oracle(inputs, case))):
+    found = jax.tree.leaves_with_path(gradients(task.oracle(inputs, case)["gradients"]))
+    assert {path for path, _ in found} == set(leaves)
+    for path, gradient in found:
         gradient = one(gradient, leaves[path])
         at = np.unravel_index(np.argmax(np.abs(gradient)), gradient.shape)
         difference = (moved(path, at, step) - moved(path, at, -step)) / (2 * step)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from autograder.check import executor, locate_file
-from autograder.contract.task import load
+from autograder.contract.task import Case, load
 from autograder.contract.verdict import Result
 from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.grading.outside.judge import Plan, judge, plan, stopped
@@ -99,6 +99,12 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     return _judged(replace(planned, cases=tuple(c for c in planned.cases if c.name in needed)), mutant, programs)
 
 
+def judged_on(chapter: str, task: str, function: Callable[..., Any], cases: tuple[Case[Any], ...]) -> Result:
+    """The judgement of a function on these cases alone, at small sizes."""
+    planned = plan(chapter, load(chapter).task(task), full=False)
+    return _judged(replace(planned, cases=cases, at_scale=None), mutant(task, function), {})
+
+
 def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: int = 0) -> Result:
     """The judgement of a function on one case that official grading may draw, and on nothing else."""
     planned = plan(chapter, load(chapter).task(task), full=False, secret=str(seed).encode())
@@ -109,13 +115,6 @@ def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: i
 def doubles_gradients(tree: Any) -> Any:
     """The same numbers, with twice their gradient."""
     return jax.tree.map(lambda x: x + (x - jax.lax.stop_gradient(x)), tree)
-
-
-def forgets_what_flows_back(loss_of: Callable[[Any], Any], params: Any) -> Any:
-    """``loss_of(params)``, with the gradient of a cotangent of one, whatever flows back."""
-    loss = jax.custom_vjp(loss_of)
-    loss.defvjp(jax.value_and_grad(loss_of), lambda gradients, _: (gradients,))
-    return loss(params)
 
 
 def _judged(planned: Plan, mutant: Mutant, programs: dict[str, bytes]) -> Result:

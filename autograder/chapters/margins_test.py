@@ -1,0 +1,95 @@
+"""Limits lie between what the reference and the naive baseline measure, with a margin to each."""
+
+import importlib
+from math import inf
+
+import pytest
+
+from autograder.chapters.async_tensor_parallel import tasks as async_tp
+from autograder.chapters.data_parallel.tasks import EXPOSED
+from autograder.chapters.looping_pipeline import step as looping
+from autograder.chapters.pipeline import model as pipeline
+from autograder.chapters.tensor_parallel.alternatives import ALTERNATIVES
+from autograder.chapters.tensor_parallel.tasks import SLOWER
+from autograder.chapters.tp_transformer import step as tp_step
+from autograder.chapters.tp_transformer.tasks import FASTER
+from autograder.chapters.transformer_3d import tasks as in_3d
+from autograder.contract.task import load, references
+from autograder.release.reference_metrics import look
+
+REFERENCE, NAIVE = "reference", "naive"
+ASYNC = "async_tensor_parallel.async_tp_mlp"
+# A limit as a multiple of the reference's or the naive baseline's figure, and the least ratios of the limit to the
+# reference, and of the naive baseline to the limit.
+LIMITS = [
+    ("fsdp.fsdp_train_step", "seconds", 1.15, REFERENCE, 1.15, 1.15),
+    ("fsdp.fsdp_train_step", "temporaries", 1.15, REFERENCE, 1.15, 1.15),
+    ("fsdp.fsdp_loss", "temporaries", 1.15, REFERENCE, 1.15, 1.15),
+    ("data_parallel.overlapped_gradients", "exposed", EXPOSED, NAIVE, 1.15, 1.15),
+    ("data_parallel.train_step_dp", "temporaries", 1.5, REFERENCE, 1.15, 1.15),
+    ("tensor_parallel.tp_mlp", "seconds", SLOWER, REFERENCE, 1.15, 1.15),
+    ("tp_transformer.parallel_transformer_block", "seconds", FASTER, NAIVE, 1.05, 1.15),
+    ("tp_transformer.tp_transformer_step", "exposed", tp_step.EXPOSED, NAIVE, 1.3, 1.15),
+    ("tp_transformer.vocab_parallel_loss", "temporaries", 1, REFERENCE, 1, 4),
+    ("pipeline.pipeline_loss", "seconds", pipeline.FASTER, NAIVE, 1, 1),
+    ("pipeline.pipeline_loss", "seconds", 1, REFERENCE, 1, 1.15),
+    ("looping_pipeline.looping_train_step", "spent", looping.EXPOSED, NAIVE, 1.15, 1.15),
+    ("looping_pipeline.looping_train_step", "temporaries", looping.TEMPORARIES, REFERENCE, 1.15, 1.15),
+    ("looping_pipeline.execute_looping_pipeline", "seconds", 1, REFERENCE, 1, 1.15),  # draining is another bubble
+    ("single_device.mixed_precision_loss", "temporaries", 0.7, NAIVE, 1.15, 1.15),
+    ("single_device.accumulate_gradients", "temporaries", 1.15, REFERENCE, 1.15, 1.15),
+    ("single_device.remat_layers", "temporaries", 0.35, NAIVE, 1.15, 1.15),
+    ("single_device.remat_layers", "flops", 4 / 3, NAIVE, 1, 0),
+    ("single_device.chunked_attention", "temporaries", 0.4, NAIVE, 1.15, 1.15),
+    ("single_device.chunked_attention", "flops", 1.35, NAIVE, 1.15, 0),
+    ("transformer_3d.forward_3d", "temporaries", in_3d.TEMPORARIES, REFERENCE, 1.15, 1.15),
+    ("transformer_3d.forward_3d", "spent", in_3d.EXPOSED, NAIVE, 1.15, 1.15),
+    ("async_tensor_parallel.ring_gather_matmul", "seconds", async_tp.TIME, NAIVE, 1, 1.15),
+    ("async_tensor_parallel.ring_gather_matmul", "temporaries", async_tp.TEMPORARIES, NAIVE, 1.15, 1.15),
+    ("async_tensor_parallel.matmul_ring_scatter", "seconds", async_tp.TIME, NAIVE, 1, 1.15),
+    ("async_tensor_parallel.matmul_ring_scatter", "temporaries", async_tp.TEMPORARIES, NAIVE, 1.15, 1.15),
+    ("async_tensor_parallel.bidirectional_gather_matmul", "seconds", async_tp.BOTH_WAYS, NAIVE, 1.15, 1),
+    ("async_tensor_parallel.bidirectional_matmul_scatter", "seconds", async_tp.BOTH_WAYS, NAIVE, 1.15, 1),
+    (ASYNC, "exposed", async_tp.EXPOSED, NAIVE, 1.15, 1.15),
+    (ASYNC, "seconds", async_tp.MLP_TIME, NAIVE, 1.15, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "figure", "factor", "of", "room", "margin"), LIMITS)
+def test_a_limit_lies_between_reference_and_naive_baseline_with_a_margin_to_each(
+    name, figure, factor, of, room, margin
+):
+    chapter, task = name.split(".")
+    if not references(chapter):
+        pytest.skip("not measured with this version of jax")
+    known = references(chapter)[task][figure]
+    limit = factor * known[of]
+    assert room * known["reference"] <= limit
+    assert margin * limit <= known["naive"]
+
+
+# Figures of other answers at scale, as a multiple of the reference's or the naive baseline's: the least and the most.
+OTHERS = [
+    ("fsdp.fsdp_train_step", "prefetches_forward_only", "seconds", REFERENCE, 1.04 * 1.15, inf),
+    ("looping_pipeline.looping_train_step", "averages_in_every_tick", "seconds", REFERENCE, 1.15 * looping.TIME, inf),
+    ("single_device.remat_layers", "keeps_every_product", "temporaries", NAIVE, 1.15 * 0.35, inf),
+    ("single_device.remat_layers", "with_products_without_batch_dims", "temporaries", NAIVE, 0, 0.35 / 1.15),
+    ("single_device.remat_layers", "checkpoints_twice", "flops", NAIVE, 4 / 3, inf),
+    ("single_device.chunked_attention", "keeps_every_chunk", "temporaries", NAIVE, 1.15 * 0.4, inf),
+    (ASYNC, "hides_the_forward_pass_alone", "exposed", NAIVE, 1.15 * async_tp.EXPOSED, inf),
+    (ASYNC, "leaves_the_derivative_to_jax", "exposed", NAIVE, 0, 0.1),
+    (ASYNC, "leaves_the_derivative_to_jax", "seconds", NAIVE, 1.15, inf),
+    *(("tensor_parallel.tp_mlp", f.__name__, "seconds", REFERENCE, 0, 0.95 * SLOWER) for f in ALTERNATIVES["tp_mlp"]),
+]
+
+
+@pytest.mark.parametrize(("name", "function", "figure", "of", "least", "most"), OTHERS)
+def test_a_limit_tells_right_answers_from_wrong_ones_that_are_better_than_the_naive_baseline(
+    name, function, figure, of, least, most
+):
+    chapter, task = name.split(".")
+    mutants = importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS
+    alternatives = importlib.import_module(f"autograder.chapters.{chapter}.alternatives").ALTERNATIVES
+    answers = [*(one.function for one in mutants if one.task == task), *alternatives[task]]
+    (found,) = [answer for answer in answers if answer.__name__ == function]
+    assert least <= look(load(chapter).task(task), found)[figure] / references(chapter)[task][figure][of] < most

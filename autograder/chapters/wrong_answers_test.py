@@ -1,0 +1,276 @@
+"""Wrong answers: no points for knowing the public cases alone, and messages that say where to look."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import pytest
+
+from autograder.chapters.data_parallel.wrapping import of_leaves
+from autograder.check import check_function
+from autograder.contract.task import load
+from autograder.contract.verdict import FAIL, PASS
+from autograder.proof.mutants import doubles_gradients, judged_unseen, patch
+from solutions.single_device import scaled_step
+
+
+@cache
+def public_axes(chapter: str) -> set[str]:
+    return {axis for task in load(chapter).tasks for case in task.cases for axis in case.mesh}
+
+
+# A cheat is ``(solve, given, axes) -> result``: ``solve(**changes)`` is the solution on what is given, by name, but for
+# the changes, and ``axes`` are the mesh axes of the chapter's public cases.
+Cheat = Callable[[Callable[..., Any], dict[str, Any], set[str]], Any]
+
+
+def twice(result: Any) -> Any:
+    return jax.tree.map(lambda leaf: 2 * leaf, result)
+
+
+def unless(known: Callable[[dict[str, Any], set[str]], bool], wrong: Callable[[Any], Any]) -> Cheat:
+    """Right on what is known, and wrong on all else."""
+    return lambda solve, given, axes: solve() if known(given, axes) else wrong(solve())
+
+
+def elsewhere(wrong: Callable[[Any], Any], axis: str = "axis_name") -> Cheat:
+    """Right over public axes, and wrong over others."""
+    return unless(lambda given, axes: given[axis] in axes, wrong)
+
+
+def supposes_ones(*wrt: str) -> Cheat:
+    """The gradient of a cotangent of ones, whatever flows back."""
+
+    def cheat(solve, given, _):
+        def plain(trees):
+            return solve(**trees)
+
+        known = jax.custom_vjp(plain)
+        known.defvjp(lambda trees: (plain(trees), trees), lambda kept, g: jax.vjp(plain, kept)[1](g * 0 + 1))
+        return known({name: given[name] for name in wrt})
+
+    return cheat
+
+
+def another_rate(times: float, known: Callable[[dict[str, Any], set[str]], bool]) -> Cheat:
+    def cheat(solve, given, axes):
+        return solve(learning_rate=given["learning_rate"] * (1 if known(given, axes) else times))
+
+    return cheat
+
+
+def wide(*widths: int) -> Callable[..., bool]:
+    return lambda given, _: given["batch"]["inputs"].shape[-1] in widths
+
+
+def knows_which_leaf_is_split_how(solve, given, _):
+    case = load("data_parallel").task("sync_gradients").cases[0]
+    turned = dict(zip(case.mesh, given["axis_names"], strict=False))
+    public = of_leaves(case, lambda _, spec: spec)
+    return solve(specs=jax.tree.map(lambda spec: jax.P(*jax.tree.map(turned.get, tuple(spec))), public))
+
+
+def folds_public_axes(solve, given, axes):
+    return solve(axis_names=tuple(name for name in given["axis_names"] if name in axes))
+
+
+def halves_gradients_of_unknown_widths(solve, given, _):
+    layers, (after, loss, gradients) = given["params"].get("layers", {}), solve()
+    known = "up" in layers and layers["up"]["kernel"].shape[1] in (8, 16)
+    return after, loss, gradients if known else jax.tree.map(lambda g: g / 2, gradients)
+
+
+def reduces_over_public_axes_alone(solve, given, axes):
+    loss, gradients = solve()
+    size = 1 if given["axis_name"] in axes else jax.lax.axis_size(given["axis_name"])
+    return loss, jax.tree.map(lambda g: g * size, gradients)
+
+
+def has_a_wrong_gradient_of_one_leaf(solve, *_):
+    loss, gradients = solve()
+    leaves, tree = jax.tree.flatten(gradients)
+    return loss, tree.unflatten([1.01 * leaves[0], *leaves[1:]])
+
+
+def draws_alike_over_unknown_axes(solve, given, axes):
+    parts = solve()
+    if given["axis_name"] in axes or given["split"] is None:
+        return parts
+    return {**parts, "kernel": jax.lax.pmean(parts["kernel"], given["axis_name"])}
+
+
+def public_microbatches(given, axes):
+    known = {case.sizes.num_microbatches for case in load("pipeline").task("execute_pipeline").cases}
+    return len(given["microbatches"]) in known and given["axis_name"] in axes
+
+
+def knows_the_public_questions(solve, given, _):
+    if given["num_stages"] not in (1, 2, 4, 8):
+        raise ValueError(f"{given['num_layers']} layers")
+    return solve()
+
+
+def refuses_always(solve, given, _):
+    raise ValueError("nothing fits")
+
+
+def answers_with_endless_numbers(solve, *_):
+    found = solve()
+    return found and (10**10_000 + found[0], found[1])
+
+
+def gives_up_on_all_but_the_smallest(solve, given, _):
+    if given["sizes"].width >= 2000:
+        raise ValueError("nothing fits")
+    return solve()
+
+
+def answers_with(number: float) -> Cheat:
+    return lambda *_: (number, 1, 1, 1, 1, "none", False)
+
+
+CHEATS: list[tuple[str, Cheat]] = [
+    ("fsdp.gather_params", elsewhere(doubles_gradients)),
+    ("fsdp.fsdp_loss", supposes_ones("shards")),
+    ("fsdp.fsdp_train_step", another_rate(1.01, wide(8))),
+    ("fsdp.hybrid_shard_step", elsewhere(lambda found: (found[0], 2 * found[1]), "replica_axis")),
+    ("data_parallel.fold_key_over_axes", folds_public_axes),
+    ("data_parallel.sync_gradients", knows_which_leaf_is_split_how),
+    ("data_parallel.train_step_dp", halves_gradients_of_unknown_widths),
+    ("data_parallel.overlapped_gradients", reduces_over_public_axes_alone),
+    ("data_parallel.overlapped_gradients", has_a_wrong_gradient_of_one_leaf),
+    ("tensor_parallel.column_parallel_dense", elsewhere(twice)),
+    ("tensor_parallel.init_dense", draws_alike_over_unknown_axes),
+    ("tensor_parallel.tp_mlp", supposes_ones("params", "x")),
+    ("tensor_parallel.tp_train_step", another_rate(0.5, wide(6))),
+    ("tp_transformer.vocab_parallel_loss", supposes_ones("params", "x")),
+    ("tp_transformer.vocab_parallel_embed", elsewhere(twice)),
+    ("tp_transformer.tp_transformer_block", lambda solve, given, _: solve(rate=0.25 if given["rate"] else 0)),
+    ("pipeline.split_microbatches", unless(wide(5), lambda parts: jax.tree.map(lambda leaf: leaf[::-1], parts))),
+    ("pipeline.pipeline_tick", elsewhere(lambda found: (found[0], doubles_gradients(found[1])))),
+    ("pipeline.execute_pipeline", unless(public_microbatches, doubles_gradients)),
+    ("pipeline.pipeline_loss", supposes_ones("params")),
+    ("looping_pipeline.layers_of_stage", knows_the_public_questions),
+    ("looping_pipeline.loop_position", refuses_always),
+    ("looping_pipeline.loop_position", lambda *_: (float("nan"), float("nan"))),
+    ("looping_pipeline.loop_position", answers_with_endless_numbers),
+    ("looping_pipeline.execute_looping_pipeline", elsewhere(twice)),
+    ("looping_pipeline.looping_train_step", another_rate(0.5, lambda given, axes: given["pipe_axis"] in axes)),
+    ("single_device.mixed_precision_loss", supposes_ones("params")),
+    ("single_device.scan_layers", unless(lambda given, _: given["x"].shape[-1] == 16, doubles_gradients)),
+    ("single_device.chunked_attention", unless(lambda given, _: given["q"].shape[2] in (3, 4), doubles_gradients)),
+    ("transformer_3d.forward_3d", supposes_ones("params")),
+    ("transformer_3d.choose_mesh", refuses_always),
+    ("transformer_3d.choose_mesh", gives_up_on_all_but_the_smallest),
+    ("transformer_3d.choose_mesh", answers_with(float("nan"))),
+    ("transformer_3d.choose_mesh", answers_with(2**60)),
+    ("transformer_3d.choose_mesh", answers_with(10**10_000)),
+    ("async_tensor_parallel.ring_gather_matmul", elsewhere(lambda found: jax.numpy.roll(found, 1, -2))),
+    ("async_tensor_parallel.matmul_ring_scatter", unless(lambda given, _: given["kernel"].shape == (5, 6), twice)),
+    ("async_tensor_parallel.async_tp_mlp", supposes_ones("params", "x")),
+]
+# Tasks whose failures have a message that explains the answer.
+OF_VALUES = {"layers_of_stage", "loop_position", "choose_mesh"}
+
+
+def handed_in(chapter: str, task: str, cheat: Cheat) -> Callable[..., Any]:
+    solution = getattr(importlib.import_module(f"solutions.{chapter}"), task)
+    signature = inspect.signature(solution)
+
+    def function(*values):
+        given = dict(zip(signature.parameters, values, strict=True))
+        return cheat(lambda **changes: solution(*{**given, **changes}.values()), given, public_axes(chapter))
+
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+@pytest.mark.parametrize("name", ["fsdp.gather_params", "looping_pipeline.loop_position", "transformer_3d.choose_mesh"])
+def test_an_answer_that_does_not_cheat_is_right(name):
+    chapter, task = name.split(".")
+    result = judged_unseen(chapter, task, handed_in(chapter, task, lambda solve, *_: solve()))
+    assert result.verdict == PASS, result.message
+
+
+@pytest.mark.parametrize(("name", "cheat"), CHEATS)
+def test_what_knows_the_public_cases_alone_earns_nothing(name, cheat):
+    chapter, task = name.split(".")
+    result = judged_unseen(chapter, task, handed_in(chapter, task, cheat), seed=SEEDS.get(chapter, 0))
+    assert (result.verdict, result.points) == (FAIL, 0), result.message
+    if task not in OF_VALUES:
+        assert not result.message and all(fact.measured_text != "of another form" for fact in result.facts)
+
+
+# Seeds whose unseen case differs from the public ones in what the cheats look at.
+SEEDS = dict.fromkeys(("fsdp", "data_parallel", "pipeline", "single_device"), 3)
+FINITE = "jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))"
+# Where a step skips and halves its scale, and the edits of the solution's own test.
+SKIPS = {
+    "where a target is far off": {
+        "jnp.isfinite(g)": "jnp.abs(g) <= 1e6",
+        "leaves(gradients)": 'leaves(batch["targets"])',
+    },
+    "where the first target of the second half is": {FINITE: 'batch["targets"]["second"][0, 0] <= 1e6'},
+    "where one is infinite": {"jnp.isfinite(g)": "~jnp.isinf(g)"},
+    "where one is NaN": {"jnp.isfinite(g)": "~jnp.isnan(g)"},
+    "where the first element of a leaf is bad": {"jnp.isfinite(g)": "jnp.isfinite(g.ravel()[0])"},
+}
+
+
+@pytest.mark.parametrize("where", SKIPS)
+def test_a_step_that_looks_for_some_bad_gradients_alone_earns_nothing(where):
+    wrong = patch(scaled_step, where, SKIPS[where]).function
+    result = judged_unseen("single_device", "scaled_step", wrong, seed=3)
+    assert (result.verdict, result.points, result.message) == (FAIL, 0, "")
+
+
+# A mutant, a fact that it fails, a pattern in the message, and text that must not be in it.
+MESSAGES = [
+    ("collectives.stops_one_step_short", "values", "on mesh data=8", "is missing"),
+    ("collectives.stops_one_step_short", "permute bytes", "should send at least", "ppermute"),
+    ("collectives.keeps_every_chunk_until_the_end", "live temporaries", "", "scan"),
+    ("fsdp.sums_gradients", "gradients", r"leaf at_limit on mesh data=8", "pmean"),
+    ("fsdp.sums_gradients", "gradients", r"measured -?[\d.]+, expected -?[\d.]+ at \[\d, \d\]", "pmean"),
+    ("fsdp.sums_gradients", "gradients", "8 times too large, and axis 'data' has that size", "pmean"),
+    (
+        "tensor_parallel.leaves_split_leaves_summed",
+        "gradients",
+        "leaf layers/down/kernel on mesh data=2 x tensor=4",
+        "layers/down/bias",
+    ),
+    (
+        "tensor_parallel.leaves_split_leaves_summed",
+        "gradients",
+        "4 times too large, and axis 'tensor' has that size",
+        "layers/down/bias",
+    ),
+    (
+        "looping_pipeline.averages_after_the_backward_pass",
+        "exposed over data",
+        "less if sending over 'data' took no time, 1.00 times the naive's",
+        "custom_vjp",
+    ),
+    ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive's", "custom_vjp"),
+]
+
+
+@cache
+def judged_with(mutant: str) -> dict[str, Any]:
+    """The facts that the first mutant of that name fails in a check, by name."""
+    chapter, name = mutant.split(".")
+    mutants = importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS
+    wrong = next(one for one in mutants if one.name == name)
+    locate = {wrong.function.__code__.co_filename: "mine"}.get
+    result = check_function(chapter, load(chapter).task(wrong.task), wrong.function, locate, full=False)
+    return {fact.name: fact for fact in result.facts if fact.passed is False}
+
+
+@pytest.mark.parametrize(("mutant", "fact", "pattern", "absent"), MESSAGES)
+def test_a_message_says_where_a_mistake_is_and_how_large_and_not_what_to_write(mutant, fact, pattern, absent):
+    failed = judged_with(mutant)[fact]
+    assert re.search(pattern, failed.message) and absent not in failed.message, failed.message
+    assert failed.line.startswith("mine:")
