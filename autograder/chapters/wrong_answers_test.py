@@ -11,10 +11,11 @@ import jax
 import pytest
 
 from autograder.chapters.data_parallel.wrapping import of_leaves
+from autograder.chapters.mutant import patch
 from autograder.check import check_function
 from autograder.contract.task import load
 from autograder.contract.verdict import FAIL, PASS
-from autograder.proof.mutants import doubles_gradients, judged_unseen, patch
+from autograder.proof.mutants import doubles_gradients, judged_unseen
 from solutions.single_device import scaled_step
 
 

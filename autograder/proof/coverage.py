@@ -12,9 +12,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from autograder.chapters.mutant import Mutant
 from autograder.check import check_solution
 from autograder.contract.task import load
-from autograder.proof.mutants import Mutant
 from course.curriculum import CHAPTERS
 
 

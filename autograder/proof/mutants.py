@@ -1,16 +1,14 @@
-"""Named wrong answers, each of which a fact must reject."""
+"""The judgement of mutants: on every mesh, on the cases that show them, or on one that nobody has seen."""
 
 from __future__ import annotations
 
-import inspect
-import linecache
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 
+from autograder.chapters.mutant import Mutant, mutant
 from autograder.check import executor, locate_file
 from autograder.contract.task import Case, load
 from autograder.contract.verdict import Result
@@ -18,65 +16,9 @@ from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.grading.outside.judge import Plan, judge, plan, stopped
 
 
-# --8<-- [start:mutant]
-@dataclass(frozen=True)
-class Mutant:
-    """A wrong answer for a task, and exactly the facts that it must fail.
-
-    ``shown_by`` names the cases that show it, where the task's first does not.
-    """
-
-    task: str
-    function: Callable[..., Any]
-    fails: frozenset[str]
-    shown_by: tuple[str, ...] = ()
-    # --8<-- [end:mutant]
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
-
-def mutant(task: str, function: Callable[..., Any], *fails: str, shown_by: tuple[str, ...] = ()) -> Mutant:
-    return Mutant(task, function, frozenset(fails), shown_by)
-
-
-def patch(
-    function: Callable[..., Any],
-    name: str,
-    edits: dict[str, str],
-    *fails: str,
-    shown_by: tuple[str, ...] = (),
-    inside: Callable[..., Any] | None = None,
-) -> Mutant:
-    """A mistake in the course's own solution: each text becomes another.
-
-    Args:
-        function: The solution's.
-        name: What the mistake does.
-        edits: From what the edited source has exactly once, to what replaces it.
-        fails: The facts that it must fail.
-        shown_by: The cases that show it, where the task's first does not.
-        inside: Another function of the same module that is edited instead, and that ``function`` then uses.
-
-    Raises:
-        ValueError: The source does not have a text exactly once.
-    """
-    edited = inside or function
-    source = inspect.getsource(edited)
-    for old, new in edits.items():
-        if (times := source.count(old)) != 1:
-            raise ValueError(f"{name}: {old!r} occurs {times} times in {edited.__name__}, expected once")
-        source = source.replace(old, new)
-    file = f"<{function.__name__}, {name}>"
-    space = dict(function.__globals__)
-    if inside:  # The whole module, so that all of its functions use the edited one.
-        source = inspect.getsource(sys.modules[function.__module__]).replace(inspect.getsource(inside), source)
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    exec(compile(source, file, "exec", dont_inherit=True), space)
-    found = space[function.__name__]
-    found.__name__ = found.__qualname__ = name
-    return mutant(function.__name__, found, *fails, shown_by=shown_by)
+def doubles_gradients(tree: Any) -> Any:
+    """The same numbers, with twice their gradient."""
+    return jax.tree.map(lambda x: x + (x - jax.lax.stop_gradient(x)), tree)
 
 
 def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
@@ -110,11 +52,6 @@ def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: i
     planned = plan(chapter, load(chapter).task(task), full=False, secret=str(seed).encode())
     only = replace(planned, cases=planned.cases[-1:], at_scale=None)
     return _judged(only, mutant(task, function), {})
-
-
-def doubles_gradients(tree: Any) -> Any:
-    """The same numbers, with twice their gradient."""
-    return jax.tree.map(lambda x: x + (x - jax.lax.stop_gradient(x)), tree)
 
 
 def _judged(planned: Plan, mutant: Mutant, programs: dict[str, bytes]) -> Result:

@@ -9,5 +9,5 @@ class BuildPy(build_py):
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """The modules of a package: its name, the module's, and the file."""
         modules = super().find_package_modules(package, package_dir)
-        left_out = ("mutants", "alternatives", "conftest")
+        left_out = ("mutant", "mutants", "alternatives", "conftest")
         return [one for one in modules if one[1] not in left_out and not one[1].endswith("_test")]

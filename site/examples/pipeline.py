@@ -9,12 +9,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from showing import Table, draw, example, look, over, program, realistic, say
 
+from autograder.chapters.mutant import patch
 from autograder.chapters.pipeline.model import most_bytes
 from autograder.chapters.pipeline.mutants import keeps_activations
 from autograder.chapters.pipeline.schedule import stage_seconds
 from autograder.chapters.pipeline.wrapping.schedule import Blocks
 from autograder.contract.task import Case, load
-from autograder.proof.mutants import patch
 from course.machines import machine
 from course.model import transformer
 from course.program import ProgramError, bubble, costs, parse, timeline

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 from jax import lax
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from course.mesh import vary_alike
 from solutions.async_tensor_parallel import (
     async_tp_mlp,

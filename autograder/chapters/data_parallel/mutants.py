@@ -9,7 +9,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.data_parallel import fold_key_over_axes, overlapped_gradients, sync_gradients, train_step_dp

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from course.mesh import as_varying
 from course.model import full_loss
 from solutions.fsdp import fsdp_loss, fsdp_train_step, gather_params, hybrid_shard_step, shard_params

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from course.mesh import as_varying
 from course.model import layer_key
 from solutions.data_parallel import fold_key_over_axes

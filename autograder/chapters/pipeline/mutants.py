@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from autograder.proof.mutants import patch
+from autograder.chapters.mutant import patch
 from solutions.pipeline import execute_pipeline, pipeline_loss, pipeline_tick, pipeline_train_step, split_microbatches
 
 NUMBERS = ("gradients", "values")

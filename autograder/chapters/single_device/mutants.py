@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from solutions.single_device import (
     accumulate_gradients,
     chunked_attention,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax import lax
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from solutions.tensor_parallel import (
     column_parallel_dense,
     init_dense,

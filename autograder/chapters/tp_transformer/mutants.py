@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from course.model import cross_entropy, drop, rms_norm
 from solutions.data_parallel import fold_key_over_axes
 from solutions.tp_transformer import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from autograder.proof.mutants import mutant, patch
+from autograder.chapters.mutant import mutant, patch
 from course.layout import along
 from solutions.fsdp import gather_params
 from solutions.transformer_3d import choose_mesh, complete, forward_3d, init_3d, tp_transformer_block, train_step_3d

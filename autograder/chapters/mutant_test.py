@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from autograder.proof.mutants import patch
+from autograder.chapters.mutant import patch
 from solutions import collectives
 from solutions.single_device import rms_norm, scan_layers
 
