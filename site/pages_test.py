@@ -22,7 +22,7 @@ def test_every_file_of_a_chapter_is_where_the_guide_says(chapter):
         re.findall(r"`((?:course|solutions|exercises|autograder|site)/[\w/]*\.(?:py|ipynb|json|md|yml))`", GUIDE)
     )
     assert len(named) > 12
-    assert all((ROOT / path.replace("CHAPTER", chapter)).is_file() for path in named)
+    assert [path for path in named if not (ROOT / path.replace("CHAPTER", chapter)).is_file()] == []
 
 
 @pytest.mark.parametrize("module", [facts, limits])

@@ -26,7 +26,7 @@ from course.curriculum import CHAPTERS
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 NAMES = [entry.name for entry in CHAPTERS]
 TASKS = [(chapter, task.name) for chapter in NAMES for task in load(chapter).tasks]
-LEAST_MUTANTS, LEAST_ALTERNATIVES = 4, 2
+LEAST_MUTANTS, LEAST_ALTERNATIVES = 5, 2
 ALL_MUTANTS = [(chapter, mutant) for chapter in NAMES for mutant in mutants(chapter)]
 MUTANTS = ALL_MUTANTS if FULL else [(chapter, mutant) for chapter in NAMES for mutant in one_for_each_fact(chapter)]
 ALL_ALTERNATIVES = [

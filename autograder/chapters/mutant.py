@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,10 +57,10 @@ def patch(
     """
     edited = inside or function
     source = inspect.getsource(edited)
-    for old, new in edits.items():
+    for old in edits:
         if (times := source.count(old)) != 1:
             raise ValueError(f"{name}: {old!r} occurs {times} times in {edited.__name__}, expected once")
-        source = source.replace(old, new)
+    source = re.sub("|".join(map(re.escape, edits)), lambda found: edits[found.group()], source)
     file = f"<{function.__name__}, {name}>"
     space = dict(function.__globals__)
     if inside:  # The whole module, so that all of its functions use the edited one.

@@ -36,6 +36,7 @@ FILES = {
     "solutions/{name}.py": "write the notebook's source there",
     "site/pages/{name}.md": "write its page",
     "site/pages/profiling/{name}.md": "write its walkthrough",
+    "site/examples/{name}.py": "compute there what its pages show",
 }
 MUTANTS, ALTERNATIVES, HINTS = 5, (2, 3), (3, 4)
 Problem = tuple[str, str]
@@ -82,7 +83,6 @@ def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
     missing = {file.format(name=entry.name): do for file, do in FILES.items()}
     missing = {file: do for file, do in missing.items() if not (root / file).is_file()}
     yield from ((f"{file} is missing", do) for file, do in missing.items())
-    yield from _navigation(entry, root)
     if any(file.endswith(".py") for file in missing):
         return
     try:
@@ -141,37 +141,3 @@ def _built(name: str) -> Iterator[Problem]:
     references.cache_clear()
     if references(name) != reference_metrics.measure(name):
         yield f"autograder/chapters/{name}/references.json is not what references and baselines measure", build
-
-
-def _navigation(entry: Chapter, root: Path) -> Iterator[Problem]:
-    """The page and the walkthrough in mkdocs' navigation, the chapter in the home page's table."""
-    config, home = "site/mkdocs.yml", "site/pages/index.md"
-    every = {page: title for section in _read_yaml(root / config)["nav"] for title, page in _pages(section)}
-    page = f"{entry.name}.md"
-    if every.get(page) != entry.title:
-        yield f"its page is not in the navigation as {entry.title!r}", f"add `{entry.title}: {page}` to {config}"
-    if f"profiling/{page}" not in every:
-        yield "its walkthrough is not in the navigation", f"add profiling/{page} to {config}"
-    row = f"| [{entry.title}]({page}) | {entry.summary} |"
-    if row not in (root / home).read_text(encoding="utf-8"):
-        yield "it is not in the home page's table", f"add a row to {home} that begins {row}"
-
-
-def _pages(section: Any) -> Iterator[tuple[str, str]]:
-    """Titles and files of a part of the navigation, however deep."""
-    for title, page in section.items():
-        if isinstance(page, str):
-            yield title, page
-        else:
-            yield from (pair for part in page for pair in _pages(part))
-
-
-def _read_yaml(path: Path) -> Any:
-    """MkDocs' configuration, without its own tags."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_multi_constructor("", lambda loader, suffix, node: None)
-    return yaml.load(path.read_text(encoding="utf-8"), Loader)

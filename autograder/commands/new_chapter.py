@@ -15,13 +15,7 @@ from course.curriculum import CHAPTERS, NOTEBOOKS
 
 TEMPLATE = Path(__file__).parent / "chapter_template"
 SUFFIX = ".template"
-# Lines that name a chapter: the template's file, where it goes, and how the line of the last chapter is known.
-LINES = (
-    ("curriculum", "course/curriculum.py", 'Chapter("{name}", '),
-    ("page", "site/mkdocs.yml", ": {name}.md"),
-    ("walkthrough", "site/mkdocs.yml", ": profiling/{name}.md"),
-    ("home", "site/pages/index.md", "]({name}.md) | {summary} |"),
-)
+CURRICULUM = Path("course/curriculum.py")
 NEXT = """
 next
   meshcraft build {name}
@@ -29,8 +23,9 @@ next
   python -m pytest autograder/chapters -k {name}
   meshcraft check-course {name}
 then edit, in this order: solutions/{name}.py, autograder/chapters/{name}/ (wrapping.py, __init__.py, mutants.py,
-alternatives.py, {name}_test.py, hints.md), site/pages/{name}.md and site/pages/profiling/{name}.md. `meshcraft
-check-course` says what is missing; the page "Writing a chapter" says how each is written."""
+alternatives.py, {name}_test.py, hints.md), site/pages/{name}.md, site/pages/profiling/{name}.md and
+site/examples/{name}.py. `meshcraft check-course` says what is missing; the page "Writing a chapter" says how each is
+written."""
 
 
 def new_chapter(
@@ -49,8 +44,11 @@ def new_chapter(
         raise UsageError(f"{ROOT} is no clone of the repository; a chapter is written in one")
     words = {"name": name, "function": f"{name}_mean", "summary": summary}
     words["title"] = title or name.replace("_", " ").capitalize()
-    for path in [*_write_files(ROOT, words), *_insert_lines(ROOT, words)]:
+    curriculum = _with_chapter(ROOT, words)
+    for path in _write_files(ROOT, words):
         out().print(f"wrote {path}", markup=False)
+    (ROOT / CURRICULUM).write_text(curriculum, encoding="utf-8")
+    out().print(f"wrote {CURRICULUM}", markup=False)
     out().print(NEXT.format(name=name), markup=False, soft_wrap=True)
 
 
@@ -65,16 +63,15 @@ def _write_files(root: Path, words: dict[str, str]) -> list[Path]:
     return written
 
 
-def _insert_lines(root: Path, words: dict[str, str]) -> list[Path]:
-    """Add the chapter after the last one wherever all are listed."""
-    last = CHAPTERS[-1]
-    for template, file, mark in LINES:
-        mark = mark.format(name=last.name, summary=last.summary)
-        lines = (root / file).read_text(encoding="utf-8").splitlines(keepends=True)
-        (at,) = (number for number, line in enumerate(lines) if mark in line)
-        lines.insert(at + 1, _filled(TEMPLATE / "lines" / f"{template}{SUFFIX}", words))
-        (root / file).write_text("".join(lines), encoding="utf-8")
-    return sorted({Path(file) for _, file, _ in LINES})
+def _with_chapter(root: Path, words: dict[str, str]) -> str:
+    """The curriculum with the chapter after the last one."""
+    lines = (root / CURRICULUM).read_text(encoding="utf-8").splitlines(keepends=True)
+    mark = f'Chapter("{CHAPTERS[-1].name}", '
+    at = next((number for number, line in enumerate(lines) if mark in line), None)
+    if at is None:
+        raise UsageError(f"{CURRICULUM} has no line with {mark!r}: the chapter would be added after it")
+    lines.insert(at + 1, _filled(TEMPLATE / "curriculum.template", words))
+    return "".join(lines)
 
 
 def _filled(template: Path, words: dict[str, str]) -> str:

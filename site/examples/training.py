@@ -3,10 +3,10 @@
 import inspect
 import json
 
-from autograder.proof.trials import LIMIT, STEPS, THREE
 from showing import example, say
 
 from autograder.commands.train import train
+from autograder.proof.train_e2e import LIMIT, STEPS, THREE
 from course.measured.rows import FOLDER
 from course.training.cards import lines
 from course.training.checkpoints import KEPT
