@@ -79,7 +79,7 @@ site: $(READY)
 serve: $(READY)
 	$(BIN)/mkdocs serve -f site/mkdocs.yml
 
-# The sandbox's system packages, where we may install them; without them grading goes down the ladder and says so.
+# The sandbox's system packages, where we may install them; without them grading falls back to Landlock and says so.
 system:
 	@command -v bwrap >/dev/null && ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

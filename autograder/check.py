@@ -73,13 +73,12 @@ class FromNotebook:
         """Run the cells once, for the Programs of all ``exports``, and keep them for ``programs``."""
         limits = replace(LOCAL, cpu_s=TRACE_SECONDS)
         requests = [
-            {**trace_request(self.chapter, task, self.notebook, cases, limits, platform, patient=True)}
-            | {"with_uses": True}
+            trace_request(self.chapter, task, self.notebook, cases, limits, platform, patient=True, with_uses=True)
             for task, cases, platform in exports
         ]
         worker = tracer()
         worker.seconds = len(exports) * (limits.wall_s or 0) + 120  # it ends its children itself
-        every = trace_together(worker, requests, limits)
+        every = trace_together(worker, requests)
         for (task, _, platform), traced in zip(exports, every, strict=True):
             self.traced.setdefault((task.name, platform), []).append(traced)
         return every

@@ -213,8 +213,8 @@ def test_grade_table_fits_80_columns_and_says_the_isolation_once():
 
 
 def test_doctor_names_what_is_missing(meshcraft, monkeypatch):
-    rung = SimpleNamespace(name="bubblewrap", available=False, reason="bwrap is not installed", remedy="Install it")
-    monkeypatch.setattr("autograder.grading.outside.sandbox.survey", lambda: [rung])
+    backend = SimpleNamespace(name="bubblewrap", available=False, reason="bwrap is not installed", remedy="Install it")
+    monkeypatch.setattr("autograder.grading.outside.sandbox.survey", lambda: [backend])
     ended = meshcraft("doctor")
     assert ended.status == 1 and "bwrap is not installed. Install it" in ended.out
     assert json.loads(meshcraft("doctor", "--json").out)["sandbox"] is None

@@ -40,9 +40,9 @@ KINDS = {
     "executor": "the process that runs Programs",
     "other": "another: a trial of the sandbox, a step of its start",
 }
-RUNGS, USERS = ("bubblewrap", "landlock"), ("root", "a plain user")
+BACKENDS, USERS = ("bubblewrap", "landlock"), ("root", "a plain user")
 PACKAGES = ("python", "jax", "numpy")
-AGAIN = "run: python -m autograder.proof.attacks --write (each rung, as root and as a user, once with --stock)"
+AGAIN = "run: python -m autograder.proof.attacks --write (each backend, as root and as a user, once with --stock)"
 
 
 def kept():
@@ -58,10 +58,10 @@ def runs() -> str:
     head = ["| sandbox | started by | attacks | verdict as it must be | canaries seen | left behind |"]
     rows = []
     for where, run in kept()["runs"].items():
-        rung, _, user = where.partition(", ")
+        backend, _, user = where.partition(", ")
         right = sum(row["found"] == row["expected"] for row in run["rows"])
         seen = sum(len(row["canaries"]) for row in run["rows"])
-        rows.append(f"| {rung} | {user} | {len(run['rows'])} | {right} | {seen} | {len(run['left'])} |")
+        rows.append(f"| {backend} | {user} | {len(run['rows'])} | {right} | {seen} | {len(run['left'])} |")
     versions = {tuple(run["versions"][name] for name in PACKAGES) for run in kept()["runs"].values()}
     said = "; ".join(", ".join(f"{n} {v}" for n, v in zip(PACKAGES, found, strict=True)) for found in sorted(versions))
     return "\n".join([*head, "|---|---|---:|---:|---:|---:|", *rows, "", f"With {said}."])
@@ -157,15 +157,15 @@ def test_no_mutation_crashed_the_grader_or_earned_a_point_in_the_kept_campaign()
     assert found["failures"] == [] and sum(found["verdicts"].values()) == found["mutations"]
 
 
-def test_every_rung_was_run_as_root_and_as_a_plain_user():
-    assert sorted(kept()["runs"]) == sorted(f"{rung}, {user}" for rung in RUNGS for user in USERS), AGAIN
+def test_every_backend_was_run_as_root_and_as_a_plain_user():
+    assert sorted(kept()["runs"]) == sorted(f"{backend}, {user}" for backend in BACKENDS for user in USERS), AGAIN
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("user", USERS)
-def test_kept_run_has_every_attack_that_the_rung_claims_to_stop(rung, user):
-    run = kept()["runs"][f"{rung}, {user}"]
-    claimed = [attack for attack in find_attacks() if not attack.backends or rung in attack.backends]
+def test_kept_run_has_every_attack_that_the_backend_claims_to_stop(backend, user):
+    run = kept()["runs"][f"{backend}, {user}"]
+    claimed = [attack for attack in find_attacks() if not attack.backends or backend in attack.backends]
     assert {row["name"]: row["expected"] for row in run["rows"]} == {a.name: a.verdict for a in claimed}, AGAIN
     short = [row for row in run["rows"] if row["found"] != row["expected"] or row["canaries"]]
     assert [row["name"] for row in short] == [] and run["left"] == []

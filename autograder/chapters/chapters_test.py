@@ -20,7 +20,7 @@ from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.proof import alternatives
 from autograder.proof.coverage import mutants, one_for_each_fact
 from autograder.proof.mutants import judged
-from autograder.release.measure import measure
+from autograder.release.reference_metrics import measure
 from course.curriculum import CHAPTERS
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))

@@ -15,7 +15,7 @@ from autograder.chapters.tp_transformer import step as tp_step
 from autograder.chapters.tp_transformer.tasks import FASTER
 from autograder.chapters.transformer_3d import tasks as in_3d
 from autograder.contract.task import load, references
-from autograder.release.measure import look
+from autograder.release.reference_metrics import look
 
 REFERENCE, NAIVE = "reference", "naive"
 ASYNC = "async_tensor_parallel.async_tp_mlp"

@@ -130,7 +130,7 @@ ADVICE = {"compiled exposed", "exposed communication"}
 
 def _built(name: str) -> Iterator[Problem]:
     from autograder.contract.task import references
-    from autograder.release import measure, notebook
+    from autograder.release import notebook, reference_metrics
 
     build = f"meshcraft build {name}"
     try:
@@ -139,5 +139,5 @@ def _built(name: str) -> Iterator[Problem]:
     except notebook.BuildError as error:
         yield str(error), "mend that"
     references.cache_clear()
-    if references(name) != measure.measure(name):
+    if references(name) != reference_metrics.measure(name):
         yield f"autograder/chapters/{name}/references.json is not what references and baselines measure", build

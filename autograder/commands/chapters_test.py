@@ -8,7 +8,7 @@ import pytest
 
 from autograder.commands import chapters, sizes
 from autograder.commands.chapters import problems
-from autograder.release import measure, notebook
+from autograder.release import notebook, reference_metrics
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS, Chapter, chapter
 
@@ -18,7 +18,7 @@ COLLECTIVES = chapter("collectives")
 @pytest.fixture
 def quick(monkeypatch):
     """References are not measured again."""
-    monkeypatch.setattr(measure, "measure", lambda name: {"ring": 1})
+    monkeypatch.setattr(reference_metrics, "measure", lambda name: {"ring": 1})
     monkeypatch.setattr("autograder.contract.task.references", chapters_references)
 
 
@@ -52,7 +52,7 @@ def test_what_no_mutant_fails_too_many_alternatives_and_stale_files_are_named(qu
     many = {**alternatives, first: list(alternatives[first]) * 4, "gone": [len, len]}
     monkeypatch.setattr(chapters, "_modules", lambda name: (contract, fewer, many))
     monkeypatch.setattr(notebook, "stale", lambda name: "- old\n+ new")
-    monkeypatch.setattr(measure, "measure", lambda name: {})
+    monkeypatch.setattr(reference_metrics, "measure", lambda name: {})
     found = dict(problems(COLLECTIVES, ROOT))
     assert f"{first} has 0 mutants of at least 5" in found
     assert any(what.startswith(f"{first} has ") and "not two or three" in what for what in found)

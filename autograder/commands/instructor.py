@@ -42,10 +42,10 @@ def build(
             complain(f"exercises/{name} is stale; run `meshcraft build`")
             out().print(stale[name], markup=False)
         raise typer.Exit(SHORT if any(stale.values()) else 0)
-    from autograder.release import measure
+    from autograder.release import reference_metrics
 
     with spinner("building"):
-        written = [*notebook.build(names), *(measure.write(name) for name in names if name != PRIMER.name)]
+        written = [*notebook.build(names), *(reference_metrics.write(name) for name in names if name != PRIMER.name)]
     for path in written:
         out().print(f"wrote {path}", markup=False)
 
@@ -57,15 +57,15 @@ def doctor(as_json: AsJson = False) -> None:
     with spinner("trying the sandboxes"):
         from autograder.grading.outside.sandbox import survey
 
-        rungs = survey()
+        backends = survey()
     packages = ("meshcraft", "jax", "flax", "optax", "nbgrader", "jupyterlab")
     installed = {name: _version(metadata, name) for name in packages}
     compiler, room = _gpu_compiler(), _room()
-    usable = next((rung.name for rung in rungs if rung.available), None)
+    usable = next((backend.name for backend in backends if backend.available), None)
     if as_json:
-        found = [{"name": r.name, "available": r.available, "reason": r.reason, "remedy": r.remedy} for r in rungs]
+        found = [{"name": r.name, "available": r.available, "reason": r.reason, "remedy": r.remedy} for r in backends]
         versions = {"python": sys.version.split()[0], "packages": installed, "gpu_compiler": compiler}
-        print_json({**versions, "room": room, "sandbox": usable, "rungs": found})
+        print_json({**versions, "room": room, "sandbox": usable, "backends": found})
         raise typer.Exit(0 if usable else SHORT)
     console = out()
     console.print(f"{'Python':<20}{sys.version.split()[0]}, {os.cpu_count()} cores")
@@ -75,13 +75,15 @@ def doctor(as_json: AsJson = False) -> None:
     console.print(f"{'scratch space':<20}{room['free'] / 2**30:.1f} GiB free in {room['scratch']}", markup=False)
     most = "as many as the machine takes" if room["processes"] is None else f"{room['processes']:,} at once"
     console.print(f"{'processes':<20}{most}", markup=False)
-    for rung in rungs:
-        message = rung.reason or "works" if rung.available else f"does not work: {rung.reason}. {rung.remedy}"
-        style = "green" if rung.available else "red"
-        console.print(Text(f"{'sandbox ' + rung.name:<20}{message}", style=style), soft_wrap=True)
+    for backend in backends:
+        message = (
+            backend.reason or "works" if backend.available else f"does not work: {backend.reason}. {backend.remedy}"
+        )
+        style = "green" if backend.available else "red"
+        console.print(Text(f"{'sandbox ' + backend.name:<20}{message}", style=style), soft_wrap=True)
     console.print(f"\nofficial grading uses {usable or 'nothing: it refuses, unless --unsafe-local is given'}")
-    if usable and not rungs[0].available:
-        console.print(f"{rungs[0].name} would be better: {rungs[0].remedy}", markup=False, soft_wrap=True)
+    if usable and not backends[0].available:
+        console.print(f"{backends[0].name} would be better: {backends[0].remedy}", markup=False, soft_wrap=True)
     raise typer.Exit(0 if usable else SHORT)
 
 

@@ -251,7 +251,7 @@ def _hidden(notebook: Path) -> Path:
 def _with_stub(path: Path, chapter: str, function: str) -> str:
     import nbformat
 
-    from autograder.release.notebook import notebook_text
+    from autograder.release.converters import notebook_text
 
     def cell_of(notebook: Any) -> Any:
         return next((c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == function), None)

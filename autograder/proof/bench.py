@@ -50,16 +50,16 @@ def warm_check(repeats: int) -> list[tuple[str, str, str]]:
 
 
 def sandbox(repeats: int) -> list[tuple[str, str, str]]:
-    """A bare start on every rung that this machine has."""
+    """A bare start on every backend that this machine has."""
     from autograder.grading.outside.sandbox import measure_start_s, survey
 
     rows = []
-    for rung in survey():
-        if rung.available:
-            times = [measure_start_s(rung.name) for _ in range(repeats)]
-            rows.append((f"sandbox start, {rung.name}", f"{1000 * statistics.median(times):.0f} ms", "under 50 ms"))
+    for backend in survey():
+        if backend.available:
+            times = [measure_start_s(backend.name) for _ in range(repeats)]
+            rows.append((f"sandbox start, {backend.name}", f"{1000 * statistics.median(times):.0f} ms", "under 50 ms"))
         else:
-            rows.append((f"sandbox start, {rung.name}", "not measured", rung.reason))
+            rows.append((f"sandbox start, {backend.name}", "not measured", backend.reason))
     return rows
 
 

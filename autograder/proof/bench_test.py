@@ -8,10 +8,10 @@ import pytest
 from autograder.grading.outside.sandbox import survey
 from autograder.proof import bench
 
-SANDBOXED = any(rung.available for rung in survey())
+SANDBOXED = any(backend.available for backend in survey())
 
 
-@pytest.mark.skipif(not SANDBOXED, reason="no rung of the sandbox is available on this machine")
+@pytest.mark.skipif(not SANDBOXED, reason="no backend of the sandbox is available on this machine")
 def test_a_small_class_is_timed_and_leaves_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the usual one has other tests' folders
     bench.main(["--size", "0", "--long", "4", "--workers", "1", "--no-checks", "--json"])

@@ -30,7 +30,7 @@ from autograder.contract.verdict import Report
 from autograder.grading.nbgrader.course import make_course, open_ledger
 from autograder.grading.nbgrader.export import grades_csv
 from autograder.proof.demo import CHAPTER, numbered
-from autograder.release.notebook import nbgrader_quiet
+from autograder.release.converters import nbgrader_quiet
 
 KEPT = Path(__file__).with_suffix(".json")
 # The demo's class over and over, mostly those of it that are graded in a second or two.

@@ -1,7 +1,6 @@
 """Notebooks as a learner runs them, in a real Jupyter kernel: exercises with stubs and solved, and the primer."""
 
 import os
-import time
 
 import nbformat
 import pytest
@@ -11,20 +10,23 @@ from autograder.contract.task import load
 from autograder.release.notebook import ROOT, source_notebook
 from course.curriculum import CHAPTERS, PRIMER
 
+FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 CHAPTER_NAMES = [entry.name for entry in CHAPTERS]
-# Stubs of all chapters are run in a kernel by `make test-full`; that none earns a point is shown without one as well.
-RELEASED = CHAPTER_NAMES if os.environ.get("MESHCRAFT_FULL") else ["fsdp"]
+# In short, one chapter's stubs and checks run in a kernel, and every chapter's lab; references are judged without one.
+IN_SHORT = "fsdp"
+RELEASED = CHAPTER_NAMES if FULL else [IN_SHORT]
 
 
-def run(chapter, tmp_path, *, solved):
+def run(chapter, tmp_path, *, solved, checked=True):
     notebook = nbformat.read(ROOT / "exercises" / chapter / f"{chapter}.ipynb", as_version=4)
-    if solved:
-        answers = {
-            c.metadata.nbgrader.grade_id: c.source for c in source_notebook(chapter).cells if "nbgrader" in c.metadata
-        }
-        for cell in notebook.cells:
-            if cell.get("metadata", {}).get("nbgrader", {}).get("solution"):
-                cell.source = answers[cell.metadata.nbgrader.grade_id]
+    built = source_notebook(chapter).cells if solved else ()
+    answers = {c.metadata.nbgrader.grade_id: c.source for c in built if "nbgrader" in c.metadata}
+    for cell in notebook.cells:
+        roles = cell.metadata.get("nbgrader", {})
+        if solved and roles.get("solution"):
+            cell.source = answers[roles.grade_id]
+        elif roles.get("grade") and not checked:
+            cell.source = ""
     client = NotebookClient(notebook, timeout=300, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     return notebook
@@ -32,6 +34,10 @@ def run(chapter, tmp_path, *, solved):
 
 def outputs(notebook, kind):
     return [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs if kind(out)]
+
+
+def is_error(out):
+    return out.output_type == "error" or (out.output_type == "stream" and out.name == "stderr")
 
 
 def checks(notebook):
@@ -42,11 +48,8 @@ def checks(notebook):
 
 
 def test_the_primer_runs_from_start_to_end_and_shows_its_pictures_without_a_word_on_stderr(tmp_path):
-    started = time.perf_counter()
     notebook = run(PRIMER.name, tmp_path, solved=False)
-    assert time.perf_counter() - started < 60
-    assert outputs(notebook, lambda out: out.output_type == "error") == []
-    assert outputs(notebook, lambda out: out.output_type == "stream" and out.name == "stderr") == []
+    assert outputs(notebook, is_error) == []
     pictures = outputs(notebook, lambda out: "<svg" in out.get("data", {}).get("text/html", ""))
     source = "".join(cell.source for cell in notebook.cells)
     assert len(pictures) == 7 and source.count("display(") == 4
@@ -55,13 +58,12 @@ def test_the_primer_runs_from_start_to_end_and_shows_its_pictures_without_a_word
 
 @pytest.mark.parametrize("chapter", CHAPTER_NAMES)
 def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_stderr(chapter, tmp_path):
-    notebook = run(chapter, tmp_path, solved=True)
-    found = checks(notebook)
-    assert {name: float(data["text/plain"]) for name, data in found.items()} == {
-        task.name: task.points for task in load(chapter).tasks
-    }
-    assert outputs(notebook, lambda out: out.output_type == "error") == []
-    assert outputs(notebook, lambda out: out.output_type == "stream" and out.name == "stderr") == []
+    checked = FULL or chapter == IN_SHORT
+    notebook = run(chapter, tmp_path, solved=True, checked=checked)
+    if checked:
+        points = {name: float(data["text/plain"]) for name, data in checks(notebook).items()}
+        assert points == {task.name: task.points for task in load(chapter).tasks}
+    assert outputs(notebook, is_error) == []
 
 
 @pytest.mark.parametrize("chapter", RELEASED)

@@ -1,29 +1,21 @@
 """Solution module to nbgrader source notebook to exercise. nbgrader alone strips the solutions."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import hashlib
-import logging
-import os
 import re
-import sys
 import tempfile
 import textwrap
-import warnings
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jupytext
 import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from traitlets.config import Config
 
+from autograder.release.converters import CHECK, course_config, notebook_text, run_nbgrader, write_notebook
 from course.curriculum import PRIMER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,10 +29,6 @@ KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "nam
 
 class BuildError(Exception):
     """A solution module that breaks a rule; the message names file, line, what was found and what to do."""
-
-
-class NbgraderError(Exception):
-    """nbgrader could not do what it was asked; the message holds what it logged."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,7 @@ def build(chapters: list[str], *, root: Path = ROOT) -> list[Path]:
 
 
 def stale(chapter: str, *, root: Path = ROOT) -> str:
-    """What a build would change in the committed exercise, as a diff; empty if nothing."""
+    """The diff from the committed exercise to a build; empty if there is none."""
     path = root / "exercises" / chapter / f"{chapter}.ipynb"
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     new = exercise_text(chapter, root=root)
@@ -107,123 +95,26 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
     agreed = contract.load(chapter)
     points = {task.name: float(task.points) for task in agreed.tasks}
     cells: list[NotebookNode] = []
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     imported = False
     for cell in _read_cells(path):
         if cell.kind == "markdown":
-            cells.append(_markdown(cell, float(agreed.question_points), found))
+            cells.append(_markdown(cell, float(agreed.question_points), places))
         elif BEGIN in cell.source:
-            name = _solution_name(cell, points, found)
+            name = _solution_name(cell, points, places)
             cells += [_solution(name, cell.source), _check(name, points[name])]
         else:
             source = _bare(cell)
             if not imported:
                 source, imported = f"{source}\n\n{CHECK_IMPORT}", True
             cells.append(new_code_cell(source))
-    _require_complete(path, points, found)
+    _require_complete(path, points, places)
     return _as_notebook(cells)
 
 
 def _as_notebook(cells: list[NotebookNode]) -> NotebookNode:
     _stamp_ids(cells)
     return new_notebook(cells=cells, metadata={"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}})
-
-
-def notebook_text(notebook: NotebookNode) -> str:
-    """The notebook as the text of its file, the same for equal notebooks."""
-    return nbformat.writes(notebook, indent=1, sort_keys=True) + "\n"
-
-
-def write_notebook(notebook: NotebookNode, path: Path) -> Path:
-    """Write the notebook, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(notebook_text(notebook), encoding="utf-8")
-    return path
-
-
-def course_config(course: Path, assignment: str, student: str = "") -> Config:
-    """nbgrader's configuration for one assignment, from here and not from the working directory."""
-    config = Config()
-    config.CourseDirectory.root = str(course.resolve())
-    config.CourseDirectory.db_url = gradebook_url(course.resolve())
-    config.CourseDirectory.assignment_id = assignment
-    if student:
-        config.CourseDirectory.student_id = student
-    return config
-
-
-def gradebook_url(course: Path) -> str:
-    """The address of the course's gradebook, whatever characters are in the folder's name."""
-    from sqlalchemy import URL
-
-    return URL.create("sqlite", database=str(course / "gradebook.db")).render_as_string()
-
-
-def run_nbgrader(converter: type, config: Config) -> None:
-    """Run one of nbgrader's converters, quietly.
-
-    Raises:
-        NbgraderError: it failed; the message holds what it logged.
-    """
-    from nbgrader.coursedir import CourseDirectory
-
-    records: list[str] = []
-    with nbgrader_quiet(records):
-        try:
-            named = type(converter.__name__, (_Named, converter), {})
-            named(coursedir=CourseDirectory(config=config), config=config).start()  # type: ignore[call-arg]
-        except Exception as error:
-            # The last line that names an exception; what follows it may be a pointer to documentation.
-            named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", record, re.MULTILINE) for record in records]
-            said = [lines[-1] for lines in named if lines]
-            raise NbgraderError("; ".join(said or [*records, f"{type(error).__name__}: {error}"])) from error
-
-
-class _Named:
-    """Finds the notebooks of one student and assignment by name; nbgrader takes the whole path for a pattern."""
-
-    def init_notebooks(self: Any) -> None:
-        folder = self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)
-        found = sorted(str(path) for path in Path(folder).glob("*.ipynb"))
-        if not found:
-            raise FileNotFoundError(f"there is no notebook in {folder}")
-        self.assignments, self.notebooks = {folder: [os.path.join(folder, os.path.basename(f)) for f in found]}, []
-
-
-class _Collector(logging.Handler):
-    """Keeps the messages of errors."""
-
-    def __init__(self, messages: list[str]):
-        super().__init__(logging.ERROR)
-        self.messages = messages
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-@contextmanager
-def nbgrader_quiet(records: list[str] | None = None):
-    """Run nbgrader's code: errors it logs go to ``records``, its warnings nowhere.
-
-    Making a gradebook calls the program ``alembic``, which lies beside this Python but perhaps not on the path.
-    """
-    collector = _Collector(records if records is not None else [])
-    loggers = [logging.getLogger(name) for name in ("traitlets", "tornado.application")]
-    before = [(log.level, log.propagate, log.handlers[:]) for log in loggers]
-    path = os.environ.get("PATH", "")
-    os.environ["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), path]))
-    for log in loggers:
-        log.handlers, log.propagate = [collector], False
-        log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        os.environ["PATH"] = path
-        for log, (level, propagate, handlers) in zip(loggers, before, strict=True):
-            log.handlers, log.propagate = handlers, propagate
-            log.setLevel(level)
 
 
 def _read_cells(path: Path) -> list[Cell]:
@@ -336,7 +227,7 @@ def _solution(name: str, source: str) -> NotebookNode:
 
 
 def _check(name: str, points: float) -> NotebookNode:
-    return new_code_cell(f"check({name})", metadata={"nbgrader": _roles(f"check-{name}", "code", points)})
+    return new_code_cell(f"check({name})", metadata={"nbgrader": _roles(f"{CHECK}{name}", "code", points)})
 
 
 def _roles(grade_id: str, kind: str, points: float | None = None, *, solution: bool = False) -> dict[str, object]:

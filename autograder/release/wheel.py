@@ -1,4 +1,4 @@
-"""What an installation does without: tests, and the mutants and alternatives of each chapter."""
+"""Wheels without tests, and without the mutants and alternatives of each chapter."""
 
 from setuptools.command.build_py import build_py
 
@@ -8,6 +8,6 @@ class BuildPy(build_py):
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """The modules of a package: its name, the module's, and the file."""
-        found = super().find_package_modules(package, package_dir)
+        modules = super().find_package_modules(package, package_dir)
         left_out = ("mutant", "mutants", "alternatives", "conftest")
-        return [one for one in found if one[1] not in left_out and not one[1].endswith("_test")]
+        return [one for one in modules if one[1] not in left_out and not one[1].endswith("_test")]

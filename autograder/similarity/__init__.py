@@ -1,1 +1,1 @@
-"""Which submissions look alike, for a person to judge: evidence and never a verdict. Nothing of a student's is run."""
+"""Submissions that look alike, for a person to judge: evidence, never a verdict. Nothing of a student's is run."""

@@ -1,6 +1,4 @@
-"""What this class, earlier classes and the public have written for the functions of a chapter."""
-
-from __future__ import annotations
+"""The code of this class, earlier classes and the public for the functions of a chapter."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -23,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class Similar:
-    """What was found, function by function, and for each author who could not be compared in full, why."""
+    """Matches by function, and for each author who could not be compared in full, why."""
 
     chapter: str
     functions: list[Compared] = field(default_factory=list)
@@ -46,7 +44,7 @@ def find_similar(
         CourseError: a folder is no course folder.
         LookupError: the chapter has no such function.
     """
-    told = progress or (lambda stage, done, total: None)
+    notify = progress or (lambda stage, done, total: None)
     tasks = load(chapter).tasks
     wanted = [load(chapter).task(name) for name in functions] or list(tasks)
     names = [task.name for task in tasks]
@@ -55,15 +53,15 @@ def find_similar(
     for folder in folders:
         require_folder(folder, chapter)
     given = given_grams(_released([*folders], chapter), names)
-    found, written = Similar(chapter), {task.name: list[Written]() for task in wanted}
+    result, written = Similar(chapter), {task.name: list[Written]() for task in wanted}
     handed_in = [(each, folder) for folder in folders for each in find_submissions(folder, chapter)]
     known = {folder: _forms(folder, chapter) for folder in folders}
     for done, (submission, folder) in enumerate(handed_in, 1):
         author = Author(submission.student, folders[folder])
         forms = known[folder].get((submission.student, submission.digest), {})
-        for each in _of_submission(submission, author, wanted, names, given, found.unread):
+        for each in _of_submission(submission, author, wanted, names, given, result.unread):
             written[each[0]].append(replace(each[1], form=forms.get(each[0], "")))
-        told("reading", done, len(handed_in))
+        notify("reading", done, len(handed_in))
     for name, author, code in public_code(chapter, [task.name for task in wanted]):
         each = code.written(name, author, names, given)
         if each:
@@ -71,9 +69,9 @@ def find_similar(
     for done, task in enumerate(wanted, 1):
         if any(each.form for each in written[task.name]):
             written[task.name] = [_with_form(each, chapter, task) for each in written[task.name]]
-        found.functions.append(compare(task.name, written[task.name]))
-        told("comparing", done, len(wanted))
-    return found
+        result.functions.append(compare(task.name, written[task.name]))
+        notify("comparing", done, len(wanted))
+    return result
 
 
 def _of_submission(
@@ -84,35 +82,35 @@ def _of_submission(
     given: frozenset[int],
     unread: list[tuple[Author, str]],
 ) -> list[tuple[str, Written]]:
-    """What a student wrote for each function. Whatever is odd about it is noted, and costs nobody else anything."""
+    """A student's code for each function. Whatever is odd about it is noted, and costs nobody else anything."""
     if submission.notebook is None:
         unread.append((author, submission.problem))
         return []
-    found = []
+    result = []
     try:
         code = read_code(read_notebook(submission.notebook).cells)
-        unread += [(author, f"a cell is not Python: {said}") for said in code.unread]
+        unread += [(author, f"a cell is not Python: {message}") for message in code.unread]
         for task in wanted:
             written = code.written(task.name, author, names, given)
             if written:
-                found.append((task.name, written))
+                result.append((task.name, written))
             else:
                 unread.append((author, f"{task.name} is not defined"))
     except RecursionError:
         unread.append((author, "it is nested too deep to be compared"))
     except Exception as error:  # whatever it is, the others are compared
         unread.append((author, f"{type(error).__name__}: {error}"))
-    return found
+    return result
 
 
 def _released(folders: Sequence[Path], chapter: str) -> list[Path]:
     """The notebooks that students were given; the course's own exercise, where there is none."""
-    found = [folder / "release" / chapter / f"{chapter}.ipynb" for folder in folders]
-    return [path for path in found if path.is_file()] + [ROOT / "exercises" / chapter / f"{chapter}.ipynb"]
+    paths = [folder / "release" / chapter / f"{chapter}.ipynb" for folder in folders]
+    return [path for path in paths if path.is_file()] + [ROOT / "exercises" / chapter / f"{chapter}.ipynb"]
 
 
 def _called(folder: Path) -> str:
-    """What an earlier course is called: by its settings, and its folder, for names are kept from year to year."""
+    """An earlier course's name: from its settings, and its folder, as names are kept from year to year."""
     folder = folder.resolve()
     try:
         name = read_settings(folder).name

@@ -1,6 +1,4 @@
-"""How much two of a class share, and how rare that is: what nearly everybody writes says nothing about two of them."""
-
-from __future__ import annotations
+"""The share that two of a class have in common, and its rarity: what nearly everybody writes says nothing."""
 
 import math
 from collections import Counter
@@ -76,7 +74,7 @@ class Compared:
     people: int
 
     def rarity(self, match: Match, gram: int) -> float:
-        """How rare a fingerprint is among those who are not of this match."""
+        """The rarity of a fingerprint among those who are not of this match."""
         return _rarity(self.held[gram] - (1 if match.second.author.public else 2), self.people)
 
 
@@ -89,7 +87,7 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
     forms = Counter(w.form for w in people)
     public = {gram for w in every if w.author.public for gram in w.grams}
     shares, scores = _scores(ours, every, held, len(people))
-    found = []
+    matches = []
     for i, first in enumerate(ours):
         for j in range(i + 1, len(every)):
             second = every[j]
@@ -104,17 +102,17 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
             rarity = math.fsum(_rarity(count, len(people)) for count in counts) / max(1, len(counts))
             in_public = len(shared & public) / max(1, len(shared))
             others = float(median(counts)) if counts else 0.0
-            found.append(
+            matches.append(
                 Match(function, first, second, float(shares[i, j]), rarity, others, in_public, same, fellows, score)
             )
-    found.sort(key=lambda match: (-match.score, match.first.author, match.second.author))
+    matches.sort(key=lambda match: (-match.score, match.first.author, match.second.author))
     pairs = shares[:, : len(ours)][np.triu_indices(len(ours), 1)]
     usual = float(np.median(pairs)) if len(pairs) > 1 else None
     like_public = sum(
         any(shares[i, j] >= ALIKE for j, w in enumerate(every) if w.author.public and _enough(first, w))
         for i, first in enumerate(ours)
     )
-    return Compared(function, len(ours), found, usual, like_public, held, len(people))
+    return Compared(function, len(ours), matches, usual, like_public, held, len(people))
 
 
 def _scores(ours: list[Written], every: list[Written], held: Counter[int], people: int) -> tuple[Any, Any]:

@@ -1,6 +1,4 @@
-"""What each author wrote for each function: its definition, and what of their own it uses. Parsed, and never run."""
-
-from __future__ import annotations
+"""Each author's code for each function: its definition, and what of their own it uses. Parsed, never run."""
 
 import ast
 import importlib
@@ -21,7 +19,7 @@ _INSIDE = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)
 
 @dataclass(frozen=True, order=True)
 class Author:
-    """Who wrote something: a student of this class; of an earlier one, then ``where`` is its folder; or the public."""
+    """An author: a student of this class; of an earlier one, then ``where`` is its folder; or the public."""
 
     name: str
     where: str = ""
@@ -33,7 +31,7 @@ class Author:
 
 @dataclass(frozen=True)
 class Written:
-    """What an author wrote for one function: the lines as they are shown, and each fingerprint's lines among them.
+    """An author's code for one function: the lines as they are shown, and each fingerprint's lines among them.
 
     ``form`` is the Program that it makes, where grading has kept one.
     """
@@ -67,7 +65,7 @@ class Code:
     unread: list[str] = field(default_factory=list)
 
     def written(self, name: str, author: Author, tasks: Iterable[str], given: frozenset[int]) -> Written | None:
-        """What is there for a function, less what everybody was given; None where it is not defined.
+        """The code of a function, less what everybody was given; None where it is not defined.
 
         Raises:
             RecursionError: It is nested deeper than anybody writes.
@@ -107,7 +105,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
     for cell in cells:
         try:
             tree, lines = _parse(cell.source)
-            found = list(_definitions(tree.body, lines))
+            definitions = list(_definitions(tree.body, lines))
             known = aliases([tree])
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             code.unread.append(f"{cell.id}: {getattr(error, 'msg', '') or type(error).__name__}")
@@ -115,7 +113,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
         code.trees.append(tree)
         code.quoted += _quoted(tree)
         code.known |= known
-        for name, piece in found:
+        for name, piece in definitions:
             code.pieces.pop(name, None)
             code.pieces[name] = piece
     return code
@@ -123,7 +121,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
 
 def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
     """The fingerprints of released notebooks: what everybody was given."""
-    found: set[int] = set()
+    grams: set[int] = set()
     for path in paths:
         try:
             code = read_code(read_notebook(path).cells)
@@ -131,8 +129,8 @@ def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
             continue
         known = {**code.known, **{task: task for task in tasks}}
         for statement in (statement for tree in code.trees for statement in tree.body):
-            found |= set(fingerprints(tokens(statement, known)))
-    return frozenset(found)
+            grams |= set(fingerprints(tokens(statement, known)))
+    return frozenset(grams)
 
 
 def public_code(chapter: str, names: Iterable[str]) -> Iterator[tuple[str, Author, Code]]:
@@ -169,7 +167,7 @@ def _parse(source: str) -> tuple[ast.Module, list[str]]:
 
 
 def _definitions(body: list[ast.stmt], lines: list[str]) -> Iterator[tuple[str, Piece]]:
-    """What a module's statements give names to, in branches and loops as well."""
+    """The definitions among a module's statements, in branches and loops as well."""
     for node in body:
         if isinstance(node, _INSIDE):
             for part in ("body", "handlers", "orelse", "finalbody"):

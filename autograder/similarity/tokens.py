@@ -1,7 +1,5 @@
 """Python as it is compared: a sequence of tokens without names of its own, formatting, annotations and docstrings."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import hashlib
@@ -28,15 +26,15 @@ class Token:
 
 
 def aliases(trees: Iterable[ast.AST]) -> dict[str, str]:
-    """What imported names stand for: the last word of each, and nothing for a module, whose functions say enough."""
-    found: dict[str, str] = {}
+    """Meanings of imported names: the last word of each, and nothing for a module, whose functions say enough."""
+    result: dict[str, str] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
-            found |= dict.fromkeys((alias.asname or alias.name.split(".")[0] for alias in node.names), "")
+            result |= dict.fromkeys((alias.asname or alias.name.split(".")[0] for alias in node.names), "")
         elif isinstance(node, ast.ImportFrom):
             modules = {"lax", "numpy", "nn", "nnx", "tree", "random", "tree_util"}
-            found |= {a.asname or a.name: "" if a.name in modules else a.name for a in node.names}
-    return found
+            result |= {a.asname or a.name: "" if a.name in modules else a.name for a in node.names}
+    return result
 
 
 def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
@@ -49,12 +47,12 @@ def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
     Raises:
         RecursionError: It is nested deeper than anybody writes.
     """
-    found = []
+    result = []
     for token in _Reader(known).read(node):
-        found.append(token)
-        if len(found) == MOST:
+        result.append(token)
+        if len(result) == MOST:
             break
-    return found
+    return result
 
 
 def fingerprints(found: list[Token], shift: int = 0) -> dict[int, set[int]]:
@@ -111,7 +109,7 @@ class _Reader:
         return Token("", self.line, name)
 
     def _body(self, statements: list[ast.stmt]) -> Iterator[Token]:
-        kept = [s for s in statements if not (isinstance(s, _NOTHING) or _is_said(s))]
+        kept = [s for s in statements if not (isinstance(s, _NOTHING) or _is_output(s))]
         if len(kept) > 1 and _named_result(kept[-2], kept[-1]):
             last = kept[-2]
             assert isinstance(last, ast.Assign)
@@ -171,7 +169,7 @@ class _Reader:
         yield from self.read(value)
 
     def visit_Expr(self, node: ast.Expr) -> Iterator[Token]:
-        """What a call is for; of a list that grows, what is added: a comprehension says no more."""
+        """A call; of a list that grows, only what is added: a comprehension says no more."""
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
             yield from self._field(call.args)
@@ -248,8 +246,8 @@ class _Reader:
         yield self._token("text")
 
 
-def _is_said(statement: ast.stmt) -> bool:
-    """Whether a statement is a docstring, or prints something."""
+def _is_output(statement: ast.stmt) -> bool:
+    """True if a statement is a docstring, or prints something."""
     if not isinstance(statement, ast.Expr):
         return False
     value = statement.value
@@ -258,7 +256,7 @@ def _is_said(statement: ast.stmt) -> bool:
 
 
 def _named_result(before: ast.stmt, last: ast.stmt) -> bool:
-    """Whether a result is given a name only to be returned."""
+    """True if a result is given a name only to be returned."""
     return (
         isinstance(before, ast.Assign)
         and isinstance(last, ast.Return)
@@ -268,7 +266,7 @@ def _named_result(before: ast.stmt, last: ast.stmt) -> bool:
 
 
 def _pairwise(target: ast.expr, value: ast.expr) -> bool:
-    """Whether ``a, b = x, y`` is two assignments in one."""
+    """True if ``a, b = x, y`` is two assignments in one."""
     if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
         return False
     return not any(isinstance(each, ast.Starred) for each in [*target.elts, *value.elts])

@@ -11,7 +11,7 @@ from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model
 from autograder.contract.case_builders import model_of, params_of
 from autograder.contract.task import references
 from autograder.proof.central_differences import places
-from autograder.release.measure import look
+from autograder.release.reference_metrics import look
 from course.model import full_loss
 from solutions import single_device as solutions
 

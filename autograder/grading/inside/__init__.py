@@ -1,1 +1,1 @@
-"""What runs confined: the processes that hold a student's code or Programs, and what they are confined by."""
+"""The confined processes, which hold a student's code or Programs, and what confines them."""

@@ -1,6 +1,5 @@
 """From a notebook's cells to statements of plain Python, each with the cell and the line where it was written."""
 
-from __future__ import annotations
 import __future__
 
 import ast
@@ -57,13 +56,13 @@ def locate_cell(file: str) -> str | None:
 
 
 def file_of(number: int, cell: Cell) -> str:
-    """What a cell is compiled under; the number keeps cells of the same name apart."""
+    """The file name that a cell is compiled under; the number keeps cells of the same name apart."""
     return f"{PREFIX}{number}:{cell.id}"
 
 
 def read_statements(cells: Iterable[Cell]) -> list[Statement]:
     """The statements of all cells in order, with magics taken off as IPython would."""
-    found: list[Statement] = []
+    result: list[Statement] = []
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an odd escape in a string is the notebook's to show
@@ -73,15 +72,15 @@ def read_statements(cells: Iterable[Cell]) -> list[Statement]:
                 source, timed = plain_python(cell.source.removeprefix("\ufeff"))
                 body = _Magics().visit(ast.parse(source)).body
             except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-                found.append(_unreadable(file, cell.source, error))
+                result.append(_unreadable(file, cell.source, error))
                 continue
             for node in body:
                 if isinstance(node, ast.ImportFrom) and node.module == "__future__":  # for all cells that follow
                     named = (getattr(__future__, alias.name, None) for alias in node.names)
                     flags |= sum(feature.compiler_flag for feature in named if feature)
                 shown = node is body[-1] and not source.rstrip().endswith(";")
-                found.append(_statement(file, node, source, flags, timed, number if shown else 0))
-    return found
+                result.append(_statement(file, node, source, flags, timed, number if shown else 0))
+    return result
 
 
 def plain_python(source: str) -> tuple[str, bool]:
@@ -119,7 +118,7 @@ def _statement(file: str, node: ast.stmt, source: str, flags: int, timed: bool, 
     try:
         code = compile(ast.fix_missing_locations(ast.Module([run], [])), file, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as caught:
-        error = _said(caught)
+        error = _describe(caught)
     return Statement(
         file,
         node.lineno,
@@ -136,15 +135,15 @@ def _statement(file: str, node: ast.stmt, source: str, flags: int, timed: bool, 
 def _unreadable(file: str, source: str, error: BaseException) -> Statement:
     line = getattr(error, "lineno", None) or 1
     text = source.split("\n")[line - 1].strip() if line <= source.count("\n") + 1 else ""
-    return Statement(file, line, text, error=_said(error), named=_named(source))
+    return Statement(file, line, text, error=_describe(error), named=_named(source))
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {getattr(error, 'msg', '') or str(error) or 'it cannot be parsed'}"
 
 
 def _named(source: str) -> frozenset[str]:
-    """What a cell that cannot be parsed seems to define."""
+    """Names that a cell seems to define which cannot be parsed."""
     return frozenset(name for pair in _NAMED.findall(source) for name in pair if name)
 
 

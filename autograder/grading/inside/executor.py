@@ -3,8 +3,6 @@
 The same code serves the notebook's ``check``, in a process of the learner's own, and official grading, sandboxed.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import os
@@ -49,17 +47,17 @@ class Executor:
         self.compiled: dict[str, Executable] = {}
 
     def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-        """One request: ``run`` a Program on inputs, or ``analyse`` one beside a smaller one."""
+        """One request: ``run`` a Program on inputs, or ``analyse`` one along with a smaller one."""
         program = Program.load(blobs[0])
         branches = bool(header.get("data_branches"))
         module = parse(program, data_branches=branches)
         looked: dict[str, Any] = {"costs": costs(module).to_json(), "memory": memory(module, program).to_json()}
         if header["do"] == "analyse":
             small, *stretched = (parse(Program.load(blob), data_branches=branches) for blob in blobs[1:])
-            found = structural_mismatch(small, module)
+            result = structural_mismatch(small, module)
             for other in stretched:
-                found = found or structural_mismatch(other, module, scaled=False)
-            about = {"difference": found, "orders": _orders(module, program, header)}
+                result = result or structural_mismatch(other, module, scaled=False)
+            about = {"difference": result, "orders": _orders(module, program, header)}
             return {**looked, **about}, []
         if header.get("form"):
             looked["form"] = form(module)
@@ -138,8 +136,10 @@ def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> 
     except ProgramError as error:
         return {"refused": str(error)}, []
     except jax.errors.JaxRuntimeError as error:
-        said = f"the program cannot be run: {str(error)[:500]}"
-        return {"exceeded": f"{said} (limit on memory)"} if "RESOURCE_EXHAUSTED" in said else {"refused": said}, []
+        message = f"the program cannot be run: {str(error)[:500]}"
+        if "RESOURCE_EXHAUSTED" in message:
+            return {"exceeded": f"{message} (limit on memory)"}, []
+        return {"refused": message}, []
     except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
         return {"fault": f"{type(error).__name__}: {error}"[:500]}, []
 
@@ -152,7 +152,7 @@ def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     jax.devices()
     if os.environ.get("MESHCRAFT_CONFINE"):
-        from autograder.grading.inside.confine import deny_syscalls
+        from autograder.grading.inside.jailed_child import deny_syscalls
 
         deny_syscalls(allow_fork=False)
     executor, watch = Executor(), Watch()
@@ -173,8 +173,8 @@ def main() -> None:
         try:
             wire.write(answers, answer, arrays)
         except wire.WireError as error:  # nothing is sent yet
-            said = f"what the program gives, or what there is to say of it, is too much: {error}; are names in it long?"
-            wire.write(answers, {"refused": said, "cpu_s": answer["cpu_s"]})
+            message = f"what the program gives, or what there is to say of it, is too much: {error}"
+            wire.write(answers, {"refused": f"{message}; are names in it long?", "cpu_s": answer["cpu_s"]})
 
 
 if __name__ == "__main__":

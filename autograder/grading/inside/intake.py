@@ -1,7 +1,5 @@
 """Reading a notebook: what a learner handed in, as cells with names. Nothing in it is run or parsed as Python here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass
@@ -86,14 +84,14 @@ def _cells(path: str, content: Any) -> tuple[Cell, ...]:
     cells = content.get("cells") if isinstance(content, dict) else None
     if not isinstance(cells, list):
         raise IntakeError(f"{path} is not a notebook of format 4: it has no list of cells. Save it again in JupyterLab")
-    found = tuple(_cell(path, number, cell) for number, cell in enumerate(cells[: MAX_CELLS + 1], 1))
-    code = [cell for cell in found if cell.kind == CODE]
+    every = tuple(_cell(path, number, cell) for number, cell in enumerate(cells[: MAX_CELLS + 1], 1))
+    code = [cell for cell in every if cell.kind == CODE]
     for kind, count, most in (("cells", len(cells), MAX_CELLS), ("code cells", len(code), MAX_CODE_CELLS)):
         if count > most:
             raise IntakeError(f"{path} has {count:,} {kind} and at most {most:,} are allowed")
     if sum(len(json.dumps(cell.source)) for cell in code) > MAX_SOURCE:
         raise IntakeError(f"{path} has more code than the {MAX_SOURCE:,} bytes that are allowed")
-    return found
+    return every
 
 
 def _cell(path: str, number: int, cell: Any) -> Cell:

@@ -1,9 +1,7 @@
-"""The limits of a sandbox, and the launcher of its Landlock rung.
+"""The limits of a sandbox, and the launcher of its Landlock backend.
 
 Standard library only, and few parts of it: run as a script, its start is on the clock.
 """
-
-from __future__ import annotations
 
 import ctypes
 import json
@@ -23,7 +21,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 2
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandbox, or one forked child, may use.
+    """Limits of one sandbox, or of one forked child.
 
     `None` for a time means no limit: a process that serves many requests has none of its own. `output` is what a
     forked child may print before it is ended.

@@ -55,34 +55,34 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a notebook's cells left behind: their names, and the statements that failed."""
+    """The namespace that a notebook's cells left behind, and the statements that failed."""
 
     namespace: dict[str, Any]
     failures: tuple[Failure, ...] = ()
 
     @property
     def left_out(self) -> int:
-        """How many statements were not run, for the time that others had taken."""
+        """The number of statements that were not run because others had taken too long."""
         return sum(failure.left_out for failure in self.failures)
 
     def function(self, task: Traceable) -> Callable[..., Any] | Problem:
         """The task's function, or why there is none."""
-        found = self.namespace.get(task.name)
-        if callable(found):
-            return found
+        function = self.namespace.get(task.name)
+        if callable(function):
+            return function
         failed = next((failure for failure in reversed(self.failures) if task.name in failure.names), None)
         if failed:
             return failed.problem
-        if found is not None:
-            return Problem("student_error", f"{task.name} is a {type(found).__name__}, expected a function")
-        said = f"the notebook has no function {task.name}{task.signature}; was it renamed, or its cell deleted?"
-        return self.explained(Problem("student_error", said), task.name)
+        if function is not None:
+            return Problem("student_error", f"{task.name} is a {type(function).__name__}, expected a function")
+        message = f"the notebook has no function {task.name}{task.signature}; was it renamed, or its cell deleted?"
+        return self.explained(Problem("student_error", message), task.name)
 
     def explained(self, problem: Problem, function: str) -> Problem:
         """A function's problem, with the statement of the notebook that failed before and may be its cause."""
         earlier = self.failures
-        if problem in (found := [failure.problem for failure in earlier]):
-            earlier = earlier[: found.index(problem)]
+        if problem in (problems := [failure.problem for failure in earlier]):
+            earlier = earlier[: problems.index(problem)]
         missing = re.match(r"NameError: name '(\w+)'", problem.message)
         causes = [f for f in earlier if missing and missing[1] in f.names]
         if causes and causes[-1].problem.verdict == "limit_exceeded":
@@ -165,8 +165,8 @@ def run_cells(
             late = problem is None and not is_needed and spent > patience
             if late:
                 who = f"{wanted[0]} does not need" if len(wanted) == 1 else "no function that is judged needs"
-                said = _LEFT_OUT.format(who, patience)
-                problem = Problem("student_error", said, statement.where)
+                message = _LEFT_OUT.format(who, patience)
+                problem = Problem("student_error", message, statement.where)
             elif problem is None:
                 begin = time.process_time()
                 kept = {name: module.__dict__[name] for name in theirs & module.__dict__.keys() if number in labs}

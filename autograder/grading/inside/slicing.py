@@ -1,6 +1,4 @@
-"""Which names a statement binds, uses and may change, and so which statements a function needs."""
-
-from __future__ import annotations
+"""The names that a statement binds, uses and may change, and so the statements that a function needs."""
 
 import ast
 import dis
@@ -54,7 +52,7 @@ class Names:
 
 
 def names_of(statement: Statement) -> Names:
-    """What a statement binds, uses and may change."""
+    """The names that a statement binds, uses and may change."""
     node, code = statement.node, statement.code
     if node is None or code is None:
         return Names(statement.named)
@@ -89,12 +87,12 @@ def needed(statements: Sequence[Statement], wanted: Iterable[str], lab: frozense
     theirs = bound_outside(statements, lab)
     binds = [one.binds - theirs if n in lab else one.binds for n, one in enumerate(every)]
     effects = [effect - theirs if n in lab else effect for n, effect in enumerate(_effects(every))]
-    names, found = set(wanted) | {_ANY}, set()
+    names, numbers = set(wanted) | {_ANY}, set()
     while True:
-        more = {n for n in range(len(every)) if n not in found and names & (binds[n] | effects[n])}
+        more = {n for n in range(len(every)) if n not in numbers and names & (binds[n] | effects[n])}
         if not more:
-            return frozenset(found)
-        found |= more
+            return frozenset(numbers)
+        numbers |= more
         names |= {name for n in more for name in every[n].uses}
 
 
@@ -104,7 +102,7 @@ def bound_outside(statements: Sequence[Statement], lab: frozenset[int]) -> froze
 
 
 def _effects(every: list[Names]) -> list[set[str]]:
-    """What each statement may change: by itself, and by the notebook's own functions that it may call."""
+    """The names that each statement may change: by itself, and by the notebook's functions that it may call."""
     imported = {name for one in every if one.kind in (ast.Import, ast.ImportFrom) for name in one.binds}
     bound = {name for one in every for name in (*one.binds, *(name for name, how in one.later if how == _STORED))}
     functions: dict[str, list[Names]] = {}
@@ -119,7 +117,7 @@ def _effects(every: list[Names]) -> list[set[str]]:
     def counts(name: str, how: str) -> bool:
         return not (how == _CALLED and name in imported) and not (how == _GIVEN and name in {*imported, *functions})
 
-    found = []
+    result = []
     for one in every:
         changes, waiting, reached = set(one.changes), set(one.now), set()
         while waiting:
@@ -134,8 +132,8 @@ def _effects(every: list[Names]) -> list[set[str]]:
             real = same.get(aliases.pop(), set()) - effect
             effect |= real
             aliases |= real
-        found.append(effect & bound)
-    return found
+        result.append(effect & bound)
+    return result
 
 
 def _read(code: CodeType, binds: set[str], uses: set[str], *, within: bool = False) -> None:

@@ -59,7 +59,7 @@ IOCTLS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
 
 
 def seccomp_problem() -> str | None:
-    """Why seccomp filters cannot be made here, or None when they can."""
+    """The reason why seccomp filters cannot be made here; None when they can."""
     try:
         import pyseccomp  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:

@@ -5,8 +5,6 @@ whose own fork has taken the strict filter before it runs the student's code. So
 find anything of another in its memory.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -20,14 +18,15 @@ from functools import cache
 from io import FileIO
 from typing import Any, BinaryIO
 
+import msgspec
+
 import course  # noqa: F401  before anything that could start JAX
 from autograder.contract.case import from_plain
 from autograder.contract.wrapping import wrappings
 from autograder.grading.inside import wire
 from autograder.grading.inside.cells import locate_cell
-from autograder.grading.inside.confine import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
-from autograder.grading.inside.intake import Cell
-from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.jailed_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, fork_confined, prctl
+from autograder.grading.inside.messages import Ending, FunctionRequest, TraceRequest
 from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
@@ -35,57 +34,50 @@ from course import predict, render  # noqa: F401  what labs import, once for all
 from course.curriculum import earlier
 
 MAX_RESULT = 64 * 2**20
-REPORTED = ("exceeded", "signal", "exit_status", "cpu_s", "denied", "output", "clean")
 
 
-def trace_request(header: dict[str, Any], result: BinaryIO) -> None:
-    """Serve one request, in the confined child: write the Programs, or why there are none, of each function.
-
-    ``also`` in the request lists more functions, or the same for another platform; the cells run once for all.
-    """
-    limits, wanted = Limits(**header["limits"]), [header, *header.get("also", ())]
-    sys.meta_path.insert(0, _NotHere(header["chapter"]))  # type: ignore[arg-type]
-    ran = _run(header, list(dict.fromkeys(one["task"] for one in wanted)), limits)
+def trace_request(request: TraceRequest, result: BinaryIO) -> None:
+    """Serve one request, in the confined child: write the Programs, or why there are none, of each function."""
+    sys.meta_path.insert(0, _NotHere(request.chapter))  # type: ignore[arg-type]
+    ran = _run(request)
     wire.write(result, {"ran": True})  # who ends from here on, ends by a graded function
-    for number, one in enumerate(wanted):
-        left = ((limits.cpu_s or 60) - time.process_time()) / (len(wanted) - number)
-        _trace(header, one, ran, 0.8 * left, result)
+    for number, wanted in enumerate(request.functions):
+        left = ((request.limits.cpu_s or 60) - time.process_time()) / (len(request.functions) - number)
+        _trace(request, wanted, ran, 0.8 * left, result)
 
 
-def _trace(header: dict[str, Any], one: dict[str, Any], ran: Ran, seconds: float, result: BinaryIO) -> None:
-    task = wrappings(header["chapter"])[one["task"]]
+def _trace(request: TraceRequest, wanted: FunctionRequest, ran: Ran, seconds: float, result: BinaryIO) -> None:
+    task = wrappings(request.chapter)[wanted.task]
     function = ran.function(task)
-    found: Any = function
+    traced: Any = function
     if not isinstance(function, Problem):
         with time_limit(max(seconds, 0.1), processor=True):
-            cases = [from_plain(case, task.sizes) for case in one["cases"]]
-            found = trace_cases(task, function, cases, locate_cell, platform=one.get("platform", "cpu"))
-    if isinstance(found, Problem):
-        wire.write(result, {"problem": ran.explained(found, task.name).to_json(), "left_out": ran.left_out})
+            cases = [from_plain(case, task.sizes) for case in wanted.cases]
+            traced = trace_cases(task, function, cases, locate_cell, platform=wanted.platform)
+    if isinstance(traced, Problem):
+        wire.write(result, {"problem": ran.explained(traced, task.name).to_json(), "left_out": ran.left_out})
         return
-    programs = {name: program.serialise() for name, program in found.programs.items()}
-    used = uses(function) if header.get("with_uses") else {}
-    told = {"cases": list(programs), "line": found.line, "uses": used, "left_out": ran.left_out}
-    wire.write(result, told, list(programs.values()))
+    programs = {name: program.serialise() for name, program in traced.programs.items()}
+    used = uses(function) if request.with_uses else {}
+    message = {"cases": list(programs), "line": traced.line, "uses": used, "left_out": ran.left_out}
+    wire.write(result, message, list(programs.values()))
 
 
-def _run(header: dict[str, Any], wanted: list[str], limits: Limits) -> Ran:
+def _run(request: TraceRequest) -> Ran:
     """Run the notebook's cells; what nobody needs may not use up the processor time that tracing needs.
 
     Where no exception can end a statement, because it never comes back to Python, the kernel ends this process, and
     the grader asks once more for what is needed.
     """
-    only_needed = bool(header.get("only_needed"))
     before = resource.getrlimit(resource.RLIMIT_CPU)
-    if not only_needed and limits.cpu_s is not None:
-        soft = int(time.process_time() + header["patience"] + 2 * STATEMENT_SECONDS)
+    if not request.only_needed and request.limits.cpu_s is not None:
+        soft = int(time.process_time() + request.patience + 2 * STATEMENT_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
     os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # a learner's files may be written there, in every sandbox
-    cells = [Cell(**cell) for cell in header["cells"]]
     main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
-    lab = tuple(header.get("lab", ()))
-    how = {"only_needed": only_needed, "patience": header["patience"]}
-    ran = run_cells(cells, wanted, lab=lab, module=main, **how)
+    wanted = list(dict.fromkeys(function.task for function in request.functions))
+    how = {"only_needed": request.only_needed, "patience": request.patience}
+    ran = run_cells(request.cells, wanted, lab=request.lab, module=main, **how)
     resource.setrlimit(resource.RLIMIT_CPU, before)
     return ran
 
@@ -147,10 +139,10 @@ def main() -> None:
 def serve(blobs: list[bytes], answers: BinaryIO) -> None:
     """Serve one request, in a process of its own."""
     header = wire.from_json(blobs[0])
-    limits = Limits(**header["limits"])
-    report = fork_confined(lambda result: trace_request(header, result), limits=limits, result_bytes=MAX_RESULT)
-    said = {name: getattr(report, name) for name in REPORTED}
-    wire.write(answers, said, [report.result])
+    request = msgspec.convert(header, TraceRequest)
+    run = lambda result: trace_request(request, result)  # noqa: E731
+    report = fork_confined(run, limits=request.limits, result_bytes=MAX_RESULT)
+    wire.write(answers, {name: getattr(report, name) for name in Ending.__struct_fields__}, [report.result])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """From a learner's code to Programs: used by the notebook's check, the command and the sandboxed tracer alike."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import os
@@ -9,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autograder.contract.case import Case
@@ -19,7 +17,7 @@ from course.program import Locate, Program, ProgramError
 
 @dataclass(frozen=True)
 class Problem:
-    """Why there is no Program: whose fault it is, what happened, and at which of the learner's lines.
+    """The reason why there is no Program: whose fault it is, what happened, and at which of the learner's lines.
 
     ``verdict`` is ``student_error`` for an exception of the learner's, ``limit_exceeded`` for one that says that
     something ran out, ``fail`` for a result of another form than the contract says, ``refused`` for a program that
@@ -94,34 +92,30 @@ def trace_cases(
             if progress:
                 progress(case.name)
     except TooLong as error:
-        found = describe_error(error, locate)
-        return Problem(
-            "limit_exceeded", f"{task.name} took longer than {error} to trace; does a loop ever end?", found.line
-        )
+        message = f"{task.name} took longer than {error} to trace; does a loop ever end?"
+        return Problem("limit_exceeded", message, describe_error(error, locate).line)
     except Mismatch as error:
         return Problem("fail", str(error), line)
     except ProgramError as error:
         return Problem("refused", str(error), line)
     except NotImplementedError as error:
-        found = describe_error(error, locate)
-        return Problem(
-            "student_error", f"{task.name} is not written yet: it raises NotImplementedError", found.line or line
-        )
+        message = f"{task.name} is not written yet: it raises NotImplementedError"
+        return Problem("student_error", message, describe_error(error, locate).line or line)
     except (Exception, SystemExit) as error:
-        found = describe_error(error, locate)
-        return found if found.line else Problem(found.verdict, found.message, line)
+        result = describe_error(error, locate)
+        return replace(result, line=result.line or line)
     return Traced(programs, line)
 
 
 def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
     expected = [name.strip() for name in task.signature.strip("()").split(",")]
     try:
-        found = list(inspect.signature(function).parameters)
+        names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return
-    if found != expected:
+    if names != expected:
         raise Mismatch(
-            f"{task.name} takes ({', '.join(found)}), expected {task.signature}: "
+            f"{task.name} takes ({', '.join(names)}), expected {task.signature}: "
             "give the function the stub's first line back"
         )
 
@@ -149,15 +143,15 @@ def describe_error(error: BaseException, locate: Locate) -> Problem:
     except Exception:
         text = "(its message cannot be shown)"
     text = text.split("\n--------------------\nFor simplicity, JAX")[0]
-    said = f"{type(error).__name__}: {text}"[:2000].rstrip(": ")
+    message = f"{type(error).__name__}: {text}"[:2000].rstrip(": ")
     limit = limit_of(error, text)
     if limit:
-        return Problem("limit_exceeded", f"it reached the limit on {limit}: {said}", line)
-    return Problem("student_error", said, line)
+        return Problem("limit_exceeded", f"it reached the limit on {limit}: {message}", line)
+    return Problem("student_error", message, line)
 
 
 def limit_of(error: BaseException, text: str) -> str:
-    """Which limit of a process an exception is about; empty if about none."""
+    """The limit of a process that an exception is about; empty if none."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "std::bad_alloc" in text:
         return "address space"
     if isinstance(error, RuntimeError) and "can't start new thread" in text:

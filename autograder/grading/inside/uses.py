@@ -1,6 +1,4 @@
-"""What a function uses of the notebook around it, as text, to say where two versions of a notebook differ."""
-
-from __future__ import annotations
+"""The names that a function uses of its notebook, as text, to say where two versions of a notebook differ."""
 
 import inspect
 import re
@@ -14,18 +12,18 @@ MAX_NAMES, MAX_TEXT = 50, 4000
 def uses(function: Any) -> dict[str, str]:
     """The function and every name of its notebook that it uses, through others too: source code, or a value's text."""
     function = inspect.unwrap(function)
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     waiting = [(getattr(function, "__name__", ""), function)]
-    while waiting and len(found) < MAX_NAMES:
+    while waiting and len(result) < MAX_NAMES:
         name, value = waiting.pop(0)
-        found[name] = _text(value)[:MAX_TEXT]
+        result[name] = _text(value)[:MAX_TEXT]
         value = inspect.unwrap(value) if callable(value) else value
         space = getattr(value, "__globals__", {})
         if isinstance(value, FunctionType) and space is getattr(function, "__globals__", None):
             for used in dict.fromkeys(_names(value.__code__)):
-                if used in space and used not in found and not isinstance(space[used], ModuleType):
+                if used in space and used not in result and not isinstance(space[used], ModuleType):
                     waiting.append((used, space[used]))
-    return found
+    return result
 
 
 def _names(code: Any) -> list[str]:

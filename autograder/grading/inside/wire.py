@@ -1,19 +1,26 @@
 """Messages between the grader and its processes: a JSON header and blobs of bytes, both bounded. No pickles."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 MAX_HEADER = 4 * 2**20
 MAX_BLOBS = 1024
 MAX_TOTAL = 256 * 2**20
 CPU_USED_UP, STALLED = 152, 153  # the executor's exit status: as the shell has it for SIGXCPU, and one of our own
-DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-          "float16", "bfloat16", "float32", "float64")  # fmt: skip
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+_Array = tuple[str, str, list[Count]]  # name, dtype and shape
+
+
+class _Outer(msgspec.Struct):
+    header: dict[str, Any]
+    blobs: list[Count]  # their sizes in bytes
 
 
 class WireError(Exception):
@@ -58,14 +65,12 @@ def read_header(stream: BinaryIO) -> tuple[dict[str, Any], list[int]]:
     if length > MAX_HEADER:
         raise WireError(f"a header of {length:,} bytes was announced and at most {MAX_HEADER:,} are allowed")
     try:
-        outer = from_json(_exactly(stream, length))
-        header, sizes = outer["header"], outer["blobs"]
-        well_formed = isinstance(header, dict) and all(type(size) is int and size >= 0 for size in sizes)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        outer = msgspec.convert(from_json(_exactly(stream, length)), _Outer)
+    except (ValueError, RecursionError):
         raise WireError("what came is not a message") from None
-    if not well_formed or len(sizes) > MAX_BLOBS or sum(sizes) > MAX_TOTAL:
-        raise WireError("what came is not a message, or is too large")
-    return header, sizes
+    if len(outer.blobs) > MAX_BLOBS or sum(outer.blobs) > MAX_TOTAL:
+        raise WireError("what came is too large for a message")
+    return outer.header, outer.blobs
 
 
 def read_blobs(stream: BinaryIO, sizes: list[int]) -> list[bytes]:
@@ -78,11 +83,11 @@ def read_blobs(stream: BinaryIO, sizes: list[int]) -> list[bytes]:
 
 
 def from_json(text: bytes) -> Any:
-    """What a JSON text says, without halves of characters, which no file could be written with."""
-    found = json.loads(text)
+    """Decode JSON, without halves of characters, which no file could be written with."""
+    result = json.loads(text.decode(errors="replace"))
     if b"\\ud" in text.lower():
-        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-    return found
+        result = json.loads(json.dumps(result, ensure_ascii=False).encode(errors="replace"))
+    return result
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:
@@ -112,15 +117,15 @@ def unpack(description: Any, blobs: list[bytes]) -> dict[str, np.ndarray]:
     """
     import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     try:
-        for (name, dtype, shape), blob in zip(description, blobs, strict=True):
-            if dtype not in DTYPES or any(type(dim) is not int or dim < 0 for dim in shape):
-                raise WireError("an array has a dtype or shape that is not allowed")
+        for (name, dtype, shape), blob in zip(msgspec.convert(description, list[_Array]), blobs, strict=True):
+            if dtype not in DTYPES:
+                raise WireError("an array has a dtype that is not allowed")
             kind = np.dtype(dtype)
             if math.prod(shape) * kind.itemsize != len(blob):
                 raise WireError(f"an array {dtype}{shape} came with {len(blob)} bytes")
-            found[str(name)] = np.frombuffer(blob, kind).reshape(shape)
-    except (TypeError, ValueError):
+            arrays[name] = np.frombuffer(blob, kind).reshape(shape)
+    except ValueError:
         raise WireError("the description of the arrays does not fit what came") from None
-    return found
+    return arrays

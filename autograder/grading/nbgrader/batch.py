@@ -1,13 +1,10 @@
 """Grade a whole class: resumable, in parallel, each verdict on disk before the next begins."""
 
-from __future__ import annotations
-
-import os
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +22,15 @@ from autograder.grading.nbgrader.ledger import TRIES, Entry, Ledger, digest, nee
 from autograder.grading.nbgrader.names import name_problem, same_name, student_name
 from autograder.grading.nbgrader.pools import Job, NewPool, Outcome, dask_pool, grade_one, local_pool, verdict_for_all
 from autograder.grading.nbgrader.submissions import Submission, find_submissions, fingerprint, read_submitted
-from autograder.grading.nbgrader.varied import asked_by
+from autograder.grading.nbgrader.varied import requested_by
 from autograder.render import one_line
 
 Progress = Callable[[str, int, int], None]
-LEASE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class Regrade:
-    """What grading once more gave, and what the ledger had: the same, to the bit, or the grader has a fault."""
+    """A verdict found once more, and the ledger's: the same, to the bit, or the grader has a fault."""
 
     student: str
     before: Report
@@ -84,15 +80,14 @@ def grade_course(
     with locked(course), _pool(workers, scheduler, new_pool) as pool:
         require_assignment(course, assignment)
         with open_ledger(course) as ledger:
-            ledger.drop_leases()
             everyone = find_submissions(course, assignment)
             for submission in everyone:
                 ledger.submit(assignment, submission.student, submission.key, submission.digest)
             ledger.forget(assignment, _renamed(everyone, ledger.status(assignment)))
             clean_half_made(course, ledger.status(assignment))
             chosen = _chosen(everyone, only)
-            asked = tuple(sorted(asked_by(course, assignment).items()))
-            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, asked)
+            requested = tuple(sorted(requested_by(course, assignment).items()))
+            model = Job(assignment, "", b"", "", secret(course), level, fingerprint(assignment), limits, requested)
             _Batch(ledger, model, again, on_progress, on_again).judge(chosen, pool)
             paths = {submission.student: submission.notebook for submission in chosen}
             entries = [entry for entry in ledger.status(assignment) if entry.student in paths]
@@ -130,30 +125,18 @@ def _with_problem(report: Report, problem: str) -> Report:
     return replace(report, notes=(*report.notes, f"not in the gradebook: {problem}")) if problem else report
 
 
+@dataclass
 class _Batch:
-    """One run over a class: what is still to be graded, and what becomes of it.
+    """One run over a class: what is still to be graded, and what becomes of it; ``model`` is common to all jobs."""
 
-    Args:
-        ledger: Where verdicts go.
-        model: What all jobs have in common.
-        again: Grade also what has a verdict.
-        on_progress: Called with the stage, and how many of how many are done.
-        on_again: Called with each verdict that was found once more.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        model: Job,
-        again: bool,
-        on_progress: Progress,
-        on_again: Callable[[Regrade], None],
-    ):
-        self.ledger, self.model, self.again = ledger, model, again
-        self.on_progress, self.on_again = on_progress, on_again
-        self.open: dict[str, Submission] = {}
-        self.before: dict[str, Report] = {}
-        self.total = 0
+    ledger: Ledger
+    model: Job
+    again: bool
+    on_progress: Progress
+    on_again: Callable[[Regrade], None]
+    open: dict[str, Submission] = field(default_factory=dict)
+    before: dict[str, Report] = field(default_factory=dict)
+    total: int = 0
 
     def judge(self, submissions: list[Submission], pool: NewPool) -> None:
         """Record a verdict for every submission that has none, or whose verdict waits for a person."""
@@ -164,8 +147,8 @@ class _Batch:
                     continue
                 self.before[submission.key] = known
             if submission.notebook is None:
-                said = verdict_for_all(self.model.chapter, submission.verdict, submission.problem)
-                self.ledger.record(submission.key, said)
+                report = verdict_for_all(self.model.chapter, submission.verdict, submission.problem)
+                self.ledger.record(submission.key, report)
             else:
                 self.open[submission.key] = submission
         self.total = len(self.open)
@@ -180,7 +163,6 @@ class _Batch:
     def _run(self, keys: list[str], alone: bool, pool: NewPool) -> list[str]:
         """Grade these, as many at once as the pool takes; the keys of those that were lost with a worker."""
         waiting, lost = deque(keys), []
-        owner = f"{os.uname().nodename}:{os.getpid()}"
         while waiting:
             executor, width = pool(alone)
             running: dict[Any, str] = {}
@@ -192,7 +174,7 @@ class _Batch:
                             job = self._job(filed)
                             if job is None:
                                 self._settle(filed, Outcome(None, "the file changed meanwhile; run this again"))
-                            elif self.ledger.lease(filed, owner, LEASE_SECONDS):
+                            else:
                                 running[executor.submit(grade_one, job)] = filed
                         for future in wait(running, return_when=FIRST_COMPLETED).done:
                             self._settle(running[future], _outcome(future))
@@ -214,8 +196,8 @@ class _Batch:
         """Record what came of a grading; a fault is tried again until it has happened too often."""
         report, submission = outcome.report, self.open[filed]
         if report is None and self.ledger.fault(filed, outcome.fault) >= TRIES:
-            said = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
-            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, said, self.model.level)
+            message = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
+            report = verdict_for_all(self.model.chapter, NEEDS_HUMAN, message, self.model.level)
         if report is None:
             return
         report = replace(report, notes=(*filter(None, [submission.note]), *report.notes), student=submission.student)
@@ -229,7 +211,7 @@ class _Batch:
 
 
 def _outcome(future: Any) -> Outcome:
-    """What a grading gave. That a worker or the cluster is gone is for the caller; else it is this grading's fault."""
+    """The outcome of a grading. A lost worker or cluster is for the caller; any other error is this grading's."""
     try:
         return future.result()
     except (BrokenExecutor, CancelledError):

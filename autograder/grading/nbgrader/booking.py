@@ -4,8 +4,6 @@ A submission is one transaction of the gradebook, then its folder under ``autogr
 Whoever is killed in between books that submission again, with the same result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -30,7 +28,7 @@ from autograder.grading.nbgrader.ledger import Entry, Ledger, digest, remedy
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.restore import exchange_files, restore, unreadable
 from autograder.grading.nbgrader.submissions import read_submitted
-from autograder.release.notebook import notebook_text
+from autograder.release.converters import notebook_text
 
 STAGING = f"{HIDDEN}/staging"
 
@@ -66,11 +64,11 @@ def book(
                     booker.book(entry, submissions[entry.student])
                     ledger.booked(assignment, entry.student, entry.report)
                 except Exception as error:
-                    problems[entry.student] = _said(course, error)
+                    problems[entry.student] = _describe(course, error)
                 if not entry.booked:
                     on_progress(entry.student)
     except Exception as error:
-        problems |= {entry.student: _said(course, error) for entry in due}
+        problems |= {entry.student: _describe(course, error) for entry in due}
     return problems
 
 
@@ -157,12 +155,12 @@ def _is_due(course: Path, entry: Entry, submissions: dict[str, Path | None]) -> 
 
 
 def _restamped(course: Path, entry: Entry, submission: Path | None) -> bool:
-    """Whether the time of handing in, or the exchange's secret, is another one than when it was booked."""
+    """True if the time of handing in, or the exchange's secret, has changed since it was booked."""
     copy = course / "autograded" / entry.student / entry.assignment
     return submission is not None and exchange_files(submission.parent) != exchange_files(copy)
 
 
-def _said(course: Path, error: Exception) -> str:
+def _describe(course: Path, error: Exception) -> str:
     todo = remedy(str(error))
     return f"{course / 'gradebook.db'}: {error}; {todo}" if todo else f"{type(error).__name__}: {error}"
 

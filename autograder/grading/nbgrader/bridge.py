@@ -4,8 +4,6 @@ What nbgrader gets to see of a submission is rebuilt from the released notebook:
 of the student's the sources of the cells, nothing else.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,9 @@ from autograder.grading.nbgrader.course import CONFIG_FILE, CourseError, open_le
 from autograder.grading.nbgrader.ledger import digest
 from autograder.grading.nbgrader.restore import restore
 from autograder.grading.nbgrader.settings import read_settings
-from autograder.release.notebook import course_config, gradebook_url
+from autograder.release.converters import CHECK, course_config, gradebook_url
 from autograder.render import facts_html
 
-CHECK = "check-"
 FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates"
 
 
@@ -71,7 +68,7 @@ def configure(config: Config, course: Path) -> None:
 
 
 def configuration(course: Path, assignment: str, student: str = "") -> Config:
-    """What ``configure`` sets, and the course's own nbgrader_config.py; but nothing there lets a notebook be run.
+    """Merge ``configure`` with the course's own nbgrader_config.py, of which nothing may let a notebook run.
 
     Raises:
         CourseError: nbgrader_config.py raises.
@@ -101,7 +98,7 @@ class Restore(NbGraderPreprocessor):
 
 
 def release_path(course: Path, assignment: str, notebook: str) -> Path:
-    """Where the released notebook lies.
+    """The path of the released notebook.
 
     Raises:
         BridgeError: there is none.

@@ -1,4 +1,4 @@
-"""A course folder: nbgrader's folders and gradebook, and beside them `.meshcraft/` with ledger, secret and lock."""
+"""A course folder: nbgrader's folders and gradebook, and next to them `.meshcraft/` with ledger, secret and lock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING
 from autograder.grading.nbgrader.ledger import Ledger
 from autograder.grading.nbgrader.names import student_name
 from autograder.grading.nbgrader.settings import CourseError, read_settings
-from autograder.release.notebook import (
-    course_config,
-    gradebook_url,
-    nbgrader_quiet,
-    run_nbgrader,
-    source_notebook,
-    write_notebook,
-)
+from autograder.release.converters import course_config, gradebook_url, nbgrader_quiet, run_nbgrader, write_notebook
+from autograder.release.notebook import source_notebook
 from course.curriculum import chapter as find_chapter
 
 if TYPE_CHECKING:
@@ -125,8 +119,8 @@ def open_gradebook(folder: Path) -> Iterator[Gradebook]:
             with Gradebook(gradebook_url(folder.resolve()), read_settings(folder).name) as gradebook:
                 yield gradebook
         except DatabaseError as error:
-            said = f"the gradebook {path} cannot be used: {error.orig}"
-            raise CourseError(f"{said}; wait until no other program writes to it, and run this again") from error
+            message = f"the gradebook {path} cannot be used: {error.orig}"
+            raise CourseError(f"{message}; wait until no other program writes to it, and run this again") from error
 
 
 def secret(folder: Path) -> bytes:
@@ -151,10 +145,12 @@ def secret(folder: Path) -> bytes:
         finally:
             draft.unlink()
     _require_private(path)
-    found = path.read_bytes()
-    if len(found) != SECRET_BYTES:
-        raise CourseError(f"{path} is damaged: {len(found)} bytes instead of {SECRET_BYTES}; put it back from a backup")
-    return found
+    content = path.read_bytes()
+    if len(content) != SECRET_BYTES:
+        raise CourseError(
+            f"{path} is damaged: {len(content)} bytes instead of {SECRET_BYTES}; put it back from a backup"
+        )
+    return content
 
 
 def _require_private(path: Path) -> None:

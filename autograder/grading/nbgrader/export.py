@@ -1,6 +1,4 @@
-"""Who stands where: for the status table, and as CSV for a spreadsheet."""
-
-from __future__ import annotations
+"""Every student's state and grades: for the status table, and as CSV for a spreadsheet."""
 
 import csv
 import io
@@ -63,7 +61,7 @@ def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rows of ``overview`` have each state, in the order in which there is something to do."""
+    """Count the rows of ``overview`` by state, the most urgent state first."""
     return {state: n for state in STATES if (n := sum(row["state"] == state for row in rows))}
 
 
@@ -88,18 +86,18 @@ def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str])
     """
     titles = {entry.name: entry.title for entry in CHAPTERS}
     heads = {name: columns.get(name) or titles.get(name, name) for name in assignments}
-    found = {name: {row["student"]: row for row in _grades(course, name)} for name in assignments}
+    grades = {name: {row["student"]: row for row in _grades(course, name)} for name in assignments}
     with open_gradebook(course) as gradebook:
         known: dict[str, Any] = {str(student.id): student for student in gradebook.students}
         worth: dict[str, Any] = {str(each.name): each.max_score for each in gradebook.assignments}
         people = {
             student: {"Student": _name(known.get(student)) or student, "ID": _lms_id(known.get(student))}
-            for student in sorted({*known, *(student for rows in found.values() for student in rows)})
+            for student in sorted({*known, *(student for rows in grades.values() for student in rows)})
         }
     possible = {heads[name]: worth.get(name, "") for name in assignments}
     rows: list[dict[str, Any]] = [{"Student": "    Points Possible", **possible}]
     for student, person in people.items():
-        final = {name: row for name, rows in found.items() if (row := rows.get(student)) and row["state"] == GRADED}
+        final = {name: row for name, rows in grades.items() if (row := rows.get(student)) and row["state"] == GRADED}
         scores = {heads[name]: row["score"] for name, row in final.items()}
         rows.append({**person, "SIS Login ID": student, **scores})
     return _csv(["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *heads.values()], rows)
@@ -176,10 +174,10 @@ def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
         return {}
     with open_gradebook(course) as gradebook:
         try:
-            found = gradebook.assignment_submissions(assignment)
+            submissions = gradebook.assignment_submissions(assignment)
         except MissingEntry:
             return {}
-        return {str(each.student.id): _submission_scores(each) for each in found}
+        return {str(each.student.id): _submission_scores(each) for each in submissions}
 
 
 def _submission_scores(submission: Any) -> dict[str, Any]:

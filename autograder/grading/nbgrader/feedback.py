@@ -1,7 +1,5 @@
 """Feedback pages: nbgrader's generate_feedback with a page of our own that opens anywhere and asks for nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -21,11 +19,11 @@ from nbgrader.preprocessors import GetGrades, NbGraderPreprocessor
 from traitlets.config import Config
 
 from autograder.contract.verdict import Result
-from autograder.grading.nbgrader.bridge import CHECK, configuration
+from autograder.grading.nbgrader.bridge import configuration
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.page import anchor, function_html
-from autograder.release.notebook import run_nbgrader
+from autograder.release.converters import CHECK, run_nbgrader
 from autograder.render import one_line, plain
 
 TURNING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
@@ -96,13 +94,13 @@ class Waiting(NbGraderPreprocessor):
 
 
 def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
-    """What a check cell's verdict says; a filter of the template. A verdict of old is shown as it was booked."""
+    """A check cell's verdict as HTML; a filter of the template. A verdict of old is shown as it was booked."""
     name = cell.metadata.nbgrader.grade_id.removeprefix(CHECK)
     every = notebook.metadata.get("meshcraft", {}).get("functions", [])
-    found = next((function for function in every if function["name"] == name), {})
-    if "facts" not in found:
+    summary = next((function for function in every if function["name"] == name), {})
+    if "facts" not in summary:
         return Markup("".join(output.data["text/html"] for output in cell.outputs))
-    result = Result.from_json({field.name: found[field.name] for field in fields(Result) if field.name in found})
+    result = Result.from_json({field.name: summary[field.name] for field in fields(Result) if field.name in summary})
     sources = {
         f"{_cell_name(c)}:{number}": line
         for c in notebook.cells

@@ -1,6 +1,7 @@
-"""Feedback pages: figures in words, the step beside the course's own, nothing hidden and nothing that runs."""
+"""Feedback pages: figures in words, the step next to the course's own, nothing hidden and nothing that runs."""
 
 import json
+import os
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -8,37 +9,26 @@ from html.parser import HTMLParser
 import nbformat
 import numpy as np
 import pytest
-from nbgrader.api import Gradebook
 
 from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.check import executor
+from autograder.contract import verdict as verdicts
 from autograder.contract.task import load, references
-from autograder.contract.verdict import (
-    FAIL,
-    LIMIT_EXCEEDED,
-    NEEDS_HUMAN,
-    PARTIAL,
-    PASS,
-    REFUSED,
-    STUDENT_ERROR,
-    Fact,
-    Kind,
-    Report,
-    Result,
-    Unit,
-)
+from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDENT_ERROR, Fact, Kind, Result, Unit
 from autograder.grading.inside.tracing import Traced, trace_cases
-from autograder.grading.nbgrader import booking, feedback
-from autograder.grading.nbgrader.course import make_course, open_ledger
-from autograder.grading.nbgrader.ledger import digest, key
+from autograder.grading.nbgrader import feedback
+from autograder.grading.nbgrader.conftest import WHERE, booked, cell, file_and_book, hand_in, report
+from autograder.grading.nbgrader.course import open_gradebook
 from autograder.grading.nbgrader.page import ABOUT, MEANING, function_html, reference_step, tidy
 from autograder.grading.outside.judge import _picture, expected, judge, plan
-from autograder.release.notebook import ROOT, nbgrader_quiet
+from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
 from course.render.timeline_summary import to_summary
 
-TASKS = {task.name: task for task in CONTRACT.tasks}
+WRONG = {mutant.name: mutant for mutant in MUTANTS}
+HIDDEN = ["sums_gradients", "averages_the_loss", "counts_devices_backwards"]
+HIDDEN += ["gathers_in_bfloat16"] if os.environ.get("MESHCRAFT_FULL") else []
 HOSTILE = '</pre></style><script>alert(1)</script><img src="http://evil.example/x.png" onerror=x>\x1b[31m\u202e&'
 VOID = {"meta", "br", "hr", "img", "link"}
 
@@ -93,12 +83,11 @@ def asks_for_nothing(page):
 @cache
 def mutant(name):
     """What official grading says of a mutant, and every number that nobody may learn."""
-    found = next(m for m in MUTANTS if m.name == name)
-    return official(found.task, found.function)
+    return official(WRONG[name].task, WRONG[name].function)
 
 
 def official(name, function, *, secret=b"s" * 32):
-    task, own = TASKS[name], function.__code__.co_filename
+    task, own = CONTRACT.task(name), function.__code__.co_filename
     planned = plan("fsdp", task, secret=secret, submission="abc")
     traced = trace_cases(task, function, planned.traced, lambda file: "mine" if file == own else None)
     assert isinstance(traced, Traced), traced
@@ -128,26 +117,10 @@ def told(text, hidden):
     return found
 
 
-@pytest.fixture(scope="module")
-def released(tmp_path_factory):
-    return make_course(tmp_path_factory.mktemp("course"), ["fsdp"])
-
-
-def write_page(course, student, results, change=lambda notebook: None):
+def write_page(course, student, results, change=None):
     """Hand in, book and write the page of one student."""
-    notebook = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
-    notebook.cells[0].source += f" of {student}"
-    change(notebook)
-    path = course / "submitted" / student / "fsdp" / "fsdp.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(notebook, path)
-    data = path.read_bytes()
-    given = {result.name: result for result in results}
-    functions = tuple(given.get(n, Result(n, float(t.points), float(t.points), PASS)) for n, t in TASKS.items())
-    with open_ledger(course) as ledger:
-        ledger.submit("fsdp", student, key(data, "contract"), digest(data))
-        ledger.record(key(data, "contract"), Report("fsdp", functions, isolation="bubblewrap"))
-        assert booking.book(course, "fsdp", ledger, {student: path}) == {}
+    hand_in(course, student, change)
+    assert file_and_book(course, {student: report(*results)}) == {}
     return page_of(course, student)
 
 
@@ -158,10 +131,6 @@ def page_of(course, student):
     return path.read_text()
 
 
-def cell(notebook, name):
-    return next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name)
-
-
 def stepped(points=5.0, verdict=PASS, **more):
     """A result of ``fsdp_loss`` that has a step: the course's own."""
     step = reference_step("fsdp", "fsdp_loss")
@@ -169,36 +138,33 @@ def stepped(points=5.0, verdict=PASS, **more):
     return Result("fsdp_loss", points, 5.0, verdict, timeline=to_summary(step), **more)
 
 
-def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(released):
+def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(course):
     how = {"unit": Unit.RELATIVE, "case": "data=8"}
     where = {"naive": 8, "line": "gather_params:2", "message": "8 times too large"}
     fact = Fact("gradients", Kind.GRADIENTS, False, 7, 2e-5, **how, **where)
     passed = Fact("values", Kind.VALUES, True, 1.2e-7, 2e-5, **how)
     result = Result("gather_params", 1.5, 3.0, PARTIAL, (passed, fact), denied=("socket(AF_INET)",))
-    page = Page(write_page(released, "ada", [result, stepped()]))
+    html = write_page(course, "ada", [result, stepped()])
+    page = Page(html)
     asks_for_nothing(page)
+    assert html.count('<span class="marked">') == 1
     policy = dict(rule.split(maxsplit=1) for rule in page.told["Content-Security-Policy"].split(";"))
-    assert policy == {
-        "default-src": "'none'",
-        "style-src": "'unsafe-inline'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
+    none = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+    assert policy == {**none, "style-src": "'unsafe-inline'"}
     assert page.told["referrer"] == "no-referrer"
     assert page.text.index("8 times too large") < page.text.index("1.2e-07")
-    wanted = ["1.5 / 3", MEANING[PARTIAL], "The scale of a gradient", "meshcraft hint fsdp gather_params",
-              "meshcraft check fsdp gather_params --full", "socket(AF_INET)", "Trying costs nothing",
-              "bubblewrap"]  # fmt: skip
+    wanted = ["1.5 / 3", MEANING[PARTIAL], "The scale of a gradient", "meshcraft hint fsdp gather_params"]
+    wanted += ["meshcraft check fsdp gather_params --full", "socket(AF_INET)", "Trying costs nothing", "bubblewrap"]
     assert [words for words in wanted if words not in page.text] == []
     assert "#line-gather_params:2" in page.addresses and "line-gather_params:2" in page.ids
     assert {address[1:] for address in page.addresses} <= {*page.ids}
 
 
-def test_both_steps_are_drawn_on_one_scale_and_the_sentence_has_the_reports_figures(released):
+def test_both_steps_are_drawn_on_one_scale_and_the_sentence_has_the_reports_figures(course):
     result, _ = mutant("gathers_four_times")
     assert result.timeline and len(json.dumps(result.timeline)) <= 64_000
     facts = {fact.name: fact for fact in result.facts}
-    page = Page(write_page(released, "bob", [result]))
+    page = Page(write_page(course, "bob", [result]))
     asks_for_nothing(page)
     assert page.tags.count("svg") == 1 and page.tags.count("desc") == 1
     assert "yours: " in page.text and "the course's own: " in page.text
@@ -220,9 +186,7 @@ def test_the_reference_that_is_drawn_is_the_one_that_limits_are_set_against():
     assert step.exposed_seconds == pytest.approx(known["exposed"]["reference"], rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", ["sums_gradients", "gathers_in_bfloat16", "averages_the_loss", "counts_devices_backwards"]
-)
+@pytest.mark.parametrize("name", HIDDEN)
 def test_no_hidden_value_is_in_the_report_or_on_the_page(name):
     result, hidden = mutant(name)
     assert result.verdict in (FAIL, PARTIAL)
@@ -230,14 +194,13 @@ def test_no_hidden_value_is_in_the_report_or_on_the_page(name):
     page = Page(function_html("fsdp", result, {})).text
     assert told(text, hidden) == [] and told(page, hidden) == []
     assert told(json.dumps(result.to_json()), hidden) == []
-    public, drawn = official(result.name, next(m for m in MUTANTS if m.name == name).function, secret=b"")
+    public, drawn = official(result.name, WRONG[name].function, secret=b"")
     assert told(" ".join(f.message for f in public.facts), drawn), "with public inputs the same message has values"
     assert public.timeline is None
 
 
 def test_the_same_submission_gives_the_same_bytes():
-    function = next(m for m in MUTANTS if m.name == "averages_the_loss").function
-    found = mutant("averages_the_loss")[0], official("fsdp_loss", function)[0]
+    found = mutant("averages_the_loss")[0], official("fsdp_loss", WRONG["averages_the_loss"].function)[0]
     first, again = (json.dumps(result.to_json()) for result in found)
     assert first == again
     assert json.dumps(Result.from_json(json.loads(first)).to_json()) == first
@@ -245,7 +208,7 @@ def test_the_same_submission_gives_the_same_bytes():
     assert json.dumps(Result.from_json(json.loads(through)).to_json()) == first, "as the ledger gives it back"
 
 
-def test_whatever_a_student_wrote_is_text(released):
+def test_whatever_a_student_wrote_is_text(course):
     def change(notebook):
         cell(notebook, "question").source = f"{HOSTILE}\n\n[go](javascript:alert(1)) ![x](http://evil.example/y.png)"
         cell(notebook, "shard_params").source = f"# {HOSTILE}\n" * 3
@@ -254,15 +217,15 @@ def test_whatever_a_student_wrote_is_text(released):
     brief = stepped().timeline
     assert brief
     texts = [HOSTILE[:100] if ":" in text else text for text in brief["texts"]]
-    texts = {name: HOSTILE for name in ("measured", "limit", "of", "reference", "naive", "case", "message")}
-    fact = Fact(HOSTILE, Kind.MEMORY, False, line="shard_params:2", **texts)  # type: ignore[arg-type]
+    fields = {name: HOSTILE for name in ("measured", "limit", "of", "case", "message")}
+    fact = Fact(HOSTILE, Kind.MEMORY, False, line="shard_params:2", **fields)  # type: ignore[arg-type]
     odd = Fact("values", Kind.VALUES, None, message=HOSTILE)
     results = [
         Result("shard_params", 1.0, 2.0, PARTIAL, (fact, odd), HOSTILE, HOSTILE, (HOSTILE,)),
         Result("gather_params", 0.0, 3.0, STUDENT_ERROR, (), HOSTILE, HOSTILE),
         Result("fsdp_loss", 5.0, 5.0, PASS, timeline={**brief, "texts": texts}),
     ]
-    html = write_page(released, "eve", results, change)
+    html = write_page(course, "eve", results, change)
     page = Page(html)
     asks_for_nothing(page)
     assert page.tags.count("svg") == 1, "its step is drawn all the same"
@@ -270,20 +233,18 @@ def test_whatever_a_student_wrote_is_text(released):
     assert "<script>alert(1)</script>" in page.text, "and can be read"
 
 
-def test_a_verdict_without_a_step_or_of_old_still_makes_a_page(released):
+def test_a_verdict_without_a_step_or_of_old_still_makes_a_page(course):
     old = Result("fsdp_loss", 5.0, 5.0, PASS, (Fact("values", Kind.VALUES, True, 1e-7, 2e-5),))
     assert Result.from_json(old.to_json()) == old
-    html = write_page(released, "old", [old])
+    html = write_page(course, "old", [old])
     assert "svg" not in Page(html).tags and MEANING[PASS] in html
-    path = released / "autograded" / "old" / "fsdp" / "fsdp.ipynb"
+    path, before = course / "autograded" / "old" / "fsdp" / "fsdp.ipynb", booked(course, "old")
     path.chmod(0o644)
-    booked = nbformat.read(path, as_version=4)
-    for function in booked.metadata.meshcraft.functions:
-        for name in [*function]:
-            if name not in ("name", "verdict", "lines"):
-                del function[name]
-    nbformat.write(booked, path)
-    assert "5 of 5 points" in Page(page_of(released, "old")).text
+    for function in before.metadata.meshcraft.functions:
+        for name in {*function} - {"name", "verdict", "lines"}:
+            del function[name]
+    nbformat.write(before, path)
+    assert "5 of 5 points" in Page(page_of(course, "old")).text
 
 
 def test_a_step_that_cannot_be_read_is_left_out():
@@ -303,44 +264,36 @@ def test_an_error_is_told_by_its_type_its_words_and_the_students_own_line():
     assert tidy("no layers/up/kernel and 1/2") == "no layers/up/kernel and 1/2"
 
 
-def test_a_fault_of_the_grader_waits_for_a_person_and_its_words_are_not_the_students(released):
+def test_a_fault_of_the_grader_waits_for_a_person_and_its_words_are_not_the_students(course):
     fault = Result("fsdp_loss", 0.0, 5.0, NEEDS_HUMAN, message="KeyError: 'our own mistake'")
-    page = Page(write_page(released, "flo", [fault]))
+    page = Page(write_page(course, "flo", [fault]))
     assert "our own mistake" not in page.text and MEANING[NEEDS_HUMAN] in page.text
     others = sum(task.points for task in CONTRACT.tasks) - 5
     assert "waits for a person" in page.text and f"so far {others:g} / " in page.text
 
 
-@pytest.mark.parametrize("verdict", [REFUSED, LIMIT_EXCEEDED])
+@pytest.mark.parametrize("verdict", [verdicts.REFUSED, verdicts.LIMIT_EXCEEDED])
 def test_what_was_not_judged_says_why(verdict):
     result = Result("fsdp_loss", 0.0, 5.0, verdict, (), "fsdp_loss:3", "a loop until data says so")
     page = Page(function_html("fsdp", result, {}))
-    assert (
-        ABOUT[verdict][1] in page.text
-        and MEANING[verdict] in page.text
-        and "a loop until data says so" in page.text
-        and "fsdp_loss:3" in page.text
-    )
+    said = (ABOUT[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
+    assert [words for words in said if words not in page.text] == []
 
 
-def test_what_a_person_gave_and_what_being_late_costs_is_there(released):
-    def answer(notebook):
-        cell(notebook, "question").source = "Because."
-
-    write_page(released, "liz", [Result("shard_params", 1.0, 2.0, PARTIAL)], answer)
-    with nbgrader_quiet(), Gradebook(f"sqlite:///{released / 'gradebook.db'}") as gradebook:
-        where = ("fsdp", "fsdp", "liz")
-        given = gradebook.find_grade("check-shard_params", *where)
-        given.manual_score = 1.75  # type: ignore[assignment]
-        gradebook.find_grade("question", *where).manual_score = 1.25  # type: ignore[assignment]
+def test_what_a_person_gave_and_what_being_late_costs_is_there(course):
+    hand_in(course, "liz", answer="Because.")
+    assert file_and_book(course, {"liz": report(Result("shard_params", 1.0, 2.0, PARTIAL))}) == {}
+    with open_gradebook(course) as gradebook:
+        where = (*WHERE, "liz")
+        for name, score in (("check-shard_params", 1.75), ("question", 1.25)):
+            gradebook.find_grade(name, *where).manual_score = score  # type: ignore[assignment]
         gradebook.find_comment("question", *where).manual_comment = f"Nearly. {HOSTILE}"  # type: ignore[assignment]
         gradebook.find_submission_notebook(*where).late_submission_penalty = 0.5  # type: ignore[assignment]
         gradebook.db.commit()
-    page = Page(page_of(released, "liz"))
+    page = Page(page_of(course, "liz"))
     asks_for_nothing(page)
-    for words in ("1.75 / 2 set by a person; the facts give 1", "1.25 / 2 graded by a person", "Nearly.",
-                  "late submission −0.5", "all 18.5 / 20"):  # fmt: skip
-        assert words in page.text, words
+    said = ["1.75 / 2 set by a person; the facts give 1", "1.25 / 2 graded by a person", "Nearly."]
+    assert [words for words in (*said, "late submission −0.5", "all 18.5 / 20") if words not in page.text] == []
 
 
 def test_pages_and_headings_that_students_are_sent_to_exist():

@@ -14,8 +14,8 @@ import nbformat
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from autograder import cli
 from autograder.grading.nbgrader.batch import grade_course
+from autograder.grading.nbgrader.conftest import cell, hand_in
 from autograder.grading.nbgrader.new_course import init_course
 from autograder.grading.outside.sandbox import best_level
 from autograder.release.notebook import ROOT
@@ -39,22 +39,15 @@ def course(tmp_path_factory):
     """A course with one graded submission: one function right, the others as they were, and an answer in words."""
     folder = tmp_path_factory.mktemp("teaching") / "course"
     init_course(folder, chapters=["fsdp"], due={}, settings={}, students=[{"id": "ada", "lms_user_id": "101"}])
-    notebook = nbformat.read(folder / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
-    right = nbformat.read(
-        ROOT / "autograder" / "proof" / "demo" / "submitted" / "right" / "fsdp" / "fsdp.ipynb", as_version=4
-    )
-    cell(notebook, "shard_params").source = cell(right, "shard_params").source
-    cell(notebook, "question").source = FORGERY
-    path = folder / "submitted" / "ada" / "fsdp" / "fsdp.ipynb"
-    path.parent.mkdir(parents=True)
-    nbformat.write(notebook, path)
+    right = nbformat.read(ROOT / "autograder/proof/demo/submitted/right/fsdp/fsdp.ipynb", as_version=4)
+
+    def solve(notebook):
+        cell(notebook, "shard_params").source = cell(right, "shard_params").source
+
+    hand_in(folder, "ada", solve, answer=FORGERY)
     (report,) = grade_course(folder, "fsdp", level=best_level())
     assert [result.verdict for result in report.functions] == ["pass", *["student_error"] * 4], report
     return folder
-
-
-def cell(notebook, name):
-    return next(c for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name)
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +108,9 @@ def formgrader(server):
     assert (refused, errors) == ([], [])
 
 
-def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, server, meshcraft):
-    (row,) = csv.DictReader(meshcraft("export", "fsdp").splitlines())
+def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, server, meshcraft, monkeypatch):
+    monkeypatch.chdir(course)
+    (row,) = csv.DictReader(meshcraft("export", "fsdp").out.splitlines())
     assert (row["state"], row["points question"]) == ("waits for grading by hand (score so far)", "")
     assert in_canvas(meshcraft) == ""
 
@@ -145,7 +139,7 @@ def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(cour
             comment.press("Escape")
         assert saved.value.ok
 
-    (row,) = csv.DictReader(meshcraft("export", "fsdp").splitlines())
+    (row,) = csv.DictReader(meshcraft("export", "fsdp").out.splitlines())
     assert (row["state"], row["score"], row["points question"]) == ("graded", "3.5", "1.5")
     assert in_canvas(meshcraft) == "3.5"
     meshcraft("feedback", "fsdp")
@@ -159,23 +153,7 @@ def saves(response, what):
 
 def in_canvas(meshcraft):
     """What Canvas would get: the score of the one student."""
-    text = meshcraft("export", "--canvas", "--column", "fsdp=FSDP (4711)")
+    text = meshcraft("export", "--canvas", "--column", "fsdp=FSDP (4711)").out
     points, row = csv.DictReader(text.splitlines())
     assert (points["FSDP (4711)"], row["ID"], row["SIS Login ID"]) == ("20.0", "101", "ada")
     return row["FSDP (4711)"]
-
-
-@pytest.fixture
-def meshcraft(course, monkeypatch, capsys):
-    """The command, typed in the course folder; what it prints."""
-    monkeypatch.chdir(course)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert not ended.value.code, said.err
-        return said.out
-
-    return run

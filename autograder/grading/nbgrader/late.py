@@ -1,7 +1,5 @@
 """Late submissions: what is taken off, as a plugin of nbgrader's, and worked out again when a score has changed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -23,7 +23,6 @@ TRIES = 3
 PACKAGES = ("meshcraft", "jax", "jaxlib", "numpy", "flax", "optax")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS verdict (key TEXT PRIMARY KEY, report TEXT NOT NULL, recorded REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS lease (key TEXT PRIMARY KEY, owner TEXT NOT NULL, until REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS fault (key TEXT PRIMARY KEY, count INTEGER NOT NULL, message TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS current (
     assignment TEXT NOT NULL, student TEXT NOT NULL, key TEXT NOT NULL, submission TEXT NOT NULL, booked TEXT,
@@ -47,7 +46,7 @@ class LedgerError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """What the ledger knows about one student's current submission."""
+    """One student's current submission, as the ledger knows it."""
 
     assignment: str
     student: str
@@ -59,13 +58,13 @@ class Entry:
 
 def versions() -> dict[str, str]:
     """The installed versions of the packages that a verdict depends on."""
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+            result[name] = "none"
+    return result
 
 
 def digest(submission: bytes) -> str:
@@ -124,54 +123,25 @@ class Ledger:
             row = self._db.execute("SELECT report FROM verdict WHERE key = ?", (key,)).fetchone()
         return replace(Report.from_json(json.loads(row[0])), student=student) if row else None
 
-    def lease(self, key: str, owner: str, seconds: float) -> bool:
-        """Take the work on a key for some seconds; False while another owner has it."""
-        now = time.time()
-        with self._transaction():
-            done = self._db.execute(
-                "INSERT INTO lease VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, "
-                "until = excluded.until WHERE lease.owner = excluded.owner OR lease.until < ?",
-                (key, owner, now + seconds, now),
-            )
-        return done.rowcount == 1
-
-    def release(self, key: str, owner: str) -> None:
-        """Give a lease back."""
-        with self._transaction():
-            self._db.execute("DELETE FROM lease WHERE key = ? AND owner = ?", (key, owner))
-
-    def drop_leases(self) -> None:
-        """Take every lease away; for whoever holds the course's lock and so knows that nobody works."""
-        with self._transaction():
-            self._db.execute("DELETE FROM lease")
-
     def record(self, key: str, report: Report) -> None:
-        """File the verdict, and with it drop the key's lease and its faults."""
+        """File the verdict, and with it drop the key's faults."""
         text = json.dumps(replace(report, student="").to_json(), sort_keys=True)
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO verdict VALUES (?, ?, ?)", (key, text, time.time()))
-            self._db.execute("DELETE FROM lease WHERE key = ?", (key,))
             self._db.execute("DELETE FROM fault WHERE key = ?", (key,))
 
     def fault(self, key: str, message: str) -> int:
-        """Note that the grader failed on this key, and drop the lease; how often it has by now.
+        """Note that the grader failed on this key; how often it has by now.
 
         After ``TRIES`` faults the submission needs a person.
         """
         with self._transaction():
-            self._db.execute("DELETE FROM lease WHERE key = ?", (key,))
-            self._db.execute(
+            (row,) = self._db.execute(
                 "INSERT INTO fault VALUES (?, 1, ?) ON CONFLICT (key) DO UPDATE SET count = count + 1, "
-                "message = excluded.message",
+                "message = excluded.message RETURNING count",
                 (key, message),
-            )
-        return self.attempts(key)
-
-    def attempts(self, key: str) -> int:
-        """How often grading this key has failed since its last verdict."""
-        with self._explained():
-            row = self._db.execute("SELECT count FROM fault WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else 0
+            ).fetchall()
+        return row[0]
 
     def submit(self, assignment: str, student: str, key: str, submission: str) -> None:
         """Note which submission of a student counts; one that is new is not yet in the gradebook."""
@@ -234,12 +204,12 @@ class Ledger:
 
 
 def remedy(message: str) -> str:
-    """What to do about an error of SQLite's; empty where nothing is known."""
+    """The remedy for an SQLite error; empty if none is known."""
     return next((text for word, text in REMEDIES if word in message.lower()), "")
 
 
 def needs_human(report: Report) -> bool:
-    """Whether any function of the report still waits for a person."""
+    """True if any function of the report still waits for a person."""
     return any(result.verdict == NEEDS_HUMAN for result in report.functions)
 
 

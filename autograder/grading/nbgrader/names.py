@@ -1,7 +1,5 @@
 """Students are called what their folders are called, to the byte; what no gradebook or page can hold is written out."""
 
-from __future__ import annotations
-
 import unicodedata
 
 FINE = frozenset(" '’·@.,+()!~=_-")
@@ -9,7 +7,7 @@ KINDS = ("L", "M", "N", "So", "Sk", "Pd")  # letters, marks and numbers of any s
 
 
 def name_problem(folder: str) -> str:
-    """Why a folder's name cannot be a student's, as the end of a sentence; empty if it can."""
+    """The reason why a folder's name cannot be a student's, as the end of a sentence; empty if it can."""
     if any("\ud800" <= c <= "\udfff" for c in folder):
         return "is not UTF-8"
     odd = dict.fromkeys(c for c in folder if not _is_fine(c))
@@ -29,7 +27,7 @@ def student_name(folder: str) -> str:
 
 
 def same_name(name: str) -> str:
-    """What names have in common that people cannot tell apart: upper and lower case, and how letters are composed."""
+    """A form that is equal for names that people cannot tell apart: in case, or in how letters are composed."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

@@ -1,7 +1,5 @@
 """A course of an instructor's own: what `meshcraft init` makes, and what it changes in one that is there."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping
@@ -17,7 +15,8 @@ from nbformat.v4 import new_markdown_cell
 from autograder.grading.nbgrader import course, varied
 from autograder.grading.nbgrader.names import name_problem
 from autograder.grading.nbgrader.settings import FILE, CourseError, Settings, checked, read_settings, write_settings
-from autograder.release.notebook import source_notebook, write_notebook
+from autograder.release.converters import write_notebook
+from autograder.release.notebook import source_notebook
 
 KNOWN = ("submitted", "source", "release", "autograded", "feedback", "gradebook.db", course.CONFIG_FILE, FILE)
 COLUMNS = ("id", "first_name", "last_name", "email", "lms_user_id")
@@ -105,7 +104,7 @@ def shown(due: datetime) -> str:
 
 
 def policy(settings: Settings) -> str:
-    """What lateness costs, as a sentence; empty if nothing."""
+    """The late penalty as a sentence; empty if there is none."""
     if not settings.late_per_day:
         return ""
     most = f", {settings.late_at_most:g} % at most" if settings.late_at_most < 100 else ""
@@ -185,19 +184,19 @@ def _chapters(folder: Path) -> list[str]:
 
 
 def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
-    """What every chapter asks for: one that is new, or was told to, by the secret; every other what it was."""
+    """Every chapter's variants: drawn from the secret where it is new or changed, else as they were."""
     secret, there = course.secret(folder), _chapters(folder)
-    found = dict(settled.variants)
+    variants = dict(settled.variants)
     for name in chapters or (there if "vary" in changes else []):
         if name in there and "vary" not in changes:
             continue
         drawn = varied.choose(secret, name) if settled.vary else {}
         new = {f"{name}.{function}": variant for function, variant in drawn.items()}
-        old = {which: variant for which, variant in found.items() if which.startswith(f"{name}.")}
+        old = {which: variant for which, variant in variants.items() if which.startswith(f"{name}.")}
         if new != old and any((folder / "submitted").glob(f"*/{name}")):
             raise CourseError(f"somebody has handed in {name} already; what it asks for can no longer change")
-        found = {which: variant for which, variant in found.items() if which not in old} | new
-    return found
+        variants = {which: variant for which, variant in variants.items() if which not in old} | new
+    return variants
 
 
 def _assignments(
@@ -210,7 +209,7 @@ def _assignments(
         path = folder / "source" / name / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4) if path.exists() else source_notebook(name)
         changed = _write_due(notebook, dates[name], settings)
-        changed |= varied.state(notebook, name, varied.asked_in(settings.variants, name))
+        changed |= varied.state(notebook, name, varied.requested_in(settings.variants, name))
         if changed or not path.exists():
             write_notebook(notebook, path)
         if changed or not (folder / "release" / name / f"{name}.ipynb").exists():
@@ -224,10 +223,10 @@ def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings)
     """Let the notebook say when it is due, in a cell after the first; whether that changes it."""
     late = policy(settings)
     text = f"**Due {shown(due)}.**" + (f" {late[0].upper()}{late[1:]}." if late else "") if due else ""
-    found = next((cell for cell in notebook.cells if cell.get("id") == DUE), None)
-    if (found.source if found else "") == text:
+    notice = next((cell for cell in notebook.cells if cell.get("id") == DUE), None)
+    if (notice.source if notice else "") == text:
         return False
-    notebook.cells = [cell for cell in notebook.cells if cell is not found]
+    notebook.cells = [cell for cell in notebook.cells if cell is not notice]
     if text:
         notebook.cells.insert(1, new_markdown_cell(text, id=DUE))
     return True

@@ -5,23 +5,22 @@ import json
 import os
 import shutil
 import socket
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from autograder import cli
 from autograder.contract.verdict import NEEDS_HUMAN, PASS, REFUSED
 from autograder.grading.nbgrader import batch, submissions
-from autograder.grading.nbgrader.batch_test import FakeGrader, course, grade, hand_in, released, verdicts
+from autograder.grading.nbgrader.batch_test import FakeGrader, fake, grade, verdicts
+from autograder.grading.nbgrader.conftest import hand_in
 from autograder.grading.nbgrader.course import open_gradebook, open_ledger
 from autograder.grading.nbgrader.export import canvas_csv, grades_csv, overview
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.names import name_problem, student_name
 from autograder.grading.outside import sandbox
 
-__all__ = ["course", "released"]  # fixtures
+__all__ = ["fake"]  # a fixture
 
 NFD, NFC, LATIN = "Zoe\u0308", "Zo\u00eb", "Jos\udce9"
 FINE = (NFD, NFC, "O'Brien", "ADA", "ada", "نور 🦊 d’A", "-x", "Doe, J. (2)  b", "n" * 240)
@@ -40,9 +39,8 @@ def test_names_of_odd_folders_are_written_out_and_never_the_same():
     assert {name: student_name(name) for name in (*FINE, *ODD)} == {**dict(zip(FINE, FINE, strict=True)), **ODD}
     written = [student_name(name) for name in (LATIN, r"Jos\xe9", "a ", r"a\x20", "a\n", r"a\n")]
     assert len({*written}) == len(written) and all(name.isprintable() and name.encode() for name in written)
-    assert (name_problem(LATIN), name_problem(""), name_problem("x\0y")) == (
-        "is not UTF-8", "begins or ends with a space", "has the control character U+0000",
-    )  # fmt: skip
+    problems = {LATIN: "is not UTF-8", "": "begins or ends with a space", "x\0y": "has the control character U+0000"}
+    assert {name: name_problem(name) for name in problems} == problems
 
 
 def test_one_odd_folder_costs_one_row(course, tmp_path, monkeypatch):
@@ -88,12 +86,8 @@ def test_one_odd_folder_costs_one_row(course, tmp_path, monkeypatch):
     assert not any("not in the gradebook" in note for report in reports.values() for note in report.notes)
 
     with open_gradebook(course) as book:
-        assert {str(student.id) for student in book.students} == {
-            *FINE,
-            "odd names",
-            *refusals,
-            *people - {*ODD.values()},
-        }
+        known = {str(student.id) for student in book.students}
+    assert known == {*FINE, "odd names", *refusals, *people - {*ODD.values()}}
     pages, without = write_feedback(course, "fsdp")
     assert {page.parent.parent.name for page in pages} >= {*FINE} and {*without} == {*ODD.values()}
     rows = {row["student"].removeprefix("'"): row for row in csv.DictReader(grades_csv(course, ["fsdp"]).splitlines())}
@@ -133,9 +127,8 @@ EVERY = ["".join(CHARACTERS)]
 
 
 @pytest.mark.parametrize("name", CHARACTERS if os.environ.get("MESHCRAFT_FULL") else EVERY)
-def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, capsys, name):
-    """init, grade, status, feedback and export, typed beside a folder with such a name."""
-    monkeypatch.setattr("autograder.grading.outside.pipeline.Grader", FakeGrader)
+def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, monkeypatch, meshcraft, name):
+    """init, grade, status, feedback and export, typed next to a folder with such a name."""
     monkeypatch.setattr(batch, "local_pool", lambda workers: lambda alone: (ThreadPoolExecutor(1), 1))
     monkeypatch.setattr(sandbox, "best_level", lambda **_: "bubblewrap")
     work = tmp_path / "work"
@@ -143,26 +136,15 @@ def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, mo
     folder.parent.mkdir(parents=True)
     monkeypatch.chdir(work)
 
-    def meshcraft(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        assert not ended.value.code, said.err
-        return said.out
-
     made = meshcraft("init", str(folder), "--chapter", "fsdp", "--due", "2026-12-01T18:00", "--late-per-day", "10")
-    assert made.startswith("course          my-course, in ")
-    hand_in(folder, "ada")
-    (folder / "submitted" / "ada" / "fsdp" / "timestamp.txt").write_text("2026-12-03 12:00:00 UTC")
+    assert made.out.startswith("course          my-course, in ")
+    hand_in(folder, "ada", stamp="2026-12-03 12:00:00 UTC")
     meshcraft("grade", "fsdp", "--course", str(folder))
-    assert "graded" in meshcraft("status", "--course", str(folder))
-    assert meshcraft("feedback", "--course", str(folder)).strip() == str(folder / "feedback/ada/fsdp/fsdp.html")
-    (row,) = csv.DictReader(meshcraft("export", "--course", str(folder)).splitlines())
+    assert "graded" in meshcraft("status", "--course", str(folder)).out
+    assert meshcraft("feedback", "--course", str(folder)).out.strip() == str(folder / "feedback/ada/fsdp/fsdp.html")
+    (row,) = csv.DictReader(meshcraft("export", "--course", str(folder)).out.splitlines())
     assert (row["state"], row["score"], row["late_penalty"]) == ("graded", "14.4", "3.6")
-    assert [path.name for path in work.iterdir()] == [name] and [p.name for p in folder.parent.iterdir()] == [
-        "my course"
-    ]
+    assert [*work.iterdir()] == [folder.parent] and [*folder.parent.iterdir()] == [folder]
     there = "autograded course.toml feedback gradebook.db nbgrader_config.py release source submitted"
     assert {path.name for path in folder.iterdir()} == {".meshcraft", *there.split()}
 
@@ -170,15 +152,9 @@ def test_a_course_may_lie_in_any_folder_and_everything_stays_inside(tmp_path, mo
 def test_every_file_that_a_submission_may_be_is_found_without_a_traceback(course, monkeypatch):
     monkeypatch.setattr(submissions, "contract_hash", lambda chapter: "")
     folder = course / "submitted" / "x"
-    for kind in ("dangling", "fifo", "file", "empty"):
+    for make in (lambda path: path.symlink_to("nowhere"), os.mkfifo, Path.touch, Path.mkdir):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        inner = folder / "fsdp"
-        {
-            "dangling": lambda path: path.symlink_to("nowhere"),
-            "fifo": os.mkfifo,
-            "file": Path.touch,
-            "empty": Path.mkdir,
-        }[kind](inner)
+        make(folder / "fsdp")
         (found,) = submissions.find_submissions(course, "fsdp")
         assert found.notebook is None and found.problem and found.verdict in (NEEDS_HUMAN, REFUSED)

@@ -1,9 +1,7 @@
-"""What a feedback page says of one function: first in words what to look at, then every figure, then the step.
+"""One function on a feedback page: in words what to look at, then every figure, then the step.
 
 Everything that came from a submission is escaped here, the message of an exception and the name of a line alike.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping
@@ -130,36 +128,36 @@ def _line(line: str, sources: Mapping[str, str]) -> str:
 
 
 def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
-    """What to do about it: sections of the course, and commands."""
+    """Next steps: sections of the course to read, and commands."""
     if result.verdict in (PASS, NEEDS_HUMAN):
         return ""
     check, hint, profile = (_code(f"meshcraft {word} {chapter} {result.name}") for word in ("check", "hint", "profile"))
     judged = [fact for fact in failed if fact.kind != Kind.FORM]
-    said = [
+    sentences = [
         f"Read {_safe(f'“{heading}”')} on the course's page {_code(page)}."
         for page, heading in _places(chapter, result)
     ]
-    said.append(f"{hint} gives one more hint each time.")
+    sentences.append(f"{hint} gives one more hint each time.")
     if any(fact.kind.required for fact in judged):
-        said.append(HIDDEN.format(f"{check} {_code('--full')}"))
+        sentences.append(HIDDEN.format(f"{check} {_code('--full')}"))
     elif judged:
-        said.append(f"{check} {_code('--full')} judges what you change, on every mesh that is fixed.")
+        sentences.append(f"{check} {_code('--full')} judges what you change, on every mesh that is fixed.")
     else:
-        said.append(f"{check} judges what you change, in seconds.")
+        sentences.append(f"{check} judges what you change, in seconds.")
     if result.timeline and any(fact.kind in (Kind.MEMORY, Kind.COMMUNICATION, Kind.TIME) for fact in judged):
-        said.append(LINES.format(profile))
-    return f"<p>What helps now:</p><ul>{''.join(f'<li>{sentence}</li>' for sentence in said)}</ul>"
+        sentences.append(LINES.format(profile))
+    return f"<p>What helps now:</p><ul>{''.join(f'<li>{sentence}</li>' for sentence in sentences)}</ul>"
 
 
 def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
-    """Where to read about what fell short: page and heading, each once."""
+    """Pages and headings that explain what fell short, each once."""
     known = {**load(chapter).read, **ABOUT}
     names = [fact.name for fact in result.facts if fact.passed is False and fact.weight and fact.kind != Kind.FORM]
     return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
 
 
 def _step(chapter: str, result: Result) -> str:
-    """The step at the realistic size beside the course's own: a picture, and what it says in words."""
+    """The step at the realistic size next to the course's own: a picture, and what it says in words."""
     own = _read(result.timeline)
     if own is None:
         return ""
@@ -167,7 +165,7 @@ def _step(chapter: str, result: Result) -> str:
     reference = reference_step(chapter, result.name)
     timelines = {YOURS: pictured(own)} | ({REFERENCE: pictured(reference)} if reference else {})
     picture = side_by_side(timelines, reference=REFERENCE).replace(' xmlns="http://www.w3.org/2000/svg"', "")
-    said = (
+    comparison = (
         compare_steps(own, reference)
         if reference
         else f"On {own.machine} your step would take {1e3 * own.seconds:.4g} ms."
@@ -175,7 +173,7 @@ def _step(chapter: str, result: Result) -> str:
     more = conclusion(pictured(own))
     terms = "".join(f"<dt>{_safe(term)}</dt><dd>{_safe(meaning)}</dd>" for term, meaning in HOW_TO_READ)
     return (
-        f"<h3>Your step, predicted for {_safe(own.machine)} at {_safe(case)}</h3><p>{_safe(said)}</p>"
+        f"<h3>Your step, predicted for {_safe(own.machine)} at {_safe(case)}</h3><p>{_safe(comparison)}</p>"
         f'<div class="picture">{picture}</div><p>{_safe(f"In yours, {more[0].lower()}{more[1:]}")}</p>'
         f"<details><summary>How to read this</summary><dl>{terms}</dl></details>"
     )
@@ -184,10 +182,10 @@ def _step(chapter: str, result: Result) -> str:
 def _read(brief: object) -> Timeline | None:
     """The timeline in brief that a verdict holds, if it holds one that can be drawn."""
     try:
-        found = from_summary(brief)
+        result = from_summary(brief)
     except ValueError:
         return None
-    return found if found.bars and found.seconds else None
+    return result if result.bars and result.seconds else None
 
 
 @lru_cache(maxsize=64)

@@ -1,10 +1,8 @@
-"""Where gradings run: in processes of this machine, or on an existing Dask cluster.
+"""Pools that run gradings: processes of this machine, or an existing Dask cluster.
 
 A grading is a pure function of its `Job`, so it may run anywhere, and twice. Each thread that grades keeps its own warm
 sandboxed processes.
 """
-
-from __future__ import annotations
 
 import logging
 import multiprocessing
@@ -18,9 +16,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 
+from autograder.contract.task import load
 from autograder.contract.verdict import REFUSED, Report, Result
-from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.intake import IntakeError, parse_notebook
+from autograder.grading.inside.launch import PR_SET_PDEATHSIG, Limits, prctl
 from autograder.grading.nbgrader.course import CourseError
 from autograder.grading.nbgrader.submissions import fingerprint
 
@@ -118,14 +119,9 @@ _own = threading.local()
 def start_worker(parent: int) -> None:
     """A local worker leaves interrupting to its parent, and does not outlive it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        from autograder.grading.inside.launch import PR_SET_PDEATHSIG, prctl
-
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-    from multiprocessing.util import Finalize
-
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux" and os.getppid() != parent:
+        os._exit(1)
     Finalize(None, close_grader, exitpriority=10)
 
 
@@ -138,8 +134,6 @@ def close_grader() -> None:
 
 def grade_one(job: Job) -> Outcome:
     """Grade one submission with this thread's warm grader."""
-    from autograder.grading.inside.intake import IntakeError, parse_notebook
-
     if job.fingerprint and job.fingerprint != fingerprint(job.chapter):
         return Outcome(
             None,
@@ -172,8 +166,6 @@ def _warm_grader(job: Job):
 
 def verdict_for_all(chapter: str, verdict: str, message: str, isolation: str = "") -> Report:
     """A report that says the same of every function of the chapter, and gives no points."""
-    from autograder.contract import task as contract
-
-    tasks = contract.load(chapter).tasks
+    tasks = load(chapter).tasks
     functions = tuple(Result(task.name, 0.0, float(task.points), verdict, message=message) for task in tasks)
     return Report(chapter, functions, isolation=isolation)

@@ -1,6 +1,4 @@
-"""What nbgrader gets to see of a submission: the released notebook with the student's sources, and nothing else."""
-
-from __future__ import annotations
+"""A submission as nbgrader sees it: the released notebook with the student's sources, and nothing else."""
 
 import re
 from copy import deepcopy
@@ -19,7 +17,7 @@ UNREADABLE = "The file that was handed in could not be read as a notebook."
 
 
 def unreadable() -> Notebook:
-    """What is shown of a submission that intake refused."""
+    """A stand-in for a submission that intake refused."""
     return Notebook((Cell("", UNREADABLE, kind=PROSE),), "")
 
 
@@ -61,18 +59,18 @@ def _cell(kind: str, source: str, name: str, *, released: bool = False) -> Noteb
 
 
 def exchange_files(folder: Path) -> dict[str, str]:
-    """What nbgrader's exchange has put beside a notebook, where it is what the exchange writes: time and secret.
+    """Read the time and the secret that nbgrader's exchange puts next to a notebook, if they look like its own.
 
     The student could write to both, so nothing else is passed on.
     """
-    found = {}
+    result = {}
     for name, is_fine in (("timestamp.txt", _is_time), ("submission_secret.txt", SECRET.fullmatch)):
         path = folder / name
         if path.is_file() and not path.is_symlink() and path.stat().st_size < 200:
             text = path.read_bytes().decode(errors="replace").strip()
             if is_fine(text):
-                found[name] = text
-    return found
+                result[name] = text
+    return result
 
 
 def _is_time(text: str) -> bool:

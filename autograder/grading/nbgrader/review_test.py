@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -11,12 +10,11 @@ from hypothesis import strategies as some
 
 from autograder.grading.inside.intake import MAX_CELLS, MAX_CODE_CELLS, IntakeError, parse_notebook
 from autograder.grading.nbgrader import booking
-from autograder.grading.nbgrader.bridge_test import course, hand_in, ledger, released, report
+from autograder.grading.nbgrader.conftest import file_and_book, hand_in, report
+from autograder.grading.nbgrader.course import open_ledger
 from autograder.grading.nbgrader.feedback import write_feedback
 from autograder.grading.nbgrader.restore import UNREADABLE, restore
 from autograder.release.notebook import ROOT
-
-__all__ = ["course", "ledger", "released"]  # fixtures
 
 EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
 RELEASE = nbformat.read(EXERCISE, as_version=4)
@@ -101,22 +99,21 @@ def test_what_cannot_be_reviewed_is_not_graded(cells, says):
         parse_notebook("x", notebook(*cells))
 
 
-def test_a_file_that_changed_after_it_was_graded_is_not_booked(course, ledger):
-    paths = hand_in(course, ledger, "ada", report())
-    paths["ada"].write_text(paths["ada"].read_text() + " ")
-    problems = booking.book(course, "fsdp", ledger, paths)
-    assert problems == {"ada": "BridgeError: fsdp.ipynb has changed since it was graded; run `meshcraft grade` again"}
-    assert not (course / "autograded").exists()
-
-
-def test_a_notebook_of_many_notes_is_ordinary_from_the_grade_to_the_page(course, ledger):
+def test_a_notebook_of_many_notes_is_ordinary_and_one_that_changed_after_it_was_graded_is_not_booked(course):
     def write_notes(notebook):
         notebook.cells += [nbformat.v4.new_markdown_cell(f"note {number}") for number in range(1500)]
 
-    paths = hand_in(course, ledger, "ada", report(), write_notes)
-    assert len(parse_notebook("x", paths["ada"].read_bytes()).everything) > 1500
-    assert booking.book(course, "fsdp", ledger, paths) == {}
-    copy = Path(course / "autograded" / "ada" / "fsdp" / "fsdp.ipynb")
+    path = hand_in(course, "ada", write_notes)
+    assert len(parse_notebook("x", path.read_bytes()).everything) > 1500
+    assert file_and_book(course, {"ada": report()}) == {}
+    copy = course / "autograded" / "ada" / "fsdp" / "fsdp.ipynb"
     assert "note 1499" in copy.read_text() and UNREADABLE not in copy.read_text()
     (page,), problems = write_feedback(course, "fsdp")
     assert problems == {} and page.exists()
+    before = copy.read_bytes()
+    path.write_text(path.read_text() + " ")
+    with open_ledger(course) as ledger:
+        ledger.booked("fsdp", "ada", None)
+        problems = booking.book(course, "fsdp", ledger, {"ada": path})
+    assert problems == {"ada": "BridgeError: fsdp.ipynb has changed since it was graded; run `meshcraft grade` again"}
+    assert copy.read_bytes() == before

@@ -1,6 +1,4 @@
-"""What a class has handed in: a notebook for each student, or why there is none."""
-
-from __future__ import annotations
+"""A class's submissions: a notebook for each student, or why there is none."""
 
 import hashlib
 import os
@@ -15,7 +13,7 @@ from autograder.grading.inside.intake import MAX_BYTES
 from autograder.grading.nbgrader.ledger import digest, key
 from autograder.grading.nbgrader.names import name_problem, student_name
 from autograder.grading.nbgrader.settings import read_settings
-from autograder.grading.nbgrader.varied import asked_in
+from autograder.grading.nbgrader.varied import requested_in
 from autograder.render import one_line
 
 NAMED = 10
@@ -24,7 +22,7 @@ SOURCES = ("course/**/*.py", "autograder/contract/*.py", "autograder/grading/**/
 
 @dataclass(frozen=True)
 class Submission:
-    """What one student handed in. ``problem`` says why there is nothing to run, and then ``verdict`` is given."""
+    """One student's submission. ``problem`` says why there is nothing to run, and then ``verdict`` is given."""
 
     student: str
     key: str
@@ -36,24 +34,24 @@ class Submission:
 
 
 def find_submissions(course: Path, assignment: str) -> list[Submission]:
-    """What lies under ``submitted/<student>/<assignment>/``, in order of student; one for each that is odd, too."""
-    contract = contract_hash(assignment) + _asked(course, assignment)
-    found = []
+    """Find ``submitted/<student>/<assignment>/``, in order of student, and one submission for each odd entry."""
+    contract = contract_hash(assignment) + _requested(course, assignment)
+    result = []
     for folder in sorted((course / "submitted").iterdir()):
         try:
             one = _find(folder, assignment, contract)
         except OSError as error:
-            said = f"submitted/{one_line(folder.name)} cannot be read ({error.strerror}); make it readable for you"
-            one = _without(folder.name, contract, said, NEEDS_HUMAN)
+            message = f"submitted/{one_line(folder.name)} cannot be read ({error.strerror}); make it readable for you"
+            one = _without(folder.name, contract, message, NEEDS_HUMAN)
         if one:
-            found.append(one)
-    return found
+            result.append(one)
+    return result
 
 
-def _asked(course: Path, assignment: str) -> str:
-    """What the course asks for instead of what is usual, for the key of a verdict; empty if nothing."""
-    asked = asked_in(read_settings(course).variants, assignment)
-    return "".join(f"|{name}={variant}" for name, variant in asked.items())
+def _requested(course: Path, assignment: str) -> str:
+    """The course's variants as text for the key of a verdict; empty if there are none."""
+    requested = requested_in(read_settings(course).variants, assignment)
+    return "".join(f"|{name}={variant}" for name, variant in requested.items())
 
 
 @cache
@@ -65,8 +63,8 @@ def fingerprint(chapter: str) -> str:
 def contract_hash(chapter: str) -> str:
     """The hash of what decides a chapter's verdicts besides the submission: contract, references, grader."""
     root = Path(__file__).resolve().parents[3]
-    found = {path for pattern in SOURCES for path in root.glob(pattern) if not path.name.endswith("_test.py")}
-    files = found | set(contract_files(chapter))
+    sources = {path for pattern in SOURCES for path in root.glob(pattern) if not path.name.endswith("_test.py")}
+    files = sources | set(contract_files(chapter))
     whole = hashlib.sha256()
     for path in sorted(files):
         whole.update(f"{path.relative_to(root)}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -74,21 +72,21 @@ def contract_hash(chapter: str) -> str:
 
 
 def _find(folder: Path, assignment: str, contract: str) -> Submission | None:
-    """What a student handed in; None where that is nothing."""
+    """The submission in a student's folder; None if there is none."""
     inner, shown = folder / assignment, f"submitted/{one_line(folder.name)}"
     if not (inner.exists() or inner.is_symlink()) and (folder.is_dir() or folder.name.startswith(".")):
         return None
     if folder.is_symlink() or inner.is_symlink():
-        said = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
-        return _without(folder.name, contract, said, REFUSED)
+        message = f"the folder that was handed in is a link; hand in {assignment}.ipynb itself, in a folder of your own"
+        return _without(folder.name, contract, message, REFUSED)
     if not folder.is_dir() or not inner.is_dir():
         what = shown if not folder.is_dir() else f"{shown}/{assignment}"
-        said = f"{what} is no folder; notebooks lie in submitted/STUDENT/{assignment}/{assignment}.ipynb"
-        return _without(folder.name, contract, said, NEEDS_HUMAN)
+        message = f"{what} is no folder; notebooks lie in submitted/STUDENT/{assignment}/{assignment}.ipynb"
+        return _without(folder.name, contract, message, NEEDS_HUMAN)
     odd = name_problem(folder.name)
     if odd:
-        said = f"the name of the folder {shown} {odd}, which nbgrader cannot handle; rename it"
-        return _without(folder.name, contract, said, NEEDS_HUMAN)
+        message = f"the name of the folder {shown} {odd}, which nbgrader cannot handle; rename it"
+        return _without(folder.name, contract, message, NEEDS_HUMAN)
     return _submission(folder.name, inner, contract)
 
 
@@ -118,7 +116,7 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
 
 
 def read_submitted(path: Path) -> tuple[str, bytes]:
-    """Why a file cannot be read, or nothing; and its bytes. Never follows a link, nor waits for a pipe."""
+    """Read a file: a problem, or an empty text and its bytes. Never follows a link, nor waits for a pipe."""
     name = one_line(path.name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,10 +1,8 @@
-"""Which variants a course asks for: drawn from its secret when a chapter is released, then kept in its settings.
+"""The variants of a course: drawn from its secret when a chapter is released, then kept in its settings.
 
 The released notebook says it in words before the function, and tells ``check``. Official grading asks the settings and
 never the submission.
 """
-
-from __future__ import annotations
 
 import hashlib
 import hmac
@@ -18,48 +16,48 @@ from autograder.contract.task import load
 from autograder.grading.inside.intake import Cell, IntakeError, read_notebook
 from autograder.grading.nbgrader.settings import CourseError, read_settings
 from autograder.grading.outside.released import stated
+from autograder.release.converters import CHECK
 
 MARK = "variant-"
-CHECK = "check-"
 
 
 def choose(secret: bytes, chapter: str) -> dict[str, str]:
     """The variant of each function that has some, as follows from the course's secret."""
-    found = {}
+    result = {}
     for task in load(chapter).tasks:
         if task.variants:
             what = f"variant|{chapter}|{task.varies_with or task.name}"
             number = int.from_bytes(hmac.new(secret, what.encode(), hashlib.sha256).digest()[:8], "big")
-            found[task.name] = task.variants[number % len(task.variants)].name
-    return found
+            result[task.name] = task.variants[number % len(task.variants)].name
+    return result
 
 
-def asked_by(course: Path, chapter: str) -> dict[str, str]:
-    """What the course asks for, by function.
+def requested_by(course: Path, chapter: str) -> dict[str, str]:
+    """The course's variants, by function.
 
     Raises:
         CourseError: the settings name what there is not, or the released notebook says something else.
     """
-    asked = asked_in(read_settings(course).variants, chapter)
+    requested = requested_in(read_settings(course).variants, chapter)
     try:
-        for name, variant in asked.items():
+        for name, variant in requested.items():
             load(chapter).task(name).variant(variant)
     except LookupError as error:
         raise CourseError(f"{course / 'course.toml'}: {error}") from None
     released = course / "release" / chapter / f"{chapter}.ipynb"
     try:
-        said = stated(read_notebook(released).cells) if released.is_file() else asked
+        in_release = stated(read_notebook(released).cells) if released.is_file() else requested
     except IntakeError as error:
         raise CourseError(f"the released notebook cannot be read: {error}") from None
-    if said != asked:
+    if in_release != requested:
         raise CourseError(
-            f"{released} asks for {said or 'no variants'} and course.toml for {asked or 'none'}; students are judged "
-            f"on what they were told: `meshcraft init {course}` makes them agree, or put course.toml back"
+            f"{released} asks for {in_release or 'no variants'} and course.toml for {requested or 'none'}; students "
+            f"are judged on what they were told: `meshcraft init {course}` makes them agree, or put course.toml back"
         )
-    return asked
+    return requested
 
 
-def asked_in(variants: Mapping[str, str], chapter: str) -> dict[str, str]:
+def requested_in(variants: Mapping[str, str], chapter: str) -> dict[str, str]:
     """A chapter's part of the settings' variants, by function."""
     parts = [(name.partition("."), variant) for name, variant in variants.items()]
     return {function: variant for (where, _, function), variant in sorted(parts) if where == chapter and variant}
@@ -79,9 +77,9 @@ def state(notebook: NotebookNode, chapter: str, asked: Mapping[str, str]) -> boo
             cells.append(new_markdown_cell(f"**In this course:** {variant.sentence}", id=f"{MARK}{name}"[:64]))
         checked = name.removeprefix(CHECK)
         if name.startswith(CHECK):
-            told = f', variant="{asked[checked]}"' if checked in asked else ""
-            if told or stated([Cell(name, cell.source)]):
-                cell.source = f"check({checked}{told})"
+            argument = f', variant="{asked[checked]}"' if checked in asked else ""
+            if argument or stated([Cell(name, cell.source)]):
+                cell.source = f"check({checked}{argument})"
         cells.append(cell)
     notebook.cells = cells
     return [(cell.get("id"), cell.source) for cell in cells] != before

@@ -71,23 +71,17 @@ def test_the_public_solution_fails_a_variant_and_is_told_its_sentence_and_an_ada
     assert sentence in passed.notes[0]
 
 
-def test_without_a_variant_everything_is_as_usual():
-    for name in RINGS:
-        assert check(getattr(collectives, name)).report.passed
+def test_a_variant_that_is_none_is_an_error():
     with pytest.raises(LookupError, match="no variant 'other'; it has: reversed, next, previous"):
         check(collectives.ring_all_gather, variant="other")
 
 
 @pytest.mark.parametrize("variant", PLACES if FULL else ["next"])
-def test_an_all_reduce_of_a_scatter_and_a_gather_stays_one(variant):
-    space = defined(*(adapted(name, variant) for name in RINGS[:2]), source("ring_all_reduce"))
-    assert check(space["ring_all_reduce"]).report.passed
-
-
-@pytest.mark.parametrize("variant", PLACES if FULL else ["previous"])
-def test_an_mlp_of_rings_stays_one(variant):
-    rings = (adapted(name, variant) for name in ("ring_gather_matmul", "matmul_ring_scatter"))
-    assert check(defined(*rings, source("async_tp_mlp"))["async_tp_mlp"]).report.passed
+def test_what_is_made_of_two_rings_stays_what_it_was(variant):
+    pairs = {"ring_all_reduce": RINGS[:2], "async_tp_mlp": ("ring_gather_matmul", "matmul_ring_scatter")}
+    for name, rings in pairs.items():
+        space = defined(*(adapted(ring, variant) for ring in rings), source(name))
+        assert check(space[name]).report.passed
 
 
 def test_a_secret_chooses_and_functions_that_belong_together_agree():
@@ -125,7 +119,7 @@ def handed_in(course, name, text):
 
 
 def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tmp_path):
-    asked = varied.asked_by(course, "collectives")
+    asked = varied.requested_by(course, "collectives")
     assert set(asked) == set(RINGS)
     name, path = "ring_all_to_all", tmp_path / "collectives.ipynb"
     sentence = sentence_of(name, asked[name])
@@ -164,11 +158,10 @@ def test_init_again_changes_nothing_and_a_verdict_is_filed_under_what_was_asked(
     (other,) = find_submissions(course, "collectives")
     assert usual.key != other.key
     with pytest.raises(CourseError, match=r"course.toml for none.*meshcraft init .* makes them agree"):
-        varied.asked_by(course, "collectives")
-    (course / "course.toml").write_text(settings.replace('"reversed"', '"sideways"').replace('"next"', '"sideways"'))
-    (course / "course.toml").write_text((course / "course.toml").read_text().replace('"previous"', '"sideways"'))
+        varied.requested_by(course, "collectives")
+    (course / "course.toml").write_text(re.sub('"(reversed|next|previous)"', '"sideways"', settings))
     with pytest.raises(CourseError, match="no variant 'sideways'"):
-        varied.asked_by(course, "collectives")
+        varied.requested_by(course, "collectives")
 
 
 def test_a_course_of_before_and_one_that_wants_none_keep_the_public_notebook(tmp_path):
@@ -178,12 +171,11 @@ def test_a_course_of_before_and_one_that_wants_none_keep_the_public_notebook(tmp
     released = (old / "release" / "collectives" / "collectives.ipynb").read_bytes()
     init_course(old, chapters=["collectives"], due={}, settings={}, students=[])
     assert (old / "release" / "collectives" / "collectives.ipynb").read_bytes() == released
-    assert varied.asked_by(old, "collectives") == {}
+    assert varied.requested_by(old, "collectives") == {}
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": False}, students=[])
     assert read_settings(plain).variants == {} and b"variant" not in released
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": True}, students=[])
-    assert set(varied.asked_by(plain, "collectives")) == set(RINGS)
+    assert set(varied.requested_by(plain, "collectives")) == set(RINGS)
     init_course(plain, chapters=["collectives"], due={}, settings={"vary": False}, students=[])
-    assert (plain / "source" / "collectives" / "collectives.ipynb").read_bytes() == (
-        old / "source" / "collectives" / "collectives.ipynb"
-    ).read_bytes()
+    sources = {(folder / "source" / "collectives" / "collectives.ipynb").read_bytes() for folder in (old, plain)}
+    assert len(sources) == 1

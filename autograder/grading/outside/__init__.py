@@ -1,1 +1,1 @@
-"""What judges and does not run confined: intake to points, for one submission."""
+"""The grader outside the sandbox: from intake to points, for one submission."""

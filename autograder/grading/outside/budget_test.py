@@ -1,9 +1,12 @@
-"""A submission has a budget: what hangs ends soon, and what is honest is judged beside it."""
+"""A submission has a budget: what hangs ends soon, and honest functions of the same submission are judged."""
 
+import io
 import json
+import os
 import subprocess
 import sys
 import textwrap
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -97,10 +100,11 @@ class Process:
     """A Python program, as a worker's process."""
 
     def __init__(self, program):
-        command = [sys.executable, "-c", textwrap.dedent(program)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command, pipes = (
+            [sys.executable, "-c", textwrap.dedent(program)],
+            dict.fromkeys(("stdin", "stdout"), subprocess.PIPE),
         )
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
         self.stdin, self.stdout, self.stderr_tail = self.process.stdin, self.process.stdout, ""
 
     def wait(self, timeout=None):
@@ -109,6 +113,9 @@ class Process:
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+    def close(self):
+        self.kill()
         for pipe in filter(None, (self.stdin, self.stdout)):
             pipe.close()
 
@@ -123,16 +130,16 @@ def test_a_deadlock_of_devices_ends_long_before_its_deadline_and_is_tried_once()
 
 CHILD = """
     import sys, time
-    from autograder.grading.inside import confine
+    from autograder.grading.inside import jailed_child
     from autograder.grading.inside.launch import Limits
 
     def computes(result):
         while time.process_time() < 1.0:
             pass
 
-    confine.STALL_S = 0.4
+    jailed_child.STALL_S = 0.4
     does = computes if sys.argv[1] == "computes" else lambda result: time.sleep(600)
-    print(confine.fork_confined(does, limits=Limits(wall_s=None, cpu_s=None)).exceeded)
+    print(jailed_child.fork_confined(does, limits=Limits(wall_s=None, cpu_s=None)).exceeded)
 """
 
 
@@ -143,3 +150,38 @@ def test_a_child_that_sleeps_is_ended_and_one_that_computes_is_not(monkeypatch, 
     command = [sys.executable, "-c", textwrap.dedent(CHILD), does]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == exceeded
+
+
+class SlowToEnd:
+    """Closes its output at once when it is ended, and its files a moment later, as a real process may."""
+
+    def __init__(self):
+        self.stdin = io.BytesIO()
+        reading, self.writing = os.pipe()
+        self.stdout = os.fdopen(reading, "rb")
+        self.ended, self.ending = False, False
+
+    def kill(self):
+        if not self.ending:
+            self.ending = True
+            os.close(self.writing)
+            time.sleep(0.2)
+            self.ended = True
+
+    close = kill
+
+    def wait(self, timeout=None):
+        return 0
+
+    @property
+    def stderr_tail(self):
+        assert self.ended, "looked at while it was being ended"
+        return "last words"
+
+
+def test_a_process_that_is_ended_at_its_deadline_is_left_alone_until_it_has_ended():
+    process = SlowToEnd()
+    worker = Worker(lambda: process, greets=False, seconds=0.1)
+    with process.stdout, pytest.raises(Stopped, match=r"took longer than 0\.1 s") as stopped:
+        worker.ask({"do": "run"})
+    assert stopped.value.verdict == LIMIT_EXCEEDED

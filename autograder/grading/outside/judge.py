@@ -1,7 +1,5 @@
 """The trusted end: draws inputs, holds the oracle, and turns what a function's Programs do into facts and points."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable, Iterator
@@ -68,7 +66,7 @@ def plan(
     submission: str = "",
     variant: str = "",
 ) -> Plan:
-    """What to judge a function on.
+    """Plan the cases and seeds that a function is judged on.
 
     Args:
         chapter: The chapter's name.
@@ -87,10 +85,10 @@ def plan(
     cases = tuple(case for case in task.cases if full or case.quick) + (task.stretched() if stretched else ())
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
-    at_scale, asked = task.at_scale[0] if task.at_scale else None, task.variant(variant)
-    if asked:
-        cases, at_scale = tuple(map(asked.of, cases)), at_scale and asked.of(at_scale)
-    return Plan(chapter, task, cases, at_scale, seed, shared, bool(secret), asked)
+    at_scale, requested = task.at_scale[0] if task.at_scale else None, task.variant(variant)
+    if requested:
+        cases, at_scale = tuple(map(requested.of, cases)), at_scale and requested.of(at_scale)
+    return Plan(chapter, task, cases, at_scale, seed, shared, bool(secret), requested)
 
 
 def _seed(secret: bytes, text: str) -> int:
@@ -124,12 +122,12 @@ def _concluded(
     plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
 ) -> Result:
     """The result with the realistic size in one of its orders."""
-    facts = [_asked(fact, plan.variant) for fact in plan.task.facts(Judged(cases, large, known))]
+    facts = [_in_this_course(fact, plan.variant) for fact in plan.task.facts(Judged(cases, large, known))]
     result = conclude(plan.task.name, plan.task.points, facts)
     return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
 
 
-def _asked(fact: Fact, variant: Variant | None) -> Fact:
+def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
     """The fact; one about wrong numbers says what this course asks for, where that is not what is usual."""
     if variant is None or fact.passed is not False or not fact.kind.required:
         return fact
@@ -139,8 +137,8 @@ def _asked(fact: Fact, variant: Variant | None) -> Fact:
 def stopped(task: Task, problem: Problem) -> Result:
     """The result of a function that has no Program to judge."""
     if problem.verdict == FAIL:
-        found, limit = "of another form", "as specified"
-        form = Fact("values", Kind.FORM, False, found, limit, line=problem.line, message=problem.message)
+        measured, limit = "of another form", "as specified"
+        form = Fact("values", Kind.FORM, False, measured, limit, line=problem.line, message=problem.message)
         return Result(task.name, 0.0, task.points, FAIL, (form,))
     return Result(task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message)
 
@@ -156,9 +154,9 @@ def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
         raise ProgramError(f"the Program for {case.name} is for mesh {program.mesh}, expected {case.mesh}")
     if program.platform != "cpu":
         raise ProgramError(f"the Program for {case.name} is for platform {program.platform!r}, expected 'cpu'")
-    for found, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
-        if found != wanted:
-            raise ProgramError(f"the Program for {case.name} takes {found}, expected {wanted}")
+    for leaf, wanted in zip((*program.inputs, None), (*expected, None), strict=False):
+        if leaf != wanted:
+            raise ProgramError(f"the Program for {case.name} takes {leaf}, expected {wanted}")
     donated = tuple(index for index, leaf in enumerate(expected) if leaf.name.split("/")[0] in wrapped.donate)
     if program.donated != donated:
         raise ProgramError(
@@ -175,9 +173,8 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
     program = _load(plan, case, programs)
     inputs, wanted = expected(plan, case)
     description, blobs = wire.pack(inputs)
-    request = {"do": "run", "inputs": description, "data_branches": plan.task.data_branches,
-               "form": plan.official and case is plan.cases[0]}  # fmt: skip
-    answer, arrays = execute(request, [programs[case.name], *blobs])
+    options = {"data_branches": plan.task.data_branches, "form": plan.official and case is plan.cases[0]}
+    answer, arrays = execute({"do": "run", "inputs": description, **options}, [programs[case.name], *blobs])
     looked = _looked(answer)
     measured = wire.unpack(answer.get("results", []), arrays)
     if set(measured) != set(wanted):
@@ -190,7 +187,7 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
 def _analyse(
     plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
 ) -> list[tuple[Evidence, dict[str, Any] | None]]:
-    """What the lenses say of the realistic size, and its timeline in brief, for each order of its collectives.
+    """The lenses' figures at the realistic size, and its timeline in brief, for each order of its collectives.
 
     The order in which a Program does best counts, for all facts: what begins early needs its memory early.
     """
@@ -200,19 +197,19 @@ def _analyse(
     theirs, ours = ([(x.name, x.dtype, x.spec) for x in p.outputs] for p in (program, Program.load(smaller)))
     if theirs != ours:
         raise ProgramError("the Program of the realistic size does not give what the small one gives")
-    request = {"do": "analyse", "machine": plan.task.machine, "data_branches": plan.task.data_branches,
-               "exposed_axes": list(plan.task.exposed_axes)}  # fmt: skip
+    options = {"data_branches": plan.task.data_branches, "exposed_axes": list(plan.task.exposed_axes)}
+    request = {"do": "analyse", "machine": plan.task.machine, **options}
     stretched = [programs[case.name] for case in plan.task.stretched() if case.name in programs]
     answer, _ = execute(request, [programs[plan.at_scale.name], smaller, *stretched])
     costs, _ = _looked(answer)
     leaves = (program.inputs, program.outputs)
-    found = []
+    result = []
     for order in answer["orders"]:
         looked = {}, {}, costs, msgspec.convert(order["memory"], Memory), line, answer["difference"]
         time = msgspec.convert(order["timeline"], Timeline)
         evidence = Evidence(plan.at_scale, *leaves, *looked, time, exposed=order["exposed"])
-        found.append((evidence, _picture(order["picture"])))
-    return found
+        result.append((evidence, _picture(order["picture"])))
+    return result
 
 
 def _picture(brief: Any) -> dict[str, Any] | None:
@@ -241,12 +238,12 @@ def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _drawn(chapter: str, task: str, case: Case[Any], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    found = load(chapter).task(task)
+    contract = load(chapter).task(task)
     what = repr((case.name, list(case.mesh.items()), case.sizes))
     salt = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big")
-    inputs = found.draw(np.random.default_rng([seed, salt]), case)
+    inputs = contract.draw(np.random.default_rng([seed, salt]), case)
     with _quick_compilation():
-        return named(inputs), named(found.oracle(inputs, case))
+        return named(inputs), named(contract.oracle(inputs, case))
 
 
 _kept = lru_cache(maxsize=32)(_drawn)

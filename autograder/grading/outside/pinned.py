@@ -1,7 +1,5 @@
 """JAX's settings while the judge computes, whatever a learner's notebook has made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

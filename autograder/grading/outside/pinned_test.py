@@ -8,8 +8,9 @@ from autograder.contract.task import load
 from autograder.grading.outside import judge as judging
 from autograder.grading.outside.pinned import PINNED, pinned
 
-CHANGED = {"jax_enable_x64": True, "jax_default_prng_impl": "rbg", "jax_numpy_rank_promotion": "raise",
-           "jax_debug_nans": True, "jax_default_matmul_precision": "bfloat16", "jax_disable_jit": True}  # fmt: skip
+CHANGED = {f"jax_{name}": True for name in ("enable_x64", "debug_nans", "disable_jit")}
+CHANGED |= {"jax_default_prng_impl": "rbg", "jax_numpy_rank_promotion": "raise"}
+CHANGED |= {"jax_default_matmul_precision": "bfloat16"}
 
 
 @pytest.fixture

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import json
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from autograder.contract.case import UNSEEN, to_plain
 from autograder.contract.task import Case, Task, load
@@ -29,8 +30,9 @@ from autograder.contract.verdict import (
     with_denied,
 )
 from autograder.grading.inside import wire
-from autograder.grading.inside.intake import Notebook, read_notebook, whole
+from autograder.grading.inside.intake import Notebook, read_notebook
 from autograder.grading.inside.launch import STALL_S, Limits
+from autograder.grading.inside.messages import Ending, TraceMessage, TraceRequest, untrusted
 from autograder.grading.inside.running import ALL_SECONDS, PATIENT_SECONDS
 from autograder.grading.inside.tracing import Problem, Traced
 from autograder.grading.outside.judge import Stopped, judge, plan, stopped
@@ -53,7 +55,7 @@ _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
 class Budget:
-    """What is left of a submission's time: of its processes' on the clock and on the processor, in seconds."""
+    """A submission's remaining time: of its processes on the clock and on the processor, in seconds."""
 
     def __init__(self, limits: Limits):
         self.usual, self.hung = limits, False
@@ -68,17 +70,15 @@ class Budget:
         usual, share = self.usual, AFTER_A_HANG if self.hung else 1.0
         wall, cpu = usual.wall_s or math.inf, usual.cpu_s or math.inf
         if self.wall_s < LEAST * wall or self.cpu_s < LEAST * cpu:
-            said = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
+            most = f"{SUBMISSION * wall:g} s, or {SUBMISSION * cpu:g} s of processor time"
             raise Stopped(
                 LIMIT_EXCEEDED,
-                f"all functions of a submission have {said}, together, and too little of it was left for this one: "
+                f"all functions of a submission have {most}, together, and too little of it was left for this one: "
                 "mend the function that takes so long (limit on a submission's time)",
             )
         wall, cpu = min(wall * share, self.wall_s), min(cpu * share, self.cpu_s)
-        return replace(
-            usual,
-            wall_s=wall if math.isfinite(wall) else None,
-            cpu_s=max(1, int(cpu)) if math.isfinite(cpu) else None,
+        return dataclasses.replace(
+            usual, wall_s=wall if math.isfinite(wall) else None, cpu_s=max(1, int(cpu)) if math.isfinite(cpu) else None
         )
 
     def spend(self, begin: float, cpu: Any) -> None:
@@ -114,7 +114,7 @@ class Grader:
     def __enter__(self) -> Grader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -149,42 +149,44 @@ class Grader:
         return result
 
     def _grade_task(self, task: Task, notebook: Notebook, budget: Budget, *, patient: bool) -> tuple[Result, bool]:
-        planned = plan(self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest,
-                       variant=self.variants.get(task.name, ""))  # fmt: skip
+        variant = self.variants.get(task.name, "")
+        planned = plan(
+            self.chapter, task, stretched=True, secret=self.secret, submission=notebook.digest, variant=variant
+        )
         request = trace_request(self.chapter, task, notebook, planned.traced, self.limits, patient=patient)
         denied: tuple[str, ...] = ()
         left_out = False
         try:
             limits = budget.limits()
-            told, blobs = self._trace(request, limits, budget)
-            denied = tuple(str(call)[:200] for call in told.get("denied", []))[:50]
-            if not told.get("clean", False):
-                self.tracer.close()
-            left_out = bool(_said(blobs[0]).get("left_out"))
-            programs, line = _programs(told, blobs[0], limits)
-            result = judge(planned, programs, line, partial(self._execute, budget))
-        except _Told as told_problem:
-            result = stopped(task, told_problem.problem)
+            ending, written = self._trace(replace(request, limits=limits), budget)
+            denied = tuple(call[:200] for call in ending.denied[:50])
+            message, programs = read_result(ending, written, limits)
+            left_out = message.left_out > 0
+            if message.problem:
+                result = stopped(task, message.problem)
+            else:
+                result = judge(planned, programs, message.line, partial(self._execute, budget))
         except wire.WireError as error:
             result = stopped(task, Problem(REFUSED, f"what the submission's process gave is not Programs: {error}"))
         except Stopped as error:
             result = stopped(task, Problem(error.verdict, str(error)))
         return with_denied(result, denied), left_out
 
-    def _trace(self, request: dict[str, Any], limits: Limits, budget: Budget) -> tuple[dict[str, Any], list[bytes]]:
-        """What the tracer tells; asked again when its child was killed from outside, or by what nobody needs."""
+    def _trace(self, request: TraceRequest, budget: Budget) -> tuple[Ending, bytes]:
+        """The tracer's response; requested again when its child was killed from outside."""
         for _ in range(TRIES):
-            told, blobs = ask_tracer(self.tracer, {**request, "limits": asdict(limits)}, limits, budget.spend)
-            budget.hung |= told["exceeded"] in ("wall time", "waiting") or _used_up(told, limits)
-            if told.get("signal") != signal.SIGKILL or told["exceeded"] or _used_up(told, limits):
-                return told, blobs
-        said = f"the submission's process was killed from outside {TRIES} times; is this machine out of memory?"
-        raise Stopped(NEEDS_HUMAN, said)
+            ending, written = ask_tracer(self.tracer, request, budget.spend)
+            used_up = _used_up(ending, request.limits)
+            budget.hung |= ending.exceeded in ("wall time", "waiting") or used_up
+            if ending.signal != signal.SIGKILL or ending.exceeded or used_up:
+                return ending, written
+        message = f"the submission's process was killed from outside {TRIES} times; is this machine out of memory?"
+        raise Stopped(NEEDS_HUMAN, message)
 
     def _execute(
         self, budget: Budget, header: dict[str, Any], blobs: list[bytes]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """What the executor makes of a Program, within what is left of the submission's time."""
+        """The executor's response, within the submission's remaining time."""
         limits, begin, used = budget.limits(), time.monotonic(), 0.0
         self.executor.seconds, self.executor.cpu_s = limits.wall_s or 0, limits.cpu_s
         try:
@@ -208,169 +210,127 @@ def trace_request(
     platform: str = "cpu",
     *,
     patient: bool = False,
-) -> dict[str, Any]:
-    """What a tracer is asked for a function of a notebook. Nothing says which variant a course asks for.
+    with_uses: bool = False,
+) -> TraceRequest:
+    """The request to trace a function of a notebook. Nothing in it says which variant a course asks for.
 
     ``patient`` leaves a notebook's experiments more time.
     """
-    asked = {name for variant in task.variants for name in variant.sizes}
+    varied = {name for variant in task.variants for name in variant.sizes}
 
     def shown(case: Case) -> dict[str, Any]:
-        found = to_plain(task.complete(case))
-        return {**found, "sizes": {name: size for name, size in found["sizes"].items() if name not in asked}}
+        plain = to_plain(task.complete(case))
+        return {**plain, "sizes": {name: size for name, size in plain["sizes"].items() if name not in varied}}
 
-    return {
-        "chapter": chapter,
-        "task": task.name,
-        "cells": [asdict(cell) for cell in notebook.cells],
-        "lab": lab_code(chapter),
-        "cases": [shown(case) for case in cases],
-        "platform": platform,
-        "patience": PATIENT_SECONDS if patient else ALL_SECONDS,
-        "limits": asdict(limits),
-    }
+    patience = PATIENT_SECONDS if patient else ALL_SECONDS
+    cells, lab, every = tuple(notebook.cells), lab_code(chapter), tuple(map(shown, cases))
+    return TraceRequest(chapter, task.name, cells, lab, every, limits, patience, platform, with_uses=with_uses)
 
 
 def ask_tracer(
-    tracer: Worker,
-    request: dict[str, Any],
-    limits: Limits,
-    spend: Callable[[float, Any], None] = lambda begin, cpu: None,
-) -> tuple[dict[str, Any], list[bytes]]:
-    """What a tracer tells. Where its child ended without a word and before its time, it is asked for less.
+    tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None] = lambda begin, cpu: None
+) -> tuple[Ending, bytes]:
+    """A tracer's child: its end, and what it wrote. After a silent end before its time, less is requested.
 
     A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
     """
+    ending, written = _ask(tracer, request, spend)
+    killed = ending.exceeded in ("wall time", "waiting") or (ending.signal == signal.SIGKILL and not ending.exceeded)
+    if not written and not killed and not _used_up(ending, request.limits):
+        ending, written = _ask(tracer, replace(request, only_needed=True), spend)
+    return ending, written
+
+
+def _ask(tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None]) -> tuple[Ending, bytes]:
+    """One request: a header with what the tracer may keep, and the whole of it for the one process that serves it."""
     begin = time.monotonic()
-    told, blobs = tracer.ask(*_message(request))
-    spend(begin, told.get("cpu_s"))
-    killed = told["exceeded"] in ("wall time", "waiting") or (
-        told.get("signal") == signal.SIGKILL and not told["exceeded"]
-    )
-    if not blobs[0] and not killed and not _used_up(told, limits):
-        if not told.get("clean", False):
-            tracer.close()
-        begin = time.monotonic()
-        told, blobs = tracer.ask(*_message({**request, "only_needed": True}))
-        spend(begin, told.get("cpu_s"))
-    return told, blobs
+    public = [case for case in request.cases if case["name"] != UNSEEN]
+    header = {"chapter": request.chapter, "task": request.task, "lab": request.lab, "cases": public}
+    response, (written, *_) = tracer.ask(header, [msgspec.json.encode(request)])
+    ending = msgspec.convert(response, Ending)
+    spend(begin, ending.cpu_s)
+    if not ending.clean:
+        tracer.close()
+    return ending, written
 
 
-def _message(request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-    """A request as it travels: what the tracer may keep, and the whole of it, for the one process that serves it."""
-    public = [case for case in request["cases"] if case["name"] != UNSEEN]
-    kept = {name: request[name] for name in ("chapter", "task", "lab")}
-    return {**kept, "cases": public}, [json.dumps(request).encode()]
-
-
-def traced_by(tracer: Worker, request: dict[str, Any], limits: Limits) -> Traced | Problem:
-    """What a tracer makes of a request, as if it had been traced here."""
+def traced_by(tracer: Worker, request: TraceRequest) -> Traced | Problem:
+    """Trace in another process, as if it were done here."""
     try:
-        told, blobs = ask_tracer(tracer, request, limits)
-        if not told.get("clean", False):
-            tracer.close()
-        programs, line = _programs(told, blobs[0], limits)
-        loaded = {name: Program.load(data) for name, data in programs.items()}
-        return Traced(loaded, line, _uses(_said(blobs[0])))
-    except _Told as error:
-        return error.problem
+        message, programs = read_result(*ask_tracer(tracer, request), request.limits)
+        return _traced(message, programs)
     except Stopped as error:
         return Problem(error.verdict, str(error))
     except (wire.WireError, ProgramError) as error:
         return Problem(REFUSED, f"what the notebook's process gave is not Programs: {error}")
 
 
-def trace_together(tracer: Worker, requests: list[dict[str, Any]], limits: Limits) -> list[Traced | Problem]:
-    """What a tracer makes of several functions of a notebook, whose cells run once.
+def trace_together(tracer: Worker, requests: list[TraceRequest]) -> list[Traced | Problem]:
+    """Trace several functions of a notebook, whose cells run once.
 
     Where they take its process with them, each function gets a process, and a run of the cells, of its own.
 
     Args:
         tracer: It runs no other request meanwhile.
-        requests: What ``trace_request`` gives, of the same notebook.
-        limits: For one of them; all together may use so much more.
+        requests: What ``trace_request`` gives, of the same notebook, and with the same limits: each for one of them,
+            and all together may use so much more.
     """
     first, *others = requests
     if others:
-        most = replace(limits, wall_s=len(requests) * (limits.wall_s or 0), cpu_s=len(requests) * (limits.cpu_s or 0))
-        also = [{name: other[name] for name in ("task", "cases", "platform")} for other in others]
+        wall, cpu = first.limits.wall_s or 0, first.limits.cpu_s or 0
+        limits = dataclasses.replace(first.limits, wall_s=len(requests) * wall, cpu_s=len(requests) * cpu)
+        also = tuple(function for other in others for function in other.functions)
         with suppress(Stopped, wire.WireError, ProgramError):
-            told, (result,) = ask_tracer(tracer, {**first, "also": also, "limits": asdict(most)}, most)
-            if not told.get("clean", False):
-                tracer.close()
-            answers = [answer for answer in _messages(result) if not answer[0].get("ran")]
-            if len(answers) == len(requests):
-                return [_traced(*answer) for answer in answers]
-    return [traced_by(tracer, request, limits) for request in requests]
+            _, written = ask_tracer(tracer, replace(first, also=also, limits=limits))
+            messages = [_accepted(*read) for read in _messages(written) if not read[0].ran]
+            if len(messages) == len(requests):
+                return [_traced(*accepted) for accepted in messages]
+    return [traced_by(tracer, request) for request in requests]
 
 
-def _messages(result: bytes) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-    stream = io.BytesIO(result)
-    while stream.tell() < len(result):
-        yield wire.read(stream)
+def _traced(message: TraceMessage, programs: dict[str, bytes]) -> Traced | Problem:
+    if message.problem:
+        return message.problem
+    return Traced({name: Program.load(data) for name, data in programs.items()}, message.line, message.uses)
 
 
-def _traced(header: dict[str, Any], blobs: list[bytes]) -> Traced | Problem:
-    try:
-        programs, line = _accepted(header, blobs)
-    except _Told as error:
-        return error.problem
-    return Traced({name: Program.load(data) for name, data in programs.items()}, line, _uses(header))
+def read_result(ending: Ending, written: bytes, limits: Limits) -> tuple[TraceMessage, dict[str, bytes]]:
+    """Read what a student's process wrote, which is untrusted: its message, and its Programs by case.
+
+    Raises:
+        WireError: It is no such message.
+    """
+    if ending.exceeded:
+        return TraceMessage(problem=Problem(LIMIT_EXCEEDED, _ended(ending.exceeded, limits))), {}
+    messages = _messages(written)
+    message, blobs = next(messages, (TraceMessage(ran=True), []))
+    if message.ran:  # its cells have run, nothing else is said yet
+        following = next(messages, None)
+        if following is None:
+            return TraceMessage(problem=_silent(ending, limits)), {}
+        message, blobs = following
+    return _accepted(message, blobs)
 
 
-def _uses(header: dict[str, Any]) -> dict[str, str]:
-    """What a tracer says of the names that a function uses."""
-    used = header.get("uses")
-    return {str(name): str(text) for name, text in used.items()} if isinstance(used, dict) else {}
-
-
-def _said(result: bytes) -> dict[str, Any]:
-    """Everything that a tracer says, of all of its messages together."""
-    stream, found = io.BytesIO(result), {}
-    with suppress(wire.WireError):
-        while stream.tell() < len(result):
-            header, sizes = wire.read_header(stream)
-            found |= header
-            stream.seek(sum(sizes), io.SEEK_CUR)
-    return found
-
-
-class _Told(Exception):
-    """The tracer says that there are no Programs, and why."""
-
-    def __init__(self, problem: Problem):
-        super().__init__(problem.message)
-        self.problem = problem
-
-
-def _programs(told: dict[str, Any], result: bytes, limits: Limits) -> tuple[dict[str, bytes], str]:
-    """Programs by case and the line of the definition, from what the student's process wrote: trusted in nothing."""
-    if told["exceeded"]:
-        raise _Told(Problem(LIMIT_EXCEEDED, _ended(told["exceeded"], limits)))
-    stream = io.BytesIO(result)
-    header, blobs = wire.read(stream) if result else ({"ran": True}, [])
-    if header.get("ran"):  # its cells have run, nothing else is said yet
-        if stream.tell() == len(result):
-            raise _Told(_silent(told, limits))
+def _messages(written: bytes) -> Iterator[tuple[TraceMessage, list[bytes]]]:
+    stream = io.BytesIO(written)
+    while stream.tell() < len(written):
         header, blobs = wire.read(stream)
-    return _accepted(header, blobs)
+        yield untrusted(header, TraceMessage), blobs
 
 
-def _accepted(header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, bytes], str]:
-    """One function's Programs by case, and its line."""
-    if "problem" in header:
-        problem = header["problem"] if isinstance(header["problem"], dict) else {}
-        verdict = problem.get("verdict")
-        text, line = whole(str(problem.get("message", ""))[:2000]), whole(str(problem.get("line", ""))[:100])
-        raise _Told(Problem(verdict if verdict in _THEIRS else REFUSED, text, line))
-    cases = header.get("cases")
-    if not isinstance(cases, list) or len(cases) != len(blobs) or not all(isinstance(c, str) for c in cases):
+def _accepted(message: TraceMessage, blobs: list[bytes]) -> tuple[TraceMessage, dict[str, bytes]]:
+    """One function's message and its Programs by case, or a problem that a student's process may claim."""
+    if problem := message.problem:
+        verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
+        return replace(message, problem=Problem(verdict, problem.message[:2000], problem.line[:100])), {}
+    if not message.cases or len(message.cases) != len(blobs):
         raise wire.WireError("its cases and Programs do not fit together")
-    return dict(zip(cases, blobs, strict=True)), whole(str(header.get("line", ""))[:100])
+    return replace(message, line=message.line[:100]), dict(zip(message.cases, blobs, strict=True))
 
 
 def _ended(limit: str, limits: Limits) -> str:
-    """Why the grader ended a student's process."""
+    """The reason why the grader ended a student's process."""
     most = {
         "wall time": f"took longer than {limits.wall_s:g} s",
         "waiting": f"computed nothing for {STALL_S:g} s",
@@ -380,24 +340,22 @@ def _ended(limit: str, limits: Limits) -> str:
     return f"the submission's process {most[limit]} and was ended (limit on {limit})"
 
 
-def _silent(told: dict[str, Any], limits: Limits) -> Problem:
-    """Why a student's process may have ended without a word."""
-    lines = str(told.get("output", "")).strip().splitlines()
-    said = f"; its last words: {lines[-1][:300]}" if lines else ""
-    if told.get("signal") == signal.SIGXCPU or (told.get("signal") == signal.SIGKILL and _used_up(told, limits)):
-        said = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
-        return Problem(LIMIT_EXCEEDED, f"{said} (limit on processor time)")
-    if "pthread_create failed" in str(told.get("output", "")):
-        said = "the submission's process could not start another thread (limit on processes and threads)"
-        return Problem(LIMIT_EXCEEDED, said)
-    if any(words in said for words in _NO_MEMORY):
-        return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{said}")
-    if told.get("signal") is not None:
-        return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {told['signal']}{said}")
-    return Problem(
-        STUDENT_ERROR, f"the submission's process ended without a result, status {told.get('exit_status')}{said}"
-    )
+def _silent(ending: Ending, limits: Limits) -> Problem:
+    """The likely reason why a student's process ended silently."""
+    lines = ending.output.strip().splitlines()
+    last = f"; its last words: {lines[-1][:300]}" if lines else ""
+    if ending.signal == signal.SIGXCPU or (ending.signal == signal.SIGKILL and _used_up(ending, limits)):
+        message = f"the submission's process used more than {limits.cpu_s} s of processor time and was ended"
+        return Problem(LIMIT_EXCEEDED, f"{message} (limit on processor time)")
+    if "pthread_create failed" in ending.output:
+        message = "the submission's process could not start another thread (limit on processes and threads)"
+        return Problem(LIMIT_EXCEEDED, message)
+    if any(words in last for words in _NO_MEMORY):
+        return Problem(LIMIT_EXCEEDED, f"the submission's process needed more memory than it may have{last}")
+    if ending.signal is not None:
+        return Problem(STUDENT_ERROR, f"the submission's process crashed with signal {ending.signal}{last}")
+    return Problem(STUDENT_ERROR, f"the submission's process ended without a result, status {ending.exit_status}{last}")
 
 
-def _used_up(told: dict[str, Any], limits: Limits) -> bool:
-    return limits.cpu_s is not None and told.get("cpu_s", 0.0) >= limits.cpu_s - 1
+def _used_up(ending: Ending, limits: Limits) -> bool:
+    return limits.cpu_s is not None and ending.cpu_s >= limits.cpu_s - 1

@@ -3,7 +3,9 @@
 import errno
 import inspect
 import io
+import os
 from dataclasses import asdict, replace
+from functools import partial
 
 import nbformat
 import numpy as np
@@ -12,11 +14,13 @@ import pytest
 from autograder.contract.task import load
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, REFUSED, STUDENT_ERROR, Result
 from autograder.grading.inside import wire
-from autograder.grading.inside.executor import Executor
+from autograder.grading.inside.executor import Executor, answered
+from autograder.grading.inside.intake import read_notebook
+from autograder.grading.inside.messages import Ending
 from autograder.grading.inside.tracing import Traced, describe_error, limit_of, trace_cases
 from autograder.grading.outside import pipeline
 from autograder.grading.outside.judge import expected, judge, plan
-from autograder.grading.outside.pipeline import LIMITS, Grader, _programs, _Told
+from autograder.grading.outside.pipeline import LIMITS, Grader, read_result
 from autograder.grading.outside.sandbox import best_level
 from solutions.fsdp import shard_params
 
@@ -42,24 +46,16 @@ def message(header, blobs=()):
         ({"signal": 24, "cpu_s": 60.0}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
         ({"signal": 9, "cpu_s": 60.9}, b"", LIMIT_EXCEEDED, "60 s of processor time"),
         ({"signal": 6, "output": "terminate called: std::bad_alloc"}, b"", LIMIT_EXCEEDED, "more memory"),
-        (
-            {"signal": 6, "output": "LLVM ERROR: pthread_create failed: x\n @ 0x7ff2"},
-            b"",
-            LIMIT_EXCEEDED,
-            "and threads",
-        ),
+        ({"signal": 6, "output": "LLVM: pthread_create failed: x\n @ 0x7ff2"}, b"", LIMIT_EXCEEDED, "and threads"),
         ({"signal": 11}, b"", STUDENT_ERROR, "crashed with signal 11"),
         ({"exit_status": 0, "output": "bye\n"}, b"", STUDENT_ERROR, "its last words: bye"),
         ({}, message({"problem": {"verdict": "pass", "message": "trust me"}}), REFUSED, "trust me"),
-        ({}, message({"problem": {"verdict": "needs_human"}}), REFUSED, ""),
-        ({}, message({"problem": 7}), REFUSED, ""),
+        ({}, message({"problem": {"verdict": "needs_human", "message": ""}}), REFUSED, ""),
     ],
 )
 def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict, says):
-    with pytest.raises(_Told) as caught:
-        _programs({**QUIET, **told}, result, LIMITS)
-    assert caught.value.problem.verdict == verdict
-    assert says in caught.value.problem.message
+    problem = read_result(Ending(**{**QUIET, **told}), result, LIMITS)[0].problem
+    assert problem and problem.verdict == verdict and says in problem.message
 
 
 @pytest.mark.parametrize(
@@ -83,6 +79,9 @@ def test_an_exception_names_the_limit_that_it_is_about(error, limit):
     [
         b"\x00\x00\x00\x04nope",
         b"\xff\xff\xff\xff",
+        message({"problem": 7}),
+        message({"problem": {"verdict": "pass", "message": ["trust", "me"]}}),
+        message({"ran": 1, "left_out": "many"}),
         message({"cases": ["a", "b"]}, [b"one"]),
         message({"cases": [1]}, [b"one"]),
         message({"cases": "a"}, [b"one"]),
@@ -91,7 +90,7 @@ def test_an_exception_names_the_limit_that_it_is_about(error, limit):
 )
 def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
     with pytest.raises(wire.WireError):
-        _programs(QUIET, result, LIMITS)
+        read_result(Ending(**QUIET), result, LIMITS)
 
 
 # What the judge is given
@@ -106,19 +105,8 @@ def honest():
 
 
 def judged(planned, programs):
-    executor = Executor()
-
-    def execute(header, blobs):
-        from course.program import ProgramError
-
-        try:
-            return executor.serve(header, blobs)
-        except ProgramError as error:
-            return {"refused": str(error)}, []
-
-    return judge(
-        planned, {name: p if isinstance(p, bytes) else p.serialise() for name, p in programs.items()}, "", execute
-    )
+    whole = {name: p if isinstance(p, bytes) else p.serialise() for name, p in programs.items()}
+    return judge(planned, whole, "", partial(answered, Executor()))
 
 
 def test_programs_that_differ_in_lines_alone_are_compiled_once(honest):
@@ -130,14 +118,16 @@ def test_programs_that_differ_in_lines_alone_are_compiled_once(honest):
     assert program.artefact != other.artefact
     executor = Executor()
     description, blobs = wire.pack(expected(planned, planned.cases[0])[0])
-    answers = [
-        executor.serve({"do": "run", "inputs": description}, [one.serialise(), *blobs]) for one in (program, other)
-    ]
-    assert len(executor.compiled) == 1 and answers[0][1] == answers[1][1]
+    request = {"do": "run", "inputs": description}
+    answers = [executor.serve(request, [one.serialise(), *blobs])[1] for one in (program, other)]
+    assert len(executor.compiled) == 1 and answers[0] == answers[1]
 
 
-def test_honest_programs_pass(honest):
-    assert judged(*honest).verdict == PASS
+def test_honest_programs_pass_and_official_grading_keeps_what_they_do(honest):
+    planned, programs = honest
+    result, kept = judged(planned, programs), judged(replace(planned, official=True), programs)
+    assert result.verdict == kept.verdict == PASS and len(kept.form) == 16
+    assert result.form == "" and Result.from_json(kept.to_json()) == kept
 
 
 def change(name, **fields):
@@ -180,17 +170,26 @@ def test_bit_flips_never_earn_points_nor_crash(honest):
 
 
 def test_inputs_follow_from_secret_and_submission_alone():
-    def seeds(secret, submission):
-        return plan("fsdp", TASK, secret=secret, submission=submission)
-
-    one = seeds(b"a" * 32, "x")
-    assert one == seeds(b"a" * 32, "x")
-    assert len({one.seed, seeds(b"b" * 32, "x").seed, seeds(b"a" * 32, "y").seed}) == 3
+    one, same, *others = (
+        plan("fsdp", TASK, secret=secret * 32, submission=submission)
+        for secret, submission in ((b"a", "x"), (b"a", "x"), (b"b", "x"), (b"a", "y"))
+    )
+    assert one == same and len({one.seed, *(other.seed for other in others)}) == 3
     assert one.cases[-1].name == "unseen"
     assert plan("fsdp", TASK).cases[-1].name != "unseen"
 
 
 # Real submissions in the real sandbox
+
+ANSWER = inspect.getsource(shard_params)
+HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\nPyTree = object"
+
+
+def graded(grader, tmp_path, *cells):
+    """What the first function of a submission with these cells gets."""
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(made, tmp_path / "fsdp.ipynb")
+    return grader.grade_task(TASK, read_notebook(tmp_path / "fsdp.ipynb"))
 
 
 @pytest.fixture(scope="module")
@@ -209,11 +208,10 @@ def test_a_child_that_is_killed_from_outside_is_traced_again_and_never_a_zero(gr
 
         return answer
 
-    path = submission(tmp_path, inspect.getsource(shard_params))
     monkeypatch.setattr(grader.tracer, "ask", killed(2))
-    assert grader.grade(path, "ada").functions[0].verdict != NEEDS_HUMAN
+    assert graded(grader, tmp_path, ANSWER).verdict != NEEDS_HUMAN
     monkeypatch.setattr(grader.tracer, "ask", killed(99))
-    result = grader.grade(path, "ada").functions[0]
+    result = graded(grader, tmp_path, ANSWER)
     assert result.verdict == NEEDS_HUMAN and "killed from outside 3 times" in result.message
 
 
@@ -231,48 +229,57 @@ def shard_params(params, axis_name, min_size):
 
 
 def test_nothing_of_another_student_is_in_the_memory_that_a_submission_can_read(grader, tmp_path):
-    marked = f"KEPT = 'of-{'ada' * 7}'\n" + "# filler of a long notebook\n" * 10_000 + inspect.getsource(shard_params)
-    assert "found" not in grader.grade(submission(tmp_path, marked), "ada").functions[0].message
-    # What it finds of the text that it looks for is its own.
-    result = grader.grade(submission(tmp_path, LOOKS), "eve").functions[0]
-    assert result.verdict == STUDENT_ERROR and "ValueError: found " in result.message
-    own = int(result.message.split("found ")[1].split()[0])
+    def own(grader):  # what it finds of the text that it looks for
+        result = graded(grader, tmp_path, LOOKS)
+        assert result.verdict == STUDENT_ERROR and "ValueError: found " in result.message
+        return int(result.message.split("found ")[1].split()[0])
+
+    marked = f"KEPT = 'of-{'ada' * 7}'\n" + "# filler of a long notebook\n" * 10_000 + ANSWER
+    assert "found" not in graded(grader, tmp_path, marked).message
+    after = own(grader)
     with Grader("fsdp", secret=b"s" * 32, level=grader.level) as fresh:
-        alone = fresh.grade(submission(tmp_path, LOOKS), "eve").functions[0]
-    assert int(alone.message.split("found ")[1].split()[0]) == own <= 3
+        assert own(fresh) == after <= 3
+
+
+BASE = """
+class Base:
+    known = []
+    def __init_subclass__(cls):
+        Base.known.append(1)
+"""
 
 
 @pytest.mark.parametrize(
     "cells",
     [
         ["T = {}\nput = lambda k, v: T.__setitem__(k, v)", "put('one', 1)", "ONE = T['one']"],
-        ["class Base:\n    known = []\n    def __init_subclass__(cls):\n        Base.known.append(1)",
-         "class More(Base):\n    pass", "ONE = Base.known[0]"],
+        [f"{BASE}\nclass More(Base):\n    pass", "ONE = Base.known[0]"],
         ["with open('one.txt', 'w') as file:\n    file.write('1')", "ONE = int(open('one.txt').read())"],
-    ],
-)  # fmt: skip
+    ][: None if os.environ.get("MESHCRAFT_FULL") else 2],
+)
 def test_what_experiments_left_no_time_for_is_run_in_the_end(grader, tmp_path, monkeypatch, cells):
     monkeypatch.setattr(pipeline, "ALL_SECONDS", 0.1)
     slow = "import time\nbegin = time.process_time()\nwhile time.process_time() < begin + 0.3: pass"
-    head = (
-        "from typing import Any as PyTree\nimport jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P"
-    )
-    answer = inspect.getsource(shard_params).replace("< min_size", "< min_size * ONE")
-    result = grader.grade(submission(tmp_path, head, slow, *cells, answer), "ada").functions[0]
+    result = graded(grader, tmp_path, HEAD, slow, *cells, ANSWER.replace("< min_size", "< min_size * ONE"))
     assert result.verdict == PASS, result.message
 
 
 def test_no_request_says_which_variant_is_asked():
     task = load("collectives").task("ring_all_gather")
     case = task.variants[0].of(task.cases[0])
-    (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS)["cases"]
+    (shown,) = pipeline.trace_request("collectives", task, pipeline.Notebook((), ""), [case], LIMITS).cases
     assert case.sizes.order and shown["sizes"] == {n: s for n, s in asdict(case.sizes).items() if n != "order"}
 
 
-def submission(tmp_path, *cells):
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbformat.write(made, tmp_path / "fsdp.ipynb")
-    return tmp_path / "fsdp.ipynb"
+START = "for _ in range(500): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+FORGE = """class Forge:
+    import sys
+    frame = sys._getframe()
+    while frame:
+        if 'result' in frame.f_locals: frame.f_locals['result'].write(b'\\xff' * 100)
+        frame = frame.f_back
+    __import__('os')._exit(0)
+"""
 
 
 @pytest.mark.parametrize(
@@ -285,32 +292,20 @@ def submission(tmp_path, *cells):
         ("class Flood:\n    for _ in range(100000): print('x' * 1000)", LIMIT_EXCEEDED, "limit on output"),
         ("class Files:\n    kept = [open('/dev/null') for _ in range(999)]", LIMIT_EXCEEDED, "limit on open files"),
         ("class Large:\n    with open('/tmp/x', 'wb') as f: f.write(bytes(65 << 20))", LIMIT_EXCEEDED, "limit on "),
-        ("class Threads:\n    import threading, time\n    for _ in range(500):\n"
-         "        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()", LIMIT_EXCEEDED,
-         "limit on processes"),
+        (f"class Threads:\n    import threading, time\n    {START}", LIMIT_EXCEEDED, "limit on processes"),
         ("class Suicide:\n    import os\n    os.kill(os.getpid(), 9)", STUDENT_ERROR, "PermissionError"),
         ("class Quit:\n    raise SystemExit", STUDENT_ERROR, "SystemExit"),
-        ("class Forge:\n    import sys\n    frame = sys._getframe()\n    while frame:\n"
-         "        if 'result' in frame.f_locals: frame.f_locals['result'].write(b'\\xff' * 100)\n"
-         "        frame = frame.f_back\n    __import__('os')._exit(0)", REFUSED, "is not Programs"),
+        (FORGE, REFUSED, "is not Programs"),
     ],
-)  # fmt: skip
+)
 def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
     grader, tmp_path, monkeypatch, cell, verdict, said
 ):
     monkeypatch.setattr(grader, "limits", replace(LIMITS, wall_s=5.0))
     name = cell.split()[1].rstrip(":")
     uses_it = f"def shard_params(params, axis_name, min_size):\n    return {name}"
-    result = grader.grade(submission(tmp_path, cell, uses_it), "mallory").functions[0]
+    result = graded(grader, tmp_path, cell, uses_it)
     assert (result.verdict, result.points) == (verdict, 0)
     assert said in result.message
-    right = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec as P\nPyTree = object\n"
-    after = grader.grade(submission(tmp_path, right, inspect.getsource(shard_params)), "honest").functions[0]
-    assert after.verdict == PASS
-
-
-def test_official_grading_keeps_what_the_program_does_and_a_check_does_not(honest):
-    assert judged(*honest).form == "" and "form" not in judged(*honest).to_json()
-    planned = replace(plan("fsdp", TASK, full=False), official=True)
-    kept = judged(planned, honest[1])
-    assert len(kept.form) == 16 and Result.from_json(kept.to_json()) == kept
+    monkeypatch.setattr(grader, "limits", LIMITS)
+    assert graded(grader, tmp_path, HEAD, ANSWER).verdict == PASS

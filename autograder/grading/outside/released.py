@@ -1,6 +1,4 @@
-"""What a released notebook holds of the course's own beside the exercise: its lab, and which variants it asks for."""
-
-from __future__ import annotations
+"""The course's own parts of a released notebook, alongside the exercise: its lab, and the variants it asks for."""
 
 import ast
 import re
@@ -27,5 +25,5 @@ def lab_code(chapter: str) -> tuple[str, ...]:
 
 
 def stated(cells: Iterable[Cell]) -> dict[str, str]:
-    """What the check cells of a notebook ask for, by function."""
+    """The variants that a notebook's check cells ask for, by function."""
     return {name: variant for cell in cells for name, variant in _STATED.findall(cell.source)}

@@ -1,8 +1,7 @@
 """Start a Python module that may do nothing but compute: the parent's side of the sandbox.
 
-The ladder: bubblewrap (own namespaces, own /tmp with quotas), else Landlock (same paths, no namespaces),
-else refuse. What each rung enforces stands in `rungs`; what a student's code may
-call is refused inside, by `confine`.
+Backends in fallback order: bubblewrap (own namespaces, own /tmp with quotas), Landlock (same paths, no namespaces),
+else refuse. `backends` says what each enforces; `jailed_child` refuses what a student's code may not call.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
-from types import TracebackType
 from typing import IO, cast
 
-from autograder.grading.inside.confine import wipe
+from autograder.grading.inside.jailed_child import wipe
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.syscalls import seccomp_problem
-from autograder.grading.outside.rungs import Mount, Plan, bubblewrap, landlock, python_is_private, tool
-
-__all__ = ["Limits", "Mount", "Rung", "Sandbox", "SandboxUnavailable", "best_level", "measure_start_s", "survey"]
+from autograder.grading.outside.backends import Mount, Plan, bubblewrap, landlock, plain, python_is_private, tool
 
 STDERR_KEPT = 64 << 10
+PLAIN = "plain"  # no sandbox: for what a learner runs on their own machine
 # Run with the path of this file, which no sandbox shows.
 TRIALS = 3
 TRIAL = """
@@ -43,12 +40,12 @@ except OSError:
 
 
 class SandboxUnavailable(RuntimeError):
-    """This machine has no rung of the ladder."""
+    """No backend works on this machine."""
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One rung of the ladder as `survey` found it."""
+class Backend:
+    """A backend as `survey` found it."""
 
     name: str
     available: bool
@@ -57,24 +54,24 @@ class Rung:
 
 
 @functools.cache
-def survey() -> list[Rung]:
-    """Try every rung for real: Python must start in it, and must not read a file outside."""
-    return [_survey_bubblewrap(), _survey_landlock()]
+def survey() -> list[Backend]:
+    """Try every backend for real: Python must start in it, and must not read a file outside."""
+    return [_surveyed("bubblewrap", _find_bubblewrap), _surveyed("landlock", _find_landlock)]
 
 
 def best_level(allow_unsafe: bool = False) -> str:
-    """The best rung that works here: "bubblewrap", "landlock", or if allowed "unsafe-local".
+    """The best backend that works here: "bubblewrap", "landlock", or if allowed "unsafe-local".
 
     Raises:
         SandboxUnavailable: there is none; the message says what is missing and what to do.
     """
-    rungs = survey()
-    for rung in rungs:
-        if rung.available:
-            return rung.name
+    backends = survey()
+    for backend in backends:
+        if backend.available:
+            return backend.name
     if allow_unsafe:
         return "unsafe-local"
-    missing = "\n".join(f"  {rung.name}: {rung.reason}. {rung.remedy}" for rung in rungs)
+    missing = "\n".join(f"  {backend.name}: {backend.reason}. {backend.remedy}" for backend in backends)
     raise SandboxUnavailable(
         f"no sandbox works here, so students' code is not run.\n{missing}\n"
         "  To grade without any protection, and only work you trust, pass --unsafe-local."
@@ -146,7 +143,7 @@ class Sandbox:
                 bufsize=0,
                 env=plan.env | {"MESHCRAFT_LEVEL": self.level} | self.env,
                 pass_fds=plan.fds,
-                cwd="/",
+                cwd=plan.cwd,
                 start_new_session=True,
             )
         except BaseException:
@@ -169,7 +166,11 @@ class Sandbox:
         self.start_s = time.monotonic() - begin
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything in it, and remove what it leaves."""
         self.kill()
         if self._timer:
             self._timer.cancel()
@@ -228,6 +229,8 @@ def _plan(level: str, command: list[str], mounts: list[Mount], limits: Limits) -
         return bubblewrap(command, mounts, limits, _own_tmp())
     if level in ("landlock", "unsafe-local"):
         return landlock(command, mounts, limits, confined=level == "landlock")
+    if level == PLAIN:
+        return plain(command)
     raise ValueError(f"level is 'bubblewrap', 'landlock' or 'unsafe-local', not {level!r}")
 
 
@@ -236,57 +239,52 @@ def _own_tmp() -> bool:
     return os.geteuid() == 0 or _try_bubblewrap(own_tmp=True) is None
 
 
-def _survey_bubblewrap() -> Rung:
-    name, install = "bubblewrap", "Install bubblewrap 0.8 or newer with the system's package manager"
-    missing = _missing(name)
-    if missing:
-        return missing
+class _Missing(Exception):
+    """A backend does not work; the reason, and the remedy."""
+
+
+def _surveyed(name: str, find: Callable[[], str]) -> Backend:
+    try:
+        if sys.platform != "linux":
+            raise _Missing("only Linux has it", "Grade on a Linux machine or in a Linux container")
+        if problem := seccomp_problem():
+            raise _Missing(problem, "Install libseccomp (libseccomp2) and `pip install pyseccomp`")
+        return Backend(name, True, find(), "")
+    except _Missing as missing:
+        return Backend(name, False, *missing.args)
+
+
+def _find_bubblewrap() -> str:
+    install = "Install bubblewrap 0.8 or newer with the system's package manager"
     if not os.path.isabs(tool("bwrap")):
-        return Rung(name, False, "the program bwrap is not installed", install)
+        raise _Missing("the program bwrap is not installed", install)
     version = subprocess.run([tool("bwrap"), "--version"], capture_output=True, text=True).stdout
     if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < (0, 8):
-        return Rung(name, False, f"{version.strip()} is too old to disable user namespaces", install)
-    problem = _try_bubblewrap(_own_tmp())
-    if problem:
-        remedy = "Allow user namespaces (sysctl, AppArmor, or the container's settings)"
-        return Rung(name, False, problem, remedy)
+        raise _Missing(f"{version.strip()} is too old to disable user namespaces", install)
+    if problem := _try_bubblewrap(_own_tmp()):
+        raise _Missing(problem, "Allow user namespaces (sysctl, AppArmor, or the container's settings)")
     if not _own_tmp():
-        return Rung(name, True, "works; /tmp has a byte quota but no inode quota", "")
+        return "works; /tmp has a byte quota but no inode quota"
     user = "a plain user of its own" if os.geteuid() == 0 else "your own user"
-    return Rung(name, True, f"works, as {user}; /tmp has byte and inode quotas", "")
+    return f"works, as {user}; /tmp has byte and inode quotas"
 
 
-def _survey_landlock() -> Rung:
-    name = "landlock"
-    missing = _missing(name)
-    if missing:
-        return missing
+def _find_landlock() -> str:
     try:
         from py_landlock import get_abi_version
 
         abi = int(get_abi_version())
         problem = _trial(lambda: landlock(_trial_command(), [], Limits(), confined=True))
-    except Exception as error:  # every fault means that this rung cannot be used
+    except Exception as error:  # every fault means that this backend cannot be used
         problem = str(error)
     if problem:
-        return Rung(
-            name, False, problem, "Needs Linux 5.13 or newer with Landlock enabled, and `pip install py-landlock`"
-        )
+        raise _Missing(problem, "Needs Linux 5.13 or newer with Landlock enabled, and `pip install py-landlock`")
     user = "as your own user"
     if os.geteuid() == 0:
         user = "as a plain user of its own"
         if python_is_private():
             user += " that keeps CAP_DAC_READ_SEARCH, because Python lies in a private folder"
-    return Rung(name, True, f"works (ABI {abi}), {user}; no quotas for the scratch folder", "")
-
-
-def _missing(name: str) -> Rung | None:
-    if sys.platform != "linux":
-        return Rung(name, False, "only Linux has it", "Grade on a Linux machine or in a Linux container")
-    problem = seccomp_problem()
-    if problem:
-        return Rung(name, False, problem, "Install libseccomp (libseccomp2) and `pip install pyseccomp`")
-    return None
+    return f"works (ABI {abi}), {user}; no quotas for the scratch folder"
 
 
 def _try_bubblewrap(own_tmp: bool) -> str | None:
@@ -301,7 +299,7 @@ def _trial_command() -> list[str]:
 
 
 def _trial(make: Callable[[], Plan]) -> str | None:
-    """Why a rung does not work here. One that was killed, or had no time, is tried again: that says nothing of it."""
+    """The reason why a backend does not work. One that was killed, or ran out of time, is tried again."""
     problem = None
     for _ in range(TRIALS):
         problem, from_outside = _try_once(make())
@@ -311,7 +309,7 @@ def _trial(make: Callable[[], Plan]) -> str | None:
 
 
 def _try_once(plan: Plan) -> tuple[str | None, bool]:
-    """What is wrong, if anything, and whether something else than the rung may be to blame."""
+    """The problem, if any, and True if something else than the backend may be to blame."""
     try:
         done = subprocess.run(plan.argv, env=plan.env, pass_fds=plan.fds, cwd="/", capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:

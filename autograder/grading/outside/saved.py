@@ -1,7 +1,5 @@
 """Compares a live function with what the notebook on disk gives: grading reads the file, not the kernel."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ def notebook_here() -> Notebook | None:
 
 
 def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, str]) -> tuple[str, ...]:
-    """What a learner should know before handing in: nothing where both give the same.
+    """Notes for a learner before handing in: none where kernel and file give the same.
 
     Args:
         live: What the kernel's function gives.
@@ -51,12 +49,12 @@ def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, s
         return (f"{_NOTE} From the file: {disk.message}{where}. {_REMEDY}",)
     if isinstance(live, Traced) and all(same(live.programs[name], disk.programs[name]) for name in disk.programs):
         return ()
-    found = differing(live_uses, disk.uses)
-    return (" ".join(part for part in (_NOTE, found, _REMEDY) if part),)
+    difference = differing(live_uses, disk.uses)
+    return (" ".join(part for part in (_NOTE, difference, _REMEDY) if part),)
 
 
 def same(one: Program, other: Program) -> bool:
-    """Whether two Programs do the same, wherever their lines come from."""
+    """True if two Programs do the same, wherever their lines come from."""
     signature = (one.mesh, one.inputs, one.outputs, one.donated)
     return signature == (other.mesh, other.inputs, other.outputs, other.donated) and _bare(one) == _bare(other)
 
@@ -68,16 +66,16 @@ def _bare(program: Program) -> str:
 
 
 def differing(here: dict[str, str], there: dict[str, Any]) -> str:
-    """Which names differ, and how where that is short."""
-    said = []
+    """The names that differ, and how where that is short."""
+    parts = []
     for name in [*here, *(name for name in there if name not in here)]:
         ours, theirs = here.get(name), there.get(name)
         if ours == theirs:
             continue
         if theirs is None or ours is None:
-            said.append(f"{name} is used only {'here' if theirs is None else 'there'}")
+            parts.append(f"{name} is used only {'here' if theirs is None else 'there'}")
         elif max(len(ours), len(theirs)) <= 40 and "\n" not in ours + theirs:
-            said.append(f"{name} is {theirs} there and {ours} here")
+            parts.append(f"{name} is {theirs} there and {ours} here")
         else:
-            said.append(f"it has another {name}")
-    return f"In the file, {'; '.join(said[:5])}." if said else ""
+            parts.append(f"it has another {name}")
+    return f"In the file, {'; '.join(parts[:5])}." if parts else ""

@@ -1,32 +1,28 @@
 """The processes that grading talks to: started when needed, ended after a fault, each request with a deadline."""
 
-from __future__ import annotations
-
 import os
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED
 from autograder.grading.inside import wire
 from autograder.grading.inside.launch import STALL_S, Limits
 from autograder.grading.outside.judge import Stopped
+from autograder.grading.outside.sandbox import PLAIN, Mount, Sandbox
 from course.curriculum import earlier
 
 ROOT = Path(__file__).resolve().parents[3]
 TRIES = 3
 START_SECONDS = 180.0
-# Address space of a worker: a naive program at its largest size takes 3 GiB. What a submission's own process may take
-# is less, and comes with each request.
-MEMORY = 8 << 30
+# Of a worker: what one request may take comes with it. A naive program at its largest size takes 3 GiB of memory.
+UNLIMITED = Limits(wall_s=None, cpu_s=None, address_space=8 << 30)
 # How a process ends by the signal of an arithmetic fault: by itself, or inside a sandbox.
 _ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)
 DIVISION = (
@@ -37,88 +33,21 @@ STALLED = (
     f"the program computed nothing for {STALL_S:g} s and was ended: it waits for something that never comes, such "
     "as a collective that not every device takes part in (limit on waiting)"
 )
-_JAX = re.compile("JAX_|XLA_")
-_HARMLESS = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_DISABLE_MOST_OPTIMIZATIONS")
-
-
-class Process(Protocol):
-    """What a sandboxed process and a plain one have in common."""
-
-    stdin: Any
-    stdout: Any
-
-    def kill(self) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    @property
-    def stderr_tail(self) -> str: ...
-
-
-class LocalProcess:
-    """A Python module in a plain process of this user's own, for the learner's ``check``.
-
-    It starts in a folder of its own, and imports nothing from the learner's: official grading has none of it.
-    """
-
-    def __init__(self, module: str):
-        # Settings that a notebook made for its own JAX are not the judge's.
-        kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
-        self._folder = tempfile.TemporaryDirectory(prefix="meshcraft-", ignore_cleanup_errors=True)
-        environment = {
-            **kept,
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]),
-            "MPLBACKEND": "agg",
-            "MESHCRAFT_LEVEL": "unsafe-local",
-            "MESHCRAFT_SCRATCH": self._folder.name,
-        }
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            cwd=self._folder.name,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=environment,
-            start_new_session=True,  # an interrupt in the notebook is not for it
-        )
-        self.stdin, self.stdout = self._process.stdin, self._process.stdout
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self.stdin, self.stdout, self._stderr):
-            if pipe:
-                with suppress(OSError):
-                    pipe.close()
-        self._folder.cleanup()
-
-    @property
-    def stderr_tail(self) -> str:
-        if self._stderr.closed:
-            return ""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 65536))
-        return self._stderr.read().decode(errors="replace")
 
 
 class Worker:
     """A process that answers requests; a new one takes its place after a fault.
 
     Args:
-        start: Starts the process.
+        start: Starts the process: a sandbox that has been entered, or what behaves like one.
         greets: Whether it says that it is ready before the first request.
         seconds: How long one request may take.
         cpu_s: How much processor time one request may take; the process itself watches it.
     """
 
-    def __init__(self, start: Callable[[], Process], *, greets: bool, seconds: float, cpu_s: float | None = None):
+    def __init__(self, start: Callable[[], Any], *, greets: bool, seconds: float, cpu_s: float | None = None):
         self.start, self.greets, self.seconds, self.cpu_s = start, greets, seconds, cpu_s
-        self.process: Process | None = None
+        self.process: Any = None
         self.greeted = False
 
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None) -> tuple[dict[str, Any], list[bytes]]:
@@ -128,7 +57,7 @@ class Worker:
             Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``refused`` where the
                 compiler divides by zero; ``needs_human`` when the process died at every try.
         """
-        told, left = "", self.seconds  # for all tries together
+        reason, left = "", self.seconds  # for all tries together
         for _ in range(TRIES):
             expired, begin = threading.Event(), time.monotonic()
             try:
@@ -139,7 +68,7 @@ class Worker:
                     return wire.read(process.stdout)
             except (wire.WireError, OSError, ValueError) as error:  # a ValueError says that a pipe was closed meanwhile
                 left = max(0.0, left - (time.monotonic() - begin))
-                told = f"{error}; {self._last_words()}"
+                reason = f"{error}; {self._last_words()}"
                 status = self._status()
                 self.close()
                 if status in _ARITHMETIC:
@@ -147,14 +76,14 @@ class Worker:
                 if status == wire.STALLED:
                     raise Stopped(LIMIT_EXCEEDED, STALLED) from None
                 if status == wire.CPU_USED_UP:
-                    said = f"the program used more than {self.cpu_s} s of processor time and was ended"
-                    raise Stopped(LIMIT_EXCEEDED, f"{said} (limit on processor time)", self.cpu_s or 0.0) from None
+                    message = f"the program used more than {self.cpu_s} s of processor time and was ended"
+                    raise Stopped(LIMIT_EXCEEDED, f"{message} (limit on processor time)", self.cpu_s or 0.0) from None
             if expired.is_set():
-                said = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
-                raise Stopped(LIMIT_EXCEEDED, said)
-        raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {told}"[:2000])
+                message = f"the program took longer than {self.seconds:g} s and was ended (limit on wall time)"
+                raise Stopped(LIMIT_EXCEEDED, message)
+        raise Stopped(NEEDS_HUMAN, f"the process ended without an answer {TRIES} times: {reason}"[:2000])
 
-    def ready(self) -> Process:
+    def ready(self) -> Any:
         """The process, started if there is none."""
         self.start_early()
         assert self.process is not None
@@ -173,10 +102,7 @@ class Worker:
         """End the process; the next request starts another."""
         process, self.process, self.greeted = self.process, None, False
         if process is not None:
-            process.kill()
-            leave = getattr(process, "__exit__", None)
-            if leave:
-                leave(None, None, None)
+            process.close()
 
     def _status(self) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -187,7 +113,7 @@ class Worker:
         return lines[-1] if lines else "it said nothing"
 
     @contextmanager
-    def _deadline(self, process: Process, expired: threading.Event, seconds: float) -> Iterator[None]:
+    def _deadline(self, process: Any, expired: threading.Event, seconds: float) -> Iterator[None]:
         def end() -> None:
             expired.set()
             process.kill()
@@ -202,34 +128,35 @@ class Worker:
             timer.join()  # so that nobody looks at a process that is just being ended
 
 
+def local_worker(module: str, *, greets: bool, seconds: float) -> Worker:
+    """A worker without a sandbox, in a process of the learner's own."""
+    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "MESHCRAFT_LEVEL": "unsafe-local"}
+    start = lambda: Sandbox(module, level=PLAIN, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
+    return Worker(start, greets=greets, seconds=seconds)
+
+
 def local_executor(seconds: float = 120) -> Worker:
     """An executor in a process of the learner's own."""
-    return Worker(lambda: LocalProcess("autograder.grading.inside.executor"), greets=True, seconds=seconds)
+    return local_worker("autograder.grading.inside.executor", greets=True, seconds=seconds)
 
 
 def local_tracer(seconds: float = 300) -> Worker:
     """A tracer in a process of the learner's own."""
-    return Worker(lambda: LocalProcess("autograder.grading.inside.tracer"), greets=False, seconds=seconds)
+    return local_worker("autograder.grading.inside.tracer", greets=False, seconds=seconds)
 
 
 def sandboxed(
     module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
 ) -> Worker:
     """A worker of official grading: sees what ``mounted`` lists and nothing else."""
-    from autograder.grading.outside.sandbox import Mount, Sandbox
-
     mounts = [Mount(path, str(path.relative_to(ROOT))) for path in mounted(chapter)]
-    limits = Limits(wall_s=None, cpu_s=None, address_space=MEMORY)
-    return Worker(
-        lambda: Sandbox(module, level=level, mounts=mounts, limits=limits, env={"MESHCRAFT_CONFINE": "1"}).__enter__(),
-        greets=greets,
-        seconds=seconds,
-        cpu_s=cpu_s,
-    )
+    env = {"MESHCRAFT_CONFINE": "1"}
+    start = lambda: Sandbox(module, level=level, mounts=mounts, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
+    return Worker(start, greets=greets, seconds=seconds, cpu_s=cpu_s)
 
 
 def mounted(chapter: str) -> list[Path]:
-    """What of ours the sandbox shows. No file among them holds an oracle, an expected value or an answer."""
+    """The course's files that the sandbox shows. None of them holds an oracle, an expected value or an answer."""
     chapters = (*(entry.name for entry in earlier(chapter)), chapter)
     shown = [
         *(f"autograder/{name}" for name in _INSIDE),
@@ -241,15 +168,15 @@ def mounted(chapter: str) -> list[Path]:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """What of a folder holds no answer: folders as a whole where nothing in them does."""
-    found = []
+    """The parts of a folder that hold no answer: folders as a whole where nothing in them does."""
+    paths = []
     for path in folder.iterdir():
         name = path.relative_to(ROOT / "course").as_posix()
         if any(answer.startswith(f"{name}/") for answer in _ANSWERS):
-            found += _shown(path)
+            paths += _shown(path)
         elif name not in _ANSWERS and path.name != "__pycache__":
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 _INSIDE = ("__init__.py", "contract", "chapters/__init__.py", "grading/__init__.py", "grading/inside")

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         outcome = msgspec.convert(run_as_plain_user(_again(options)), Outcome)
     else:
         with bar() as update:
-            outcome = run_suite(attacks, options.rung, workers=options.workers, on_progress=update)
+            outcome = run_suite(attacks, options.backend, workers=options.workers, on_progress=update)
     controls = []
     if options.stock:
         points = {row.name: row.points for row in outcome.rows}
@@ -43,17 +43,17 @@ def main(arguments: list[str]) -> int:
             controls = run_stock(attacks, points, folder, workers=options.workers, on_progress=update)
     user = "a plain user" if options.as_user or os.geteuid() else "root"
     if options.write:
-        keep(outcome, controls, f"{options.rung}, {user}", whole=not options.only)
+        keep(outcome, controls, f"{options.backend}, {user}", whole=not options.only)
     if options.json:
         print_json(msgspec.to_builtins(outcome) | {"controls": msgspec.to_builtins(controls)})
     else:
-        _show(outcome, controls, f"under {options.rung}, as {user}")
+        _show(outcome, controls, f"under {options.backend}, as {user}")
     return 0 if outcome.held else 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m autograder.proof.attacks", description=__doc__)
-    parser.add_argument("--rung", default="", help="the sandbox: bubblewrap or landlock; the best one if not given")
+    parser.add_argument("--backend", default="", help="the sandbox: bubblewrap or landlock; the best one if not given")
     parser.add_argument("--only", action="append", default=[], help="the attacks whose name or group has this in it")
     parser.add_argument("--stock", action="store_true", help="try stock nbgrader too, as the control")
     parser.add_argument("--workers", type=int, default=2, help="how many gradings run at once")
@@ -63,11 +63,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--write", action="store_true", help="keep the results for the site; with --only, renew those alone"
     )
     options = parser.parse_args(arguments)
-    if not options.rung:
-        options.rung = best_level()
-    elif options.rung not in {backend.name for backend in survey() if backend.available}:
+    if not options.backend:
+        options.backend = best_level()
+    elif options.backend not in {backend.name for backend in survey() if backend.available}:
         known = "; ".join(f"{backend.name}: {backend.reason}" for backend in survey())
-        parser.error(f"there is no sandbox {options.rung!r} here ({known})")
+        parser.error(f"there is no sandbox {options.backend!r} here ({known})")
     return options
 
 
@@ -82,7 +82,7 @@ def _chosen(words: list[str]) -> list[Attack]:
 
 
 def _again(options: argparse.Namespace) -> list[str]:
-    again = ["--rung", options.rung, "--workers", str(options.workers), "--json"]
+    again = ["--backend", options.backend, "--workers", str(options.workers), "--json"]
     return [*again, *(word for name in options.only for word in ("--only", name))]
 
 

@@ -26,11 +26,12 @@ from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.contract.task import load
 from autograder.contract.verdict import NEEDS_HUMAN, REFUSED, Result
 from autograder.grading.inside import wire
+from autograder.grading.inside.messages import Ending
 from autograder.grading.inside.tracing import Problem, Traced, trace_cases
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
-from autograder.grading.outside.pipeline import LIMITS, _programs, _Told
+from autograder.grading.outside.pipeline import LIMITS, read_result
 from autograder.grading.outside.sandbox import best_level
-from autograder.grading.outside.workers import LocalProcess, Worker, sandboxed
+from autograder.grading.outside.workers import local_worker, sandboxed
 from autograder.proof.attacks.mutate import LAYERS, mutate_bytes, mutate_message
 from solutions import fsdp as right
 
@@ -39,7 +40,7 @@ SECONDS, CPU_SECONDS = 40.0, 20
 # Figures of the realistic size, which is never run, that points hang on.
 JUDGED = ("flops", "wire", "temporaries", "seconds")
 SECRET = b"a secret of nobody, for the fuzz"
-QUIET = {"exceeded": "", "signal": None, "exit_status": 0, "cpu_s": 1.0, "output": ""}
+QUIET = Ending(exceeded="", signal=None, exit_status=0, cpu_s=1.0)
 WRONG = {mutant.name: mutant.function for mutant in MUTANTS}
 # Which answers are mutated, on which case, and how often: the larger ones compile for a second.
 ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
@@ -123,7 +124,7 @@ class Fuzzer:
             seconds=SECONDS,
             cpu_s=CPU_SECONDS,
         )
-        self.maker = Worker(lambda: LocalProcess("autograder.proof.attacks.mutate"), greets=True, seconds=60)
+        self.maker = local_worker("autograder.proof.attacks.mutate", greets=True, seconds=60)
         self.bases = [self._measured(base) for base in bases]
 
     def __enter__(self) -> Fuzzer:
@@ -185,11 +186,12 @@ class Fuzzer:
             return answer, arrays
 
         try:
-            programs, line = _programs(QUIET, message, LIMITS)
-            stages.append("header")
-            result = judge(planned, programs, line, execute)
-        except _Told as problem:
-            result = stopped(planned.task, problem.problem)
+            said, programs = read_result(QUIET, message, LIMITS)
+            if said.problem:
+                result = stopped(planned.task, said.problem)
+            else:
+                stages.append("header")
+                result = judge(planned, programs, said.line, execute)
         except wire.WireError as error:
             result = stopped(planned.task, Problem(REFUSED, f"not Programs: {error}"))
         except Stopped as error:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autograder.grading.outside.rungs import _python_folders, tool
+from autograder.grading.outside.backends import _python_folders, tool
 from autograder.release.notebook import ROOT
 
 USER = 1000

@@ -19,13 +19,14 @@ from typing import Any
 import msgspec
 
 from autograder.grading.nbgrader.ledger import digest
-from autograder.grading.outside.rungs import tool
+from autograder.grading.outside.backends import tool
 from autograder.proof.attacks.canaries import search
 from autograder.proof.attacks.declared import CHAPTER, Attack
 from autograder.proof.attacks.fixtures import NEIGHBOUR, prepare
 from autograder.proof.attacks.suite import handed_in, written
 from autograder.proof.demo import HERE as DEMO
-from autograder.release.notebook import ROOT, course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.converters import course_config, nbgrader_quiet, run_nbgrader
+from autograder.release.notebook import ROOT
 
 SECONDS, CELL_SECONDS = 300, 120
 

@@ -28,7 +28,7 @@ from autograder.grading.nbgrader.pools import Job, NewPool, local_pool
 from autograder.proof.attacks.canaries import IN_VARIABLE, VARIABLE, search
 from autograder.proof.attacks.declared import Attack
 from autograder.proof.attacks.fixtures import prepare
-from autograder.release.notebook import nbgrader_quiet
+from autograder.release.converters import nbgrader_quiet
 
 PR_SET_CHILD_SUBREAPER = 36
 ENOUGH = 16 << 20

@@ -21,7 +21,7 @@ from autograder.grading.outside.sandbox import best_level
 from autograder.proof.attacks.stock import grade_as_nbgrader_does
 from autograder.proof.demo import HERE
 from autograder.proof.demo.__main__ import prepare, surprises
-from autograder.release.notebook import nbgrader_quiet
+from autograder.release.converters import nbgrader_quiet
 
 CANARY = "canary-3f9a1c"
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))

@@ -36,7 +36,7 @@ def official():
 
     def look(*sources, task=CONTRACT):
         notebook = Notebook(tuple(cells(HEAD, *sources)), "")
-        return traced_by(worker, trace_request(CHAPTER, task, notebook, [CASE], with_limits), with_limits)
+        return traced_by(worker, trace_request(CHAPTER, task, notebook, [CASE], with_limits))
 
     yield look
     worker.close()

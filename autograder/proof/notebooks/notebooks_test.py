@@ -15,7 +15,7 @@ from autograder.grading.outside.judge import _run, plan
 from autograder.grading.outside.pipeline import LIMITS, trace_request, traced_by
 from autograder.grading.outside.sandbox import best_level
 from autograder.grading.outside.saved import same
-from autograder.grading.outside.workers import LocalProcess, Worker, local_tracer, sandboxed
+from autograder.grading.outside.workers import local_tracer, local_worker, sandboxed
 from autograder.proof.notebooks import CHAPTER, TASK, read_rows
 
 ROWS = read_rows()
@@ -28,7 +28,7 @@ FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 def looks():
     """The ways to look at a notebook, by name: each gives what ``traced_by`` does."""
     workers = {
-        "kernel": Worker(lambda: LocalProcess("autograder.proof.notebooks.kernel"), greets=False, seconds=60),
+        "kernel": local_worker("autograder.proof.notebooks.kernel", greets=False, seconds=60),
         "official": sandboxed("autograder.grading.inside.tracer", CHAPTER, best_level(), greets=False, seconds=60),
         "file": local_tracer(60),
     }
@@ -36,7 +36,7 @@ def looks():
     def look(way, cells):
         limits = LIMITS if way == "official" else LOCAL
         request = trace_request(CHAPTER, CONTRACT, Notebook(cells, ""), [CASE], limits)
-        return traced_by(workers[way], request, limits)
+        return traced_by(workers[way], request)
 
     for worker in workers.values():
         worker.start_early()

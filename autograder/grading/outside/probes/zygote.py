@@ -1,7 +1,5 @@
 """Run well-behaved and hostile children one after the other, and print every report."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -16,7 +14,7 @@ import jax.numpy as jnp
 from jax import export
 from jax.sharding import PartitionSpec as P
 
-from autograder.grading.inside.confine import Limits, fork_confined
+from autograder.grading.inside.jailed_child import Limits, fork_confined
 
 
 def shapes(result):
@@ -49,11 +47,6 @@ def reach(result):
     result.write(b"done")
 
 
-def storm(result):
-    while True:
-        quietly(os.fork)
-
-
 def memory(result):
     try:
         with open(f"/proc/{os.getppid()}/mem", "r+b"):
@@ -70,52 +63,22 @@ def leave(result):
     open("left", "w").close()
 
 
-def look(result):
-    result.write(str(os.listdir(os.environ["TMPDIR"])).encode())
-
-
-def descriptors(result=None):
+def descriptors():
     count = 0
     for fd in range(256):
-        try:
+        with suppress(OSError):
             os.fstat(fd)
             count += 1
-        except OSError:
-            pass
-    return result.write(str(count).encode()) if result else count
+    return count
 
 
-def flood(result):
-    while True:
-        os.write(1, b"o" * 65536)
+def for_ever(function=lambda: None, before=lambda: None):
+    def run(result):
+        before()
+        while True:
+            function()
 
-
-def closed(result):
-    os.closerange(0, 256)
-    while True:
-        pass
-
-
-def busy(result):
-    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
-    while True:
-        pass
-
-
-def greedy(result):
-    result.write(bytes(4 << 30))
-
-
-def crash(result):
-    ctypes.string_at(0)
-
-
-def leap(result):
-    os._exit(0)
-
-
-def long(result):
-    result.write(bytes(2 << 20))
+    return run
 
 
 def error(result):
@@ -124,19 +87,32 @@ def error(result):
 
 
 CHILDREN = {
-    **dict.fromkeys((shapes, thread, reach, memory, leave, look, descriptors), Limits()),
-    **dict.fromkeys((greedy, crash, leap, long, error), Limits()),
-    **dict.fromkeys((storm, flood, closed), Limits(wall_s=0.5)),
-    busy: Limits(cpu_s=1),
+    "shapes": shapes,
+    "thread": thread,
+    "reach": reach,
+    "memory": memory,
+    "leave": leave,
+    "look": lambda result: result.write(str(os.listdir(os.environ["TMPDIR"])).encode()),
+    "descriptors": lambda result: result.write(str(descriptors()).encode()),
+    "greedy": lambda result: result.write(bytes(4 << 30)),
+    "crash": lambda result: ctypes.string_at(0),
+    "leap": lambda result: os._exit(0),
+    "long": lambda result: result.write(bytes(2 << 20)),
+    "error": error,
+    "storm": for_ever(lambda: quietly(os.fork)),
+    "flood": for_ever(lambda: os.write(1, b"o" * 65536)),
+    "closed": for_ever(before=lambda: os.closerange(0, 256)),
+    "busy": for_ever(before=lambda: signal.signal(signal.SIGXCPU, signal.SIG_IGN)),
 }
+LIMITS = {**dict.fromkeys(("storm", "flood", "closed"), Limits(wall_s=0.5)), "busy": Limits(cpu_s=1)}
 
 
 def main():
     before = descriptors()
     out: dict[str, object] = {"ours": str(os.listdir(os.environ["TMPDIR"]))}
-    for function, limits in CHILDREN.items():
-        report = fork_confined(function, limits=limits, result_bytes=1 << 20)
-        out[function.__name__] = vars(report) | {"result": report.result.decode(errors="replace")[:200]}
+    for name, function in CHILDREN.items():
+        report = fork_confined(function, limits=LIMITS.get(name, Limits()), result_bytes=1 << 20)
+        out[name] = vars(report) | {"result": report.result.decode(errors="replace")[:200]}
     try:
         os.wait()
     except ChildProcessError:

@@ -1,6 +1,4 @@
-"""What the reference and the naive version of each function measure: facts that limits are set against, no code."""
-
-from __future__ import annotations
+"""Figures of each function's reference and naive baseline, which limits are set against."""
 
 import importlib
 import json
@@ -20,11 +18,11 @@ def measure(chapter: str) -> dict[str, Any]:
 
     Returns:
         ``{task: {"temporaries": {"reference": bytes, "naive": bytes}, "flops": {...}, "seconds": {...}}}``; a
-        task's naive way may be another one for time than for memory.
+        task's naive baseline may differ between time and memory.
     """
     solution = importlib.import_module(f"solutions.{chapter}")
     mutants = {(m.task, m.name): m for m in importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS}
-    found = {}
+    result = {}
     for task in load(chapter).tasks:
         if task.at_scale:
             reference = look(task, getattr(solution, task.name))
@@ -33,7 +31,7 @@ def measure(chapter: str) -> dict[str, Any]:
                 for name in {task.naive_memory, task.naive_time}
                 if name
             }
-            found[task.name] = {
+            result[task.name] = {
                 figure: {"reference": reference[figure]} | ({"naive": naive[name][figure]} if name else {})
                 for figure, name in (
                     ("temporaries", task.naive_memory),
@@ -44,7 +42,7 @@ def measure(chapter: str) -> dict[str, Any]:
                 )
                 if figure in reference
             }
-    return found
+    return result
 
 
 def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
@@ -66,7 +64,7 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
 
 
 def write(chapter: str) -> Path:
-    """Measure, and keep the figures beside those of other jax versions."""
+    """Measure, and keep the figures with those of other jax versions."""
     path = CHAPTERS / chapter / "references.json"
     every = json.loads(path.read_text()) if path.exists() else {}
     every[jax.__version__] = measure(chapter)

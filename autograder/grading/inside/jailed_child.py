@@ -4,8 +4,6 @@ The inside of the sandbox: the executor calls `apply_limits` and `deny_syscalls`
 zygote runs each student's code by `fork_confined`.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -39,7 +37,7 @@ __all__ = ["ChildReport", "Limits", "apply_limits", "deny_syscalls", "fork_confi
 
 @dataclass(frozen=True)
 class ChildReport:
-    """How a confined child ended.
+    """The end of a confined child.
 
     Attributes:
         result: what it wrote to its result pipe, at most `result_bytes`.
@@ -72,11 +70,7 @@ MAX_DENIED = 50
 
 
 def fork_confined(
-    function: Callable[[BinaryIO], None],
-    *,
-    limits: Limits,
-    result_bytes: int = 8 * MIB,
-    output_bytes: int = 64 << 10,
+    function: Callable[[BinaryIO], None], *, limits: Limits, result_bytes: int = 8 * MIB, output_bytes: int = 64 << 10
 ) -> ChildReport:
     """Run `function` in a forked child that may only compute and write its result.
 
@@ -335,7 +329,7 @@ def _removed(path: str) -> bool:
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return True
-    with suppress(OSError):  # refused in the Landlock rung, where nobody can have taken a mode away
+    with suppress(OSError):  # refused in the Landlock backend, where nobody can have taken a mode away
         os.chmod(path, 0o700)
     try:
         os.rmdir(path)

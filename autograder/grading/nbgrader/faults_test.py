@@ -2,15 +2,13 @@
 
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
 
 import pytest
 
-from autograder.grading.nbgrader.cluster_test import grade, hand_in, judged
-from autograder.grading.nbgrader.course import make_course
+from autograder.grading.nbgrader.cluster_test import STUB, grade, hand_in_demo, judged
 from autograder.grading.nbgrader.export import overview
 
 # Run in a mount namespace of its own, with a course folder, an empty one and the room to leave, in KiB, at each try.
@@ -33,20 +31,14 @@ print(json.dumps(told))
 """
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    course = make_course(tmp_path_factory.mktemp("faults") / "course", ["fsdp"])
-    hand_in(course, {"ada": "partial", "bob": "raises"})
-    return course
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount the small disk that this fills")
-def test_a_full_disk_is_a_sentence_and_nothing_is_lost(model, tmp_path):
+def test_a_full_disk_is_a_sentence_and_nothing_is_lost(course, tmp_path):
+    hand_in_demo(course, {"ada": "partial", "bob": STUB})
     place = tmp_path / "disk"
     place.mkdir()
     script = tmp_path / "full.py"
     script.write_text(FULL)
-    command = ["unshare", "--mount", "--propagation", "private", sys.executable, str(script), str(model), str(place)]
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, str(script), str(course), str(place)]
     done = subprocess.run([*command, json.dumps([0, 40, None])], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     at_once, later, free = json.loads(done.stdout)
@@ -59,8 +51,8 @@ def test_a_full_disk_is_a_sentence_and_nothing_is_lost(model, tmp_path):
     assert verdicts == {"ada": "pass", "bob": "student_error"}
 
 
-def test_a_locked_gradebook_leaves_the_verdicts_in_the_ledger_and_the_next_run_books_them(model, tmp_path):
-    course = shutil.copytree(model, tmp_path / "course")
+def test_a_locked_gradebook_leaves_the_verdicts_in_the_ledger_and_the_next_run_books_them(course):
+    hand_in_demo(course, {"ada": STUB, "bob": STUB})
     holder = sqlite3.connect(course / "gradebook.db", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     told, err = (blocked := grade(course)).communicate()

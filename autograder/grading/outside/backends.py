@@ -1,4 +1,4 @@
-"""The commands that confine a process: one function for each rung of the ladder."""
+"""The commands that confine a process: one function for each backend."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autograder.grading.inside.confine import wipe
+from autograder.grading.inside.jailed_child import wipe
 from autograder.grading.inside.launch import Limits, launcher_spec
 from autograder.grading.inside.syscalls import KERNEL_SURFACE, METADATA, base_filter
 
@@ -37,6 +38,8 @@ KERNEL_FILES = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/sy
 # a second sandbox, or anything else, would take the threads of the first.
 OTHERS = 2048
 _starts = itertools.count()
+_JAX = re.compile("JAX_|XLA_")
+_HARMLESS = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_DISABLE_MOST_OPTIMIZATIONS")
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,24 @@ class Mount:
 
 @dataclass
 class Plan:
-    """How to start one sandbox: the command, its environment, what it inherits, what to delete."""
+    """The start of one sandbox: the command, its environment, what it inherits, what to delete."""
 
     argv: list[str]
     env: dict[str, str]
     fds: tuple[int, ...] = ()
     folder: str | None = None
+    cwd: str = "/"
+
+
+def plain(command: list[str]) -> Plan:
+    """No confinement, for a learner's own process; it starts in a folder of its own and imports nothing from theirs."""
+    folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
+    scratch = f"{folder}/tmp"
+    os.mkdir(scratch)
+    # Settings that a notebook made for its own JAX are not the judge's.
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
+    env = {**kept, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "MESHCRAFT_SCRATCH": scratch}
+    return Plan(command, env, folder=folder, cwd=scratch)
 
 
 def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp: bool) -> Plan:
@@ -120,7 +135,7 @@ def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: 
     """The same paths and limits on the machine's own file system, or with confined False the limits alone.
 
     Not enforced here: quotas of the scratch folder (only RLIMIT_FSIZE, for each file), UDP and Unix sockets
-    before `confine` refuses them, the names, sizes and modes of files, which Landlock does not hide.
+    before `jailed_child` refuses them, the names, sizes and modes of files, which Landlock does not hide.
     Signals and abstract sockets reach no other process since ABI 6; TCP is refused since ABI 4.
     """
     _sweep()
@@ -205,7 +220,7 @@ def _around(path: str, hidden: list[str], access: AccessFs, listing: AccessFs) -
 
 
 def tool(name: str) -> str:
-    """Where a program of the system lies; its bare name when it is missing."""
+    """The path of a system program; its bare name when it is missing."""
     return shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or name
 
 
@@ -265,7 +280,7 @@ def _threads_of_user() -> int:
 
 
 def python_is_private() -> bool:
-    """Whether other users than this one cannot reach the Python that runs here."""
+    """True if other users cannot reach the Python that runs here."""
     return any(_is_private(path) for path in _python_folders())
 
 
@@ -282,8 +297,8 @@ def _free_folder(sources: Iterable[str]) -> str:
 
 @functools.cache
 def _python_folders() -> tuple[str, ...]:
-    found = [sys.prefix, sys.base_prefix, *map(os.path.realpath, (sys.prefix, sys.base_prefix))]
-    return tuple(path for path in dict.fromkeys(found) if not f"{path}/".startswith(SYSTEM_PREFIXES) and path != "/")
+    folders = [sys.prefix, sys.base_prefix, *map(os.path.realpath, (sys.prefix, sys.base_prefix))]
+    return tuple(path for path in dict.fromkeys(folders) if not f"{path}/".startswith(SYSTEM_PREFIXES) and path != "/")
 
 
 @functools.cache

@@ -1,0 +1,81 @@
+"""Requests to the tracer, and the messages that come back, with the types that everything from a sandbox must have."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from autograder.grading.inside.intake import Cell
+from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.tracing import Problem
+from autograder.grading.inside.wire import WireError
+
+T = TypeVar("T")
+
+
+class FunctionRequest(msgspec.Struct, frozen=True):
+    """A task, and the cases that its function is traced for, as ``to_plain`` gives them."""
+
+    task: str
+    cases: tuple[dict[str, Any], ...]
+    platform: str
+
+
+class TraceRequest(msgspec.Struct, frozen=True):
+    """The cells of a notebook, and the task and the cases that one function of them is traced for.
+
+    ``patience`` is the processor time in seconds for all that the function does not need, ``only_needed`` leaves that
+    out, and ``with_uses`` asks for what the function uses. ``also`` lists more functions, or the same for another
+    platform; the cells run once for all.
+    """
+
+    chapter: str
+    task: str
+    cells: tuple[Cell, ...]
+    lab: tuple[str, ...]
+    cases: tuple[dict[str, Any], ...]
+    limits: Limits
+    patience: float
+    platform: str = "cpu"
+    only_needed: bool = False
+    with_uses: bool = False
+    also: tuple[FunctionRequest, ...] = ()
+
+    @property
+    def functions(self) -> tuple[FunctionRequest, ...]:
+        """All functions that are traced."""
+        return (FunctionRequest(self.task, self.cases, self.platform), *self.also)
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """The end of the process that held a student's code, as its parent reports it: see ``ChildReport``."""
+
+    exceeded: str
+    signal: int | None
+    exit_status: int | None
+    cpu_s: float
+    output: str = ""
+    denied: tuple[str, ...] = ()
+    clean: bool = False
+
+
+class TraceMessage(msgspec.Struct, frozen=True):
+    """A message of a student's own process: its cells ``ran``, then the cases of its Programs, or a problem."""
+
+    ran: bool = False
+    problem: Problem | None = None
+    cases: tuple[str, ...] = ()
+    line: str = ""
+    uses: dict[str, str] = {}
+    left_out: int = 0
+
+
+def untrusted(header: dict[str, Any], kind: type[T]) -> T:
+    """A message of this kind from a header that a student's process may have made up.
+
+    Raises:
+        WireError: A field has another type.
+    """
+    try:
+        return msgspec.convert(header, kind)
+    except msgspec.ValidationError as error:
+        raise WireError(f"what came is not a message: {error}") from None
