@@ -38,7 +38,7 @@ def test_the_compiler_sees_that_the_naive_version_keeps_every_weight():
     facts = {fact.name: fact for fact in compiled_facts("fsdp", TASK, NAIVE, lambda _: None)}
     assert list(facts) == list(NAMES)
     assert facts["compiled program"].passed
-    assert facts["overlap"].unit == "of collectives in loops"
+    assert facts["overlap"].unit_text == "of collectives in loops"
     assert facts["compiled temporaries"].passed is False
     assert all(fact.weight == 0 for fact in facts.values())
 

@@ -58,7 +58,7 @@ def test_a_way_that_is_three_times_slower_leaves_room_for_the_others(found):
 def test_tasks_with_one_naive_way_or_none_have_as_many():
     one = load("fsdp").task("gather_params")
     assert list(versions("fsdp", one)) == [REFERENCE, "sums padded parts"]
-    assert list(versions("fsdp", replace(one, naive=""))) == [REFERENCE]
+    assert list(versions("fsdp", replace(one, naive_memory=""))) == [REFERENCE]
     assert list(versions("fsdp", replace(one, naive_time=one.naive_memory))) == [REFERENCE, "sums padded parts"]
 
 
