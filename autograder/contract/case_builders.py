@@ -79,8 +79,12 @@ def pull_back(loss_of: Callable[[Any], jax.Array], tree: Any, upstream: jax.Arra
 @lru_cache(maxsize=128)
 def build_model(sizes: ModelSizes) -> Model:
     """The model on one device: ``build_model(case.sizes.model)``."""
-    common: dict[str, Any] = {"width": sizes.width, "hidden": sizes.hidden, "num_layers": sizes.num_layers,
-                              "dropout": sizes.dropout}  # fmt: skip
+    common: dict[str, Any] = {
+        "width": sizes.width,
+        "hidden": sizes.hidden,
+        "num_layers": sizes.num_layers,
+        "dropout": sizes.dropout,
+    }
     if sizes.seq:
         positions = sizes.max_seq or sizes.seq
         more = {"parallel": sizes.parallel} if sizes.parallel else {}

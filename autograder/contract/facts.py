@@ -40,8 +40,7 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
 
 def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
     """A fact about one case, which passes if there is no message; ``how`` as for ``Fact``."""
-    return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name,
-                **{"line": e.line, **how})  # fmt: skip
+    return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **{"line": e.line, **how})
 
 
 def unmeasured(name: str, kind: Kind, why: str, weight: float = 1) -> Fact:

@@ -32,8 +32,17 @@ ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4
 
 def evidence(measured, *, secret, name="gradients/layers/up"):
     case = Case("data=8", {"data": 8, "tensor": 1}, Sizes())
-    return Evidence(case, (), (), {name: measured}, {name: DRAWN}, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()),
-                    "mine:3", secret=secret)  # fmt: skip
+    return Evidence(
+        case,
+        (),
+        (),
+        {name: measured},
+        {name: DRAWN},
+        Costs(0, 0, 0, (), {}),
+        Memory(0, 0, 0, 0, ()),
+        "mine:3",
+        secret=secret,
+    )
 
 
 def both(measured, secret):

@@ -27,8 +27,17 @@ def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> F
     def look(e: Evidence, times: str) -> tuple[str, str]:
         return _at_the_peak(e, times, hint)
 
-    return _within("live temporaries", Kind.MEMORY, "temporaries", lambda e: e.memory.temporaries, look, judged, ratio,
-                   unit=Unit.BYTES, **how)  # fmt: skip
+    return _within(
+        "live temporaries",
+        Kind.MEMORY,
+        "temporaries",
+        lambda e: e.memory.temporaries,
+        look,
+        judged,
+        ratio,
+        unit=Unit.BYTES,
+        **how,
+    )
 
 
 def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1) -> Fact:

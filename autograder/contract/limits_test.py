@@ -102,8 +102,13 @@ def test_a_contract_may_say_that_less_work_is_right_too():
 
 def bubble(seconds, difference="", stages=4, microbatches=8):
     """Of a pipeline whose stages take 2 ms for a microbatch."""
-    return bubble_is(evidence(seconds=seconds, difference=difference), lambda _: stages + microbatches - 1,
-                     lambda _: microbatches, lambda _: 2e-3, "Look.")  # fmt: skip
+    return bubble_is(
+        evidence(seconds=seconds, difference=difference),
+        lambda _: stages + microbatches - 1,
+        lambda _: microbatches,
+        lambda _: 2e-3,
+        "Look.",
+    )
 
 
 def test_a_bubble_is_what_the_schedule_says_and_no_other():

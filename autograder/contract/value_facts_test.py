@@ -13,8 +13,20 @@ from autograder.contract.verdict import Kind
 from course.program import Costs, Memory
 
 CASE = Case("data=8", {"data": 8}, Sizes())
-NO_ANSWERS = ["NaN", "-Infinity", "1e400", "9" * 300, str(-2 * LARGEST), "[1,NaN]", "{}", '{"spec":3}', "[" * 500,
-              "", "nul", "\xff"]  # fmt: skip
+NO_ANSWERS = [
+    "NaN",
+    "-Infinity",
+    "1e400",
+    "9" * 300,
+    str(-2 * LARGEST),
+    "[1,NaN]",
+    "{}",
+    '{"spec":3}',
+    "[" * 500,
+    "",
+    "nul",
+    "\xff",
+]
 
 
 def raw(text):

@@ -59,10 +59,16 @@ def operands(element, seed=0, more=0):
     if more:
         low, high = (0, 1) if element == "i1" else (np.iinfo(values.dtype).min, np.iinfo(values.dtype).max)
         a, b = (
-            np.concatenate([column, random.integers(low, high, more, values.dtype if element != "i1" else np.int8,
-                            endpoint=True).astype(values.dtype)])
+            np.concatenate(
+                [
+                    column,
+                    random.integers(
+                        low, high, more, values.dtype if element != "i1" else np.int8, endpoint=True
+                    ).astype(values.dtype),
+                ]
+            )
             for column in (a, b)
-        )  # fmt: skip
+        )
     overflow = (a == values[0]) & (b == values.dtype.type(-1)) if values[0] < 0 else np.zeros(len(a), bool)
     # XLA dies of a signal where it divides by zero, or the least number by -1, while it compiles
     divisor = np.where(overflow | (b == 0), values.dtype.type(1), b)
@@ -91,8 +97,10 @@ def compare_elementwise(element, more=0):
         ours, is_known = one_by_one(op, dict(zip(main.arguments, arrays, strict=True)))
         compared += 2 * int(is_known.sum())
         wrong = is_known & ((ours != computed[i]) | (ours != folded[i]))
-        differ += [(cases[i][0], *(x[at].item() for x in (*arrays, ours, computed[i], folded[i]))) for at in
-                   np.flatnonzero(wrong)]  # fmt: skip
+        differ += [
+            (cases[i][0], *(x[at].item() for x in (*arrays, ours, computed[i], folded[i])))
+            for at in np.flatnonzero(wrong)
+        ]
         unknown[cases[i][0]] = [tuple(x[at].item() for x in arrays) for at in np.flatnonzero(~is_known)]
     return compared, differ, unknown
 
@@ -137,19 +145,30 @@ def test_a_wrong_rule_is_noticed(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "element", "given", "result"),
     [
-        ("divide", "i32", (-(2**31), -1), "i32"), ("remainder", "i32", (-(2**31), -1), "i32"),
-        ("divide", "ui8", (1, 0), "ui8"), ("remainder", "i64", (1, 0), "i64"),
-        ("abs", "i8", (-128,), "i8"), ("negate", "i16", (-(2**15),), "i16"), ("negate", "ui32", (1,), "ui32"),
-        ("add", "i8", (127, 1), "i8"), ("subtract", "ui32", (0, 1), "ui32"),
+        ("divide", "i32", (-(2**31), -1), "i32"),
+        ("remainder", "i32", (-(2**31), -1), "i32"),
+        ("divide", "ui8", (1, 0), "ui8"),
+        ("remainder", "i64", (1, 0), "i64"),
+        ("abs", "i8", (-128,), "i8"),
+        ("negate", "i16", (-(2**15),), "i16"),
+        ("negate", "ui32", (1,), "ui32"),
+        ("add", "i8", (127, 1), "i8"),
+        ("subtract", "ui32", (0, 1), "ui32"),
         ("multiply", "ui32", (2**16, 2**16), "ui32"),
-        ("multiply", "ui64", (2**63, 2), "ui64"), ("add", "i1", (True, True), "i1"),
+        ("multiply", "ui64", (2**63, 2), "ui64"),
+        ("add", "i1", (True, True), "i1"),
         ("multiply", "i1", (True, True), "i1"),
-        ("shift_left", "i32", (1, 32), "i32"), ("shift_right_logical", "i8", (1, -1), "i8"),
+        ("shift_left", "i32", (1, 32), "i32"),
+        ("shift_right_logical", "i8", (1, -1), "i8"),
         ("shift_right_arithmetic", "ui64", (1, 64), "ui64"),
-        ("convert", "i32", (300,), "i8"), ("convert", "i32", (-1,), "ui32"), ("convert", "ui32", (2**31,), "i32"),
-        ("clamp", "i32", (3, 1, 2), "i32"), ("popcnt", "i32", (1,), "i32"), ("power", "i32", (2, 2), "i32"),
+        ("convert", "i32", (300,), "i8"),
+        ("convert", "i32", (-1,), "ui32"),
+        ("convert", "ui32", (2**31,), "i32"),
+        ("clamp", "i32", (3, 1, 2), "i32"),
+        ("popcnt", "i32", (1,), "i32"),
+        ("power", "i32", (2, 2), "i32"),
     ],
-)  # fmt: skip
+)
 def test_what_compilers_may_differ_on_is_unknown(kind, element, given, result):
     operands = [Value((), element, 8) for _ in given]
     op = Op(kind, operands, [Value((), result, 8)], {}, [], "")

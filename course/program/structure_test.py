@@ -81,8 +81,9 @@ CHEATS = {
     "draws few bits": lambda w, x, ids: x + jnp.concatenate([random_bits((4, SMALL))] * (x.shape[1] // SMALL), 1),
     "scans fewer rows": lambda w, x, ids: x + lax.scan(lambda c, r: (c + r, r), x[0], x[: 2 if wide(x) else 4])[0],
     "loops less": lambda w, x, ids: lax.fori_loop(0, 3 if wide(x) else 7, lambda _, x: jnp.tanh(x), x),
-    "transposes": lambda w, x, ids: x @ (lax.all_gather(w, "data", tiled=True).T if wide(x)
-                                        else lax.all_gather(w, "data", tiled=True)),
+    "transposes": lambda w, x, ids: (
+        x @ (lax.all_gather(w, "data", tiled=True).T if wide(x) else lax.all_gather(w, "data", tiled=True))
+    ),
     "gathers along another dim": lambda w, x, ids: x + lax.all_gather(w, "data", axis=1 if wide(x) else 0).sum(),
     "reduces over nothing": lambda w, x, ids: x + (x.max() if wide(x) else lax.pmax(x.max(), "data")),
     "reverses another dim": lambda w, x, ids: lax.rev(x, (0 if wide(x) else 1,)),
@@ -97,7 +98,7 @@ CHEATS = {
     "recomputes only where it is run": lambda w, x, ids: jax.grad(
         lambda x: (twice if wide(x) else jax.checkpoint(twice))(x).sum()
     )(x),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHEATS)
@@ -136,7 +137,7 @@ HONEST = {
         lambda x: jnp.sum(jnp.sort(jnp.pad(x, ((0, 0), (1, 1))), axis=1)[:, 1:-1] ** 2)
     )(x),
     "random numbers": lambda w, x, ids: x * random_bits(x.shape),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -204,11 +204,27 @@ def test_a_loop_in_a_condition_is_refused():
         watched(program(local))
 
 
-I32 = [jnp.add, jnp.subtract, jnp.multiply, lax.div, lax.rem, jnp.minimum, jnp.maximum, jnp.bitwise_and, jnp.bitwise_or,
-       jnp.bitwise_xor, lambda a, b: a << (b & 7), lambda a, b: a >> (b & 31),
-       lambda a, b: jnp.where(a < b, a, b + 1), jnp.floor_divide, jnp.remainder,
-       lambda a, b: (a & 127).astype(jnp.int8).astype(jnp.int32) + b, lambda a, b: looked_up(a) - b,
-       lambda a, b: lax.clamp(-3, a, 5) * b, lambda a, b: a.astype(bool).astype(jnp.int32) + b]  # fmt: skip
+I32 = [
+    jnp.add,
+    jnp.subtract,
+    jnp.multiply,
+    lax.div,
+    lax.rem,
+    jnp.minimum,
+    jnp.maximum,
+    jnp.bitwise_and,
+    jnp.bitwise_or,
+    jnp.bitwise_xor,
+    lambda a, b: a << (b & 7),
+    lambda a, b: a >> (b & 31),
+    lambda a, b: jnp.where(a < b, a, b + 1),
+    jnp.floor_divide,
+    jnp.remainder,
+    lambda a, b: (a & 127).astype(jnp.int8).astype(jnp.int32) + b,
+    lambda a, b: looked_up(a) - b,
+    lambda a, b: lax.clamp(-3, a, 5) * b,
+    lambda a, b: a.astype(bool).astype(jnp.int32) + b,
+]
 STEPS = st.tuples(st.integers(0, len(I32) - 1), st.integers(0, 5), st.integers(0, 5), st.integers(-9, 9))
 
 

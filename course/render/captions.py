@@ -17,19 +17,30 @@ HIDDEN = 0.01  # share of the step below which waiting is not worth a sentence
 HOW_TO_READ = (
     ("compute", "a bar for each operation that a device computes, in the order of the program"),
     ("over data", "what the device sends over the mesh axis data meanwhile; each set of axes has a row of its own"),
-    ("exposed: data", "hatched in the colour of the transfer: nothing is computed while it is sent, so the step is "
-     "longer by that. A transfer under bars of the compute row costs no time"),
-    (WAITING, "hatched without a colour: nothing is computed because other devices are not ready to send or receive; "
-     "in a pipeline this is the bubble"),
+    (
+        "exposed: data",
+        "hatched in the colour of the transfer: nothing is computed while it is sent, so the step is "
+        "longer by that. A transfer under bars of the compute row costs no time",
+    ),
+    (
+        WAITING,
+        "hatched without a colour: nothing is computed because other devices are not ready to send or receive; "
+        "in a pipeline this is the bubble",
+    ),
     ("busy", "the time in which the busiest device computes"),
     ("a bar", "pointed at, it says the operation, its shape, how long it takes and your line"),
-    ("your line", "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; made by JAX: no line of "
-     "yours asked for it"),
+    (
+        "your line",
+        "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; made by JAX: no line of yours asked for it",
+    ),
     ("device 0 (and 7 more alike)", "devices that behave alike are drawn once"),
-    ("critical path", "operations that wait for each other from the start to the end of the step: only a faster one of "
-     "these makes the step shorter"),
+    (
+        "critical path",
+        "operations that wait for each other from the start to the end of the step: only a faster one of "
+        "these makes the step shorter",
+    ),
     ("cut off", "what takes more than three times as long as the reference is not drawn to its end"),
-)  # fmt: skip
+)
 
 
 def line_text(line: str) -> str:

@@ -79,10 +79,12 @@ def with_the_mlp_first(params, x, key, rate, gather_matmul, matmul_scatter, axis
     rows = gather_matmul(rms_norm(params["norm"], x), jnp.hstack([up["kernel"], qkv.reshape(width, -1)]), axis_name)
     columns = rows[..., hidden:].reshape(*rows.shape[:2], 3, heads, size)
     mixed = jax.nn.dot_product_attention(*(columns[:, :, i] for i in range(3)), is_causal=True)
-    both = jnp.dstack([
-        jax.nn.gelu(rows[..., :hidden] + up["bias"]).reshape(-1, rows.shape[1], hidden),
-        mixed.reshape(*rows.shape[:2], -1),
-    ])  # fmt: skip
+    both = jnp.dstack(
+        [
+            jax.nn.gelu(rows[..., :hidden] + up["bias"]).reshape(-1, rows.shape[1], hidden),
+            mixed.reshape(*rows.shape[:2], -1),
+        ]
+    )
     out = jnp.vstack([down["kernel"], params["attention"]["out"]["kernel"].reshape(-1, width)])
     added = matmul_scatter(both, out, axis_name) + down["bias"]
     return x + drop(added, rate, jax.random.fold_in(key, lax.axis_index(axis_name)))
