@@ -120,6 +120,6 @@ def from_plain(plain: dict[str, Any], sizes: type[S]) -> Case[S]:
     """The case from JSON; sizes that are left out have their defaults.
 
     Raises:
-        msgspec.ValidationError: Something is missing or of another type.
+        msgspec.ValidationError: A size is missing or of another type.
     """
     return Case(**{**plain, "sizes": msgspec.convert(plain["sizes"], sizes)})

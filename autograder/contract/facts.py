@@ -84,7 +84,7 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
         for side in (e.measured, e.expected)
     )
     scale = max(expected, 1e-30)
-    figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Limit.EXACTLY, "unit": Unit.NORM}
+    figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Limit.EXACTLY}
     said = f"{measured:.6g} and should be {expected:.6g}"
     if e.secret:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}

@@ -45,7 +45,6 @@ class Unit(StrEnum):
     FLOPS = "FLOPs"
     MILLISECONDS = "ms"
     RELATIVE = "relative"
-    NORM = "of the gradient"
     DEVICE_TIME = "of the devices' time"
     BEST_CHOICE = "of the best choice's"
     ONE_DEVICE = "of one device's"
@@ -55,13 +54,12 @@ class Unit(StrEnum):
     DTYPE = "of"
 
 
-# How each unit's numbers are written; whole numbers otherwise.
+# How each unit's numbers are written; others as whole numbers, or with six digits.
 _WRITTEN = {
     Unit.BYTES: ",.0f",
     Unit.FLOPS: ".4g",
     Unit.MILLISECONDS: ".4g",
     Unit.RELATIVE: ".2g",
-    Unit.NORM: ".6g",
     Unit.DEVICE_TIME: ".4f",
     Unit.BEST_CHOICE: ".1%",
     Unit.ONE_DEVICE: ".3f",
@@ -159,7 +157,7 @@ class Fact:
         """A number in this fact's unit, as people read it."""
         if number is None or isinstance(number, str):
             return number or ""
-        form = _WRITTEN.get(self.unit, ",.0f" if float(number).is_integer() or abs(number) >= 1000 else ".4g")
+        form = _WRITTEN.get(self.unit, ",.0f" if float(number).is_integer() or abs(number) >= 1000 else ".6g")
         return format(number, form)
 
 

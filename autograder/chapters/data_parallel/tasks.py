@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -228,18 +228,23 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     model, rate = case.sizes.model, np.float32(case.sizes.learning_rate)
     after, losses, _ = _sgd(model)(inputs["params"], (inputs["batches"],), rate)
     first = jax.tree.map(lambda rows: rows[0], inputs["batches"])
-    _, gradients = jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(_loss(model)))(inputs["params"], first))
+    gradients = jax.tree.map(np.asarray, _gradient(model)(inputs["params"], first))
     return {"values": {"losses": losses, "params": after}, "gradients": gradients}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _loss(sizes: ModelSizes) -> Any:
     return partial(full_loss, build_model(sizes))
 
 
-@cache
+@lru_cache(maxsize=32)
 def _sgd(sizes: ModelSizes) -> Any:
     return sgd(_loss(sizes))
+
+
+@lru_cache(maxsize=32)
+def _gradient(sizes: ModelSizes) -> Any:
+    return jax.jit(jax.grad(_loss(sizes)))
 
 
 def step_facts(judged: Judged) -> list[Fact]:
@@ -315,7 +320,7 @@ def overlap_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, An
     return {"values": losses, "gradients": jax.tree.map(mean, gradients)}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _loss_of_each_device(sizes: ModelSizes) -> Any:
     return jax.jit(jax.vmap(jax.value_and_grad(_loss(sizes)), in_axes=(None, 0)))
 

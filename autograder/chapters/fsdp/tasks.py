@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -189,7 +189,7 @@ def fsdp_loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, 
     return {"values": losses, "gradients": mean_or_own(gradients, specs_of(case))}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _loss_of_each_device(sizes: ModelSizes) -> Any:
     def one(params, batch, upstream):
         loss, back = jax.vjp(lambda params: full_loss(build_model(sizes), params, batch), params)
@@ -271,7 +271,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training], axes: Axes) -> dic
     return {"values": {"loss": copies(losses, P()), "shards": after}, "gradients": gradients}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _steps_on_one_device(sizes: ModelSizes) -> Any:
     return sgd(partial(full_loss, build_model(sizes)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -89,7 +89,7 @@ def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
     return {"values": values, "gradients": {"layers": layers, "microbatches": back}}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _on_one_device(sizes: ModelSizes) -> Any:
     model = build_model(sizes)
 
@@ -145,7 +145,7 @@ def unseen(rng: np.random.Generator) -> Case[Looped]:
     choices = {"width": (6, 10), "hidden": (12, 20), "rows": (2, 4), "layers_per_stage": (1, 2)}
     sizes: dict[str, Any] = {name: int(rng.choice(some)) for name, some in choices.items()}
     counts = {"num_microbatches": int(rng.integers(1, 8)), "num_repeats": int(rng.integers(1, 4))}
-    return Case(UNSEEN, mesh, _TWO.but(dropout=float(rng.uniform(0.1, 0.4)), **counts, **sizes))
+    return Case(UNSEEN, mesh, _TWO.but(dropout=int(rng.integers(10, 40)) / 100, **counts, **sizes))
 
 
 EXECUTE_LOOPING_PIPELINE = Task(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -62,7 +62,7 @@ def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
     return {"values": {"loss": losses, "params": copied(after)}, "gradients": copied(gradients)}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _on_one_device(pipelines: int, count: int, sizes: ModelSizes) -> Any:
     model = build_model(sizes)
 
@@ -134,7 +134,7 @@ def unseen(rng: np.random.Generator) -> Case[Looped]:
     choices = {"width": (6, 12), "hidden": (12, 20), "features": (3, 5), "rows": (1, 3)}
     sizes: dict[str, Any] = {name: int(rng.choice(some)) for name, some in choices.items()}
     counts = {"num_microbatches": int(rng.integers(1, 7)), "num_repeats": int(rng.integers(2, 4))}
-    steps, dropout = int(rng.choice([1, 2])), float(rng.uniform(0.1, 0.4))
+    steps, dropout = int(rng.choice([1, 2])), int(rng.integers(10, 40)) / 100
     scale = float(rng.uniform(0.6, 1.2)) / steps
     return Case(UNSEEN, mesh, _FOUR.but(dropout=dropout, steps=steps, rate_scale=scale, **counts, **sizes))
 

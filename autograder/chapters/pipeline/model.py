@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def draw_params(rng: np.random.Generator, case: Case[Training]) -> Any:
     return draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4))
 
 
-@cache
+@lru_cache(maxsize=32)
 def one_device_loss(sizes: ModelSizes, count: int) -> Callable[[Any, Any, jax.Array], jax.Array]:
     """``(params, rows of one group, its key) ->`` the mean over ``count`` microbatches, each with its own masks."""
     model = build_model(sizes)
@@ -88,7 +88,7 @@ def loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     return {"values": np.repeat(losses, stages), "gradients": gradients, "refused": np.True_}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _each_group(sizes: ModelSizes, count: int) -> Any:
     def one(params, rows, key, upstream):
         key = jax.random.wrap_key_data(key)
@@ -190,7 +190,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     return {"values": {"loss": losses, "params": copied(after)}, "gradients": copied(gradients)}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _steps_on_one_device(sizes: ModelSizes, count: int, groups: int) -> Any:
     group_loss = one_device_loss(sizes, count)
 

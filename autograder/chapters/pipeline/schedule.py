@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -153,7 +153,7 @@ def tick_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
     return {"values": values, "gradients": gradients}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _all_ticks(stages: int, count: int) -> Any:
     number = jnp.arange(stages)[:, None]
     tick = jnp.arange(count + stages - 1)[None]
@@ -238,7 +238,7 @@ def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]
     return found
 
 
-@cache
+@lru_cache(maxsize=32)
 def _one_device(groups: int) -> Any:
     """Outputs ``[microbatches, rows, width]``, and gradients of each group's weights and of all microbatches."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ def draw_accumulation(rng: np.random.Generator, case: Case[Batch]) -> dict[str, 
     }
 
 
-@cache
+@lru_cache(maxsize=32)
 def _of_whole_batch(sizes: ModelSizes) -> Any:
     return jax.jit(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
@@ -107,7 +107,7 @@ def draw_layers(rng: np.random.Generator, case: Case[Batch]) -> dict[str, Any]:
     return {**leaves, "params": jax.tree.map(lambda a: a * np.float32(a.shape[1] ** -0.5), leaves["params"])}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _run_and_transpose(sizes: ModelSizes) -> Any:
     layer = jax.jit(build_model(sizes).layer)  # traced once, for all layers
 

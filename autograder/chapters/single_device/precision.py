@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -65,7 +65,7 @@ def plain_loss(params: Any, batch: Any, num_heads: int) -> jax.Array:
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - right)
 
 
-@cache
+@lru_cache(maxsize=32)
 def _value_and_gradient(num_heads: int) -> Any:
 
     @jax.jit
@@ -175,14 +175,14 @@ def _anywhere(rng: np.random.Generator, array: np.ndarray) -> tuple[int, ...]:
     return tuple(int(rng.integers(size)) for size in array.shape)
 
 
-@cache
-def _of_both_halves(sizes: Scaling) -> Any:
-    return jax.jit(jax.value_and_grad(halves_loss(Case("", MESH, sizes))))
+@lru_cache(maxsize=32)
+def _of_both_halves(weight_bits: int) -> Any:
+    return jax.jit(jax.value_and_grad(halves_loss(weight_bits)))
 
 
 def scaling_oracle(inputs: dict[str, Any], case: Case[Scaling]) -> dict[str, Any]:
     """Every step in float32, where nothing overflows; the bad ones are known beforehand and skipped."""
-    step = _of_both_halves(case.sizes)
+    step = _of_both_halves(case.sizes.weight_bits)
     params, scale, good, rate = inputs["params"], float(inputs["scale"]), 0, halves_rate(case)
     found = []
     for i in range(STEPS):

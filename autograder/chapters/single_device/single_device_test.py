@@ -49,7 +49,7 @@ def test_bad_steps_have_a_finite_loss_and_good_ones_are_well_within_float16():
             batch = jax.tree.map(lambda a, step=step: a[step], inputs["batches"])
 
             def loss(params, batch=batch, case=case):
-                return halves_loss(case)(params, batch)
+                return halves_loss(case.sizes.weight_bits)(params, batch)
 
             params = inputs["params"] if step == 0 else jax.tree.map(lambda a, s=step: a[s - 1], expected["values"])
             gradients = [np.abs(g).max() for g in jax.tree.leaves(jax.grad(loss)(params))]
@@ -110,7 +110,7 @@ def test_unseen_gradients_are_infinite_or_undefined_in_single_elements_of_any_le
     for seed in range(12):
         case = task.unseen(np.random.default_rng(seed))
         inputs = task.draw(np.random.default_rng(seed), case)
-        gradient = jax.jit(jax.grad(halves_loss(case)))
+        gradient = jax.jit(jax.grad(halves_loss(case.sizes.weight_bits)))
         for step in range(STEPS):
             found = gradient(inputs["params"], jax.tree.map(lambda a, step=step: a[step], inputs["batches"]))
             bad = {

@@ -192,12 +192,12 @@ def halves_params(case: Case[Scaling]) -> Any:
     )
 
 
-def halves_loss(case: Case[Scaling]) -> Callable[[Any, Any], jax.Array]:
-    """Two small MLPs side by side, whose losses are added and multiplied by a small weight.
+def halves_loss(weight_bits: int) -> Callable[[Any, Any], jax.Array]:
+    """Two small MLPs side by side, whose losses are added and multiplied by two to the minus ``weight_bits``.
 
     Where an element of ``probe`` equals one of the two pivots, the gradient of that parameter is infinite, or NaN.
     """
-    weight = 2.0**-case.sizes.weight_bits
+    weight = 2.0**-weight_bits
 
     def half_loss(params, inputs, targets):
         hidden = jax.nn.gelu(inputs.astype(params["up"].dtype) @ params["up"] + params["bias"])
@@ -233,7 +233,7 @@ def wrap_scaled_step(function: Any, case: Case[Scaling]) -> Wrapped:
     rows = jax.ShapeDtypeStruct((STEPS, s.rows, s.features), np.float32)
 
     def step(carry, batch):
-        result = function(halves_loss(case), *carry, batch, halves_rate(case), s.growth_interval)
+        result = function(halves_loss(s.weight_bits), *carry, batch, halves_rate(case), s.growth_interval)
         if not isinstance(result, tuple | list) or len(result) != 3:
             raise Mismatch(f"scaled_step returned {describe(result)}, expected a tuple (params, state, loss)")
         new, state, loss = result

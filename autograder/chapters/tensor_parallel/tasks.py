@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -64,7 +64,7 @@ def layer_oracle(inputs: dict[str, Any], case: Case[Any], on_one_device: Callabl
     return {"values": values} | ({} if gradients is None else {"gradients": gradients})
 
 
-@cache
+@lru_cache(maxsize=32)
 def _each_place(on_one_device: Callable[[Any, Any], Any], places: int) -> Any:
     def by_place(a):
         return a.reshape(places, -1, *a.shape[1:])
@@ -310,7 +310,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     return {"values": {"loss": np.repeat(losses[None], every, 0), "params": after}, "gradients": gradients}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _steps_on_one_device(sizes: ModelSizes) -> Any:
     return sgd(partial(full_loss, build_model(sizes)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -63,7 +63,7 @@ def of_model(case: Case[Sizes]) -> tuple[ModelSizes, int]:
     return case.sizes.model, parts_of(case) if case.sizes.dropout else 1
 
 
-@cache
+@lru_cache(maxsize=32)
 def loss_and_gradient(sizes: ModelSizes, parts: int) -> Callable[..., Any]:
     """``(params, a group's rows, its key) ->`` their mean loss and its gradient, with masks drawn for each part."""
     model = build_model(sizes)
@@ -120,7 +120,7 @@ def block_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     return {"values": np.concatenate(values), "gradients": {"params": of_params, "x": np.concatenate(of_x)}}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _one_group(sizes: ModelSizes, parts: int) -> Any:
     model = build_model(sizes)
 
@@ -222,7 +222,7 @@ def embed_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     return {"values": values.reshape(inputs["upstream"].shape), "gradients": gradients}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _embed_each_group(sizes: ModelSizes) -> Any:
     model = build_model(sizes)
 
@@ -293,7 +293,7 @@ def loss_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
     return {"values": np.repeat(losses, parts_of(case)), "gradients": scaled}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _lose_each_group(sizes: ModelSizes) -> Any:
     model = build_model(sizes)
     return jax.jit(jax.vmap(jax.value_and_grad(model.loss, argnums=(0, 1)), in_axes=(None, 0, 0)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -61,7 +61,7 @@ def params_of(case: Case[Sizes]) -> Any:
     return _params_of(case.sizes.model)
 
 
-@cache
+@lru_cache(maxsize=32)
 def _params_of(sizes: ModelSizes) -> Any:
     def init():
         params = build_model(sizes).init(jax.random.key(0))

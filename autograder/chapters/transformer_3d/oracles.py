@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -141,7 +141,7 @@ def heads_together(layers: Any) -> Any:
     return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
 
 
-@cache
+@lru_cache(maxsize=32)
 def _one_device_loss(sizes: ModelSizes, count: int, places: int, parts: int) -> Callable[..., jax.Array]:
     """``(whole params, batch, key) ->`` the loss of each place on the data axis, ``[places]``, on one device.
 
@@ -177,7 +177,7 @@ def on_one_device(case: Case[Sizes], steps: int = 1) -> Any:
     return _on_one_device(case.sizes.model, case.sizes.num_microbatches, places, parts, steps)
 
 
-@cache
+@lru_cache(maxsize=32)
 def _on_one_device(sizes: ModelSizes, count: int, places: int, parts: int, steps: int) -> Any:
     losses_of = _one_device_loss(sizes, count, places, parts)
 

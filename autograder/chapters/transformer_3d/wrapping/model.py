@@ -6,7 +6,7 @@ How leaves are split is the answer of ``init_3d``: where another function is giv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -81,7 +81,7 @@ def whole_of(case: Case[Sizes]) -> Any:
     return _whole_of(case.sizes.model)
 
 
-@cache
+@lru_cache(maxsize=32)
 def _whole_of(sizes: ModelSizes) -> Any:
     def init():
         params = build_model(sizes).init(jax.random.key(0))
