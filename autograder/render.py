@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -124,11 +123,9 @@ def _name(fact: Fact) -> tuple[str, str]:
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
     """Columns of large numbers of bytes, in larger units; empty where a column has another number."""
-
-    def scaled(number: Any) -> str:
-        return size(number) if isinstance(number, int | float) and fact.unit == Unit.BYTES else ""
-
-    texts = fact.texts(scaled)
+    if fact.unit != Unit.BYTES:
+        return ("",) * len(COLUMNS)
+    texts = fact.texts(lambda number: size(number) if isinstance(number, int | float) else "")
     return "", "", *(text if all(text.split(" to ")) else "" for text in texts)
 
 

@@ -54,6 +54,21 @@ def test_large_numbers_of_bytes_are_readable_and_stay_exact_in_html():
     assert "5.063" not in facts_html(Result("f", 0, 1, FAIL, (count,)))
 
 
+def test_counts_inconclusive_estimates_and_what_is_no_number_are_shown_as_they_are():
+    counted = {"direction": Limit.ALL, "unit": Unit.LEAVES}
+    estimate = {"interval": (1.2, 1.4), "unit": Unit.REFERENCE}
+    facts = (
+        Fact("split dims", Kind.MEMORY, False, 5, 8, **counted),
+        Fact("bfloat16 products", Kind.COMPUTE, True, 12, 15, Limit.MOST, Unit.PRODUCTS, "bf16"),
+        Fact("measured speed", Kind.TIME, None, 1.3, 1.15, **estimate),
+        Fact("gradients", Kind.GRADIENTS, False, "missing", "present"),
+    )
+    shown = printed(Result("f", 0, 1, FAIL, facts), width=160)
+    words = ["5 of 8", "8 of 8", "(leaves)", "12 of 15", "most", "inconclusive: 1.300 (1.200 to 1.400)", "missing"]
+    for text in (shown, re.sub("<.*?>", "", facts_html(Result("f", 0, 1, FAIL, facts)))):
+        assert [word for word in words if word not in text] == []
+
+
 def test_at_80_columns_no_number_and_no_name_is_broken():
     figures, where = (5_436_121_096, 1_466_592_470, 1_275_297_800, 5_436_121_096), "8 devices, width 4096"
     large = fact_in_bytes("live temporaries", *figures, case=where, line="gather:3", message="too much")
