@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import re
 import shutil
 import tempfile
 
@@ -28,4 +29,35 @@ import course  # noqa: F401  emulates the devices
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# Files whose tests have no fixture in common, and would keep one worker busy for minutes.
+SHARE_NOTHING = {"autograder/release/exercise_test.py", "site/examples_test.py"}
+
 gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; looking for them took a tenth of the time
+
+
+def pytest_collection_modifyitems(items):
+    """What takes long begins first, so that no worker is left with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """A file's tests run in one worker, which makes their fixtures once; so do those of the site, built once.
+
+    Those of a chapter's contract stay together for what the process keeps of its oracles.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    from course.curriculum import CHAPTERS
+
+    chapter = re.compile(rf"\b({'|'.join(entry.name for entry in CHAPTERS)})\b")
+    config.option.loadscopereorder = False
+
+    class ByChapterOrFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            if file in SHARE_NOTHING:
+                return nodeid
+            found = chapter.search(nodeid) if file.startswith("autograder/chapters/") else None
+            return found.group() if found else "site" if file.startswith("site/") else file
+
+    return ByChapterOrFile(config, log)

@@ -42,10 +42,15 @@ def failed(result):
     return {fact.name for fact in result.facts if fact.passed is False and fact.weight}
 
 
+def said(result):
+    """What a failing test shows of a result: each failed fact's case and message."""
+    return "\n".join(f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False) or result.message
+
+
 @pytest.mark.parametrize(("chapter", "task"), TASKS)
 def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     (result,) = check_solution(chapter, [task], full=True).functions
-    assert (result.message, failed(result)) == ("", set())
+    assert (result.message, failed(result)) == ("", set()), said(result)
     assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
     unexplained = {fact.name for fact in result.facts if fact.weight} - set(load(chapter).read)
@@ -55,13 +60,13 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
 @pytest.mark.parametrize(("chapter", "task", "function"), ALL_ALTERNATIVES)
 def test_alternative_passes_every_fact_as_it_is_handed_in(chapter, task, function):
     result = alternatives.judged(chapter, load(chapter).task(task), function, full=FULL)
-    assert (result.verdict, failed(result), result.message) == (PASS, set(), "")
+    assert (result.verdict, failed(result), result.message) == (PASS, set(), ""), said(result)
 
 
 @pytest.mark.parametrize(("chapter", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", value))
 def test_mutant_fails_exactly_what_it_names(chapter, mutant):
     result = judged(chapter, mutant, full=FULL)
-    assert (result.message, failed(result)) == ("", mutant.fails)
+    assert (result.message, failed(result)) == ("", mutant.fails), said(result)
     assert result.points < load(chapter).task(mutant.task).points
     for fact in result.facts:
         assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"

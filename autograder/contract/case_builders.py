@@ -48,14 +48,14 @@ def parts_of(case: Case[Any]) -> int:
     return case.mesh[tensor_of(case)]
 
 
-def others_of(case: Case[Any]) -> tuple[str, ...]:
-    """All axes but ``tensor_of``: those along which the rows of a batch are split."""
-    return tuple(axis for axis in case.mesh if axis != tensor_of(case))
+def others_of(case: Case[Any], split: Callable[[Case[Any]], str] = tensor_of) -> tuple[str, ...]:
+    """All axes but the one that ``split`` names: those along which the rows of a batch are split."""
+    return tuple(axis for axis in case.mesh if axis != split(case))
 
 
-def groups_of(case: Case[Any]) -> int:
-    """How many devices have the same place on the tensor axis, each with rows of its own."""
-    return math.prod(case.mesh[axis] for axis in others_of(case))
+def groups_of(case: Case[Any], split: Callable[[Case[Any]], str] = tensor_of) -> int:
+    """How many devices have the same place on the axis that ``split`` names, each with rows of its own."""
+    return math.prod(case.mesh[axis] for axis in others_of(case, split))
 
 
 def varying(tree: Any, axes: Iterable[str]) -> Any:

@@ -3,7 +3,11 @@
 import json
 from collections import Counter
 
+import pytest
+
 from autograder.proof.soak import Outcome, booked, compare, make_class, soak
+
+pytestmark = pytest.mark.long
 
 
 def test_killed_at_random_and_graded_on_gives_what_an_undisturbed_grading_gives(tmp_path):

@@ -12,10 +12,9 @@ import numpy as np
 
 from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
 from autograder.chapters.pipeline.wrapping.model import ENDS, Training, rows_of
-from autograder.chapters.pipeline.wrapping.schedule import groups_of
 from autograder.contract import facts, limits
 from autograder.contract.case import ModelSizes
-from autograder.contract.case_builders import build_model, params_of, stages_of
+from autograder.contract.case_builders import build_model, groups_of, params_of, pipe_of, stages_of
 from autograder.contract.draws import (
     draw_batch,
     draw_batches,
@@ -65,12 +64,12 @@ def one_device_loss(sizes: ModelSizes, count: int) -> Callable[[Any, Any, jax.Ar
 
 # pipeline_loss: a model's loss over the stages, the same on all of them, and its gradient.
 
-SHARING = ("reduce_scatter", "all_gather", "all_to_all")
+SHARING = ("reduce_scatter", "all_gather", "all_to_all", "collective_broadcast")
 FASTER = 0.85
 
 
 def draw_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
-    groups = groups_of(case)
+    groups = groups_of(case, pipe_of)
     return {
         "params": draw_params(rng, case),
         "batch": draw_batch(rng, case.sizes, rows_of(case)),
@@ -81,7 +80,7 @@ def draw_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
 
 def loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     """The loss of each group's rows on one device, on every stage; gradients of its share of the batch."""
-    groups, stages = groups_of(case), stages_of(case)
+    groups, stages = groups_of(case, pipe_of), stages_of(case)
     rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), inputs["batch"])
     run = _each_group(case.sizes.model, case.sizes.num_microbatches)
     losses, gradients = jax.tree.map(np.asarray, run(inputs["params"], rows, inputs["key"], inputs["upstream"]))
@@ -120,13 +119,11 @@ def loss_facts(judged: Judged) -> list[Fact]:
     gradients = "Which stages have a part in the loss, and is each part counted once?"
     uneven = "A stage that holds fewer layers than the others would be given some that are none."
     stretch = "All stages wait while the loss is computed. Could each compute a part of it?"
-    allowed = ("all_reduce", *SHARING)
     return [
         *facts.values_and_gradients([summed(e) for e in judged.cases], values, gradients),
         refused("uneven layers", judged.cases, "a model with one layer too many", uneven),
         permuted(judged.all, lambda _: 2),
-        facts.bytes_at_most("loss bytes", judged.all, allowed, shared_bytes, _LAST_STAGE),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute", *allowed)),
+        facts.bytes_at_most("loss bytes", judged.all, ("all_reduce", *SHARING), shared_bytes, _LAST_STAGE),
         limits.time_within(judged, FASTER, stretch, than=limits.NAIVE, weight=0, least=0.4),
     ]
 
@@ -174,7 +171,7 @@ def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
 
 def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     """The steps on one device, with all rows; every holder of a leaf gets the same."""
-    groups, stages, steps = groups_of(case), stages_of(case), case.sizes.steps
+    groups, stages, steps = groups_of(case, pipe_of), stages_of(case), case.sizes.steps
     run = _steps_on_one_device(case.sizes.model, case.sizes.num_microbatches, groups)
     given = np.arange(steps, dtype=np.int32), np.repeat(inputs["key"][None], steps, 0), inputs["batch"]
     after, losses, gradients = run(inputs["params"], given, inputs["learning_rate"])
@@ -212,14 +209,14 @@ def _resident(e: Evidence, *parts: str) -> int:
 
 def _apart(e: Evidence) -> float:
     """All-reduces of a step: embedding and head over the stages, then everything and the loss over the groups."""
-    stages, groups = stages_of(e.case), groups_of(e.case)
+    stages, groups = stages_of(e.case), groups_of(e.case, pipe_of)
     ends = _resident(e, "embed", "head") + 4
     return e.case.sizes.steps * (ring(stages, ends) + ring(groups, ends + _resident(e, "layers")))
 
 
 def _together(e: Evidence) -> float:
     """The same, embedding and head over all devices at once, and the loss not counted."""
-    stages, groups = stages_of(e.case), groups_of(e.case)
+    stages, groups = stages_of(e.case), groups_of(e.case, pipe_of)
     ends = _resident(e, "embed", "head")
     return e.case.sizes.steps * (ring(stages * groups, ends) + ring(groups, _resident(e, "layers")))
 
@@ -254,7 +251,6 @@ def step_facts(judged: Judged) -> list[Fact]:
         facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
         permuted(judged.all, lambda case: 2 * case.sizes.steps),
         facts.bytes_at_most("loss bytes", judged.all, SHARING, shared, _LAST_STAGE),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute", "all_reduce", *SHARING)),
     ]
 
 

@@ -13,13 +13,12 @@ from autograder.chapters.pipeline.wrapping.schedule import (
     EXECUTED,
     Blocks,
     execute_shapes,
-    groups_of,
     split_shapes,
     split_sizes,
     tick_shapes,
 )
 from autograder.contract import facts, limits
-from autograder.contract.case_builders import stages_of
+from autograder.contract.case_builders import groups_of, pipe_of, stages_of
 from autograder.contract.draws import draw_leaves, unseen_case
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind
@@ -223,7 +222,7 @@ def draw_executed(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any
 
 def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
     """One stage after the other on one device; the last stage's outputs and the first one's gradients count."""
-    stages, groups = stages_of(case), groups_of(case)
+    stages, groups = stages_of(case), groups_of(case, pipe_of)
     values, gradients = jax.tree.map(
         np.asarray, _one_device(groups)(inputs["weights"], inputs["microbatches"], inputs.get("upstream"))
     )

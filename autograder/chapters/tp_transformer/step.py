@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from autograder.chapters.tp_transformer.tasks import (
-    OTHER,
     SIZES,
     WRAPPINGS,
     activation_bytes,
@@ -31,7 +30,7 @@ from autograder.contract.verdict import Fact
 
 # Of a step whose activations are gathered and scattered in one piece.
 EXPOSED = 0.4
-MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all")
+MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast")
 
 
 def draw(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
@@ -127,7 +126,6 @@ def step_facts(judged: Judged) -> list[Fact]:
         limits.largest_within(judged, half_of_logits, logits, weight=2),
         facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),
         facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
-        facts.only_collectives(OTHER, judged.all, ("all_reduce", *MOVES)),
     ]
 
 

@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+import pytest
 
 from autograder.contract.verdict import PASS
 from autograder.grading.nbgrader.course import open_ledger
 from autograder.proof.demo.__main__ import HERE as DEMO
+
+pytestmark = pytest.mark.long
 
 CLUSTER = """
 import json, pathlib, sys, time

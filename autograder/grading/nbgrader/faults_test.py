@@ -11,6 +11,8 @@ import pytest
 from autograder.grading.nbgrader.cluster_test import STUB, grade, hand_in_demo, judged
 from autograder.grading.nbgrader.export import overview
 
+pytestmark = pytest.mark.long
+
 # Run in a mount namespace of its own, with a course folder, an empty one and the room to leave, in KiB, at each try.
 FULL = """
 import json, pathlib, shutil, subprocess, sys

@@ -23,6 +23,8 @@ from autograder.proof.attacks.declared import CHAPTER
 from autograder.proof.attacks.fixtures import find_attacks, prepare
 from autograder.proof.attacks.suite import workplace
 
+pytestmark = pytest.mark.long
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ATTACKS = [attack for attack in find_attacks() if attack.group == "reaches"]
 # Names of folders, some of which nbgrader can take, and what each of them tries.

@@ -22,6 +22,8 @@ from autograder.proof.attacks.submissions import SUBMISSIONS
 from autograder.proof.attacks.suite import Row, run_suite, watched, workplace
 from autograder.release.notebook import exercise_text
 
+pytestmark = pytest.mark.long
+
 # They wait for a limit, or work at the realistic size.
 SLOW = """
     absurd_loop_in_program averages_what_it_keeps compile_bomb endless_loop endless_loop_ignoring_signals

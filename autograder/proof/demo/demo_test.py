@@ -23,6 +23,8 @@ from autograder.proof.demo import HERE
 from autograder.proof.demo.__main__ import prepare, surprises
 from autograder.release.converters import nbgrader_quiet
 
+pytestmark = pytest.mark.long
+
 CANARY = "canary-3f9a1c"
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 CLASS = sorted(path.name for path in (HERE / "submitted").iterdir())

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.pipeline.wrapping.schedule import groups_of, others_of, refuses, row_axes
+from autograder.chapters.pipeline.wrapping.schedule import refuses, row_axes
 from autograder.contract.case import Case, ModelSizes
 from autograder.contract.case_builders import (
     KEY,
     LEARNING_RATE,
     batch_shapes,
+    groups_of,
     model_of,
+    others_of,
     params_of,
     pipe_of,
     pull_back,
@@ -54,7 +56,7 @@ def specs_of(case: Case[Training]) -> Any:
 
 def rows_of(case: Case[Training]) -> int:
     """Rows of all groups together."""
-    return groups_of(case) * case.sizes.num_microbatches * case.sizes.rows
+    return groups_of(case, pipe_of) * case.sizes.num_microbatches * case.sizes.rows
 
 
 def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
@@ -62,7 +64,7 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
 
     Each returns its own share of the gradient of embedding and head.
     """
-    axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case)
+    axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
     results = {"values": P((*others, axis)), "gradients": P(rows, axis), "refused": P()}
 
     def local(params, batch, key, upstream):
@@ -81,7 +83,7 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
         found = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
         return {"values": varying(loss, case.mesh)[None], "gradients": found, "refused": jnp.asarray(flag)}
 
-    groups = groups_of(case)
+    groups = groups_of(case, pipe_of)
     inputs = {
         "params": (params_of(case), specs_of(case)),
         "batch": (batch_shapes(case.sizes, rows_of(case)), P(rows)),
@@ -93,7 +95,7 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
 
 def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
     """The steps over several batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
-    axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case)
+    axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
     held = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))
     results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}
 

@@ -5,7 +5,6 @@ When a stage has work is the answer of ``pipeline_tick``: what counts of its res
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case, Sizes
-from autograder.contract.case_builders import pipe_of, stages_of, varying
+from autograder.contract.case_builders import groups_of, others_of, pipe_of, stages_of, varying
 from autograder.contract.output_checks import describe, same_shapes, same_tree
 from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
 
@@ -34,19 +33,9 @@ class Blocks(Sizes):
     backward: bool = True
 
 
-def others_of(case: Case[Any]) -> tuple[str, ...]:
-    """The axes along which the rows of a batch are split: all but that of the stages."""
-    return tuple(axis for axis in case.mesh if axis != pipe_of(case))
-
-
 def row_axes(case: Case[Any]) -> Any:
     """The entry of a spec for a dim of rows."""
-    return others_of(case) or None
-
-
-def groups_of(case: Case[Any]) -> int:
-    """How many pipelines there are side by side, each with rows of its own."""
-    return math.prod(case.mesh[axis] for axis in others_of(case))
+    return others_of(case, pipe_of) or None
 
 
 def refuses(call: Callable[[], Any], *numbers: int) -> bool:
@@ -159,14 +148,14 @@ def _tick(found: Any, like: Any, case: Case[Blocks]) -> dict[str, Any]:
 
 def execute_shapes(case: Case[Blocks]) -> dict[str, Any]:
     s = case.sizes
-    rows = jax.ShapeDtypeStruct((s.num_microbatches, s.rows * groups_of(case), s.width), np.float32)
+    rows = jax.ShapeDtypeStruct((s.num_microbatches, s.rows * groups_of(case, pipe_of), s.width), np.float32)
     weights = jax.ShapeDtypeStruct((stages_of(case), s.width, s.width), np.float32)
     return {"weights": weights, "microbatches": rows} | ({"upstream": rows} if s.backward else {})
 
 
 def wrap_execute(function: Any, case: Case[Blocks]) -> Wrapped:
     """Outputs of the last stage; with ``backward``, gradients of all stages' weights and of the microbatches."""
-    axis, others = pipe_of(case), others_of(case)
+    axis, others = pipe_of(case), others_of(case, pipe_of)
 
     def local(weights, microbatches, upstream=None):
         number = lax.axis_index(axis)

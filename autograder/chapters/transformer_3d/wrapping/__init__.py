@@ -1,9 +1,146 @@
-"""The functions of ``transformer_3d`` as their tracer knows them."""
+"""The functions of ``transformer_3d`` as their tracer knows them: what they are given, the form of what they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d.wrapping.choice import Models, wrap_choice
-from autograder.chapters.transformer_3d.wrapping.functions import wrap_forward, wrap_init, wrap_step
-from autograder.chapters.transformer_3d.wrapping.model import Sizes
-from autograder.contract.wrapping import Wrapping
+from autograder.chapters.transformer_3d.wrapping.model import (
+    Sizes,
+    axes_of,
+    given_specs,
+    named,
+    options_of,
+    rows_of,
+    stacked_of,
+    whole_of,
+)
+from autograder.contract.case import Case
+from autograder.contract.case_builders import KEY, LEARNING_RATE, batch_shapes, varying
+from autograder.contract.output_checks import describe, same_tree, scalar, show_spec, state_and_loss
+from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
+from course.mesh import abstract_mesh, shard_map_with_specs, varying_axes
+from course.program.program import path_name
+
+_ROLES = {"params": "state", "key": "key"}
+
+
+def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
+    """The parts, put together by the specs that come with them."""
+    shapes, found = whole_of(case), {}
+    how = case.sizes.num_repeats, case.sizes.min_size, *axes_of(case)
+
+    def local(params):
+        result = function(params, *how)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise Mismatch(f"init_3d returned {describe(result)}, expected a tuple (parts, specs)")
+        parts = same_tree("parts", result[0], params)
+        specs = same_tree("specs", result[1], params, is_leaf=lambda s: isinstance(s, P))
+        leaves = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, P)), jax.tree.leaves(stacked_of(case))
+        for (path, part), spec, like in zip(jax.tree.leaves_with_path(parts), *leaves, strict=True):
+            _check(path_name("", path), part, spec, like, case)
+        return parts, specs
+
+    def program(params):
+        arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
+        return {"values": arrays}
+
+    return Wrapped(
+        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
+    )
+
+
+def _check(name: str, part: Any, spec: Any, like: Any, case: Case[Sizes]) -> None:
+    where = f"leaf {name} on mesh {case.mesh_text}"
+    if not isinstance(spec, P):
+        raise Mismatch(f"{where}: its spec is {describe(spec)}, expected a PartitionSpec")
+    unknown = named(spec) - set(case.mesh)
+    if unknown:
+        raise Mismatch(f"{where}: its spec {show_spec(spec)} names {sorted(unknown)}, and the mesh has no such axis")
+    if not hasattr(part, "shape") or part.ndim != len(like.shape) or len(spec) > part.ndim:
+        raise Mismatch(
+            f"{where}: the part is {describe(part)} with spec {show_spec(spec)}, expected one of an array "
+            f"{list(like.shape)}"
+        )
+    differs = varying_axes(part) - named(spec)
+    if differs:
+        raise Mismatch(
+            f"{where}: the part differs from device to device over {', '.join(sorted(differs))}, and its spec "
+            f"{show_spec(spec)} says that it is whole there. Does the spec say which dim you split?"
+        )
+
+
+def wrap_forward(function: Any, case: Case[Sizes]) -> Wrapped:
+    """Loss and gradient; every device returns what it holds, so that copies which differ are seen."""
+    data, pipe, tensor = axes_of(case)
+    specs, each = given_specs(case), P(tuple(case.mesh))
+
+    def local(params, batch, key, upstream):
+        key = jax.random.wrap_key_data(key)
+        own = jax.random.fold_in(key, 0)
+
+        def loss_of(params):
+            loss = function(params, specs, batch, own, options_of(case), data, pipe, tensor)
+            return upstream * _same_in_a_pipeline(loss, case), loss
+
+        (_, loss), gradients = jax.value_and_grad(loss_of, has_aux=True)(varying(params, case.mesh))
+        return {"values": varying(loss, case.mesh)[None], "gradients": jax.tree.map(lambda g: g[None], gradients)}
+
+    inputs = {
+        "params": (stacked_of(case), specs),
+        "batch": (batch_shapes(case.sizes, rows_of(case)), P(data)),
+        "key": (KEY, P()),
+        "upstream": (LEARNING_RATE, P()),
+    }
+    return on_mesh(local, case, inputs, {"values": each, "gradients": each}, _ROLES)
+
+
+def _same_in_a_pipeline(loss: Any, case: Case[Sizes]) -> Any:
+    _, pipe, tensor = axes_of(case)
+    scalar("forward_3d", loss, "the mean over a pipeline's rows")
+    differs = varying_axes(loss) & {pipe, tensor}
+    if differs:
+        raise Mismatch(
+            f"forward_3d returned a loss that is typed as another on each device of {' and '.join(sorted(differs))}: "
+            "whoever differentiates it differentiates several losses. Which collective gives one that all have?"
+        )
+    return loss
+
+
+def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
+    """The steps over several batches; every device returns what it holds, so that copies which drift apart are seen."""
+    axes, specs, each = axes_of(case), given_specs(case), P(tuple(case.mesh))
+
+    def local(params, batch, key, learning_rate, largest_norm):
+        key = jax.random.wrap_key_data(key)
+
+        def one(params, given):
+            number, rows = given
+            own = jax.random.fold_in(key, number)
+            found = function(params, specs, rows, own, options_of(case), *axes, learning_rate, largest_norm)
+            return varying(state_and_loss("train_step_3d", "params", found, params, case), case.mesh)
+
+        numbers = np.arange(case.sizes.steps, dtype=np.int32)
+        before = varying(params, case.mesh)
+        after, losses = lax.scan(one, before, (numbers, batch))
+        gradients = jax.tree.map(lambda old, new: ((old - new) / learning_rate)[None], before, after)
+        resident = jax.tree.map(lambda leaf: leaf[None], after)
+        return {"values": {"loss": losses[None], "params": resident}, "gradients": gradients}
+
+    inputs = {
+        "params": (stacked_of(case), specs),
+        "batch": (batch_shapes(case.sizes, rows_of(case), case.sizes.steps), P(None, axes[0])),
+        "key": (KEY, P()),
+        "learning_rate": (LEARNING_RATE, P()),
+        "largest_norm": (LEARNING_RATE, P()),
+    }
+    return on_mesh(local, case, inputs, {"values": each, "gradients": each}, _ROLES)
+
 
 _OPTIONS, _AXES = "(params, specs, batch, key, options", "data_axis, pipe_axis, tensor_axis"
 WRAPPINGS = (
