@@ -85,6 +85,7 @@ def test_every_attack_gets_the_verdict_that_it_must():
     assert outcome.left == ()
 
 
+@pytest.mark.skipif(not os.environ.get("MESHCRAFT_FULL"), reason="the demo's tests try another: in `make test-full`")
 def test_stock_nbgrader_lets_them_through():
     attacks = [attack for attack in find_attacks() if attack.name in CONTROLS]
     with workplace() as folder:

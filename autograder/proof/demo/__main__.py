@@ -18,17 +18,19 @@ from autograder.grading.outside.sandbox import best_level
 from autograder.proof.demo import CHAPTER, HERE
 from autograder.release.notebook import build
 
+STUDENTS = tuple(sorted(path.name for path in (HERE / "submitted").iterdir()))
 
-def prepare(folder: Path) -> Path:
-    """A course folder with the class's submissions in it; one that is there already is brought up to date."""
+
+def prepare(folder: Path, students: tuple[str, ...] = STUDENTS) -> Path:
+    """A course folder with these students' submissions; one that is there already is brought up to date."""
     course = make_course(folder, [CHAPTER])
-    for submission in sorted((HERE / "submitted").iterdir()):
-        shutil.copytree(submission, course / "submitted" / submission.name, dirs_exist_ok=True)
+    for student in students:
+        shutil.copytree(HERE / "submitted" / student, course / "submitted" / student, dirs_exist_ok=True)
     return course
 
 
-def surprises(reports: list[Report]) -> list[str]:
-    """Verdicts that differ from those that the class must get."""
+def surprises(reports: list[Report], students: tuple[str, ...] = STUDENTS) -> list[str]:
+    """Verdicts that differ from those that these students must get."""
     expected = json.loads((HERE / "expected.json").read_text())
     found = {
         report.student: {result.name: [result.verdict, _failed(result)] for result in report.functions}
@@ -36,7 +38,7 @@ def surprises(reports: list[Report]) -> list[str]:
     }
     return [
         f"{student}: expected {expected.get(student)}, found {found.get(student)}"
-        for student in sorted({*expected, *found})
+        for student in sorted({*students, *found})
         if expected.get(student) != found.get(student)
     ]
 
