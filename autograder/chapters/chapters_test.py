@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from autograder.chapters.promises_test import PROMISES_TO_COME
 from autograder.check import check_solution
 from autograder.contract.task import load, references
 from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR
@@ -20,6 +21,7 @@ from autograder.grading.inside.tracing import Problem, trace_cases
 from autograder.proof import alternatives
 from autograder.proof.coverage import mutants, one_for_each_fact
 from autograder.proof.mutants import judged
+from autograder.release import promises
 from autograder.release.reference_metrics import measure
 from course.curriculum import CHAPTERS
 
@@ -55,6 +57,11 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
     unexplained = {fact.name for fact in result.facts if fact.weight} - set(load(chapter).read)
     assert not unexplained, "Contract.read has no page for them"
+    if chapter not in PROMISES_TO_COME:
+        promised = {fact for facts in promises.promised(chapter)[task].values() for fact in facts}
+        unpromised = {fact.name for fact in result.facts if fact.weight} - promised
+        assert not unpromised, "the notebook does not say that these are judged: quote it in PROMISES"
+        assert not promised - {fact.name for fact in result.facts}, "PROMISES names facts that nobody judges"
 
 
 @pytest.mark.parametrize(("chapter", "task", "function"), ALL_ALTERNATIVES)

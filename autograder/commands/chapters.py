@@ -45,6 +45,9 @@ Problem = tuple[str, str]
 def check_course(
     chapters: Annotated[list[str] | None, Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
     sizes: Annotated[bool, Option("--sizes", help="Count files and lines instead.")] = False,
+    promises: Annotated[
+        bool, Option("--promises", help="Show what each notebook requires, and which fact holds it, instead.")
+    ] = False,
     seconds: Annotated[
         Path | None, Option(metavar="FILE", help="With --sizes: seconds of tests, of pytest --junitxml=FILE.")
     ] = None,
@@ -59,6 +62,9 @@ def check_course(
     entries = [entry for entry in CHAPTERS if not names or entry.name in names]
     if sizes:
         print_sizes(ROOT, entries, seconds, as_json)
+        return
+    if promises:
+        _print_promises([entry.name for entry in entries], as_json)
         return
     rows = []
     with bar() as update:
@@ -76,6 +82,24 @@ def check_course(
     else:
         show(f"{len(entries)} chapter{'s' if len(entries) > 1 else ''}, and nothing is missing or stale")
     raise typer.Exit(SHORT if rows else 0)
+
+
+def _print_promises(names: list[str], as_json: bool) -> None:
+    from autograder.release.promises import promised
+
+    rows = [
+        {"chapter": name, "function": function, "sentence": quote, "facts": list(facts)}
+        for name in names
+        for function, quotes in promised(name).items()
+        for quote, facts in quotes.items()
+    ]
+    if as_json:
+        print_json({"chapters": names, "promises": rows})
+        return
+    listed = table("function", "what the notebook says", "what is judged")
+    for row in rows:
+        listed.add_row(row["function"], row["sentence"], ", ".join(row["facts"]) or "nothing: it explains")
+    show(listed)
 
 
 def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
@@ -130,7 +154,11 @@ ADVICE = {"compiled exposed", "exposed communication"}
 
 def _built(name: str) -> Iterator[Problem]:
     from autograder.contract.task import references
-    from autograder.release import notebook, reference_metrics
+    from autograder.release import notebook, promises, reference_metrics
+
+    if promises.promised(name):
+        do = f"edit PROMISES in autograder/chapters/{name}/__init__.py"
+        yield from ((what, do) for what in promises.problems(name))
 
     build = f"meshcraft build {name}"
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from autograder.commands import chapters, sizes
 from autograder.commands.chapters import problems
-from autograder.release import notebook, reference_metrics
+from autograder.release import notebook, promises, reference_metrics
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS, Chapter, chapter
 
@@ -73,6 +73,15 @@ def test_check_course_exits_1_with_a_problem_and_0_without(meshcraft, monkeypatc
     assert ended.status == 0 and f"{len(CHAPTERS)} chapters, and nothing is missing" in ended.out
     assert meshcraft("check-course", "nosuchchapter").status == 2
     assert "give --sizes, too" in meshcraft("check-course", "--seconds", "x.xml").err
+
+
+def test_promises_are_shown_with_the_facts_that_hold_them(meshcraft, monkeypatch):
+    quotes = {"sends nothing": ("communication",), "is useful": ()}
+    monkeypatch.setattr(promises, "promised", lambda chapter: {"shard_params": quotes})
+    rows = json.loads(meshcraft("check-course", "fsdp", "--promises", "--json").out)["promises"]
+    assert {row["sentence"]: tuple(row["facts"]) for row in rows} == quotes
+    shown = meshcraft("check-course", "fsdp", "--promises").out
+    assert "sends nothing" in shown and "communication" in shown and "nothing: it explains" in shown
 
 
 def test_sizes_count_what_is_written_by_hand_and_seconds_by_chapter(meshcraft, tmp_path):

@@ -97,7 +97,7 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
     cells: list[NotebookNode] = []
     places: dict[str, str] = {}
     imported = False
-    for cell in _read_cells(path):
+    for cell in read_cells(path):
         if cell.kind == "markdown":
             cells.append(_markdown(cell, float(agreed.question_points), places))
         elif BEGIN in cell.source:
@@ -117,7 +117,7 @@ def _as_notebook(cells: list[NotebookNode]) -> NotebookNode:
     return new_notebook(cells=cells, metadata={"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}})
 
 
-def _read_cells(path: Path) -> list[Cell]:
+def read_cells(path: Path) -> list[Cell]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def _read_cells(path: Path) -> list[Cell]:
 
 def _story(path: Path) -> list[NotebookNode]:
     """The cells of a notebook that asks for nothing: nothing to strip, nothing to check."""
-    cells = _read_cells(path)
+    cells = read_cells(path)
     asking = next((cell for cell in cells if BEGIN in cell.source), None)
     if asking:
         raise BuildError(

@@ -1,0 +1,97 @@
+"""What a notebook requires, sentence by sentence, and the facts that hold it."""
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autograder.contract.task import load
+from autograder.release.notebook import BEGIN, ROOT, read_cells
+
+# The rows of a table with one of these words in its head, or with an empty head, are requirements.
+TABLES = re.compile(r"\b(?:budget|option)\b|^[\s|]+$")
+# A sentence with one of these words, or that begins with one of these verbs, requires something of an answer.
+WORDS = "must|may not|at most|at least|exactly|never|equals?|do not|don't|allowed|stays?|any size|once|the same on"
+VERBS = (
+    "Add|Apply|Average|Begin|Call|Compute|Cut|Divide|Draw|Gather|Give|Keep|Leave|Make|Multiply|Put|Raise|Return|Run|"
+    "Scale|Send|Skip|Split|Sum|Take|Treat|Update|Use|Write"
+)
+REQUIRES = re.compile(rf"\b(?:{WORDS})\b|^(?:(?:Otherwise|Then|So|Instead|Also|Again),? )?(?:{VERBS})\b", re.IGNORECASE)
+SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*(])")
+# Sections of a docstring that say what comes out, not what goes in.
+SECTIONS = re.compile(r"^(Returns|Raises):\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What a notebook says of one function above its stub, and in its docstring.
+
+    Attributes:
+        text: All of it, whitespace normalised.
+        required: The table rows and sentences that require something.
+    """
+
+    text: str
+    required: tuple[str, ...]
+
+
+def promised(chapter: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """The chapter's ``PROMISES``: of each function, which facts hold each quoted piece; empty if it has none.
+
+    A quote without facts explains, and requires nothing.
+    """
+    return getattr(importlib.import_module(f"autograder.chapters.{chapter}"), "PROMISES", {})
+
+
+def specifications(chapter: str, root: Path = ROOT) -> dict[str, Specification]:
+    """The specification of each function: the text since the function before, and its docstring."""
+    found, texts, imported = {}, [], False
+    for cell in read_cells(root / "solutions" / f"{chapter}.py"):
+        if cell.kind == "markdown":
+            texts += [cell.source] if imported else []
+        elif BEGIN in cell.source:
+            (function,) = ast.parse(cell.source).body
+            assert isinstance(function, ast.FunctionDef)
+            found[function.name] = _specification("\n\n".join(texts), ast.get_docstring(function) or "")
+            texts = []
+        imported |= cell.kind == "code"
+    return found
+
+
+def _specification(text: str, docstring: str) -> Specification:
+    required, blocks = [], re.split(r"\n\s*\n|\n(?=#|[-*] |\d+\. )", text)
+    for block in blocks:
+        lines = block.strip().splitlines()
+        if lines and lines[0].startswith("|"):
+            if TABLES.search(lines[0]):
+                required += [_plain(line) for line in lines[2:]]
+        elif lines and not lines[0].startswith(("#", "Useful:")):
+            required += [one for one in SENTENCE_END.split(_plain(block)) if REQUIRES.search(one)]
+    required += [_plain(body) for _, body in SECTIONS.findall(inspect.cleandoc(docstring) + "\n")]
+    return Specification(_plain(f"{text}\n\n{docstring}"), tuple(required))
+
+
+def _plain(text: str) -> str:
+    """Without emphasis, marks of lists, and differences of whitespace."""
+    return " ".join(re.sub(r"^\s*(?:[-*]|\d+\.)\s+|\*\*", "", text, flags=re.MULTILINE).split())
+
+
+def problems(chapter: str, root: Path = ROOT) -> Iterator[str]:
+    """What is not quoted, or quoted and not there."""
+    every, known = promised(chapter), {fact for fact in load(chapter).read}
+    texts = specifications(chapter, root)
+    for name in sorted(set(every) - set(texts)):
+        yield f"PROMISES has {name}, and the notebook has no such function"
+    for name, specification in texts.items():
+        quotes = every.get(name, {})
+        for quote, facts in quotes.items():
+            if _plain(quote) not in specification.text:
+                yield f"{name}: the notebook does not say {quote!r}"
+            for fact in sorted(set(facts) - known):
+                yield f"{name}: {quote!r} is held by {fact!r}, which the contract's `read` does not have"
+        for sentence in specification.required:
+            if not any(_plain(quote) in sentence or sentence in _plain(quote) for quote in quotes):
+                yield f"{name}: no fact is named for {sentence!r}"
