@@ -106,13 +106,13 @@ def exchanges_the_other_way_round(x, axis_name):
 
 
 def exchanges_in_pairs(x, axis_name):
-    """In each step two devices swap: whose indices differ in the bits of the step's number."""
+    """In each step two devices swap: those whose indices add up to the step's number, round the axis."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length = len(x) // size
-    for bits in range(1, size):
-        start = (index ^ bits) * length
+    for total in range(size):
+        start = (total - index) % size * length
         mine = lax.dynamic_slice_in_dim(x, start, length, 0)
-        theirs = lax.ppermute(mine, axis_name, [(i, i ^ bits) for i in range(size)])
+        theirs = lax.ppermute(mine, axis_name, [(i, (total - i) % size) for i in range(size)])
         x = lax.dynamic_update_slice_in_dim(x, theirs, start, 0)
     return x
 

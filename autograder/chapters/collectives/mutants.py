@@ -147,6 +147,13 @@ MUTANTS = (
         {LAST_PLACED: f"place({LAST_PLACED}, jnp.zeros_like(x), 0)"},
         *WRONG,
     ),
+    patch(
+        ring_all_gather,
+        "goes_round_powers_of_two",
+        {"(index - step) % size": "(index - step & size - 1)"},
+        *WRONG,
+        shown_by=("pipe=3 x tensor=2",),
+    ),
     mutant("ring_all_gather", asks_for_all_gather, OTHERS, SENT),
     mutant("ring_all_gather", keeps_every_chunk_until_the_end, HELD),
     patch(ring_reduce_scatter, "adds_one_too_few", {"fori_loop(1, size": "fori_loop(1, size - 1"}, *WRONG, SENT),

@@ -184,8 +184,9 @@ def copies_mean(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -
 
 _MESHES = (
     {"data": 4, "tensor": 2},
+    {"pipe": 3, "tensor": 2},
     {"pipe": 2, "data": 2, "tensor": 2},
-    {"data": 8},
+    {"data": 5},
     {"tensor": 1, "data": 4},
     {"data": 1},
 )
@@ -206,7 +207,7 @@ def _number_puzzle(name: str, right: Callable[..., Any], means: Callable[..., st
         )
 
     def unseen(rng: np.random.Generator) -> Case[Questions]:
-        return unseen_case(rng, Questions(seed=int(rng.integers(2**31))), (2, 4), (4, 1, 2), (4,), (2, 2))
+        return unseen_case(rng, Questions(seed=int(rng.integers(2**31))), (2, 3), (3, 1, 2), (6,), (2, 2))
 
     return _task(name, answer, fact, _cases(*_MESHES, sizes=lambda i: Questions(seed=i)), unseen)
 

@@ -112,12 +112,12 @@ def _facts(name: str, judged: Judged) -> list[Fact]:
     ]
 
 
-_BOTH, _DEEP = Chunks(chunk=2, width=3), Chunks(chunk=3, depth=2, width=5)
+_BOTH, _DEEP = Chunks(chunk=2, width=3), Chunks(chunk=5, depth=4, width=7)
 SMALL = "data=8, forward alone"
 CASES = (
     Case("data=8", {"data": 8}, _BOTH, quick=True),
     Case(SMALL, {"data": 8}, _BOTH.but(backward=False), quick=True),
-    Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, _DEEP, quick=True),
+    Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _DEEP, quick=True),
     Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _BOTH),
     Case("data=2", {"data": 2}, _DEEP),
     Case("data=1", {"data": 1}, _BOTH),

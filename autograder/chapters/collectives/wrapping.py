@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,7 @@ def questions(case: Case[Questions]) -> list[tuple[tuple[int, ...], P]]:
     found = []
     for spec in specs:
         dims = max(2, len(spec) + int(rng.integers(2)))
-        found.append((tuple(8 * int(n) for n in rng.integers(1, 7, dims)), spec))
+        found.append((tuple(math.prod(case.mesh.values()) * int(n) for n in rng.integers(1, 7, dims)), spec))
     return found
 
 
