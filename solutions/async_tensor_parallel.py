@@ -171,7 +171,7 @@ def ring_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.A
 # | bytes sent per device, forward | exactly (n-1)/n of all rows of the result, by `ppermute` |
 # | bytes sent, forward and backward | two to three times that |
 # | any other collective | none |
-# | predicted time on 8 H100, forward | at most 0.75 of the synchronous version's |
+# | predicted time on 8 H100, forward | at most 0.8 of the synchronous version's |
 # | temporaries, forward | at most 0.6 of the synchronous version's |
 #
 # The number of rows is always divisible by `n`. With two devices and two rows, of one number each:

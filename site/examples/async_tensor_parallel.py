@@ -124,7 +124,8 @@ def costs_of_a_step() -> Table:
         kernel=f"{kernel / MIB:.1f}",
         kernel_us=f"{IDEAL.kernel_seconds(3 * kernel) / US:.1f}",
         formula=f"{8 / 15:.2f}",
-        limit=tasks.TIME,
+        gather_limit=tasks.TIME[tasks.GATHER],
+        scatter_limit=tasks.TIME[tasks.SCATTER],
         exposed_limit=tasks.EXPOSED,
         **ratios,
     )

@@ -106,6 +106,12 @@ MUTANTS = (
     gather("multiplies_what_has_just_arrived", GATHERS_LATE, "predicted time"),
     gather("places_in_the_other_order", {"(index - step) % size": "(index + step) % size"}, *NUMBERS),
     gather(
+        "goes_round_powers_of_two",
+        {"(index - step) % size": "(index - step & size - 1)"},
+        *NUMBERS,
+        shown_by=("data=2 x tensor=3",),
+    ),
+    gather(
         "multiplies_in_bfloat16",
         {PRODUCT: "product(*vary_alike(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))).astype(x.dtype)"},
         *("gradients", "live temporaries", "permute bytes", "values"),
