@@ -66,7 +66,8 @@ if __name__ == "__main__":
         print(f"scaled by {what:15} ({fan_in:4}): the whole layer's outputs spread by {np.std(x @ kernel):.2f}")
 
 # %% [markdown]
-# Each device draws its own part, and nobody draws the whole layer. `split` says what is shared out over `axis_name`:
+# Each device draws its own part, and nobody holds the whole layer, not even while it draws. `split` says what is shared
+# out over `axis_name`:
 #
 # | `split` | `kernel` | `bias` |
 # |---|---|---|
@@ -76,12 +77,14 @@ if __name__ == "__main__":
 #
 # - Numbers have mean 0 and the standard deviation `d_in ** -0.5` of the **whole** layer. Normal or uniform, as you
 #   like. Biases are zero.
-# - Parts of one kernel differ from device to device. What is not split is the same on every device of the axis.
-# - Devices along *other* axes of the mesh hold copies: theirs are equal. Another key gives other numbers.
+# - Parts of one kernel have no numbers in common. What is not split is the same on every device of the axis.
+# - Devices along *other* axes of the mesh hold copies: theirs are equal.
+# - Another key, such as that of the next seed, gives numbers that no device draws with this one.
 #
 # | budget | |
 # |---|---|
 # | standard deviation of a whole kernel | 0.9 to 1.1 times one device's |
+# | largest array, kernels `[4096, 16384]` on 8 devices | at most two of a kernel's parts |
 # | communication | none |
 #
 # Useful: `jax.random.normal`, `lax.axis_size`, and `fold_key_over_axes` from the chapter `data_parallel`.

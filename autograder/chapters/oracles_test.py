@@ -50,7 +50,7 @@ def mean_or_own(gradient, leaf):
 SINGLE = {"step": 1e-2, "rel": 2e-2, "least": 0}
 STACK = {"gradients": lambda found: {"params": found["layers"], "inputs": found["x"]}, **SINGLE}
 LAYER = ("data=2 x tensor=4", "replica=2 x model=2"), ("params", "x"), {"step": 1e-2}
-PRODUCT = ("data=2 x tensor=4", "tensor=8", "tensor=2 x data=4")
+PRODUCT = ("data=2 x tensor=3", "tensor=8", "tensor=2 x data=4")
 BLOCK = ("data=2 x tensor=2", "tensor=4"), ("params", "x"), {}
 RINGS = tuple(case.name for case in CASES if case.sizes.backward)
 TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
@@ -145,7 +145,7 @@ THREE_AXES = {(2, 2, 2), (1, 2, 4), (4, 1, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)}
 @pytest.mark.parametrize(
     ("name", "sizes_of", "meshes"),
     [
-        ("tensor_parallel.tp_train_step", two_axes, TWO_AXES),
+        ("tensor_parallel.tp_train_step", two_axes, TWO_AXES - {(2, 2)} | {(2, 3)}),
         ("tp_transformer.tp_transformer_step", two_axes, TWO_AXES),
         ("transformer_3d.train_step_3d", sizes_of, THREE_AXES),
     ],

@@ -14,6 +14,7 @@ READ = {
     "values": ("tensor_parallel", "Mistakes that cost people days"),
     "initial scale": ("tensor_parallel", "The first numbers"),
     "communication": ("tensor_parallel", "The first numbers"),
+    "largest temporary": ("tensor_parallel", "The first numbers"),
     "gradients": ("tensor_parallel", "The scale of a gradient"),
     "gradient norm": ("tensor_parallel", "Find the mis-scaled gradient"),
     "all-gather bytes": ("tensor_parallel", "What travels"),
@@ -22,6 +23,78 @@ READ = {
     "collectives forward": ("tensor_parallel", "Two layers, one pair of collectives"),
     "predicted time": ("tensor_parallel", "What it costs"),
     "all-reduce bytes": ("tensor_parallel", "The scale of a gradient"),
+}
+
+_GATHERED, _SCATTERED, _OTHERS = "all-gather bytes", "reduce-scatter bytes", "other collectives"
+_FORWARD = "collectives forward"
+_BLOCK = {
+    "| all-gather | exactly one": (_GATHERED, _FORWARD),
+    "| reduce-scatter | exactly one": (_SCATTERED, _FORWARD),
+    "| any other collective | none": (_OTHERS, _FORWARD),
+}
+PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "init_dense": {
+        "nobody holds the whole layer, not even while it draws": ("largest temporary",),
+        "Numbers have mean 0 and the standard deviation `d_in ** -0.5` of the whole layer.": ("initial scale",),
+        "Biases are zero.": ("values",),
+        "Parts of one kernel have no numbers in common.": ("values",),
+        "What is not split is the same on every device of the axis.": ("values",),
+        "Devices along *other* axes of the mesh hold copies: theirs are equal.": ("values",),
+        "gives numbers that no device draws with this one": ("values",),
+        "standard deviation of a whole kernel": ("initial scale",),
+        "largest array": ("largest temporary",),
+        "| communication | none |": ("communication",),
+        "[d_in, d_out]`` and ``[d_out]`` for None.": ("values",),
+    },
+    "column_parallel_dense": {
+        "Write it so that it is the rows.": (_GATHERED,),
+        "The bias is split like the outputs. `params` may be without one: then nothing is added.": ("values",),
+        "`x` may have any number of dims in front": ("values", "gradients"),
+        "Rows are always dim -2, and stay in their order.": ("values",),
+        "varying over `axis_name`": (),
+        "| result |": ("values",),
+        "| gradient of `x` |": ("gradients",),
+        "| all-gather of rows |": (_GATHERED,),
+        "| reduce-scatter |": (_SCATTERED,),
+        "| any other collective |": (_OTHERS,),
+        "All rows of this device's outputs": ("values",),
+    },
+    "row_parallel_dense": {
+        "Add up the parts over the devices.": ("values",),
+        "The bias is the same on every device, and belongs to each row once.": ("values",),
+        "your gradient of it is this device's own share": ("gradients",),
+        "| `x` |": (),
+        "| result |": ("values",),
+        "| reduce-scatter of rows |": (_SCATTERED,),
+        "| all-gather |": (_GATHERED,),
+        "| any other collective |": (_OTHERS,),
+        "This device's rows of all outputs": ("values",),
+    },
+    "tp_mlp": {
+        "Put the two layers together": ("values", "gradients"),
+        **_BLOCK,
+        "predicted time": ("predicted time",),
+        "This device's rows, like ``x``.": ("values",),
+    },
+    "tp_attention": {
+        "Attention mixes positions": (),
+        "So give each device some heads": (),
+        "`num_heads * head_dim` need not be the width": ("values",),
+        "Attention is causal": ("values", "gradients"),
+        **_BLOCK,
+        "This device's part of each sequence, like ``x``.": ("values",),
+    },
+    "tp_train_step": {
+        "`check` compares every leaf with the gradient of the mean over all rows": ("gradients", "gradient norm"),
+        "Work out on paper": (),
+        "Update by plain SGD": ("values",),
+        "Copies must stay equal.": ("values", "gradients"),
+        "| all-gather |": (_GATHERED,),
+        "| reduce-scatter |": (_SCATTERED,),
+        "| all-reduce |": ("all-reduce bytes",),
+        "| any other collective |": (_OTHERS,),
+        "updated, and the mean loss over all rows, the same on every device.": ("values",),
+    },
 }
 
 CONTRACT = Contract(

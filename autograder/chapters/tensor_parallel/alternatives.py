@@ -19,18 +19,6 @@ def uniform(key, d_in, d_out, axis_name, split):
     return {"kernel": jax.random.uniform(own_key, shape, minval=-bound, maxval=bound), "bias": jnp.zeros(shape[1])}
 
 
-def cut_out_of_the_whole(key, d_in, d_out, axis_name, split):
-    """Every device draws the whole layer, as one device would, and keeps its part."""
-    n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    kernel, bias = jax.random.normal(key, (d_in, d_out)) / jnp.sqrt(jnp.float32(d_in)), jnp.zeros((d_out,))
-    if split == "columns":
-        part = d_out // n
-        kernel, bias = (lax.dynamic_slice_in_dim(a, own * part, part, a.ndim - 1) for a in (kernel, bias))
-    elif split == "rows":
-        kernel = kernel.reshape(n, d_in // n, d_out)[own]
-    return {"kernel": kernel, "bias": bias}
-
-
 def a_key_for_every_column(key, d_in, d_out, axis_name, split):
     """Each column, or row, of the whole layer has a key by its number there: the same layer on any mesh."""
     n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
@@ -210,7 +198,7 @@ def with_optax_and_layers_that_recompute(params, specs, batch, model, data_axis,
 
 
 ALTERNATIVES = {
-    "init_dense": (uniform, cut_out_of_the_whole, a_key_for_every_column),
+    "init_dense": (uniform, a_key_for_every_column),
     "column_parallel_dense": (stacked_and_reshaped, gathered_again),
     "row_parallel_dense": (biased_on_the_first_device, with_a_share_of_the_bias, in_parts_along_a_dim_of_their_own),
     "tp_mlp": (written_out, tp_mlp_gathered_again, with_its_own_derivative),

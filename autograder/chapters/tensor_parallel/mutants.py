@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from autograder.chapters.mutant import mutant, patch, there_and_back
+from autograder.chapters.tensor_parallel.tasks import FORWARD_ALONE
 from solutions.tensor_parallel import (
     column_parallel_dense,
     init_dense,
@@ -14,6 +16,29 @@ from solutions.tensor_parallel import (
     tp_mlp,
     tp_train_step,
 )
+
+
+def draws_everything_and_keeps_its_part(key, d_in, d_out, axis_name, split):
+    """The same layer on any number of devices, each of which draws all of it."""
+    n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    kernel, bias = jax.random.normal(key, (d_in, d_out)) * d_in**-0.5, jnp.zeros(d_out)
+    if split == "columns":
+        part = d_out // n
+        kernel, bias = (lax.dynamic_slice_in_dim(a, own * part, part, a.ndim - 1) for a in (kernel, bias))
+    elif split == "rows":
+        kernel = kernel.reshape(n, d_in // n, d_out)[own]
+    return {"kernel": kernel, "bias": bias}
+
+
+def columns_that_overlap(key, d_in, d_out, axis_name, split):
+    """A key for each line of the whole kernel, and one line further on for the next device."""
+    n = lax.axis_size(axis_name)
+    lines, length = (d_in, d_out) if split == "rows" else (d_out, d_in)
+    lines, first = (lines // n, lax.axis_index(axis_name)) if split else (lines, 0)
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(lines))
+    kernel = jax.vmap(lambda one: jax.random.normal(one, (length,)))(keys) * d_in**-0.5
+    kernel = kernel if split == "rows" else kernel.T
+    return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])}
 
 
 def gathers_the_weights(params, x, axis_name):
@@ -65,13 +90,25 @@ GATHERED, REDUCED, FORWARD = "all-gather bytes", "reduce-scatter bytes", "collec
 OTHERS, SLOW = "other collectives", "predicted time"
 WRONG = ("gradients", "values")
 WRONG_STEP = ("gradient norm", *WRONG)
-BOTH_WAYS = ("data=2 x tensor=4", "tensor=4, forward")
+BOTH_WAYS = ("data=2 x tensor=4", FORWARD_ALONE)
 
 MUTANTS = (
     patch(init_dense, "counts_its_own_inputs", {"scale * jax": "shape[0] ** -0.5 * jax"}, "initial scale"),
     patch(init_dense, "does_not_scale", {"scale * jax": "jax"}, "initial scale"),
     patch(init_dense, "draws_the_same_part_everywhere", {"(axis_name,)": "()"}, "values"),
     patch(init_dense, "ignores_the_key", {"n, scale =": "key = jax.random.key(0)\n    n, scale ="}, "values"),
+    patch(
+        init_dense,
+        "adds_its_place_to_the_key",
+        {
+            "fold_key_over_axes(key, (axis_name,))": (
+                "jax.random.wrap_key_data(jax.random.key_data(key).at[1].add(jnp.uint32(lax.axis_index(axis_name))))"
+            )
+        },
+        "values",
+    ),
+    mutant("init_dense", columns_that_overlap, "values"),
+    mutant("init_dense", draws_everything_and_keeps_its_part, "largest temporary"),
     patch(
         init_dense,
         "sends_the_key_round",
@@ -134,7 +171,7 @@ MUTANTS = (
         FORWARD,
         OTHERS,
         REDUCED,
-        shown_by=("data=2 x tensor=4", "tensor=2, 6 heads, forward"),
+        shown_by=("data=2 x tensor=4", FORWARD_ALONE),
         inside=row_parallel_dense,
     ),
     patch(

@@ -33,7 +33,7 @@ from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 
 WRAPPINGS = wrappings("tensor_parallel")
-FORWARD = "collectives forward"
+FORWARD, FORWARD_ALONE = "collectives forward", "tensor=3, forward"
 ALLOWED = ("all_gather", "reduce_scatter")
 # The features that travel, then how often forward and backward: gathers, more gathers at most, scatters.
 Travels = tuple[str, tuple[int, int], tuple[int, int], tuple[int, int]]
@@ -99,7 +99,7 @@ def summed(e: Evidence) -> Evidence:
 def ring_bytes(case: Case[Any], features: int) -> float:
     """(n-1)/n of the bytes of one place's rows with so many features: one all-gather of them, or reduce-scatter."""
     s, n = case.sizes, parts_of(case)
-    return 4 * (n - 1) / n * max(s.batch, 1) * s.rows * features
+    return 4 * (n - 1) / n * max(s.batch, 1) * math.prod(s.more) * s.rows * features
 
 
 def sent(
@@ -143,8 +143,8 @@ def dense(params: Any, x: Any) -> Any:
 
 def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fact]]) -> Task:
     # Rows with the features that travel, twice over, are fewer numbers than the kernel, and than rows with the others.
-    features: dict[str, Any] = {narrow: 12, wide: 112}
-    sizes = Dense(rows=16, **features)
+    features: dict[str, Any] = {narrow: 10, wide: 168}
+    sizes = Dense(rows=24, **features)
 
     def unseen(rng: np.random.Generator) -> Case[Dense]:
         mesh = unseen_mesh(rng, *UNSEEN_MESHES)
@@ -157,9 +157,9 @@ def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fac
         points=2,
         cases=(
             Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, sizes, quick=True),
-            Case("tensor=8", {"tensor": 8}, sizes.but(batch=0), quick=True),
-            Case("replica=2 x model=2, no bias", {"replica": 2, "model": 2}, sizes.but(bias=False, batch=0)),
-            Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, sizes),
+            Case("tensor=6, no bias", {"tensor": 6}, sizes.but(bias=False, batch=0), quick=True),
+            Case("replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, sizes.but(more=(5,), rows=6)),
+            Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, sizes.but(bias=False)),
         ),
         unseen=unseen,
         draw=partial(draw_layer, name),
@@ -228,8 +228,8 @@ def mlp_facts(judged: Judged) -> list[Fact]:
     return [*block_facts(judged), limits.time_within(judged, SLOWER, too_slow, weight=2)]
 
 
-_MLP = Mlp(rows=32, width=12, hidden=80)
-_HEADS = Heads(rows=16, width=12, num_heads=8, head_dim=5)
+_MLP = Mlp(rows=24, width=10, hidden=120)
+_HEADS = Heads(rows=24, width=10, num_heads=8, head_dim=5)
 
 
 def _unseen_mlp(rng: np.random.Generator) -> Case[Mlp]:
@@ -251,8 +251,8 @@ TP_MLP = Task(
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _MLP, quick=True),
         Case("tensor=8", {"tensor": 8}, _MLP.but(batch=0), quick=True),
-        Case("tensor=4, forward", {"tensor": 4}, _MLP.but(backward=False), quick=True),
-        Case("replica=2 x model=2", {"replica": 2, "model": 2}, _MLP.but(batch=0)),
+        Case(FORWARD_ALONE, {"tensor": 3}, _MLP.but(backward=False), quick=True),
+        Case("replica=2 x model=2, two dims in front", {"replica": 2, "model": 2}, _MLP.but(more=(5,), rows=6)),
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _MLP),
     ),
     unseen=_unseen_mlp,
@@ -273,7 +273,7 @@ TP_ATTENTION = Task(
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
         Case("tensor=8", {"tensor": 8}, _HEADS, quick=True),
-        Case("tensor=2, 6 heads, forward", {"tensor": 2}, _HEADS.but(num_heads=6, backward=False), quick=True),
+        Case(FORWARD_ALONE, {"tensor": 3}, _HEADS.but(num_heads=6, backward=False), quick=True),
         Case("replica=2 x model=2, 6 heads", {"replica": 2, "model": 2}, _HEADS.but(num_heads=6)),
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
     ),
@@ -357,13 +357,12 @@ def step_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-_ONE = Training(width=12, hidden=40, num_layers=2, features=6, outputs=10, rows=3)
+_ONE = Training(width=12, hidden=48, num_layers=2, features=6, outputs=10, rows=5)
 _THREE = _ONE.but(num_layers=3, steps=3, rate_scale=0.2)
 
 
 def _on(data: int, tensor: int, sizes: Training, **how: Any) -> Case[Training]:
-    said = ", 3 steps" if sizes.steps == 3 else ""
-    return Case(f"data={data} x tensor={tensor}{said}", {"data": data, "tensor": tensor}, sizes, **how)
+    return Case(f"data={data} x tensor={tensor}", {"data": data, "tensor": tensor}, sizes, **how)
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
@@ -386,11 +385,11 @@ TP_TRAIN_STEP = Task(
     points=5,
     cases=(
         _on(2, 4, _ONE, quick=True),
-        _on(1, 8, _THREE, quick=True),
+        Case("replica=2 x model=3, 3 steps", {"replica": 2, "model": 3}, _THREE, quick=True),
         _on(4, 2, _ONE),
+        _on(1, 8, _ONE),
         _on(8, 1, _ONE),
-        _on(1, 1, _ONE.but(rows=6)),
-        Case("replica=2 x model=2", {"replica": 2, "model": 2}, _ONE),
+        _on(1, 1, _ONE.but(rows=7)),
     ),
     unseen=_unseen_step,
     draw=draw_step,

@@ -36,21 +36,23 @@ SPLITS = {"columns": "columns", "rows": "rows", "whole": None}
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Sizes):
-    """A kernel that ``init_dense`` draws."""
+    """A kernel that ``init_dense`` draws; ``whole``: also where it is not split."""
 
-    d_in: int = 64
-    d_out: int = 96
+    d_in: int = 72
+    d_out: int = 120
+    whole: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activations(Sizes):
-    """``[batch, rows, features]`` for each group of devices, without the first dim where ``batch`` is 0.
+    """``[batch, *more, rows, features]`` for each group of devices, without the first dims where ``batch`` is 0.
 
     ``backward`` asks for gradients too.
     """
 
     rows: int
     batch: int = 3
+    more: tuple[int, ...] = ()
     backward: bool = True
 
 
@@ -113,7 +115,7 @@ def _split_rows(case: Case[Any], features: int) -> tuple[tuple[int, ...], P]:
     """Activations between layers, ``[..., rows@tensor, features]``."""
     s, others, axis = case.sizes, others_of(case), tensor_of(case)
     if s.batch:
-        return (groups_of(case) * s.batch, s.rows, features), P(others or None, axis)
+        return (groups_of(case) * s.batch, *s.more, s.rows, features), P(others or None, *[None for _ in s.more], axis)
     return (groups_of(case) * s.rows, features), P((*others, axis))
 
 
@@ -196,6 +198,11 @@ def wrap_layer(name: str, function: Any, case: Case[Any]) -> Wrapped:
     return on_mesh(local, case, inputs, results, {"params": "state"})
 
 
+def splits_of(case: Case[Kernel]) -> dict[str, str | None]:
+    """What is split in each kernel that the case draws, by name."""
+    return {name: split for name, split in SPLITS.items() if split or case.sizes.whole}
+
+
 def init_shapes(case: Case[Kernel], split: str | None) -> dict[str, Any]:
     """Of what ``init_dense`` draws on one device."""
     s, n = case.sizes, parts_of(case)
@@ -205,7 +212,7 @@ def init_shapes(case: Case[Kernel], split: str | None) -> dict[str, Any]:
 
 
 def wrap_init(function: Any, case: Case[Kernel]) -> Wrapped:
-    """All three ways to split, with two keys; every device returns what it drew."""
+    """Each way to split, with two keys; every device returns what it drew."""
     name, spec = "init_dense", P(tuple(case.mesh))
 
     def drawn(data, split):
@@ -218,7 +225,9 @@ def wrap_init(function: Any, case: Case[Kernel]) -> Wrapped:
         return jax.tree.map(lambda a: a[None], varying(found, case.mesh))
 
     def local(keys):
-        every = {f"{of}_{which}": drawn(data, split) for of, split in SPLITS.items() for which, data in keys.items()}
+        every = {
+            f"{of}_{which}": drawn(data, split) for of, split in splits_of(case).items() for which, data in keys.items()
+        }
         return {"values": every}
 
     return on_mesh(local, case, {"keys": ({"first": KEY, "second": KEY}, P())}, {"values": spec}, {"keys": "key"})
