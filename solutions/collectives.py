@@ -242,7 +242,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | bytes sent per device | exactly (n-1)/n of `x`, by n-1 `ppermute`s |
+# | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
 # | any other collective | none |
 # | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
 # | gradient | what flows back goes back to where it came from: (n-1)/n of `x` once more |

@@ -15,13 +15,10 @@ from course.curriculum import CHAPTERS
 # Chapters whose table is still to be written; empty in the end.
 PROMISES_TO_COME = (
     "single_device",
-    "collectives",
     "data_parallel",
     "fsdp",
     "pipeline",
     "looping_pipeline",
-    "tensor_parallel",
-    "async_tensor_parallel",
     "tp_transformer",
     "transformer_3d",
 )

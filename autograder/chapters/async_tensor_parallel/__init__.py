@@ -16,4 +16,51 @@ READ = {
     "compiled exposed": ("profiling/async_tensor_parallel", "The third witness"),
 }
 
+_SENT, _TIME = "permute bytes", "predicted time"
+_NUMBERS = ("values", "gradients")
+_EVERY_RING = {
+    "bytes sent per device, forward": (_SENT,),
+    "bytes sent, forward and backward": (_SENT,),
+    "any other collective": ("other collectives",),
+    "predicted time on 8 H100, forward": (_TIME,),
+}
+_ONE_WAY = {**_EVERY_RING, "| temporaries, forward |": ("live temporaries",)}
+_BOTH_WAYS = {**_EVERY_RING, "towards higher and towards lower places": ("bytes each way",)}
+_GATHERED, _SCATTERED = {"[..., rows, d_out/axis]``.": _NUMBERS}, {"[..., rows/axis, d_out]``.": _NUMBERS}
+PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "ring_gather_matmul": {
+        "There may be a batch in front": _NUMBERS,
+        "Any size of the axis works, 1 included; the axis need not be called `tensor`": _NUMBERS,
+        "The only collective is `lax.ppermute`.": ("other collectives",),
+        "An iteration of a loop ends when its computations and its transfers have ended": (_TIME,),
+        "A loop's carry must keep its type": (),
+        "Gradients of `x` and of `kernel` are checked": ("gradients",),
+        **_ONE_WAY,
+        **_GATHERED,
+    },
+    "matmul_ring_scatter": {**_ONE_WAY, **_SCATTERED},
+    "bidirectional_gather_matmul": {
+        "So send half of each chunk to the next device": ("bytes each way",),
+        **_BOTH_WAYS,
+        **_GATHERED,
+    },
+    "bidirectional_matmul_scatter": {
+        "half of each travels to the next device, half to the one before": ("bytes each way",),
+        **_BOTH_WAYS,
+        **_SCATTERED,
+    },
+    "async_tp_mlp": {
+        "The bias of `down` is whole on every device, and is added once": ("values",),
+        "The gradient of a kernel is better computed at once": (_TIME,),
+        "Write the derivative of each ring with `jax.custom_vjp`": (),
+        "must give each gradient the type": (),
+        "Each device's gradients are its own": ("gradients", "gradient norm"),
+        "exposed communication": ("exposed communication",),
+        "predicted time": (_TIME,),
+        "bytes sent per device": (_SENT,),
+        "any other collective": ("other collectives",),
+        "[..., rows/axis, width]``.": ("values",),
+    },
+}
+
 CONTRACT = Contract("async_tensor_parallel", (*RINGS, ASYNC_TP_MLP), question_points=2, read=READ)

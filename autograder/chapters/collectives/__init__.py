@@ -14,4 +14,39 @@ READ = {
     "live temporaries": ("collectives", "Holding no more than it must"),
 }
 
+_PICTURE, _COLLECTIVE = "The ``PartitionSpec`` of the picture", "The collective between the pictures and its axis"
+_EVERY_RING = {
+    "bytes sent per device": ("permute bytes",),
+    "any other collective": ("other collectives",),
+    "on 8 devices | at most four chunks": ("live temporaries",),
+    "| gradient |": ("gradients", "permute bytes"),
+}
+PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "ring_all_gather": {
+        "Every device runs the same line": (),
+        "Other dims, however many, stay whole.": ("values",),
+        "Any size of the axis works, 1 included; the axis need not be called `data`": ("values", "gradients"),
+        "The only collective is `lax.ppermute`.": ("other collectives",),
+        "A loop's carry must keep its type.": (),
+        **_EVERY_RING,
+        "the chunks of all devices in order of their index.": ("values",),
+    },
+    "ring_reduce_scatter": {
+        "A partial sum that has visited everybody is finished": ("values",),
+        **_EVERY_RING,
+        "on the device with index ``i``, chunk ``i`` of the sum.": ("values",),
+    },
+    "ring_all_reduce": {**_EVERY_RING, "The sum, in the shape of ``x``.": ("values",)},
+    "ring_all_to_all": {
+        "Send each chunk directly": ("permute bytes",),
+        **_EVERY_RING,
+        "chunk ``j`` is what the device with index ``j`` sent.": ("values",),
+    },
+    **{f"puzzle_{name}": {_PICTURE: ("values",)} for name in ("rows", "crossed", "slices")},
+    "puzzle_block": {"Now for any array and any mesh.": ("values",), "As many dims as ``shape`` has.": ("values",)},
+    "puzzle_copies": {"How many devices hold the same block": ("values",)},
+    "puzzle_join": {"it is the one that sends least": ("values",), _COLLECTIVE: ("values",)},
+    **{f"puzzle_{name}": {_COLLECTIVE: ("values",)} for name in ("add", "turn")},
+}
+
 CONTRACT = Contract("collectives", (*RINGS, *PUZZLES), question_points=2, read=READ)
