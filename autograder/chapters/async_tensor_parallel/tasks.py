@@ -168,10 +168,10 @@ def _ring(name: str, points: float, *, both_ways: bool) -> Task:
     """The task of one of the four; the naive baseline is the synchronous one, in memory as in time."""
     kind = KINDS[name]
     # Dims of one device; a scatter's are those of a gather in reverse.
-    small, large = (6, 7), (WIDTH, HIDDEN // 8)
+    small, large = (6, 10), (WIDTH, HIDDEN // 8)
     (d_in, d_out), (wide_in, wide_out) = (small, large) if kind == GATHER else (small[::-1], large[::-1])
     sizes, naive = Product(rows=2, d_in=d_in, d_out=d_out), "gathers_then_multiplies"
-    batched = sizes.but(rows=4, batch=5)
+    batched = sizes.but(rows=4, batch=5, **{"d_out" if kind == GATHER else "d_in": 7})
     # Half of twice as many rows: a product of fewer waits for its kernel, and one half each way would tell nothing.
     tokens = TOKENS * (2 if both_ways else 1)
     at_scale = Product(rows=tokens // 8, d_in=wide_in, d_out=wide_out, backward=False)
@@ -292,7 +292,7 @@ ASYNC_TP_MLP = Task(
     wrapping=WRAPPINGS["async_tp_mlp"],
     points=4,
     cases=(
-        Case("tensor=8", {"tensor": 8}, _MLP.but(rows=2, batch=0), quick=True),
+        Case("tensor=8", {"tensor": 8}, _MLP.but(rows=2, batch=0, hidden=10), quick=True),
         Case("data=2 x tensor=3", {"data": 2, "tensor": 3}, _MLP, quick=True),
         Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _MLP.but(batch=1)),
         Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, _MLP),

@@ -112,7 +112,7 @@ def _facts(name: str, judged: Judged) -> list[Fact]:
     ]
 
 
-_BOTH, _DEEP = Chunks(chunk=2, width=3), Chunks(chunk=5, depth=4, width=7)
+_BOTH, _DEEP = Chunks(chunk=2, width=6), Chunks(chunk=5, depth=4, width=7)
 SMALL = "data=8, forward alone"
 CASES = (
     Case("data=8", {"data": 8}, _BOTH, quick=True),

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from autograder.chapters.tensor_parallel.wrapping import Kernel, init_shapes, splits_of
-from autograder.contract import facts, limits
+from autograder.contract import facts
 from autograder.contract.case import UNSEEN
 from autograder.contract.case_builders import others_of, parts_of, tensor_of
 from autograder.contract.draws import unseen_mesh
@@ -21,7 +21,7 @@ from autograder.contract.wrapping import wrappings
 # 8,640 normal numbers have a mean within 0.011 standard deviations of 0, and a spread within 0.8 % of the right one, in
 # two of three draws. Two float32 in a row hardly ever come twice.
 OFF, ALIKE = 0.1, 0.1
-# Parts of the kernel that the largest array of all may hold: drawing takes one of random bits, and the whole has eight.
+# Parts of the kernel that the largest array of all may hold: drawing takes one of random bits, and the whole has six.
 PARTS_ALIVE = 2
 # The axis of features last.
 UNSEEN_MESHES = ((2, 3), (2, 4), (3, 2), (1, 5), (4, 2))
@@ -49,16 +49,27 @@ def init_facts(judged: Judged) -> list[Fact]:
     return [
         facts.worst([_values(e) for e in judged.cases]),
         facts.worst([_scale(e) for e in judged.cases]),
-        facts.only_collectives("communication", judged.all, ()),
-        limits.largest_within(judged, _two_parts, _WHOLE),
+        facts.only_collectives("communication", judged.cases, ()),
+        facts.worst(alone) if (alone := [_largest(e) for e in judged.cases if not e.case.sizes.whole]) else _NOT_ALONE,
     ]
 
 
-_WHOLE = "Which numbers does this device need, and which does it draw?"
+LARGEST = "largest temporary"
+_NOT_ALONE = facts.unmeasured(LARGEST, Kind.MEMORY, "in every case of this check, a kernel is drawn that is not split")
 
 
-def _two_parts(case: Case[Kernel]) -> int:
-    return PARTS_ALIVE * case.sizes.d_in * case.sizes.d_out // parts_of(case)
+def _largest(e: Evidence) -> Fact:
+    """No array has more elements than ``PARTS_ALIVE`` parts of a kernel, where each device draws parts alone."""
+    largest, elements = e.memory.largest, e.memory.largest_numbers
+    most = PARTS_ALIVE * e.case.sizes.d_in * e.case.sizes.d_out // parts_of(e.case)
+    message, line = "", ""
+    if largest and elements > most:
+        message = (
+            f"on mesh {e.case.mesh_text} a device holds {elements:,} elements at once, and its part of a kernel has "
+            f"{most // PARTS_ALIVE:,}. Which numbers does it need, and which does it draw?"
+        )
+        line = largest.line
+    return facts.at(e, LARGEST, Kind.MEMORY, message, elements, most, unit=Unit.ELEMENTS, line=line)
 
 
 def _values(e: Evidence) -> Fact:
@@ -138,20 +149,17 @@ def _unseen(rng: np.random.Generator) -> Case[Kernel]:
     return Case(UNSEEN, mesh, Kernel(d_in=d_in, d_out=d_out))
 
 
-PARTS = "tensor=8, parts alone"
 INIT_DENSE = Task(
     wrapping=wrappings("tensor_parallel")["init_dense"],
     points=2,
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, Kernel(), quick=True),
-        Case(PARTS, {"tensor": 8}, Kernel(whole=False), quick=True),
-        Case("model=3", {"model": 3}, Kernel(), quick=True),
+        Case("tensor=6, parts alone", {"tensor": 6}, Kernel(whole=False), quick=True),
+        Case("model=3", {"model": 3}, Kernel()),
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, Kernel()),
     ),
     unseen=_unseen,
     draw=draw,
     oracle=oracle,
     facts=init_facts,
-    at_scale=(Case("tensor=8, 4,096 x 16,384", {"tensor": 8}, Kernel(d_in=4096, d_out=16384, whole=False)), PARTS),
-    naive_memory="draws_everything_and_keeps_its_part",
 )

@@ -108,7 +108,7 @@ MUTANTS = (
         "values",
     ),
     mutant("init_dense", columns_that_overlap, "values"),
-    mutant("init_dense", draws_everything_and_keeps_its_part, "largest temporary"),
+    mutant("init_dense", draws_everything_and_keeps_its_part, "largest temporary", shown_by=("tensor=6, parts alone",)),
     patch(
         init_dense,
         "sends_the_key_round",

@@ -228,7 +228,7 @@ def mlp_facts(judged: Judged) -> list[Fact]:
     return [*block_facts(judged), limits.time_within(judged, SLOWER, too_slow, weight=2)]
 
 
-_MLP = Mlp(rows=24, width=10, hidden=120)
+_MLP = Mlp(rows=48, width=10, hidden=144)
 _HEADS = Heads(rows=24, width=10, num_heads=8, head_dim=5)
 
 
