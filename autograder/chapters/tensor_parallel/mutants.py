@@ -159,6 +159,13 @@ MUTANTS = (
     patch(tp_attention, "looks_ahead", {", is_causal=True": ""}, *WRONG),
     patch(
         tp_attention,
+        "lowers_the_scores_ahead_by_a_hundred",
+        {", is_causal=True": ", bias=100 * (jnp.tri(q.shape[1]) - 1)[None, None]"},
+        "values",
+        shown_by=(FORWARD_ALONE,),
+    ),
+    patch(
+        tp_attention,
         "has_one_head_a_device",
         {'["kernel"], params': '["kernel"][:, :, :1], params', '["out"]["kernel"]': '["out"]["kernel"][:1]'},
         *WRONG,

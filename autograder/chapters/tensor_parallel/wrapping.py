@@ -75,11 +75,12 @@ class Mlp(Activations):
 
 @dataclass(frozen=True, kw_only=True)
 class Heads(Activations):
-    """Attention."""
+    """Attention; ``spread`` is about the standard deviation of the scores, where it is not 0."""
 
     width: int
     num_heads: int
     head_dim: int
+    spread: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)
