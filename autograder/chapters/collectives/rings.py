@@ -118,7 +118,7 @@ CASES = (
     Case("data=8", {"data": 8}, _BOTH, quick=True),
     Case(SMALL, {"data": 8}, _BOTH.but(backward=False), quick=True),
     Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _DEEP, quick=True),
-    Case("tensor=2 x data=4", {"tensor": 2, "data": 4}, _BOTH),
+    Case("tensor=2 x data=4, no other dims", {"tensor": 2, "data": 4}, Chunks(chunk=3, width=0)),
     Case("data=2", {"data": 2}, _DEEP),
     Case("data=1", {"data": 1}, _BOTH),
 )

@@ -23,7 +23,7 @@ RINGS = ("ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "ring_all_
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks(Ordered):
-    """A ring's chunks, ``[chunk, depth, width]``, without ``depth`` where it is 0; ``backward``: with gradients."""
+    """A ring's chunks, ``[chunk, depth, width]``, without the dims that are 0; ``backward``: with gradients."""
 
     chunk: int
     width: int
@@ -33,7 +33,7 @@ class Chunks(Ordered):
     @property
     def dims(self) -> tuple[int, ...]:
         """All but the first."""
-        return (self.depth, self.width) if self.depth else (self.width,)
+        return tuple(dim for dim in (self.depth, self.width) if dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,13 @@ def axes_of(case: Case[Any]) -> tuple[str, str]:
 
 
 def questions(case: Case[Questions]) -> list[tuple[tuple[int, ...], P]]:
-    """Shapes and specs on the case's mesh: each axis alone, both orders, both on one dim, dims that nobody splits."""
+    """Shapes and specs on the case's mesh: axes alone, in both orders, all on one dim, and dims that nobody splits."""
     rng = np.random.default_rng(case.sizes.seed)
     axes = list(case.mesh)
     first, last = axes[0], axes[-1]
     specs = [P(first), P(None, last), P(None, None, first), P()]
     if len(axes) > 1:
-        specs[2:2] = [P(last, first), P((first, last)), P(None, (last, first))]
+        specs[2:2] = [P(last, first), P(tuple(axes)), P(None, (last, first))]
     found = []
     for spec in specs:
         dims = max(2, len(spec) + int(rng.integers(2)))

@@ -89,8 +89,8 @@ def _by_place(e: Evidence, name: str) -> np.ndarray:
 
 
 def _pairs(numbers: np.ndarray) -> np.ndarray:
-    """Every two numbers in a row, as one: parts that overlap have these in common, wherever each begins."""
-    return np.unique(np.stack([numbers[:-1], numbers[1:]], -1).view(np.uint64))
+    """Every two numbers in a row, as one, without signs: parts that overlap share these, wherever each begins."""
+    return np.unique(np.abs(np.stack([numbers[:-1], numbers[1:]], -1)).view(np.uint64))
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> bool:

@@ -42,7 +42,8 @@ def drawn(kernel_of):
 
 
 def numbers(*seed):
-    return np.random.default_rng(seed).standard_normal(64 * 96).astype(np.float32) / 8
+    size = TASKS["init_dense"].cases[0].sizes
+    return np.random.default_rng(seed).standard_normal((size.d_in, size.d_out)).astype(np.float32) * size.d_in**-0.5
 
 
 def test_numbers_that_were_drawn_are_judged_by_who_should_hold_what():
@@ -60,5 +61,11 @@ def test_numbers_that_were_drawn_are_judged_by_who_should_hold_what():
     copies = next(_mistakes(drawn(lambda split, which, device: numbers(keys[which], device))))
     assert "differs between devices along 'data'" in copies
     assert "two different keys" in next(_mistakes(drawn(lambda split, which, device: right(split, "first", device))))
+    met = next(_mistakes(drawn(lambda split, which, device: numbers(keys[which] + (split != "whole") * (device % 4)))))
+    assert "device 1 along 'tensor' draws" in met and "device 0 draws with that of the next" in met
+    over = next(
+        _mistakes(drawn(lambda split, which, device: right(split, which, 0)[(split != "whole") * (device % 4) :]))
+    )
+    assert "devices 0 and 1 along 'tensor' drew the same part" in over
     wide = _scale(drawn(lambda *where: 2 * right(*where)))
     assert not wide.passed and "times the standard deviation" in wide.message
