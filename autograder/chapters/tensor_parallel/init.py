@@ -65,7 +65,7 @@ def _largest(e: Evidence) -> Fact:
     message, line = "", ""
     if largest and elements > most:
         message = (
-            f"on mesh {e.case.mesh_text} a device holds {elements:,} elements at once, and its part of a kernel has "
+            f"on mesh {e.case.mesh_text} a device holds an array of {elements:,} elements; its part of a kernel has "
             f"{most // PARTS_ALIVE:,}. Which numbers does it need, and which does it draw?"
         )
         line = largest.line
