@@ -30,14 +30,16 @@ class Model:
         layer: ``(one layer's params, x, key=None) -> x`` of the same shape. With a key, and where the model was made
             with a dropout rate above 0, parts of what the layer adds are dropped; without one, nothing ever is.
             Several keys are for as many parts of the sequence: see ``drop``.
-        loss: ``(params["head"], x, targets) -> scalar``: the mean over the rows given.
+        loss: ``(params["head"], x, targets, mask=None) -> scalar``: the mean over the rows given, or their tokens.
+            With a mask ``[batch]``, or ``[batch, seq]`` of tokens, the mean is over those that have a 1 and not a 0; it
+            is 0 where none has.
     """
 
     num_layers: int
     init: Callable[[jax.Array], Params]
     embed: Callable[[Params, jax.Array], jax.Array]
     layer: Callable[..., jax.Array]
-    loss: Callable[[Params, jax.Array, jax.Array], jax.Array]
+    loss: Callable[..., jax.Array]
 
 
 # --8<-- [start:full_loss]
@@ -49,7 +51,7 @@ def full_loss(
     Args:
         model: The model.
         params: Its parameters, whole.
-        batch: ``inputs`` and ``targets``, each ``[batch, ...]``.
+        batch: ``inputs`` and ``targets``, each ``[batch, ...]``, and a ``mask`` where not all rows or tokens count.
         key: For dropout: layer ``i`` is given ``fold_in(key, i)``.
     """
 
@@ -59,7 +61,7 @@ def full_loss(
     keys = None if key is None else jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(model.num_layers))
     x = model.embed(params["embed"], jnp.asarray(batch["inputs"]))
     x, _ = jax.lax.scan(step, x, (params["layers"], keys))
-    return model.loss(params["head"], x, jnp.asarray(batch["targets"]))
+    return model.loss(params["head"], x, *(jnp.asarray(batch[name]) for name in ("targets", "mask") if name in batch))
 
 
 # --8<-- [end:full_loss]
@@ -212,15 +214,25 @@ class Head(nnx.Module):
         return self.out(self.norm(x))
 
 
-def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+# --8<-- [start:mean_of]
+def mean_of(losses: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The mean of those that count; both ``[...]``, and the mask has ones and zeros. Of none it is 0."""
+    return jnp.mean(losses) if mask is None else jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
+
+
+# --8<-- [end:mean_of]
+
+
+def squared_error(outputs: jax.Array, targets: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """Mean over rows of half the squared distance; both ``[batch, num_outputs]``."""
-    return 0.5 * jnp.mean(jnp.sum((outputs - targets) ** 2, axis=-1))
+    return 0.5 * mean_of(jnp.sum((outputs - targets) ** 2, axis=-1), mask)
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def cross_entropy(logits: jax.Array, targets: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """Mean negative log-likelihood of integer ``targets`` ``[...]`` under ``logits`` ``[..., vocab]``."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
-    return -jnp.mean(jnp.take_along_axis(log_probs, targets[..., None], axis=-1))
+    chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)
+    return -mean_of(chosen if mask is None else chosen[..., 0], mask)
 
 
 def mlp(*, width: int, hidden: int, num_layers: int, num_inputs: int, num_outputs: int, dropout: float = 0.0) -> Model:
@@ -272,8 +284,8 @@ def _model(num_layers: int, make_embed, make_layer, make_head, loss_of) -> Model
             "head": head_init(head_key),
         }
 
-    def loss(params: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
-        return loss_of(head(params, x), targets)
+    def loss(params: Params, x: jax.Array, targets: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        return loss_of(head(params, x), targets, mask)
 
     return Model(num_layers, init, embed, layer, loss)
 

@@ -109,9 +109,13 @@ def params_of(case: Case[ModelSizes]) -> Any:
     return param_shapes(case.sizes.model)
 
 
-def batch_shapes(sizes: ModelSizes, rows: int, *steps: int) -> dict[str, Any]:
-    """Shapes and dtypes of a model's batch, ``[*steps, rows, ...]``: tokens, or an MLP's features."""
+def batch_shapes(sizes: ModelSizes, rows: int, *steps: int, masked: bool = False) -> dict[str, Any]:
+    """Shapes and dtypes of a model's batch, ``[*steps, rows, ...]``: tokens, or an MLP's features.
+
+    A masked one says which tokens, or which rows of an MLP's, count.
+    """
     lasts = (sizes.seq, sizes.seq) if sizes.seq else (sizes.features, sizes.outputs or sizes.features)
     dtype = np.int32 if sizes.seq else np.float32
     shapes = (jax.ShapeDtypeStruct((*steps, rows, last), dtype) for last in lasts)
-    return dict(zip(("inputs", "targets"), shapes, strict=True))
+    mask = jax.ShapeDtypeStruct((*steps, rows, sizes.seq) if sizes.seq else (*steps, rows), np.float32)
+    return dict(zip(("inputs", "targets"), shapes, strict=True)) | ({"mask": mask} if masked else {})

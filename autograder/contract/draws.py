@@ -24,14 +24,14 @@ _MODELS = (
 )
 
 
-def meshes(sizes: Sizes, two: Sizes | None = None) -> tuple[Case[Any], ...]:
-    """The meshes that most functions are run on, two of them in a quick check; ``two`` are other sizes for ``data=2``.
+def meshes(sizes: Sizes, three: Sizes, two: Sizes | None = None) -> tuple[Case[Any], ...]:
+    """The meshes that most functions are run on, two of them in a quick check, each with its own sizes.
 
-    The first is the smallest that shows every fact.
+    The first is the smallest that shows every fact; three devices divide little that two or four do.
     """
     return (
         Case("data=8", {"data": 8}, sizes, quick=True),
-        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, sizes, quick=True),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, three, quick=True),
         Case("data=2", {"data": 2}, two or sizes),
         Case("data=1", {"data": 1}, sizes),
     )
@@ -93,9 +93,26 @@ def draw_batch(rng: np.random.Generator, sizes: ModelSizes, rows: int) -> dict[s
     return regression_batch(seed, 0, batch=rows, num_inputs=sizes.features, num_outputs=outputs)
 
 
+def draw_masked(rng: np.random.Generator, sizes: ModelSizes, rows: int, devices: int) -> dict[str, np.ndarray]:
+    """A batch with a mask: as uneven numbers of tokens count on the devices, and on one of several none at all.
+
+    On two devices and on one, from a quarter on count, so that a mean of means is never right by chance.
+    """
+    own = rows // devices * max(sizes.seq, 1)
+    shares = rng.permutation(np.linspace(0 if devices > 2 else 0.25, 1, devices))
+    counted = np.arange(own) < np.ceil(shares * own)[:, None]
+    mask = rng.permuted(counted, axis=1).astype(np.float32)
+    return draw_batch(rng, sizes, rows) | {"mask": mask.reshape((rows, sizes.seq) if sizes.seq else rows)}
+
+
+def stacked(draw: Callable[[], dict[str, np.ndarray]], steps: int) -> dict[str, np.ndarray]:
+    """A batch for each step."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(draw() for _ in range(steps)))
+
+
 def draw_batches(rng: np.random.Generator, sizes: ModelSizes, rows: int, steps: int) -> dict[str, np.ndarray]:
     """A batch for each step, stacked."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(draw_batch(rng, sizes, rows) for _ in range(steps)))
+    return stacked(lambda: draw_batch(rng, sizes, rows), steps)
 
 
 def sgd(loss_of: Callable[..., jax.Array]) -> Callable[..., Any]:

@@ -166,29 +166,44 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
 
-def times_sent(name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str) -> Fact:
-    """How often a device runs one kind of collective, each array of it counted, loops unrolled: exactly so often."""
+def times_sent(
+    name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str, fewer: bool = False
+) -> Fact:
+    """How often a device runs one kind of collective, each array of it counted, loops unrolled: exactly so often.
+
+    With ``fewer``, less often is right too, as where several leaves travel as one array; bytes are another fact.
+    """
 
     def look(e: Evidence) -> Fact:
         sent = [c for c in e.costs.collectives if c.kind == kind]
         count, wanted = sum(c.count for c in sent), expected(e)
         most = max(sent, key=lambda c: c.count, default=None)
         message = ""
-        if count != wanted:
-            message = f"on mesh {e.case.mesh_text} there are {count} of {plain(kind)}, expected {wanted}"
+        if not (count <= wanted if fewer else count == wanted):
+            most_of_them = "at most " if fewer else ""
+            message = f"on mesh {e.case.mesh_text} there are {count} of {plain(kind)}, expected {most_of_them}{wanted}"
             message += f"; most often {_describe(most)}. {hint}" if most else f". {hint}"
-        how = {"direction": Limit.EXACTLY, "line": most.line if most else e.line}
+        direction = Limit.AT_MOST if fewer else Limit.EXACTLY
+        how = {"direction": direction, "line": most.line if most else e.line}
         return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
 
-def only_collectives(name: str, evidence: list[Evidence], allowed: Iterable[str]) -> Fact:
-    """No collective but the allowed ones; a group of one device counts as none."""
+def only_collectives(
+    name: str,
+    evidence: list[Evidence],
+    allowed: Iterable[str],
+    over: Callable[[Case[Any]], str] | None = None,
+) -> Fact:
+    """No collective but the allowed ones; a group of one device counts as none.
+
+    With ``over``, only what goes over this axis of a case, alone or with others, counts.
+    """
     allowed = set(allowed)
 
     def look(e: Evidence) -> Fact:
-        others = [c for c in e.costs.collectives if c.kind not in allowed]
+        others = [c for c in e.costs.collectives if c.kind not in allowed and (not over or over(e.case) in c.axes)]
         message = ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)

@@ -128,7 +128,8 @@ def sharded(sizes: Sizes, choice: Choice, batch: int) -> Program:
     specs = {**kept, "layers": jax.tree.map(lambda spec: P(None, *spec), kept["layers"])}
 
     def local(params, batch):
-        return fsdp_train_step(params, specs, batch, model, "data", RATE)
+        every = {**batch, "mask": jnp.ones_like(batch["inputs"], jnp.float32)}
+        return fsdp_train_step(params, specs, every, model, "data", RATE)
 
     return exported(local, mesh, params, specs, tokens(batch, sizes.seq))
 

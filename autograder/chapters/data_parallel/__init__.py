@@ -19,7 +19,6 @@ READ = {
     "live temporaries": ("data_parallel", "Accumulate first, reduce once"),
     "exposed communication": ("data_parallel", "Reduce while the backward pass goes on"),
     "compiled exposed": ("profiling/data_parallel", "What the compiler makes of it"),
-    "predicted time": ("data_parallel", "Reduce while the backward pass goes on"),
 }
 
 CONTRACT = Contract(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import optax
 from jax import lax
@@ -45,12 +45,16 @@ def by_sums_divided(gradients, specs, axis_names):
     return jax.tree.map(sync, gradients, specs)
 
 
-def by_recursion(gradients, specs, axis_names):
-    """Dict by dict; each device's share of the mean, then their sum."""
-    if isinstance(gradients, dict):
-        return {name: by_recursion(leaf, specs[name], axis_names) for name, leaf in gradients.items()}
-    axes = open_axes(specs, axis_names)
-    return lax.psum(gradients * (1.0 / lax.axis_size(axes)), axes) if axes else gradients
+def by_buckets(gradients, specs, axis_names):
+    """All leaves that need a mean over the same axes as one flat array."""
+    leaves, tree = jax.tree.flatten(gradients)
+    every = [open_axes(spec, axis_names) for spec in tree.flatten_up_to(specs)]
+    for axes in {*every} - {()}:
+        members = [i for i, other in enumerate(every) if other == axes]
+        flat, back = jax.flatten_util.ravel_pytree([leaves[i] for i in members])
+        for i, leaf in zip(members, back(lax.pmean(flat, axes)), strict=True):
+            leaves[i] = leaf
+    return tree.unflatten(leaves)
 
 
 def to_varying(tree, axis_name):
@@ -58,73 +62,95 @@ def to_varying(tree, axis_name):
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axis_name, to="varying"), tree)
 
 
-def unrolled(params, batch, model, axis_name, num_microbatches, learning_rate):
-    """A Python loop over microbatches that are cut out one by one."""
+def sum_of(model, params, part):
+    """The sum of the losses of what counts, not their mean."""
+    return jnp.sum(part["mask"]) * full_loss(model, params, part)
+
+
+def kernels(params):
+    """Where weight decay applies: each leaf under ``layers`` as it is in one layer."""
+    return {
+        part: jax.tree.map(lambda p: len(p.shape[1:] if part == "layers" else p.shape) > 1, tree)  # noqa: B023
+        for part, tree in params.items()
+    }
+
+
+def unrolled(params, batch, model, axis_name, num_microbatches, learning_rate, weight_decay):
+    """A Python loop over microbatches that are cut out one by one; sums are divided after the reduction."""
     own = to_varying(params, axis_name)
     loss, total = jnp.zeros(()), None
     for i in range(num_microbatches):
         part = jax.tree.map(lambda rows: jnp.split(rows, num_microbatches)[i], batch)  # noqa: B023
-        more, gradients = jax.value_and_grad(partial(full_loss, model))(own, part)
+        more, gradients = jax.value_and_grad(lambda p, part=part: sum_of(model, p, part))(own)
         loss, total = loss + more, gradients if total is None else jax.tree.map(jnp.add, total, gradients)
-    mean = jax.tree.map(lambda g: lax.pmean(g, axis_name) / num_microbatches, total)
-    new = jax.tree.map(lambda p, g: p - learning_rate * g, params, mean)
-    return new, lax.pmean(loss / num_microbatches, axis_name), mean
+    loss, count = lax.psum(jnp.stack([loss, batch["mask"].sum()]), axis_name)
+    mean = jax.tree.map(lambda g: lax.psum(g, axis_name) / count, total)
+    shrunk = jax.tree.map(lambda p, yes: p * (1 - learning_rate * weight_decay * yes), params, kernels(params))
+    return jax.tree.map(lambda p, g: p - learning_rate * g, shrunk, mean), loss / count, mean
 
 
-def with_optax(params, batch, model, axis_name, num_microbatches, learning_rate):
-    """The update from optax, and losses stacked instead of carried."""
+def with_optax(params, batch, model, axis_name, num_microbatches, learning_rate, weight_decay):
+    """The update from optax, losses and counts stacked instead of carried."""
     own = to_varying(params, axis_name)
 
     def add(total, part):
-        loss, gradients = jax.value_and_grad(full_loss, argnums=1)(model, own, part)
-        return jax.tree.map(jnp.add, total, gradients), loss
+        loss, gradients = jax.value_and_grad(sum_of, argnums=1)(model, own, part)
+        return jax.tree.map(jnp.add, total, gradients), (loss, jnp.sum(part["mask"]))
 
     parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
-    total, losses = lax.scan(add, jax.tree.map(jnp.zeros_like, own), parts)
-    count = num_microbatches * lax.axis_size(axis_name)
-    gradients = jax.tree.map(lambda g: lax.psum(g, axis_name) / count, total)
-    optimizer = optax.sgd(learning_rate)
+    total, (losses, counts) = lax.scan(add, jax.tree.map(jnp.zeros_like, own), parts)
+    count = lax.psum(jnp.sum(counts), axis_name)
+    gradients = jax.tree.map(lambda g: lax.psum(g / count, axis_name), total)
+    optimizer = optax.chain(optax.add_decayed_weights(weight_decay, kernels), optax.sgd(learning_rate))
     updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-    return optax.apply_updates(params, updates), lax.pmean(jnp.mean(losses), axis_name), gradients
+    return optax.apply_updates(params, updates), lax.psum(jnp.sum(losses), axis_name) / count, gradients
 
 
-def first_apart(params, batch, model, axis_name, num_microbatches, learning_rate):
-    """The first microbatch makes the sum to which the others are added: no zeros to type."""
+def in_one_bucket(params, batch, model, axis_name, num_microbatches, learning_rate, weight_decay):
+    """The first microbatch makes the sum to which the others are added; all that is sent is one flat array."""
     own = to_varying(params, axis_name)
     parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
-    value_and_grad = jax.value_and_grad(lambda p, part: full_loss(model, p, part))
+    value_and_grad = jax.value_and_grad(lambda p, part: sum_of(model, p, part))
 
     def add(total, part):
         return jax.tree.map(jnp.add, total, value_and_grad(own, part)), None
 
     first = value_and_grad(own, jax.tree.map(lambda rows: rows[0], parts))
     total, _ = lax.scan(add, first, jax.tree.map(lambda rows: rows[1:], parts))
-    loss, gradients = jax.tree.map(lambda t: lax.pmean(t, axis_name) / num_microbatches, total)
-    return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients), loss, gradients
+    flat, back = jax.flatten_util.ravel_pytree((*total, batch["mask"].sum()))
+    loss, gradients, count = back(lax.psum(flat, axis_name))
+    loss, gradients = jax.tree.map(lambda total: total / count, (loss, gradients))
+    decay = jax.tree.map(lambda yes: weight_decay * yes, kernels(params))
+    return jax.tree.map(lambda p, g, d: p - learning_rate * (g + d * p), params, gradients, decay), loss, gradients
 
 
-def begun(params, batch, model, axis_name, count):
-    """Sums over all microbatches but the last, and the last one's rows."""
-    parts = jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
+def begun(params, batch, model, axis_name, num_microbatches):
+    """Sums over all microbatches but the last, the last one's rows, and what makes its share of the loss."""
+    parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
+    last = jax.tree.map(lambda rows: rows[-1], parts)
+    one = 1 / lax.psum(batch["mask"].sum(), axis_name)
 
     def add(total, part):
-        found = jax.value_and_grad(lambda p: full_loss(model, p, part))(params)
+        found = jax.value_and_grad(lambda p: one * sum_of(model, p, part))(params)
         return jax.tree.map(jnp.add, total, found), None
+
+    def loss_of(head, x):
+        return one * last["mask"].sum() * model.loss(head, x, last["targets"], last["mask"])
 
     nothing = (lax.pcast(jnp.zeros(()), axis_name, to="varying"), jax.tree.map(jnp.zeros_like, params))
     total, _ = lax.scan(add, nothing, jax.tree.map(lambda rows: rows[:-1], parts))
-    return total, jax.tree.map(lambda rows: rows[-1], parts)
+    return total, last, loss_of
 
 
 def with_kept_backward_passes(params, batch, model, axis_name, num_microbatches):
     """The forward scan stacks each layer's backward pass, residuals and all, so nothing is computed twice."""
-    (loss, total), last = begun(params, batch, model, axis_name, num_microbatches)
+    (loss, total), last, loss_of = begun(params, batch, model, axis_name, num_microbatches)
     x, embed = jax.vjp(lambda p: model.embed(p, last["inputs"]), params["embed"])
     x, layers = lax.scan(lambda x, p: jax.vjp(model.layer, p, x), x, params["layers"])
-    last_loss, head = jax.vjp(lambda p, x: model.loss(p, x, last["targets"]), params["head"], x)
+    last_loss, head = jax.vjp(loss_of, params["head"], x)
 
     def whole(gradient, before):
-        return jax.tree.map(lambda g, b: (g + b) / num_microbatches, gradient, before)
+        return jax.tree.map(jnp.add, gradient, before)
 
     def back(dx, backward, before):
         gradient, dx = backward(dx)
@@ -132,27 +158,23 @@ def with_kept_backward_passes(params, batch, model, axis_name, num_microbatches)
 
     def step(carry, one):
         dx, waiting = carry
-        return back(dx, *one), lax.pmean(waiting, axis_name)
+        return back(dx, *one), lax.psum(waiting, axis_name)
 
     d_head, dx = head(jnp.ones_like(last_loss))
     stack = (layers, total["layers"])
     carry = back(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
     (dx, waiting), others = lax.scan(step, carry, jax.tree.map(lambda leaf: leaf[:-1], stack), reverse=True)
-    found = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), lax.pmean(waiting, axis_name), others)
+    found = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), lax.psum(waiting, axis_name), others)
     ends = {"head": whole(d_head, total["head"]), "embed": whole(embed(dx)[0], total["embed"])}
-    return (loss + last_loss) / num_microbatches, {**lax.pmean(ends, axis_name), "layers": found}
+    return loss + last_loss, {**lax.psum(ends, axis_name), "layers": found}
 
 
 def overlapped_gradients_unrolled(params, batch, model, axis_name, num_microbatches):
-    """A Python loop over layers in the last microbatch: each gradient is reduced where it is complete.
-
-    The division comes before the sum: one after it would hold up the next layer until the sum is there.
-    """
-    (loss, total), last = begun(params, batch, model, axis_name, num_microbatches)
-    count = num_microbatches * lax.axis_size(axis_name)
+    """A Python loop over layers in the last microbatch: each gradient is reduced where it is complete."""
+    (loss, total), last, loss_of = begun(params, batch, model, axis_name, num_microbatches)
 
     def synced(gradient, before):
-        return jax.tree.map(lambda g, b: lax.psum((g + b) / count, axis_name), gradient, before)
+        return jax.tree.map(lambda g, b: lax.psum(g + b, axis_name), gradient, before)
 
     def at(tree, i):
         return jax.tree.map(lambda leaf: leaf[i], tree)
@@ -162,7 +184,7 @@ def overlapped_gradients_unrolled(params, batch, model, axis_name, num_microbatc
     for i in range(model.num_layers):
         x, backward = jax.vjp(model.layer, at(params["layers"], i), x)
         backwards.append(backward)
-    last_loss, head = jax.vjp(lambda p, x: model.loss(p, x, last["targets"]), params["head"], x)
+    last_loss, head = jax.vjp(loss_of, params["head"], x)
     d_head, dx = head(jnp.ones_like(last_loss))
     gradients, layers = {"head": synced(d_head, total["head"])}, []
     for i, backward in reversed(list(enumerate(backwards))):
@@ -170,15 +192,15 @@ def overlapped_gradients_unrolled(params, batch, model, axis_name, num_microbatc
         layers.append(synced(gradient, at(total["layers"], i)))
     gradients["layers"] = jax.tree.map(lambda *leaves: jnp.stack(leaves[::-1]), *layers)
     gradients["embed"] = synced(embed(dx)[0], total["embed"])
-    return (loss + last_loss) / num_microbatches, gradients
+    return loss + last_loss, gradients
 
 
 def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches):
     """The sum with the earlier microbatches waits as well: the timeline minds little, XLA's schedule a lot."""
-    (loss, total), last = begun(params, batch, model, axis_name, num_microbatches)
+    (loss, total), last, loss_of = begun(params, batch, model, axis_name, num_microbatches)
 
-    def mean(gradient, before):
-        return jax.tree.map(lambda g, b: lax.pmean((g + b) / num_microbatches, axis_name), gradient, before)
+    def whole(gradient, before):
+        return jax.tree.map(lambda g, b: lax.psum(g + b, axis_name), gradient, before)
 
     def back(dx, layer, x, before):
         gradient, dx = jax.vjp(model.layer, layer, x)[1](dx)
@@ -186,26 +208,26 @@ def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches
 
     x, embed = jax.vjp(lambda p: model.embed(p, last["inputs"]), params["embed"])
     x, inputs = lax.scan(lambda x, p: (model.layer(p, x), x), x, params["layers"])
-    last_loss, head = jax.vjp(lambda p, x: model.loss(p, x, last["targets"]), params["head"], x)
+    last_loss, head = jax.vjp(loss_of, params["head"], x)
     d_head, dx = head(jnp.ones_like(last_loss))
-    d_head = mean(d_head, total["head"])
+    d_head = whole(d_head, total["head"])
     stack = (params["layers"], inputs, total["layers"])
     carry = back(dx, *jax.tree.map(lambda leaf: leaf[-1], stack))
 
     def step(carry, one):
-        done = mean(*carry[1])
+        done = whole(*carry[1])
         return back(carry[0], *one), done
 
     rest = jax.tree.map(lambda leaf: leaf[:-1], stack)
     (dx, waiting), others = lax.scan(step, carry, rest, reverse=True)
-    layers = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), mean(*waiting), others)
-    d_embed = mean(embed(dx)[0], total["embed"])
-    return (loss + last_loss) / num_microbatches, {"head": d_head, "layers": layers, "embed": d_embed}
+    layers = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), whole(*waiting), others)
+    d_embed = whole(embed(dx)[0], total["embed"])
+    return loss + last_loss, {"head": d_head, "layers": layers, "embed": d_embed}
 
 
 ALTERNATIVES = {
     "fold_key_over_axes": (by_splitting, by_strides),
-    "sync_gradients": (by_sums_divided, by_recursion),
-    "train_step_dp": (unrolled, with_optax, first_apart),
+    "sync_gradients": (by_sums_divided, by_buckets),
+    "train_step_dp": (unrolled, with_optax, in_one_bucket),
     "overlapped_gradients": (with_kept_backward_passes, overlapped_gradients_unrolled, by_summing_when_it_reduces),
 }

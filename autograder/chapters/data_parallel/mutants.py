@@ -19,11 +19,17 @@ def _cut(batch: Any, count: int) -> Any:
     return jax.tree.map(lambda rows: rows.reshape(count, -1, *rows.shape[1:]), batch)
 
 
-def _accumulated(params: Any, parts: Any, model: Any, axis_name: str) -> Any:
-    """Sums of loss and gradient over the parts, before any mean."""
+def _share(batch: Any, axis_name: str) -> Any:
+    """What share of all that counts on all devices a part of the batch has."""
+    count = lax.psum(jnp.sum(batch["mask"]), axis_name)
+    return lambda part: jnp.sum(part["mask"]) / count
+
+
+def _accumulated(params: Any, parts: Any, model: Any, axis_name: str, share: Any) -> Any:
+    """This device's share of loss and gradient, summed over the parts."""
 
     def add(total, part):
-        found = jax.value_and_grad(lambda p: full_loss(model, p, part))(params)
+        found = jax.value_and_grad(lambda p: share(part) * full_loss(model, p, part))(params)
         return jax.tree.map(jnp.add, total, found), None
 
     nothing = (as_varying(jnp.zeros(()), axis_name), jax.tree.map(jnp.zeros_like, params))
@@ -32,27 +38,28 @@ def _accumulated(params: Any, parts: Any, model: Any, axis_name: str) -> Any:
 
 def reduces_after_the_backward_pass(params, batch, model, axis_name, num_microbatches):
     """Accumulates, and then synchronises: nothing is computed meanwhile."""
-    loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name)
-    gradients = jax.tree.map(lambda g: lax.pmean(g / num_microbatches, axis_name), total)
-    return loss / num_microbatches, gradients
+    share = _share(batch, axis_name)
+    loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name, share)
+    return loss, lax.psum(total, axis_name)
 
 
 def reduces_one_bucket_at_the_end(params, batch, model, axis_name, num_microbatches):
-    """The same as one flat array, whose parts have other shares of it at every size: those cannot be compared."""
-    loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name)
+    """The same as one flat array: it cannot start before the last gradient is there."""
+    share = _share(batch, axis_name)
+    loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name, share)
     flat, back = jax.flatten_util.ravel_pytree(total)
-    return loss / num_microbatches, back(lax.pmean(flat / num_microbatches, axis_name))
+    return loss, back(lax.psum(flat, axis_name))
 
 
-def _met(axis_name: str, count: int) -> Any:
-    """An identity whose gradient is the mean over devices of what arrives plus what was accumulated before."""
+def _met(axis_name: str) -> Any:
+    """An identity whose gradient is the sum over devices of what arrives plus what was accumulated before."""
 
     @jax.custom_vjp
     def meet(params, before):
         return params
 
     def backward(before, gradient):
-        synced = jax.tree.map(lambda g, b: lax.pmean((g + b) / count, axis_name), gradient, before)
+        synced = jax.tree.map(lambda g, b: lax.psum(g + b, axis_name), gradient, before)
         own = jax.tree.map(lambda g: lax.pcast(g, axis_name, to="varying"), synced)
         return own, jax.tree.map(jnp.zeros_like, before)
 
@@ -64,16 +71,16 @@ def reduces_in_the_layers_own_iteration(params, batch, model, axis_name, num_mic
     """Layer by layer, but the sums are ready when the iteration has nothing left to compute."""
     parts = _cut(batch, num_microbatches)
     head, last = (jax.tree.map(lambda rows, c=c: rows[c], parts) for c in (slice(-1), -1))
-    loss, total = _accumulated(params, head, model, axis_name)
-    meet = _met(axis_name, num_microbatches)
+    share, meet = _share(batch, axis_name), _met(axis_name)
+    loss, total = _accumulated(params, head, model, axis_name, share)
 
     def loss_of(params):
         x = model.embed(meet(params["embed"], total["embed"]), last["inputs"])
         x, _ = lax.scan(lambda x, p: (model.layer(meet(*p), x), None), x, (params["layers"], total["layers"]))
-        return model.loss(meet(params["head"], total["head"]), x, last["targets"])
+        return share(last) * model.loss(meet(params["head"], total["head"]), x, last["targets"], last["mask"])
 
     last_loss, gradients = jax.value_and_grad(loss_of)(params)
-    return (loss + last_loss) / num_microbatches, gradients
+    return loss + last_loss, gradients
 
 
 OTHERS = "other collectives"
@@ -83,7 +90,15 @@ OWN_KEY = "jax.random.fold_in(key, lax.axis_index(name))"
 OWN_DATA = f"jax.random.key_data({OWN_KEY})"
 VARYING = 'lax.pcast(p, axis_name, to="varying")'
 SYNCED = "lax.pmean(gradient, replicated_over) if replicated_over else gradient"
-LOSS = "(loss + last_loss) / num_microbatches"
+LOSS = "loss + share(last) * last_loss"
+
+# Masks and weight decay, in train_step_dp.
+COUNT, OWN = 'lax.psum(jnp.sum(batch["mask"]), axis_name)', 'jnp.sum(batch["mask"])'
+SHARE = 'jnp.sum(microbatch["mask"]) / count'
+TOTAL = "lax.psum(total, axis_name)"
+ALL = 'batch = {**batch, "mask": jnp.ones_like(batch["mask"])}'
+ALIKE = "jnp.ones_like(last_loss) / (num_microbatches * lax.axis_size(axis_name))"
+RETURNED = "loss, gradients\n    ### END"
 
 MUTANTS = (
     patch(fold_key_over_axes, "keeps_the_key", {OWN_KEY: "key"}, "values"),
@@ -131,13 +146,53 @@ MUTANTS = (
         {"found), None": '(lax.pcast(lax.pmean(found[0], axis_name), axis_name, to="varying"), found[1])), None'},
         *ALL_REDUCES,
     ),
-    patch(train_step_dp, "sums_over_devices", {"lax.pmean": "lax.psum"}, *GRADIENTS, "values"),
+    patch(train_step_dp, "averages_shares", {TOTAL: TOTAL.replace("psum", "pmean")}, *GRADIENTS, "values"),
+    patch(train_step_dp, "ignores_the_mask", {"    varying =": f"    {ALL}\n    varying ="}, *GRADIENTS, "values"),
+    patch(
+        train_step_dp,
+        "averages_the_devices_means",
+        {COUNT: f"jnp.maximum({OWN}, 1)", TOTAL: TOTAL.replace("psum", "pmean")},
+        "all-reduce bytes",
+        *GRADIENTS,
+        "values",
+    ),
+    patch(
+        train_step_dp,
+        "weighs_a_devices_microbatches_alike",
+        {SHARE: f"{OWN} / (num_microbatches * count)"},
+        *GRADIENTS,
+        "values",
+    ),
+    patch(
+        train_step_dp,
+        "divides_by_rows",
+        {COUNT: COUNT.replace("jnp.sum", "jnp.sum(jnp.ones_like").replace("])", "]))")},
+        *GRADIENTS,
+        "values",
+    ),
+    patch(
+        train_step_dp,
+        "divides_by_nothing_where_nothing_counts",
+        {
+            SHARE: SHARE.replace("count", OWN),
+            TOTAL: TOTAL.replace("total", f"jax.tree.map(lambda x: x * ({OWN} / count), total)"),
+        },
+        *GRADIENTS,
+        "values",
+    ),
+    patch(train_step_dp, "decays_every_leaf", {" if matrix else g": ""}, "values"),
+    patch(train_step_dp, "takes_stacked_biases_for_kernels", {' - (part == "layers")': ""}, "values"),
+    patch(
+        train_step_dp,
+        "returns_gradients_with_decay",
+        {RETURNED: RETURNED.replace("gradients", "jax.tree.map(lambda p, g: g + weight_decay * p, params, gradients)")},
+        *GRADIENTS,
+    ),
     patch(
         train_step_dp,
         "uses_the_first_microbatch_only",
         {
             "rows.reshape(num_microbatches, -1,": "rows[: len(rows) // num_microbatches].reshape(1, -1,",
-            "x / num_microbatches": "x",
         },
         *GRADIENTS,
         "live temporaries",
@@ -150,14 +205,15 @@ MUTANTS = (
         OTHERS,
     ),
     mutant("overlapped_gradients", reduces_after_the_backward_pass, "exposed communication"),
-    mutant("overlapped_gradients", reduces_one_bucket_at_the_end, "exposed communication", "predicted time"),
+    mutant("overlapped_gradients", reduces_one_bucket_at_the_end, "exposed communication"),
     mutant("overlapped_gradients", reduces_in_the_layers_own_iteration, "exposed communication"),
     patch(
-        overlapped_gradients, "divides_by_microbatches_twice", {"(g + b) /": "(g + b) / num_microbatches /"}, *GRADIENTS
+        overlapped_gradients,
+        "weighs_the_last_microbatch_as_all_rows",
+        {"head_backward(share(last))": f"head_backward({ALIKE})"},
+        *GRADIENTS,
     ),
-    patch(
-        overlapped_gradients, "averages_the_loss", {LOSS: f"lax.pmean({LOSS}, axis_name)"}, "all-reduce bytes", "values"
-    ),
+    patch(overlapped_gradients, "sums_the_loss", {LOSS: f"lax.psum({LOSS}, axis_name)"}, "all-reduce bytes", "values"),
     patch(
         overlapped_gradients,
         "sends_the_loss_round",

@@ -18,10 +18,9 @@ from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import axis_size, build_model, params_of
 from autograder.contract.draws import (
     ODD,
-    draw_batch,
-    draw_batches,
     draw_leaves,
-    sgd,
+    draw_masked,
+    stacked,
     unseen_case,
     unseen_mesh,
     unseen_model,
@@ -132,11 +131,11 @@ FOLD_KEY_OVER_AXES = Task(
     cases=(
         case_over({"data": 4, "tensor": 2}, Named(), "data", quick=True),
         case_over({"data": 4, "tensor": 2}, Named(), "data", "tensor", quick=True),
-        case_over({"data": 8}, Named(), "data"),
-        case_over({"pipe": 2, "tensor": 2}, Named(), "tensor"),
+        case_over({"data": 5}, Named(), "data"),
+        case_over({"pipe": 2, "tensor": 3}, Named(), "tensor", "pipe"),
+        case_over({"data": 2, "pipe": 2, "tensor": 2}, Named(), "data", "tensor"),
         case_over({"data": 2}, Named()),
         case_over({"data": 1, "tensor": 2}, Named(), "data"),
-        case_over({"data": 1}, Named(), "data"),
     ),
     unseen=lambda rng: unseen_over(rng, Named()),
     draw=draw_keys,
@@ -182,7 +181,7 @@ def sync_facts(judged: Judged) -> list[Fact]:
     one, cases = "One for each leaf that needs a mean, over all the axes that it needs one over.", judged.cases
     return [
         facts.arrays_match("values", cases, "values", "Which axes does this leaf's spec name? ", weight=2),
-        facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one),
+        facts.times_sent("all-reduces", cases, "all_reduce", lambda e: len(_reduced(e.case)), one, fewer=True),
         facts.bytes_sent("all-reduce bytes", cases, "all_reduce", form),
         facts.only_collectives("other collectives", cases, ("all_reduce",)),
     ]
@@ -194,8 +193,8 @@ SYNC_GRADIENTS = Task(
     cases=(
         case_over({"data": 4, "tensor": 2}, Leaves(), "data", "tensor", quick=True),
         case_over({"data": 8}, Leaves(), "data", quick=True),
-        case_over({"pipe": 4, "tensor": 2}, Leaves(), "tensor"),
-        case_over({"data": 2, "tensor": 1}, Leaves(), "data", "tensor"),
+        case_over({"pipe": 3, "tensor": 2}, Leaves(unit=12), "tensor"),
+        case_over({"data": 2, "tensor": 1}, Leaves(), "tensor", "data"),
         case_over({"data": 1}, Leaves(), "data"),
     ),
     unseen=lambda rng: unseen_over(rng, Leaves(unit=int(rng.choice([8, 24, 32])), turn=int(rng.integers(1, 8)))),
@@ -212,65 +211,74 @@ def params_in(e: Evidence) -> list[Leaf]:
     return [leaf for leaf in e.inputs if leaf.name.startswith("params/")]
 
 
-def ring_bytes(e: Evidence, more: int = 0) -> float:
-    """What one all-reduce of every parameter's gradient, and of ``more`` bytes, sends."""
+def ring_bytes(e: Evidence, numbers: int) -> float:
+    """What one all-reduce of every parameter's gradient, and of so many single numbers, sends."""
     n = axis_size(e.case)
-    return 2 * (n - 1) / n * (more + sum(leaf.local_bytes(e.case.mesh) for leaf in params_in(e)))
+    return 2 * (n - 1) / n * (4 * numbers + sum(leaf.local_bytes(e.case.mesh) for leaf in params_in(e)))
 
 
 def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
-    batches = draw_batches(rng, case.sizes, rows_of(case), STEPS)
+    batches = stacked(lambda: draw_masked(rng, case.sizes, rows_of(case), axis_size(case)), STEPS)
     return {"params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)), "batches": batches}
 
 
 def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
-    """Plain SGD on one device, on all rows at once; gradients are those of the first step."""
-    model, rate = case.sizes.model, np.float32(case.sizes.learning_rate)
-    after, losses, _ = _sgd(model)(inputs["params"], (inputs["batches"],), rate)
-    first = jax.tree.map(lambda rows: rows[0], inputs["batches"])
-    gradients = jax.tree.map(np.asarray, _gradient(model)(inputs["params"], first))
-    return {"values": {"losses": losses, "params": after}, "gradients": gradients}
+    """SGD on one device, on all rows at once; gradients are those of the first step."""
+    params, rate, decay = inputs["params"], np.float32(case.sizes.learning_rate), np.float32(case.sizes.weight_decay)
+    losses, first = [], None
+    for number in range(STEPS):
+        batch = jax.tree.map(lambda rows, i=number: rows[i], inputs["batches"])
+        loss, gradients = jax.tree.map(np.asarray, _loss_and_gradients(case.sizes.model)(params, batch))
+        losses, first = [*losses, loss], first or gradients
+        pulled = jax.tree.map(lambda g, p, own: g + decay * p if own > 1 else g, gradients, params, own_dims(params))
+        params = jax.tree.map(lambda p, g: p - rate * g, params, pulled)
+    return {"values": {"losses": np.stack(losses), "params": params}, "gradients": first}
+
+
+def own_dims(params: Any) -> Any:
+    """How many dims each leaf has in one layer."""
+    return {part: jax.tree.map(lambda p, part=part: p.ndim - (part == "layers"), params[part]) for part in params}
 
 
 @lru_cache(maxsize=32)
-def _loss(sizes: ModelSizes) -> Any:
-    return partial(full_loss, build_model(sizes))
-
-
-@lru_cache(maxsize=32)
-def _sgd(sizes: ModelSizes) -> Any:
-    return sgd(_loss(sizes))
-
-
-@lru_cache(maxsize=32)
-def _gradient(sizes: ModelSizes) -> Any:
-    return jax.jit(jax.grad(_loss(sizes)))
+def _loss_and_gradients(sizes: ModelSizes) -> Any:
+    return jax.jit(jax.value_and_grad(partial(full_loss, build_model(sizes))))
 
 
 def step_facts(judged: Judged) -> list[Fact]:
     def count(e: Evidence) -> int:
-        return STEPS * (len(params_in(e)) + 1) if axis_size(e.case) > 1 else 0
+        return STEPS * (len(params_in(e)) + 2) if axis_size(e.case) > 1 else 0
 
-    once = f"In {STEPS} steps, one a step for each leaf and one for the loss: where does each of yours run?"
+    once = (
+        f"In {STEPS} steps, one a step for each leaf, for the loss and for the number that counts: where does each of "
+        "yours run?"
+    )
+    counted = "Devices and microbatches hold different numbers of rows that count: what does each add to the mean? "
     too_much = "How many rows' activations are there at that moment, and how many are in a microbatch?"
     sent = facts.bytes_sent(
-        "all-reduce bytes", judged.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 4), weight=2
+        "all-reduce bytes", judged.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 2), weight=2
     )
     return [
-        *facts.values_and_gradients(judged.cases),
+        *facts.values_and_gradients(judged.cases, gradients=counted),
         sent,
-        facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once),
+        facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once, fewer=True),
         facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
         limits.temporaries_within(judged, 1.5, too_much),
     ]
 
 
+# Every two of these meet in a case: an MLP or a Transformer; one layer or several; one microbatch or several.
 _MLP = Training(width=16, hidden=32, num_layers=2, features=8, rows=8, num_microbatches=4)
-_TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=4, num_microbatches=2)
+_TRANSFORMER = Training(width=12, hidden=20, vocab=14, seq=5, rows=6, num_layers=1, num_microbatches=3)
+_AT_ONCE = {"num_layers": 3, "num_microbatches": 1, "learning_rate": 0.05, "weight_decay": 0.7}
 
 
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
-    more = {"num_microbatches": int(rng.choice([3, 6])), "learning_rate": float(rng.choice([0.07, 0.13, 0.17, 0.26]))}
+    more = {
+        "num_microbatches": int(rng.choice([3, 6])),
+        "learning_rate": float(rng.choice([0.07, 0.13, 0.17, 0.26])),
+        "weight_decay": float(rng.choice([0.2, 0.4, 0.5])),
+    }
     return unseen_case(rng, Training(**unseen_model(rng), **more), *ODD)
 
 
@@ -279,11 +287,9 @@ TRAIN_STEP_DP = Task(
     points=3,
     cases=(
         Case("data=8", {"data": 8}, _MLP, quick=True),
-        Case(
-            "pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, _MLP.but(num_microbatches=2, learning_rate=0.05), quick=True
-        ),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.but(**_AT_ONCE), quick=True),
         Case("data=2", {"data": 2}, _TRANSFORMER.but(learning_rate=0.2)),
-        Case("data=1", {"data": 1}, _MLP.but(num_microbatches=1)),
+        Case("data=1", {"data": 1}, _MLP.but(num_layers=1, num_microbatches=1)),
     ),
     unseen=_unseen_step,
     draw=draw_step,
@@ -304,25 +310,23 @@ EXPOSED = 0.35
 
 
 def draw_overlap(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
-    batch = draw_batch(rng, case.sizes, rows_of(case))
+    batch = draw_masked(rng, case.sizes, rows_of(case), axis_size(case))
     return {"params": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)), "batch": batch}
 
 
 def overlap_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
-    """Each device's loss, and on every device the mean of their gradients."""
-    rows = jax.tree.map(lambda a: a.reshape(axis_size(case), -1, *a.shape[1:]), inputs["batch"])
-    losses, gradients = jax.tree.map(np.asarray, _loss_of_each_device(case.sizes.model)(inputs["params"], rows))
-
-    def mean(stacked):
-        average = np.mean(stacked, 0, np.float64, keepdims=True).astype(np.float32)
-        return np.broadcast_to(average, stacked.shape).copy()
-
-    return {"values": losses, "gradients": jax.tree.map(mean, gradients)}
+    """Each device's share of the loss of all rows, and on every device that loss's gradient."""
+    devices, batch, model = axis_size(case), inputs["batch"], case.sizes.model
+    rows = jax.tree.map(lambda a: a.reshape(devices, -1, *a.shape[1:]), batch)
+    counted = np.sum(rows["mask"].reshape(devices, -1), 1)
+    shares = np.asarray(_loss_of_each_device(model)(inputs["params"], rows)) * (counted / np.sum(counted))
+    _, gradients = jax.tree.map(np.asarray, _loss_and_gradients(model)(inputs["params"], batch))
+    return {"values": shares, "gradients": jax.tree.map(lambda g: np.repeat(g[None], devices, 0), gradients)}
 
 
 @lru_cache(maxsize=32)
 def _loss_of_each_device(sizes: ModelSizes) -> Any:
-    return jax.jit(jax.vmap(jax.value_and_grad(_loss(sizes)), in_axes=(None, 0)))
+    return jax.jit(jax.vmap(partial(full_loss, build_model(sizes)), in_axes=(None, 0)))
 
 
 def overlap_facts(judged: Judged) -> list[Fact]:
@@ -330,18 +334,17 @@ def overlap_facts(judged: Judged) -> list[Fact]:
         "Which computation is left to hide a reduction behind when it begins, and is the sum that it needs computed by "
         "then? Computations run in the order in which your program has them."
     )
-    slow = "What is computed more often than it must be? Work that only fills the wait is no gain."
     return [
         *facts.values_and_gradients(judged.cases),
-        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", ring_bytes, weight=2),
+        facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: ring_bytes(e, 1), weight=2),
         facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
-        limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE, gains=True),
-        limits.time_within(judged, 1.25, slow),
+        # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone is between
+        # both. The step must gain time, though, or work that fills the wait would pass.
+        limits.exposed_within(judged, EXPOSED, exposed, weight=5, than=limits.NAIVE, gains=True),
     ]
 
 
 _DEEP = Training(width=8, hidden=16, num_layers=12, features=8, rows=4, num_microbatches=2)
-_THREE = _MLP.but(num_layers=3, rows=6, num_microbatches=3)
 
 
 def _unseen_overlap(rng: np.random.Generator) -> Case[Training]:
@@ -353,7 +356,7 @@ OVERLAPPED_GRADIENTS = Task(
     points=4,
     cases=(
         Case("data=8", {"data": 8}, _DEEP, quick=True),
-        Case("pipe=4 x tensor=2", {"pipe": 4, "tensor": 2}, _THREE, quick=True),
+        Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.but(**_AT_ONCE), quick=True),
         Case("data=2", {"data": 2}, _TRANSFORMER),
         Case("data=1", {"data": 1}, _MLP.but(num_layers=1, rows=4, num_microbatches=1)),
     ),

@@ -39,11 +39,12 @@ class Leaves(Named):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(ModelSizes):
-    """A model in training, with ``rows`` for each device."""
+    """A model in training, with ``rows`` for each device, of which a mask says which count."""
 
     rows: int
     num_microbatches: int
     learning_rate: float = 0.1
+    weight_decay: float = 0.3
 
 
 def rows_of(case: Case[Training]) -> int:
@@ -131,7 +132,7 @@ def wrap_sync(function: Any, case: Case[Leaves]) -> Wrapped:
 def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
     """Three steps on three batches; gradients are those of the first."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
-    how = (model, axis, case.sizes.num_microbatches, case.sizes.learning_rate)
+    how = (model, axis, case.sizes.num_microbatches, case.sizes.learning_rate, case.sizes.weight_decay)
 
     def one(params, batch):
         result = function(params, batch, *how)
@@ -153,7 +154,7 @@ def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
             found, losses = found or gradients, [*losses, loss]
         return {"values": {"losses": jax.numpy.stack(losses), "params": params}, "gradients": found}
 
-    batches = batch_shapes(case.sizes, rows_of(case), STEPS)
+    batches = batch_shapes(case.sizes, rows_of(case), STEPS, masked=True)
     inputs = {"params": (shapes, P()), "batches": (batches, P(None, axis))}
     return on_mesh(local, case, inputs, {"values": P(), "gradients": P()}, {"params": "state"})
 
@@ -187,7 +188,7 @@ def wrap_overlap(function: Any, case: Case[Training]) -> Wrapped:
         found = varying({"values": loss, "gradients": gradients}, [axis])
         return jax.tree.map(lambda leaf: leaf[None], found)
 
-    inputs = {"params": (shapes, P()), "batch": (batch_shapes(case.sizes, rows_of(case)), P(axis))}
+    inputs = {"params": (shapes, P()), "batch": (batch_shapes(case.sizes, rows_of(case), masked=True), P(axis))}
     return on_mesh(local, case, inputs, {"values": P(axis), "gradients": P(axis)}, {"params": "state"})
 
 
@@ -195,6 +196,6 @@ _STEP = "(params, batch, model, axis_name, num_microbatches{})"
 WRAPPINGS = (
     Wrapping("fold_key_over_axes", "(key, axis_names)", wrap_keys, Named),
     Wrapping("sync_gradients", "(gradients, specs, axis_names)", wrap_sync, Leaves),
-    Wrapping("train_step_dp", _STEP.format(", learning_rate"), wrap_step, Training),
+    Wrapping("train_step_dp", _STEP.format(", learning_rate, weight_decay"), wrap_step, Training),
     Wrapping("overlapped_gradients", _STEP.format(""), wrap_overlap, Training),
 )

@@ -177,8 +177,11 @@ def ends_of_fsdp_train_step(shards, specs, batch, model, axis_name):
     def embed(part):
         return model.embed(gather_params(part, specs["embed"], axis_name), batch["inputs"])
 
+    count = batch["mask"].sum()
+    share = lax.axis_size(axis_name) * count / lax.psum(count, axis_name)
+
     def head(part, x):
-        return model.loss(gather_params(part, specs["head"], axis_name), x, batch["targets"])
+        return share * model.loss(gather_params(part, specs["head"], axis_name), x, batch["targets"], batch["mask"])
 
     x, embed_back = jax.vjp(embed, shards["embed"])
     return x, lambda g: embed_back(g)[0], partial(jax.value_and_grad(head, argnums=(0, 1)), shards["head"])

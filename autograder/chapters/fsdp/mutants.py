@@ -40,9 +40,11 @@ def computes_a_few_rows_at_a_time(shards, specs, batch, model, axis_name):
 
 def gathers_everything_first(shards, specs, batch, model, axis_name, learning_rate):
     """The whole model at once: data parallelism with parts."""
+    count = batch["mask"].sum()
+    weight = count / lax.pmean(count, axis_name)
 
     def loss_of(parts):
-        return full_loss(model, gather_params(parts, specs, axis_name), batch)
+        return weight * full_loss(model, gather_params(parts, specs, axis_name), batch)
 
     loss, gradients = jax.value_and_grad(loss_of)(shards)
     mean = jax.tree.map(lambda g, spec: g if axis_name in spec else lax.pmean(g, axis_name), gradients, specs)
@@ -79,6 +81,9 @@ HEAD = 'head(shards["head"], x, batch["targets"])'
 MEAN_TWICE = {"lax.pmean(g,": "lax.pmean(as_varying(lax.pmean(g, axis_name), axis_name),"}
 LAYERS = 'x = layers(shards["layers"], x)'
 LAYERS_BY_JAX = 'x, _ = forward(shards["layers"], x)'
+IN_TURN = "jax.checkpoint(lambda x, part: (model.layer(gather(part), x), None))"
+LAYERS_IN_TURN = f'x, _ = lax.scan({IN_TURN}, x, shards["layers"])'
+WEIGHED = 'weight * model.loss(head, x, batch["targets"], batch["mask"])'
 WHERE_IT_COMPUTES = "return lax.scan(step, gradient, (stack, inputs), reverse=True)[::-1]"
 RESULT = "model.layer(whole, x), (stack, jnp.concatenate([inputs, x[None]]), whole)"
 FORWARD_STEP = "def step(carry, part)"
@@ -89,6 +94,10 @@ LAYER_FIRST = "return (model.layer(whole, x), gather(part))"
 # In hybrid_shard_step.
 OWN_LOSS = "(fsdp_loss)(shards, specs, batch, model, axis_name)"
 MEAN = "lax.pmean(gradient, replica_axis if axis_name in spec else (axis_name, replica_axis))"
+TWICE = "as_varying(lax.pmean(gradient, axis_name), axis_name)"
+MEAN_TWICE_INSIDE = (
+    f"{MEAN[:-1].replace('gradient, replica_axis', 'gradient if axis_name in spec else ' + TWICE + ', replica_axis')})"
+)
 INSIDE = "gradient if axis_name in spec else lax.pmean(gradient, axis_name)"
 RING = f"""gradient, n = {INSIDE}, lax.axis_size(replica_axis)
         rings = ([(i, (i + shift) % n) for i in range(n)] for shift in range(1, n))
@@ -126,11 +135,21 @@ MUTANTS = (
         *GRADIENTS,
         REDUCED,
     ),
+    patch(fsdp_train_step, "gathers_when_it_computes", {LAYERS: LAYERS_IN_TURN}, SLOW),
     patch(
         fsdp_train_step,
-        "gathers_when_it_computes",
-        {"(loss_of)(shards)": "(fsdp_loss)(shards, specs, batch, model, axis_name)"},
-        SLOW,
+        "averages_the_devices_means",
+        {WEIGHED: WEIGHED.removeprefix("weight * ")},
+        *GRADIENTS,
+        "values",
+    ),
+    patch(fsdp_train_step, "ignores_the_mask", {WEIGHED: WEIGHED.replace(', batch["mask"]', "")}, *GRADIENTS, "values"),
+    patch(
+        fsdp_train_step,
+        "divides_by_nothing_where_nothing_counts",
+        {WEIGHED: WEIGHED.replace("weight", "weight / count * count")},
+        *GRADIENTS,
+        "values",
     ),
     patch(
         fsdp_train_step,
@@ -202,9 +221,20 @@ MUTANTS = (
         hybrid_shard_step,
         "permutes_round_the_nodes",
         {f"return {MEAN}": RING},
-        "other collectives",
         SENT_ACROSS,
-        shown_by=("replica=2 x data=4", "replica=4 x data=1"),
+        shown_by=("replica=4 x data=1",),
+    ),
+    patch(
+        hybrid_shard_step,
+        "averages_whole_leaves_twice_inside",
+        {MEAN: MEAN_TWICE_INSIDE},
+        "all-reduce bytes",
+    ),
+    patch(
+        hybrid_shard_step,
+        "sends_the_loss_round_a_node",
+        {"lax.pmean(loss, (": f"lax.pmean({there_and_back('loss', 'axis_name')}, ("},
+        "other collectives",
     ),
     patch(
         shard_params,

@@ -187,7 +187,9 @@ def step_axes(case: Case[Any]) -> Axes:
     return (axis_of(case),)
 
 
-def wrap_step(name: str, axes_of: Callable[[Case[Any]], Axes]) -> Callable[[Any, Case[Training]], Wrapped]:
+def wrap_step(
+    name: str, axes_of: Callable[[Case[Any]], Axes], masked: bool = False
+) -> Callable[[Any, Case[Training]], Wrapped]:
     """Wrap a step, which is taken ``steps`` times; ``axes_of`` names the axes that the batch is split over.
 
     Parts that several devices hold are returned by each of them, so that copies which drift apart are seen.
@@ -210,7 +212,7 @@ def wrap_step(name: str, axes_of: Callable[[Case[Any]], Axes]) -> Callable[[Any,
             after, losses, gradients = sgd_steps(one, varying(shards, axes), batch, learning_rate)
             return {"values": {"loss": losses[None], "shards": stacked(after)}, "gradients": stacked(gradients)}
 
-        batch = batch_shapes(case.sizes, rows_of(case, axes), case.sizes.steps)
+        batch = batch_shapes(case.sizes, rows_of(case, axes), case.sizes.steps, masked=masked)
         inputs = {
             "shards": (shapes, specs),
             "batch": (batch, P(None, axes)),
@@ -236,7 +238,7 @@ WRAPPINGS = (
     Wrapping("shard_params", "(params, axis_name, min_size)", wrap_shard_params, Leaves),
     Wrapping("gather_params", "(shards, specs, axis_name)", wrap_gather_params, Leaves),
     Wrapping("fsdp_loss", "(shards, specs, batch, model, axis_name)", wrap_fsdp_loss, Training),
-    Wrapping("fsdp_train_step", _STEP.format(""), wrap_step("fsdp_train_step", step_axes), Training),
+    Wrapping("fsdp_train_step", _STEP.format(""), wrap_step("fsdp_train_step", step_axes, masked=True), Training),
     Wrapping(
         "hybrid_shard_step", _STEP.format("replica_axis, "), wrap_step("hybrid_shard_step", hybrid_axes), Training
     ),
