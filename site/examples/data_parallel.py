@@ -145,6 +145,24 @@ def reductions() -> Table:
 
 
 @example
+def masks() -> Table:
+    """The loss of each token is its number; the third device has padding only."""
+    numbers = jnp.array([[1.0, 0, 0], [2, 4, 6], [0, 0, 0]])
+    mask = jnp.array([[1.0, 0, 0], [1, 1, 1], [0, 0, 0]])
+    count = mask.sum(1)
+    table = Table("how it is averaged", "loss s")
+    for name, loss in (
+        ("over all that count", jnp.sum(numbers * mask) / mask.sum()),
+        ("mean of the devices' means", jnp.mean(jnp.sum(numbers * mask, 1) / jnp.maximum(count, 1))),
+        ("... as 0/0 has it", jnp.mean(jnp.sum(numbers * mask, 1) / count)),
+        ("padding counted", jnp.mean(numbers)),
+    ):
+        table.add(name, f"{loss:.2f}")
+    assert [row.loss for row in table.rows.values()] == ["3.25", "1.67", "nan", "1.44"]
+    return table
+
+
+@example
 def hiding() -> Table:
     """Tokens at which a reduction takes as long as the backward pass: 4 T N / C = 2 (n-1)/n b N / beta."""
     heads = "TFLOP/s .1f", "GB/s .1f", "tokens, float32 ,.0f", "tokens in bfloat16 ,.0f"

@@ -37,7 +37,8 @@ from course.render import memory_svg, timeline_svg
 from course.render.quantities import bytes_text
 from solutions.fsdp import fsdp_train_step, hybrid_shard_step
 
-TASK = load("fsdp").task("fsdp_train_step")
+JUDGED = load("fsdp").task("fsdp_train_step")
+TASK = replace(JUDGED, at_scale=(realistic(JUDGED, rows=2048), "data=8"))
 MACHINE = machine(TASK.machine)
 BEFORE, AFTER = "gathers when it computes", "ahead in both passes"
 WRONG = wrong("fsdp")

@@ -21,6 +21,58 @@ READ = {
     "compiled exposed": ("profiling/data_parallel", "What the compiler makes of it"),
 }
 
+VALUES = ("values", "gradients", "gradient norm")
+# Pieces of the notebook's text, and the facts that hold them.
+PROMISES = {
+    "fold_key_over_axes": {
+        "Two devices that differ along a named axis get different keys": ("values",),
+        "With no axis named all keys are equal.": ("values",),
+        "no device keeps the key as it was given": ("values",),
+        "Runs with other keys have nothing in common.": ("values",),
+        "| key, inside `shard_map` |": ("values",),
+        "| communication |": ("communication",),
+        "One key on each device.": ("values",),
+    },
+    "sync_gradients": {
+        "| all-reduce |": ("all-reduces",),
+        "| bytes sent per device |": ("all-reduce bytes",),
+        "| any other collective |": ("other collectives",),
+        "the mean over those of ``axis_names`` that the leaf's spec does not name": ("values",),
+    },
+    "train_step_dp": {
+        "The gradient of a parameter that is replicated must come out replicated": (),
+        "If the reduction sits inside the scan, it runs once a microbatch": ("all-reduces", "all-reduce bytes"),
+        "what is padding must not count": VALUES,
+        "The loss is the mean over all that count, on all devices": VALUES,
+        "Write the whole step.": (),
+        "Cut this device's rows": ("live temporaries",),
+        "Add up loss and gradient over the parts": VALUES,
+        "Reduce over the devices, once.": ("all-reduces", "all-reduce bytes"),
+        "Update by SGD with weight decay.": ("values",),
+        "Return the new parameters, the loss and the gradients": VALUES,
+        "The gradients are those of the loss alone, without decay.": ("gradients",),
+        "each of them is still a bias": ("values",),
+        "| all-reduce |": ("all-reduces",),
+        "| bytes sent per device |": ("all-reduce bytes",),
+        "| any other collective |": ("other collectives",),
+        "| temporaries that live at once |": ("live temporaries",),
+        "Three steps on three batches": VALUES,
+        "A scan's carry must have the same type before and after its body:": (),
+        "zeros do not until you say so": (),
+        "``(params, loss, gradients)``: updated parameters": VALUES,
+    },
+    "overlapped_gradients": {
+        "Accumulate as before, but do not wait for the end": ("exposed communication",),
+        "| exposed communication on 8 A5000 |": ("exposed communication",),
+        "| predicted time |": ("exposed communication",),
+        "| bytes sent per device |": ("all-reduce bytes",),
+        "| any other collective |": ("other collectives",),
+        "Each device returns its share of it": ("values",),
+        "The gradients are those of the loss, the same on every device.": ("gradients", "gradient norm"),
+        "``(loss, gradients)``: this device's share": VALUES,
+    },
+}
+
 CONTRACT = Contract(
     "data_parallel",
     (FOLD_KEY_OVER_AXES, SYNC_GRADIENTS, TRAIN_STEP_DP, OVERLAPPED_GRADIENTS),

@@ -109,7 +109,13 @@ def _mistakes(e: Evidence) -> Iterator[str]:
             f"the device at {_at(holder[given], mesh)} still holds the key that was given. Whoever draws from that key "
             "for something that is equal everywhere gets the same numbers there"
         )
+    apart = np.subtract(e.expected["values/second"], e.expected["values/first"]).reshape(-1, 2)[0].tolist()
     for device, key in second.items():
+        if names and [(b - a) % 2**32 for a, b in zip(first[device], key, strict=True)] == apart:
+            yield (
+                f"the device at {_at(device, mesh)} holds the key with a number added: the next key holds the same and "
+                "one more, so another run with a key not far away meets this one's"
+            )
         if key in holder and (names or first == second):
             yield (
                 f"a run with the next key, as from the next seed, gives the device at {_at(device, mesh)} the same key "

@@ -20,6 +20,72 @@ READ = {
     "other collectives": ("fsdp", "Where the 1.5 comes from"),
 }
 
+VALUES = ("values", "gradients", "gradient norm")
+BOTH_WAYS = ("all-gather bytes", "reduce-scatter bytes")
+# Pieces of the notebook's text, and the facts that hold them.
+PROMISES = {
+    "shard_params": {
+        "A leaf with fewer than `min_size` elements stays whole": ("split dims", "state bytes per device"),
+        "Otherwise split the largest dim that is divisible": ("split dims", "values"),
+        "A leaf with no divisible dim stays whole": ("split dims",),
+        "| bytes held per device |": ("state bytes per device",),
+        "| communication |": ("communication",),
+        "the local part of each leaf": ("values", "split dims"),
+    },
+    "gather_params": {
+        "| per sharded leaf |": BOTH_WAYS,
+        "| bytes sent per device |": BOTH_WAYS,
+        "| all-reduce |": ("other collectives",),
+        "Values and gradients must equal one device's": ("values", "gradients"),
+        "A tree like ``shards`` with whole leaves.": ("values", "gradients"),
+    },
+    "fsdp_loss": {
+        "Gathering the whole model at once": ("live temporaries",),
+        "So gather one layer": ("live temporaries",),
+        "Make the backward pass gather each layer again": ("live temporaries",),
+        "it is never split": (),
+        "Use `gather_params`": ("gradients",),
+        "| temporaries that live at once |": ("live temporaries",),
+        "| predicted time of a step on 8 H100 |": ("predicted time",),
+        "| all-gather |": ("all-gather bytes",),
+        "| reduce-scatter |": ("reduce-scatter bytes",),
+        "| any other collective |": ("other collectives",),
+        "The mean loss over this device's rows": VALUES,
+    },
+    "fsdp_train_step": {
+        "Side by side works only": (),
+        "So what an iteration computes with must be in its carry": ("predicted time",),
+        "The backward pass you must write yourself": ("live temporaries", "predicted time"),
+        "Run the backward pass as a scan of your own": ("live temporaries", "predicted time"),
+        "until you average them, once per leaf and step": ("gradients", "all-reduce bytes"),
+        "the mean over all that count on all devices, the same on every device": VALUES,
+        "Divide what the reduce-scatter *gives*": ("predicted time",),
+        "| predicted time of a step on 8 H100 |": ("predicted time",),
+        "| temporaries that live at once |": ("live temporaries",),
+        "| all-gather |": ("all-gather bytes",),
+        "| reduce-scatter |": ("reduce-scatter bytes",),
+        "| all-reduce |": ("all-reduce bytes",),
+        "| any other collective |": ("other collectives",),
+        "Parameters after one step and after three must equal one device's": VALUES,
+        "``(shards, loss)``: the updated parts": VALUES,
+    },
+    "hybrid_shard_step": {
+        "sends every weight over them twice": (),
+        "The nodes must still agree.": ("values",),
+        "Write the step.": (),
+        "leaves that stay whole are the same on all devices": ("values",),
+        "Use `fsdp_loss`": (),
+        "The gradient is the mean over all rows of all nodes, for every leaf; so is the loss.": VALUES,
+        "| all-gather inside a node": ("all-gather bytes",),
+        "| reduce-scatter inside a node": ("reduce-scatter bytes",),
+        "| all-reduce inside a node": ("all-reduce bytes",),
+        "| any other collective inside a node": ("other collectives",),
+        "| between nodes, over `replica_axis` |": ("bytes between nodes",),
+        "a device sends from `2 (r-1)/r (S/n + W)` bytes between nodes": ("bytes between nodes",),
+        "``(shards, loss)``: the updated parts, the same on every node": VALUES,
+    },
+}
+
 CONTRACT = Contract(
     "fsdp",
     (SHARD_PARAMS, GATHER_PARAMS, FSDP_LOSS, FSDP_TRAIN_STEP, HYBRID_SHARD_STEP),

@@ -104,19 +104,12 @@ def ends(shards, specs, batch, model, axis_name):
     return embed(shards["embed"], batch["inputs"]), lambda x: head(shards["head"], x, batch["targets"])
 
 
-def by_recursion(shards, specs, batch, model, axis_name):
-    """The first layer, then the rest of the stack, until nothing is left."""
+def by_number(shards, specs, batch, model, axis_name):
+    """A loop over the layers' numbers: the backward pass adds each gradient to the stack that it carries."""
     x, loss = ends(shards, specs, batch, model, axis_name)
     own = layer_specs(specs)
     layer = jax.checkpoint(lambda part, x: model.layer(gather_params(part, own, axis_name), x))
-
-    def run(stack, x):
-        if jax.tree.leaves(stack)[0].shape[0] == 0:
-            return x
-        first = jax.tree.map(lambda leaf: leaf[0], stack)
-        return run(jax.tree.map(lambda leaf: leaf[1:], stack), layer(first, x))
-
-    return loss(run(shards["layers"], x))
+    return loss(lax.fori_loop(0, model.num_layers, lambda i, x: layer(take(shards["layers"], i), x), x))
 
 
 def with_the_next_layer_on_its_way(shards, specs, batch, model, axis_name):
@@ -288,7 +281,7 @@ def small_leaves_in_one_message(shards, specs, batch, model, axis_name, replica_
 ALTERNATIVES = {
     "shard_params": (by_taking_rows, by_sorting_rows),
     "gather_params": (by_flat_parameters, by_indexing_blocks),
-    "fsdp_loss": (by_recursion, with_the_next_layer_on_its_way),
+    "fsdp_loss": (by_number, with_the_next_layer_on_its_way),
     "fsdp_train_step": (with_delay, layer_by_layer),
     "hybrid_shard_step": (parts_of_parts, small_leaves_in_one_message),
 }

@@ -140,6 +140,7 @@ MUTANTS = (
         fsdp_train_step,
         "averages_the_devices_means",
         {WEIGHED: WEIGHED.removeprefix("weight * ")},
+        "all-reduce bytes",
         *GRADIENTS,
         "values",
     ),

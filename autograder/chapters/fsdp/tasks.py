@@ -303,9 +303,9 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
 
     return [
         *facts.values_and_gradients(judged.cases),
-        # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.09
-        # times as long; one that gathers ahead in the forward pass only, 1.21.
-        limits.time_within(judged, 1.15, slow, weight=4),
+        # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.10
+        # times as long; one that gathers ahead in the forward pass only, 1.23. With more rows they are closer together.
+        limits.time_within(judged, 1.18, slow, weight=4),
         limits.temporaries_within(judged, 1.15, TOO_MUCH, weight=2),
         limits.exposed_within(judged, 1.15, exposed, weight=0),
         facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", averaged),
@@ -325,9 +325,9 @@ FSDP_TRAIN_STEP = Task(
     draw=lambda rng, case: draw_step(rng, case, step_axes(case), masked=True),
     oracle=lambda inputs, case: step_oracle(inputs, case, step_axes(case)),
     facts=fsdp_train_step_facts,
-    at_scale=(Case("data=8, 8 layers of width 4096", {"data": 8}, _DEEP.but(**_LARGE)), "data=8"),
+    at_scale=(Case("data=8, 8 layers of width 4096", {"data": 8}, _DEEP.but(**_LARGE | {"rows": 1792})), "data=8"),
     # The same leaves are split, along the same dims, as at both sizes.
-    stretches=({"rows": 2048}, {"features": 64, "width": 256, "hidden": 2048, "min_size": 2048}),
+    stretches=({"rows": 1792}, {"features": 64, "width": 256, "hidden": 2048, "min_size": 2048}),
     naive_memory="gathers_everything_first",
     naive_time="gathers_when_it_computes",
 )
