@@ -41,12 +41,12 @@ def overlap() -> dict[str, object]:
     columns = "step, ms .1f", "busy, ms .1f", "exposed, ms .1f", "exposed of naive .2f", "sent, GB .2f"
     table = compare("reduced", found, *columns)
     end, same, later = table.rows.values()
-    assert abs(end.step - end.busy - end.exposed) < 1e-6, "what the devices wait for is the whole reduction"
+    assert abs(end.step - end.busy - end.exposed) < 1e-6, "the devices wait for nothing else"
     assert 0.97 < same.step / end.step < 1, "hardly faster"
-    assert round(later["exposed of naive"], 2) == 0.1, "a tenth is left"
+    assert round(later["exposed of naive"], 2) == 0.05, "a twentieth is left"
     assert end.step - later.step > end.exposed - later.exposed, "faster by more than the hidden communication"
     ring = machine(TASK.machine).bandwidth_of(tuple(range(8)))
-    assert abs(end.exposed * ring / (1e12 * end.sent) - 1) < 0.01, "all of it, on a ring"
+    assert 0.94 < end.exposed * ring / (1e12 * end.sent) < 1.01, "nearly all of it, on a ring"
     say(
         rows=f"{SIZES.rows // SIZES.num_microbatches:,}",
         layers=SIZES.num_layers,
