@@ -152,6 +152,19 @@ def test_keys_of_layers_differ_by_microbatch_and_layer_and_agree_with_the_loss_o
     assert full_loss(model, params, batch, jax.random.fold_in(key, 3)) == pytest.approx(float(by_hand), rel=1e-6)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_masked_loss_is_the_mean_over_what_counts_and_zero_where_nothing_does(name):
+    model, batch = MODELS[name]
+    params, shape = model.init(jax.random.key(1)), batch["targets"].shape[: 1 if name == "mlp" else 2]
+    batch = jax.tree.map(jnp.asarray, batch)
+    one = [jnp.zeros(shape).at[place].set(1) for place in ((0,) * len(shape), (-1,) * len(shape))]
+    losses = [full_loss(model, params, batch | {"mask": mask}) for mask in (*one, sum(one))]
+    assert float(losses[2]) == pytest.approx(float((losses[0] + losses[1]) / 2), rel=1e-5)
+    assert full_loss(model, params, batch | {"mask": jnp.zeros(shape)}) == 0
+    whole = full_loss(model, params, batch | {"mask": jnp.ones(shape)})
+    assert float(whole) == pytest.approx(float(full_loss(model, params, batch)), rel=1e-5)
+
+
 def test_parts_of_a_layer_by_name_compute_what_the_layer_does():
     """What tensor parallelism splits: the norm as a function, and attention with a dim of its own for the heads."""
     model = MODELS["transformer"][0]

@@ -178,7 +178,7 @@ def gather_params(shards: PyTree, specs: PyTree, axis_name: str) -> PyTree:
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | at most 1.3 times the reference's: no second layer whole |
+# | temporaries that live at once | at most 1.25 times the reference's |
 # | predicted time of a step on 8 H100 | at most 1.15 times the reference's |
 # | all-gather | at most twice per sharded leaf (forward and backward) |
 # | reduce-scatter | once per sharded leaf, in the backward pass |

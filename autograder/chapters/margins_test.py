@@ -24,7 +24,7 @@ ASYNC = "async_tensor_parallel.async_tp_mlp"
 LIMITS = [
     ("fsdp.fsdp_train_step", "seconds", 1.18, REFERENCE, 1.15, 1.15),
     ("fsdp.fsdp_train_step", "temporaries", 1.15, REFERENCE, 1.15, 1.15),
-    ("fsdp.fsdp_loss", "temporaries", 1.3, REFERENCE, 1.3, 1.15),
+    ("fsdp.fsdp_loss", "temporaries", 1.25, REFERENCE, 1.15, 1.15),
     ("data_parallel.overlapped_gradients", "exposed", EXPOSED, NAIVE, 1.15, 1.15),
     ("data_parallel.train_step_dp", "temporaries", 1.5, REFERENCE, 1.15, 1.15),
     ("tensor_parallel.tp_mlp", "seconds", SLOWER, REFERENCE, 1.15, 1.15),
@@ -72,7 +72,7 @@ def test_a_limit_lies_between_reference_and_naive_baseline_with_a_margin_to_each
 OTHERS = [
     ("fsdp.fsdp_train_step", "prefetches_forward_only", "seconds", REFERENCE, 1.04 * 1.18, inf),
     ("fsdp.fsdp_train_step", "with_delay", "seconds", REFERENCE, 1, 0.93 * 1.18),
-    ("fsdp.fsdp_loss", "by_number", "temporaries", REFERENCE, 1, 0.93 * 1.3),
+    ("fsdp.fsdp_loss", "by_number", "temporaries", REFERENCE, 1, 0.93 * 1.25),
     ("looping_pipeline.looping_train_step", "averages_in_every_tick", "seconds", REFERENCE, 1.15 * looping.TIME, inf),
     ("single_device.remat_layers", "keeps_every_product", "temporaries", NAIVE, 1.15 * 0.35, inf),
     ("single_device.remat_layers", "with_products_without_batch_dims", "temporaries", NAIVE, 0, 0.35 / 1.15),

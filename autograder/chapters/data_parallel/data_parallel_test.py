@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from autograder.chapters.data_parallel import CONTRACT
+from autograder.contract.draws import draw_masked
 from autograder.contract.task import Evidence, Judged
 from autograder.contract.task import named as by_name
 from course.program import Costs, Memory
@@ -33,6 +34,16 @@ def test_mean_of_sync_gradients_is_over_the_named_and_replicated_axes_alone():
     np.testing.assert_allclose(expected["up"]["bias"][2, 1], given["up"]["bias"][:, 1].mean(0, np.float64), rtol=1e-6)
     np.testing.assert_array_equal(expected["flat"], given["flat"])
     np.testing.assert_array_equal(expected["grid"], given["grid"])
+
+
+@pytest.mark.parametrize(("devices", "seq"), [(8, 0), (3, 5), (2, 0), (1, 5)])
+def test_devices_hold_different_numbers_of_what_counts_and_one_of_several_nothing(devices, seq):
+    sizes = TASKS["train_step_dp"].cases[0].sizes.but(seq=seq, vocab=7)
+    mask = draw_masked(np.random.default_rng(0), sizes, 8 * devices, devices)["mask"]
+    counts = mask.reshape(devices, -1).sum(1)
+    assert mask.shape == ((8 * devices, seq) if seq else (8 * devices,))
+    assert len({*counts}) == devices and (counts.min() == 0) == (devices > 2)
+    assert 0 < counts.sum() < mask.size
 
 
 def key_evidence(change, secret=True):

@@ -119,19 +119,19 @@ MUTANTS = (
     patch(fold_key_over_axes, "returns_bare_numbers", {"return key": "return jax.random.key_data(key)"}, "values"),
     patch(sync_gradients, "averages_every_leaf", {" if name not in split_over": ""}, *ALL_REDUCES, "values"),
     patch(sync_gradients, "sums", {"lax.pmean": "lax.psum"}, "values"),
-    patch(sync_gradients, "leaves_everything", {SYNCED: "gradient"}, *ALL_REDUCES, "values"),
+    patch(sync_gradients, "leaves_everything", {SYNCED: "gradient"}, "all-reduce bytes", "values"),
     patch(
         sync_gradients,
         "averages_leaves_that_are_whole_everywhere",
         {"if replicated_over": "if not split_over"},
-        *ALL_REDUCES,
+        "all-reduce bytes",
         "values",
     ),
     patch(
         sync_gradients,
         "gathers_and_averages",
         {"lax.pmean(gradient, replicated_over)": "jnp.mean(lax.all_gather(gradient, replicated_over), 0)"},
-        *ALL_REDUCES,
+        "all-reduce bytes",
         OTHERS,
     ),
     patch(

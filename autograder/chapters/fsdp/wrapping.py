@@ -68,9 +68,21 @@ _LEAVES = {
 
 
 def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
-    """A tree of leaves of every kind; turned ones have their dims in reverse."""
+    """A tree of leaves of every kind; turned ones have their dims in reverse.
+
+    Some have fewer elements than ``min_size``, and more bytes.
+    """
     u, turn = case.sizes.unit, case.sizes.turn
-    shapes = [(u, 2 * u), (u // 2,), (u, u), (2 * u + 2, u), (3, u, 8), (7, 9, 5), (8, case.sizes.min_size // 8), ()]
+    shapes = [
+        (u, 2 * u),
+        (3 * u // 2,),
+        (u, u),
+        (2 * u + 2, u),
+        (3, u, 8),
+        (7, 9, 5),
+        (8, case.sizes.min_size // 8),
+        (),
+    ]
     shapes = [shape[::-1] if turn else shape for shape in shapes]
     return jax.tree.map(lambda i: jax.ShapeDtypeStruct(shapes[(i + turn) % len(shapes)], np.float32), _LEAVES)
 
