@@ -54,6 +54,7 @@ PRODUCT = ("data=2 x tensor=3", "tensor=8", "tensor=2 x data=4")
 BLOCK = ("data=2 x tensor=2", "tensor=4"), ("params", "x"), {}
 RINGS = tuple(case.name for case in CASES if case.sizes.backward)
 TICKS = {"loss": of_ticks, "gradients": lambda found: {**found, "arrived": np.moveaxis(found["arrived"], 0, 1)}}
+SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf: same(gradient, leaf)}
 STEP, FAR = {"loss": lambda values, _: values["loss"], "one": same}, {"step": 2e-2, "rel": 2e-2}
 PURE = ("pipe=3 x tensor=2", "data=8", "data=2")
 LOOPED = ("data=2 x pipe=4", "pipe=4", "pipe=1")
@@ -67,7 +68,7 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("single_device.scan_layers", ("3 layers with attention",), ("params", "inputs"), STACK),
     ("single_device.remat_layers", ("3 layers", "12 layers", "8 layers"), ("params", "inputs"), STACK),
     ("single_device.chunked_attention", ("3", "8", "1"), ("q", "k", "v"), {"step": 1e-3, "least": 0}),
-    ("data_parallel.overlapped_gradients", PURE, "params", {"loss": lambda shares, _: np.sum(shares), "one": same}),
+    ("data_parallel.overlapped_gradients", PURE, "params", SHARES),
     ("data_parallel.train_step_dp", PURE, "params", {"loss": lambda values, _: values["losses"][0]}),
     ("fsdp.fsdp_loss", ("data=8", "data=2"), "shards", {"loss": weighted, "one": mean_or_own}),
     ("tensor_parallel.column_parallel_dense", *LAYER),
