@@ -269,7 +269,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | predicted time of a step on 8 H100 | at most 1.18 times the reference's |
-# | temporaries that live at once | at most 1.15 times the reference's |
+# | temporaries that live at once | at most 1.2 times the reference's |
 # | all-gather | at most twice per sharded leaf |
 # | reduce-scatter | once per sharded leaf |
 # | all-reduce | once per leaf that stays whole, once for the loss, once for the number that counts |

@@ -23,7 +23,7 @@ ASYNC = "async_tensor_parallel.async_tp_mlp"
 # reference, and of the naive baseline to the limit.
 LIMITS = [
     ("fsdp.fsdp_train_step", "seconds", 1.18, REFERENCE, 1.15, 1.15),
-    ("fsdp.fsdp_train_step", "temporaries", 1.15, REFERENCE, 1.15, 1.15),
+    ("fsdp.fsdp_train_step", "temporaries", 1.2, REFERENCE, 1.15, 1.15),
     ("fsdp.fsdp_loss", "temporaries", 1.25, REFERENCE, 1.15, 1.15),
     ("data_parallel.overlapped_gradients", "exposed", EXPOSED, NAIVE, 1.15, 1.15),
     ("data_parallel.train_step_dp", "temporaries", 1.5, REFERENCE, 1.15, 1.15),

@@ -87,6 +87,7 @@ OTHERS = "other collectives"
 GRADIENTS = ("gradient norm", "gradients")
 ALL_REDUCES = ("all-reduce bytes", "all-reduces")
 OWN_KEY = "jax.random.fold_in(key, lax.axis_index(name))"
+ADDED = "jax.random.wrap_key_data(jax.random.key_data(key) + 7919 * jnp.uint32(1 + lax.axis_index(name)))"
 OWN_DATA = f"jax.random.key_data({OWN_KEY})"
 VARYING = 'lax.pcast(p, axis_name, to="varying")'
 SYNCED = "lax.pmean(gradient, replicated_over) if replicated_over else gradient"
@@ -116,6 +117,7 @@ MUTANTS = (
         {OWN_KEY: f"jax.random.wrap_key_data(lax.all_gather({OWN_DATA}, name)[lax.axis_index(name)])"},
         "communication",
     ),
+    patch(fold_key_over_axes, "adds_to_the_key", {OWN_KEY: ADDED}, "values"),
     patch(fold_key_over_axes, "returns_bare_numbers", {"return key": "return jax.random.key_data(key)"}, "values"),
     patch(sync_gradients, "averages_every_leaf", {" if name not in split_over": ""}, *ALL_REDUCES, "values"),
     patch(sync_gradients, "sums", {"lax.pmean": "lax.psum"}, "values"),

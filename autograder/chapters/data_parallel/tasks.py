@@ -305,7 +305,8 @@ TRAIN_STEP_DP = Task(
         Case("data=8, width 1024", {"data": 8}, _MLP.but(width=1024, hidden=4096, features=1024, rows=8192)),
         "data=8",
     ),
-    stretches=({"rows": 8192}, {"width": 1024}, {"hidden": 4096}),
+    # Steps that are too long for so wide a layer would make a large difference of a rounding error.
+    stretches=({"rows": 8192}, {"width": 1024, "learning_rate": 1e-3}, {"hidden": 4096, "learning_rate": 1e-3}),
     naive_memory="takes_all_rows_at_once",
 )
 
