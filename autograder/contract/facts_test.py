@@ -133,6 +133,18 @@ def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
     assert bytes_at_most("bytes", [replace(e, costs=Costs(0, 0, 0, (), {}))], kinds, lambda _: 0, "").passed
 
 
+def test_collectives_are_counted_up_to_a_number_and_over_one_axis_where_that_is_asked():
+    reduces = Collective("all_reduce", ("data", "node"), 8, 80, 70.0, 2, "mine:4", (20,), "f32")
+    sends = Collective("collective_permute", ("node",), 8, 10, 70.0, 3, "mine:5", (5, 2), "f32")
+    e = [replace(evidence(DRAWN, secret=False), costs=Costs(0, 0, 0, (reduces, sends), {}))]
+    verdicts = [times_sent("times", e, "all_reduce", lambda _, n=n: n, "", fewer=True) for n in (1, 2, 3)]
+    assert [fact.passed for fact in verdicts] == [False, True, True] and "expected at most 1" in verdicts[0].message
+    assert not times_sent("times", e, "all_reduce", lambda _: 3, "").passed
+    assert only_collectives("others", e, ("all_reduce",), over=lambda _: "data").passed
+    for allowed, axis in ((("all_reduce",), "node"), ((), "data")):
+        assert not only_collectives("others", e, allowed, over=lambda _, axis=axis: axis).passed
+
+
 NOTHING = Evidence(Case("data=8", {"data": 8}, Sizes()), (), (), {}, {}, Costs(0, 0, 0, (), {}), Memory(0, 0, 0, 0, ()))
 VACUOUS = {
     "arrays of no case": lambda: arrays_match("values", [], "values"),
