@@ -125,7 +125,7 @@ MUTANTS = (
         "begins_a_repeat_too_early",
         {PERIOD: "num_microbatches"},
         *("bubble", "gradients", "values"),
-        shown_by=("data=2 x pipe=4, 2 microbatches",),
+        shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     execute(
         "has_four_stages_at_most",

@@ -159,7 +159,7 @@ def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, *, name:
 
 
 def _unseen_layers(rng: np.random.Generator) -> Case[Stages]:
-    stages = int(rng.choice([3, 5, 6, 7]))
+    stages = int(rng.choice([2, 5, 6, 7]))
     return Case(UNSEEN, {"pipe": stages}, Stages(num_stages=stages, seed=int(rng.integers(2**31))))
 
 
@@ -171,7 +171,7 @@ def _unseen_schedule(rng: np.random.Generator) -> Case[Schedule]:
 LAYERS_OF_STAGE = _task(
     "layers_of_stage",
     1,
-    tuple(Case(f"{n} stages", {"pipe": n}, Stages(num_stages=n), i < 2) for i, n in enumerate((4, 2, 8, 1))),
+    tuple(Case(f"{n} stages", {"pipe": n}, Stages(num_stages=n), i < 2) for i, n in enumerate((4, 3, 8, 1))),
     _unseen_layers,
     layer_questions,
     layers_right,
@@ -184,9 +184,9 @@ LOOP_POSITION = _task(
     (
         _schedule(4, 6, 3, quick=True),
         _schedule(4, 2, 3, quick=True),
-        _schedule(2, 2, 4),
-        _schedule(8, 5, 2),
-        _schedule(4, 7, 1),
+        _schedule(5, 5, 3),
+        _schedule(6, 1, 2),
+        _schedule(3, 7, 1),
         _schedule(1, 3, 2),
     ),
     _unseen_schedule,

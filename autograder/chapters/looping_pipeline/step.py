@@ -126,12 +126,23 @@ def step_facts(judged: Judged) -> list[Fact]:
 
 _FOUR = Looped(width=8, hidden=16, features=4, rows=2, num_microbatches=4, num_repeats=4)
 _TWO = _FOUR.but(num_repeats=2)
-_TRANSFORMER = Looped(width=8, hidden=16, vocab=16, seq=4, rows=2, num_microbatches=3, num_repeats=2, rate_scale=2.0)
+_TRANSFORMER = Looped(
+    width=8,
+    hidden=16,
+    vocab=16,
+    seq=4,
+    rows=2,
+    num_microbatches=3,
+    num_repeats=2,
+    layers_per_stage=2,
+    dropout=0.25,
+    rate_scale=2.0,
+)
 
 
 def unseen(rng: np.random.Generator) -> Case[Looped]:
     mesh = unseen_mesh(rng, (2, 2), (2, 3), (2, 4), (3, 2))
-    choices = {"width": (6, 12), "hidden": (12, 20), "features": (3, 5), "rows": (1, 3)}
+    choices = {"width": (6, 12), "hidden": (12, 20), "features": (3, 5), "rows": (1, 3), "layers_per_stage": (1, 2)}
     sizes: dict[str, Any] = {name: int(rng.choice(some)) for name, some in choices.items()}
     counts = {"num_microbatches": int(rng.integers(1, 7)), "num_repeats": int(rng.integers(2, 4))}
     steps, dropout = int(rng.choice([1, 2])), int(rng.integers(10, 40)) / 100
@@ -147,17 +158,17 @@ LOOPING_TRAIN_STEP = Task(
         Case(
             "replica=2 x stage=4, 2 microbatches",
             {"replica": 2, "stage": 4},
-            _TWO.but(num_microbatches=2, steps=3, rate_scale=0.6, dropout=0.25),
+            _TWO.but(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6, dropout=0.25),
             quick=True,
         ),
-        Case("data=2 x pipe=4, 6 microbatches", {"data": 2, "pipe": 4}, _TWO.but(num_microbatches=6, dropout=0.25)),
+        Case("data=2 x pipe=3, 5 microbatches", {"data": 2, "pipe": 3}, _TWO.but(num_microbatches=5, dropout=0.25)),
         Case("pipe=2 x data=2, 3 microbatches", {"pipe": 2, "data": 2}, _TRANSFORMER),
         Case(
             "data=1 x pipe=8, 5 microbatches",
             {"data": 1, "pipe": 8},
-            _FOUR.but(num_microbatches=5, num_repeats=1, layers_per_stage=2),
+            _FOUR.but(num_microbatches=5, num_repeats=1, layers_per_stage=2, dropout=0.25),
         ),
-        Case("data=8 x pipe=1, 2 microbatches", {"data": 8, "pipe": 1}, _TWO.but(num_microbatches=2)),
+        Case("data=8 x pipe=1, 1 microbatch", {"data": 8, "pipe": 1}, _TWO.but(num_microbatches=1, dropout=0.25)),
     ),
     unseen=unseen,
     draw=draw,

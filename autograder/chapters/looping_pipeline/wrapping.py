@@ -156,7 +156,7 @@ def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
     """What the function is given to call: this device's layers of a repeat, dropping as one device would.
 
     ``layers_apart`` says how far apart the numbers of their first layers are, from repeat to repeat and from stage to
-    stage.
+    stage. In a forward pass, what has no such microbatch or repeat is NaN.
     """
     model, s = model_of(case), case.sizes
     given, apart = (s.rows, s.width), case.given.get("layers_apart", {})
@@ -174,7 +174,9 @@ def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
             return model.layer(one[0], x, keyed), None
 
         weights = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, repeat, keepdims=False), layers)
-        return lax.scan(layer, x, (weights, jnp.arange(s.layers_per_stage)))[0]
+        y = lax.scan(layer, x, (weights, jnp.arange(s.layers_per_stage)))[0]
+        known = (0 <= microbatch) & (microbatch < s.num_microbatches) & (0 <= repeat) & (repeat < s.num_repeats)
+        return y if s.gradients else jnp.where(known, y, jnp.nan)
 
     return stage
 
