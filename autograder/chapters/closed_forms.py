@@ -22,3 +22,25 @@ def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip
         return P()
     largest = max(dims, key=lambda d: (shape[d], -d))
     return P(*[None] * largest, axis)
+
+
+def ring(devices: int, size: float) -> float:
+    """What each of ``devices`` sends in an all-reduce of ``size`` bytes, or in a scatter and a gather of them."""
+    return 2 * (devices - 1) / devices * size
+
+
+def reduced_once(stages: int, pipelines: int, ends: int, layers: int) -> tuple[float, float]:
+    """The least and the most bytes that a device all-reduces in a step of pipelines beside each other.
+
+    Args:
+        stages: Of a pipeline.
+        pipelines: How many there are.
+        ends: Bytes of embedding and head, whose gradient each stage has a share of.
+        layers: Bytes of one stage's layers.
+
+    Returns:
+        Embedding and head over all devices at once, and the loss not counted; and over the stages, then over the
+        pipelines, with the loss in both.
+    """
+    together = ring(stages * pipelines, ends) + ring(pipelines, layers)
+    return together, ring(stages, ends + 4) + ring(pipelines, ends + 4 + layers)

@@ -15,7 +15,7 @@ READ = {
     "exposed over data": ("looping_pipeline", "Average while others run"),
     "predicted time": ("looping_pipeline", "Average while others run"),
     "live temporaries": ("looping_pipeline", "What it costs"),
-    "bytes over data": ("looping_pipeline", "Average while others run"),
+    "all-reduce bytes": ("looping_pipeline", "Average while others run"),
 }
 
 CONTRACT = Contract(

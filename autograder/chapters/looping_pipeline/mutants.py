@@ -85,7 +85,7 @@ TWICE = step(
         "entering(jax.tree.map(lambda leaf, i=repeat: leaf[i]": "(jax.tree.map(lambda leaf, i=repeat: leaf[i]",
         "run_once_traced(two_repeats,": "run_once_traced(entering(two_repeats),",
     },
-    "bytes over data",
+    "all-reduce bytes",
 )
 averages_every_repeat_twice = TWICE.function
 
@@ -144,7 +144,7 @@ MUTANTS = (
         *("bubble", "permute bytes"),
     ),
     mutant("looping_train_step", averages_after_the_backward_pass, "exposed over data"),
-    mutant("looping_train_step", averages_in_every_tick, "bytes over data", "exposed over data", "predicted time"),
+    mutant("looping_train_step", averages_in_every_tick, "all-reduce bytes", "exposed over data", "predicted time"),
     TWICE,
     step("keeps_all_activations", {"@jax.checkpoint\n": "\n"}, "live temporaries"),
     step(
@@ -154,6 +154,17 @@ MUTANTS = (
         shown_by=("replica=2 x stage=4, 2 microbatches",),
     ),
     step("drains_between_repeats_in_step", {PERIOD: WAITS_FOR_ALL}, "permute bytes"),
+    step(
+        "broadcasts_the_outputs_over_stages",
+        {
+            "jnp.where(index == num_stages - 1, loss, 0) /": "loss / num_stages /",
+            "outputs = outputs[-num_microbatches:]\n": (
+                "last = jnp.where(index == num_stages - 1, outputs[-num_microbatches:], 0)\n"
+                "        outputs = as_varying(lax.psum(last, pipe_axis), pipe_axis)\n"
+            ),
+        },
+        "all-reduce bytes",
+    ),
     step(
         "gathers_the_outputs_in_step",
         {"outputs[-num_microbatches:]": "lax.all_gather(outputs[-num_microbatches:], pipe_axis)[-1]"},

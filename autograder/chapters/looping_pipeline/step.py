@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autograder.chapters.closed_forms import reduced_once
 from autograder.chapters.looping_pipeline.execute import WRAPPINGS, as_stages, in_a_row, permuted
 from autograder.chapters.looping_pipeline.wrapping import (
     Looped,
-    data_of,
     params_of,
     pipelines_of,
     rows_of,
@@ -79,23 +79,16 @@ def _on_one_device(pipelines: int, count: int, sizes: ModelSizes) -> Any:
 
 
 def _resident_bytes(case: Case[Looped]) -> tuple[int, int]:
-    """Of a device's layers, and of embedding and head."""
+    """Of embedding and head, and of a device's layers."""
     shapes = params_of(case)[0]
     size = {part: sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[part])) for part in shapes}
-    return size["layers"] // stages_of(case), size["embed"] + size["head"]
+    return size["embed"] + size["head"], size["layers"] // stages_of(case)
 
 
-def _over_data(e: Evidence, most: bool) -> float:
-    """The least, or the most, that a device sends over ``data``: each gradient in one all-reduce, and the loss.
-
-    Embedding, head and loss are summed over both axes at once, or over the stages and then over the pipelines.
-    """
-    pipelines, stages = pipelines_of(e.case), stages_of(e.case)
-    if pipelines == 1:
-        return 0.0
-    layers, ends = _resident_bytes(e.case)
-    ring, at_once = 2 * (pipelines - 1) / pipelines, 2 * (pipelines * stages - 1) / (pipelines * stages)
-    return e.case.sizes.steps * (ring * layers + (at_once * (ends + 4) if most else ring * ends))
+def _reduced(e: Evidence) -> tuple[float, float]:
+    """The least and the most bytes of all steps' all-reduces."""
+    least, most = reduced_once(stages_of(e.case), pipelines_of(e.case), *_resident_bytes(e.case))
+    return e.case.sizes.steps * least, e.case.sizes.steps * most
 
 
 def step_facts(judged: Judged) -> list[Fact]:
@@ -111,12 +104,11 @@ def step_facts(judged: Judged) -> list[Fact]:
         limits.time_within(judged, TIME, slow),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
         facts.bytes_sent(
-            "bytes over data",
+            "all-reduce bytes",
             judged.all,
-            None,
-            partial(_over_data, most=True),
-            least=partial(_over_data, most=False),
-            over=lambda case: data_of(case) or "",
+            "all_reduce",
+            lambda e: _reduced(e)[1],
+            least=lambda e: _reduced(e)[0],
             hint="Is every gradient of this device reduced once in a step, none more often?",
         ),
         permuted(judged, lambda sizes: 2 * sizes.steps),

@@ -14,7 +14,7 @@ READ = {
     "bubble": ("pipeline", "The bubble"),
     "permute bytes": ("pipeline", "What is sent"),
     "loss bytes": ("pipeline", "The loss, once or in parts"),
-    "predicted time": ("pipeline", "The loss, once or in parts"),
+    "FLOPs": ("pipeline", "The loss, once or in parts"),
     "all-reduce bytes": ("pipeline", "Whose gradient, and how large"),
     "live temporaries": ("pipeline", "What the backward pass keeps"),
     "other collectives": ("pipeline", "What is sent"),
