@@ -60,8 +60,8 @@ PyTree = Any
 # the second round. One device's order of the layers, 0, 1, 2, ..., must come out.
 #
 # Return a tuple with one tuple of layer numbers for each repeat. Where the layers cannot be shared evenly, raise
-# `ValueError` with a sentence that says how many layers were given and what would divide them: an answer that leaves
-# layers out trains another model, and nobody notices.
+# `ValueError` with a sentence that says how many layers were given: an answer that leaves layers out trains another
+# model, and nobody notices.
 #
 # These are Python numbers. Nothing of JAX is needed.
 
@@ -160,7 +160,8 @@ def loop_position(
 # - Stage 0's input in the first repeat is `microbatches`, in later ones what the last stage has sent it. What arrives
 #   there early must be kept until its turn comes. The other stages take what has just arrived.
 # - A stage may compute garbage in idle ticks, or skip them with `lax.cond`; both take the same time. No garbage may
-#   reach a result.
+#   reach a result, not even times zero: in a forward pass, what `check`'s stages give for a microbatch or a repeat that
+#   does not exist is NaN.
 # - Return `[num_microbatches, microbatch_size, ...]`: what the *last* stage gave in the last repeat, in order of the
 #   microbatches. The other stages return an array of that shape, whatever it holds.
 # - Everything must be differentiable, and `axis_name` may have any size, 1 too.
@@ -298,7 +299,7 @@ if __name__ == "__main__":
 # | exposed over `data`, on 8 A5000 | at most 0.5 times that of one average after the backward pass |
 # | predicted time | at most 1.6 times the reference's |
 # | temporaries that live at once | at most 1.5 times the reference's |
-# | bytes over `data` | one all-reduce of each gradient, leaf by leaf or in larger pieces |
+# | all-reduce | each gradient once over `data`, leaf by leaf or in larger pieces; embedding and head once over `pipe` |
 # | bytes permuted over `pipe` | at most one microbatch a tick, forward and backward |
 # | any other collective | none |
 #

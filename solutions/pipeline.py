@@ -130,8 +130,8 @@ if __name__ == "__main__":
 # enters stage 0 at tick 0.
 #
 # At the beginning and the end a stage has nothing to do. It may compute anything then, garbage included, since
-# nobody uses it: devices that run one program in step have nothing better to do. Only an index into `microbatches`
-# must exist.
+# nobody uses it: devices that run one program in step have nothing better to do. Mind that an index into
+# `microbatches` may be past its end then.
 #
 # | | |
 # |---|---|
@@ -190,7 +190,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # Each stage has work in as many ticks as there are microbatches. The other ticks are the bubble. How many ticks are
 # there for `S` stages and `M` microbatches, and in which ones does the last stage finish a microbatch? It works for
-# any `S` and `M`: for fewer microbatches than stages, too, where no tick has work for all.
+# any `S` and `M`: for fewer microbatches than stages, too, where no tick has work for all. No garbage may reach a
+# result, not even times zero: in a forward pass, what `check`'s stages give for a microbatch that does not exist is NaN.
 #
 # | budget | |
 # |---|---|
@@ -277,7 +278,7 @@ if __name__ == "__main__":
 # |---|---|
 # | `ppermute` | as in `execute_pipeline`, forward and backward |
 # | any other collectives | together `2 (S-1)/S` of the bytes of all outputs, at most; a scalar is next to nothing |
-# | *no points:* predicted time, 8 H100, 32,768 outputs | at most 0.85 of computing the loss of all rows on one stage |
+# | *no points:* FLOPs, 8 stages, 32,768 outputs | at most 0.65 of computing the loss of all rows on every stage |
 #
 # The last line is a stretch goal. With a large vocabulary the head costs as much as several layers, and all stages
 # but one compute it for nothing. Make the plain version work first. Then let each stage compute the loss of `1/S`
@@ -305,7 +306,7 @@ def pipeline_loss(
         The mean over all rows, a scalar, the same on every stage.
 
     Raises:
-        ValueError: The layers cannot be shared out evenly, or the rows not be split; the message names both numbers.
+        ValueError: The layers cannot be shared out evenly; the message names both numbers.
     """
     ### BEGIN SOLUTION
     number, num_stages = lax.axis_index(axis_name), lax.axis_size(axis_name)

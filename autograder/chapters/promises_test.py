@@ -15,8 +15,6 @@ from course.curriculum import CHAPTERS
 # Chapters whose table is still to be written; empty in the end.
 PROMISES_TO_COME = (
     "single_device",
-    "pipeline",
-    "looping_pipeline",
     "tp_transformer",
     "transformer_3d",
 )

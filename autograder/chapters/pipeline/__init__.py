@@ -20,6 +20,62 @@ READ = {
     "other collectives": ("pipeline", "What is sent"),
 }
 
+PROMISES = {
+    "split_microbatches": {
+        "Microbatch 0 is the first": ("values",),
+        "raise a `ValueError` that names both numbers": ("uneven batch",),
+        "| each leaf |": ("values",),
+        "| communication | none |": ("communication",),
+        "The same tree with leaves": ("values",),
+        "ValueError: The rows cannot be split": ("uneven batch",),
+    },
+    "pipeline_tick": {
+        "the microbatch's number as an integer": ("values",),
+        "So you must know which microbatch": ("values", "gradients"),
+        "| `microbatches` |": ("values",),
+        "| `arrived`, and both results |": ("values",),
+        "one `ppermute` in a tick": ("permute bytes",),
+        "any other collective: none": ("other collectives",),
+        "and at gradients: of the weights": ("gradients",),
+        "``(y, sent)``": ("values",),
+    },
+    "execute_pipeline": {
+        "Draw a table": (),
+        "any `S` and `M`": ("values", "gradients"),
+        "No garbage may reach a result": ("values",),
+        "| bubble, for 8 stages": ("bubble",),
+        "| `ppermute` | at most one a tick": ("permute bytes",),
+        "activations are never gathered": ("other collectives",),
+        "On the last stage what it computed": ("values",),
+    },
+    "pipeline_loss": {
+        "The loss that you return is the mean": ("values",),
+        "A number that is typed as the same": (),
+        "gradient of embedding and head is its own share": ("gradients", "gradient norm"),
+        "is given the key `layer_key(key, m, l)`": ("values", "gradients"),
+        "Layers that cannot be shared out evenly are refused": ("uneven layers",),
+        "| `ppermute` | as in `execute_pipeline`": ("permute bytes",),
+        "| any other collectives | together": ("loss bytes",),
+        "*no points:* FLOPs": ("FLOPs",),
+        "Make the plain version work": (),
+        "The mean over all rows, a scalar": ("values",),
+        "ValueError: The layers cannot": ("uneven layers",),
+    },
+    "pipeline_train_step": {
+        "So keep what a stage was": ("live temporaries",),
+        "of their gradient each stage has a share": ("gradients", "gradient norm"),
+        "`key` is the same on every device": (),
+        "Place `i` on `data_axis` uses": ("values", "gradients"),
+        "| temporaries that live at once |": ("live temporaries",),
+        "| all-reduce | each leaf once": ("all-reduce bytes",),
+        "recomputing a stage sends nothing": ("permute bytes",),
+        "| any other collectives | as in": ("loss bytes",),
+        "MiB of temporaries": ("live temporaries",),
+        "Parameters after one step and after three": ("values", "gradients"),
+        "``(params, loss)``": ("values",),
+    },
+}
+
 CONTRACT = Contract(
     "pipeline",
     (SPLIT_MICROBATCHES, PIPELINE_TICK, EXECUTE_PIPELINE, PIPELINE_LOSS, PIPELINE_TRAIN_STEP),

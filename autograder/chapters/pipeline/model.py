@@ -42,7 +42,7 @@ _MODELS = (
 
 def unseen_pipelines(rng: np.random.Generator) -> Case[Training]:
     """Two pipelines side by side, so that the oracle is compiled for few sizes only."""
-    sizes = _MODELS[rng.integers(len(_MODELS))].but(num_microbatches=int(rng.choice([7, 8])))
+    sizes = _MODELS[rng.integers(len(_MODELS))].but(num_microbatches=int(rng.choice([1, 3, 8])))
     return unseen_case(rng, sizes, (2, 2), (2, 4), (2, 3))
 
 
