@@ -281,8 +281,9 @@ if __name__ == "__main__":
 #   axes**: no gradient is reduced unless you say so.
 # - `batch` has the rows of this device's pipeline, the same on all its stages. Take them in `num_microbatches` equal
 #   parts, in order.
-# - Stage 0 embeds (`model.embed(params["embed"], inputs)`), the last stage has the loss (`model.loss(params["head"],
-#   x, targets)`, a mean over rows).
+# - Stage 0 embeds (`model.embed(params["embed"], inputs)`), the last stage has the loss, `model.loss(params["head"], x,
+#   targets, mask)`. `batch["mask"]` is 1 where a row of an MLP's batch, or a token of a Transformer's, counts, and 0
+#   where it is padding; the loss is the mean over what counts, and 0 where nothing does.
 # - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, as `fold_key_over_axes` from
 #   the chapter `data_parallel` gives it, and layer number `l` of the model computes microbatch `m` as
 #   `model.layer(weights, x, layer_key(key, m, l))`. So the same is dropped as on one device, in every recomputation
@@ -290,16 +291,17 @@ if __name__ == "__main__":
 # - Recompute each tick's layers in the backward pass (`jax.checkpoint`): what is kept of a tick is its input. What
 #   stands outside of the function that you wrap is kept as well: a group of weights that you have *chosen* before is
 #   an input.
-# - Update by plain SGD, `p - learning_rate * gradient`, with the gradient of the mean loss over all rows of all
-#   pipelines: for embedding and head it comes from one stage and is needed on all of them. Return the parameters and
-#   that loss, the same on every device.
+# - Update by plain SGD, `p - learning_rate * gradient`, with the gradient of the mean loss over all that count in all
+#   pipelines, in some of which nothing may: for embedding and head it comes from one stage and is needed on all of
+#   them. Return the parameters and that loss, the same on every device.
 #
 # | budget | |
 # |---|---|
 # | exposed over `data`, on 8 A5000 | at most 0.5 times that of one average after the backward pass |
 # | predicted time | at most 1.6 times the reference's |
 # | temporaries that live at once | at most 1.5 times the reference's |
-# | all-reduce | each gradient once over `data`, leaf by leaf or in larger pieces; embedding and head once over `pipe` |
+# | all-reduce | gradients and two numbers once over `data`, leaf by leaf or in larger pieces |
+# | all-reduce over `pipe` | embedding, head and a number once |
 # | bytes permuted over `pipe` | at most one microbatch a tick, forward and backward |
 # | any other collective | none |
 #
@@ -307,7 +309,7 @@ if __name__ == "__main__":
 # with free links on that axis.
 #
 # Useful: `jax.tree.map`, a Python loop over repeats around a `lax.scan` over ticks, `lax.psum` over one axis or
-# several. Dividing the loss by the number of pipelines *before* differentiating makes every reduction a plain sum.
+# several. Weighing each pipeline's loss *before* differentiating makes every reduction a plain sum.
 
 
 # %%
@@ -326,7 +328,7 @@ def looping_train_step(
     Args:
         params: Whole ``embed`` and ``head``, and this stage's ``layers``, ``[num_repeats, layers_per_stage, ...]``; all
             of them vary over both axes.
-        batch: The rows of this device's pipeline, ``inputs`` and ``targets``, ``[batch/data, ...]``.
+        batch: The rows of this device's pipeline, ``inputs``, ``targets`` and ``mask``, ``[batch/data, ...]``.
         key: For dropout, the same on every device.
         model: The model's pure functions.
         num_microbatches: How many parts the rows are taken in; divides their number.
@@ -335,7 +337,7 @@ def looping_train_step(
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: the updated parameters, and the mean loss over all rows, the same on every device.
+        ``(params, loss)``: the updated parameters, and the mean loss over all that count, the same on every device.
     """
     ### BEGIN SOLUTION
     key = fold_key_over_axes(key, (data_axis,))
@@ -343,6 +345,8 @@ def looping_train_step(
     num_repeats, layers_per_stage = jax.tree.leaves(params["layers"])[0].shape[:2]
     period = max(num_microbatches, num_stages)
     ring = [(i, (i + 1) % num_stages) for i in range(num_stages)]
+    counted = jnp.sum(batch["mask"])
+    share = counted / lax.psum(counted, data_axis)
 
     @jax.custom_vjp
     def entering(weights):
@@ -398,8 +402,8 @@ def looping_train_step(
             carry, outputs = run_once_traced(two_repeats, carry, repeat, num_ticks)
             before = weights
         outputs = outputs[-num_microbatches:]
-        loss = model.loss(params["head"], outputs.reshape(-1, *outputs.shape[2:]), batch["targets"])
-        return jnp.where(index == num_stages - 1, loss, 0) / lax.axis_size(data_axis)
+        loss = model.loss(params["head"], outputs.reshape(-1, *outputs.shape[2:]), batch["targets"], batch["mask"])
+        return jnp.where(index == num_stages - 1, share * loss, 0)
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
     for ends in ("embed", "head"):
@@ -468,7 +472,8 @@ if __name__ == "__main__":
 if __name__ == "__main__":
     model = mlp(width=32, hidden=128, num_layers=8, num_inputs=16, num_outputs=8)
     params = model.init(jax.random.key(0))
-    batches = [regression_batch(0, i, batch=64, num_inputs=16, num_outputs=8) for i in range(6)]
+    no_padding = {"mask": jnp.ones(64)}
+    batches = [regression_batch(0, i, batch=64, num_inputs=16, num_outputs=8) | no_padding for i in range(6)]
     mesh_axes = ("data", "pipe")
 
     def layouts(params):
@@ -537,10 +542,10 @@ if __name__ == "__main__":
         after, loss = mapped(params, batch)
         return {"params": after, "loss": loss}
 
-    rows = jax.ShapeDtypeStruct((4 * 2048, 64), "float32")
+    rows, counts = (jax.ShapeDtypeStruct((4 * 2048, *dims), "float32") for dims in ((64,), ()))
     step = export(
         program,
-        {"params": shapes, "batch": {"inputs": rows, "targets": rows}},
+        {"params": shapes, "batch": {"inputs": rows, "targets": rows, "mask": counts}},
         {"params": places, "batch": P("data")},
         mesh={"data": 4, "pipe": 2},
         out_specs={"params": kept, "loss": P()},

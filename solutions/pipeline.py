@@ -191,7 +191,8 @@ if __name__ == "__main__":
 # Each stage has work in as many ticks as there are microbatches. The other ticks are the bubble. How many ticks are
 # there for `S` stages and `M` microbatches, and in which ones does the last stage finish a microbatch? It works for
 # any `S` and `M`: for fewer microbatches than stages, too, where no tick has work for all. No garbage may reach a
-# result, not even times zero: in a forward pass, what `check`'s stages give for a microbatch that does not exist is NaN.
+# result, not even times zero: in a forward pass, what `check`'s stages give for a microbatch that does not exist is
+# NaN.
 #
 # | budget | |
 # |---|---|
@@ -241,9 +242,13 @@ def execute_pipeline(
 # both. It is simplest to embed all rows on every stage, though only the first stage's count, and to compute the
 # loss of what comes out everywhere, though only the last stage's counts.
 #
-# The loss that you return is the mean over **all** rows, **the same on every stage**. Its gradient is where things
-# go wrong. Suppose that a weight `w` is 1 everywhere, that the last of four stages has the loss `3 w`, and that the
-# others take it from there with an all-gather:
+# Padding must not count: `batch["mask"]` is 1 where a row of an MLP's batch, or a token of a Transformer's, counts,
+# and 0 elsewhere. `model.loss(params["head"], x, targets, mask)` is the mean over what counts, and 0 where nothing
+# does. The loss that you return is that mean over **all** rows, **the same on every stage**: a part of the rows may
+# count more than another.
+#
+# Its gradient is where things go wrong. Suppose that a weight `w` is 1 everywhere, that the last of four stages has
+# the loss `3 w`, and that the others take it from there with an all-gather:
 
 # %%
 if __name__ == "__main__":
@@ -296,14 +301,14 @@ def pipeline_loss(
     Args:
         params: ``embed`` and ``head`` whole, ``layers`` with leaves ``[num_layers/pipe, ...]``; all varying over
             ``axis_name``.
-        batch: ``inputs`` and ``targets``, ``[rows, ...]``, the same on every stage.
+        batch: ``inputs``, ``targets`` and ``mask``, ``[rows, ...]``, the same on every stage.
         key: For dropout, the same on every stage.
         model: The model's pure functions.
         num_microbatches: In how many parts the rows pass the stages.
         axis_name: The mesh axis of the stages.
 
     Returns:
-        The mean over all rows, a scalar, the same on every stage.
+        The mean over all that count, a scalar, the same on every stage; 0 where nothing does.
 
     Raises:
         ValueError: The layers cannot be shared out evenly; the message names both numbers.
@@ -327,11 +332,12 @@ def pipeline_loss(
     y = execute_pipeline(stage, split_microbatches(x, num_microbatches), axis_name).reshape(x.shape)
     last, rows = number == num_stages - 1, y.shape[0]
     if rows % num_stages:
-        loss = model.loss(params["head"], y, batch["targets"])
+        loss = model.loss(params["head"], y, batch["targets"], batch["mask"])
         return lax.psum(jnp.where(last, loss, 0.0), axis_name)
-    share = lax.psum_scatter(jnp.where(last, y, 0.0), axis_name, tiled=True)
-    targets = lax.dynamic_slice_in_dim(batch["targets"], number * (rows // num_stages), rows // num_stages)
-    return lax.pmean(model.loss(params["head"], share, targets), axis_name)
+    own = lax.psum_scatter(jnp.where(last, y, 0.0), axis_name, tiled=True)
+    part = {name: lax.dynamic_slice_in_dim(batch[name], number * len(own), len(own)) for name in ("targets", "mask")}
+    share = jnp.sum(part["mask"]) / jnp.maximum(jnp.sum(batch["mask"]), 1)
+    return lax.psum(share * model.loss(params["head"], own, part["targets"], part["mask"]), axis_name)
     ### END SOLUTION
 
 
@@ -362,20 +368,21 @@ if __name__ == "__main__":
 #   rows. The embedding and the head are the same on all devices, and of their gradient each stage has a share.
 # - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, as `fold_key_over_axes`
 #   makes it.
-# - The returned loss is the mean over all rows of all devices, the same everywhere.
+# - The returned loss is the mean over all that count on all devices, the same everywhere, and gradients are those of
+#   this mean. In one pipeline more may count than in another, and in some nothing.
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | two blocks a tick, one a microbatch; gradients twice; one stage's layers |
-# | all-reduce | each leaf once over `data_axis`, embedding and head once over `pipe_axis` |
+# | temporaries that live at once | three blocks a tick, two a microbatch; gradients twice; one stage's layers |
+# | all-reduce | each leaf and two numbers once over `data_axis`; embedding, head and a number once over `pipe_axis` |
 # | `ppermute` | as in `pipeline_loss`: recomputing a stage sends nothing |
 # | any other collectives | as in `pipeline_loss` |
 #
-# In numbers, at the size above: at most 396 MiB of temporaries. Parameters after one step and after three must
+# In numbers, at the size above: at most 530 MiB of temporaries. Parameters after one step and after three must
 # equal one device's, and `check` also compares what you subtracted, divided by `learning_rate`: that is your
 # gradient, leaf by leaf.
 #
-# Useful: `jax.value_and_grad`, `lax.psum`, `lax.pmean`, `jax.checkpoint`.
+# Useful: `jax.value_and_grad`, `lax.psum`, `jax.checkpoint`.
 
 
 # %%
@@ -393,7 +400,7 @@ def pipeline_train_step(
 
     Args:
         params: As for ``pipeline_loss``, all varying over both axes.
-        batch: This place's rows, ``inputs`` and ``targets``, ``[batch/data, ...]``.
+        batch: This place's rows, ``inputs``, ``targets`` and ``mask``, ``[batch/data, ...]``.
         key: For dropout, the same on every device.
         model: The model's pure functions.
         num_microbatches: In how many parts a place's rows pass the stages.
@@ -402,15 +409,21 @@ def pipeline_train_step(
         learning_rate: A scalar.
 
     Returns:
-        ``(params, loss)``: updated, and the mean loss over all rows, the same on every device.
+        ``(params, loss)``: updated, and the mean loss over all that count, the same on every device.
     """
     ### BEGIN SOLUTION
     key = fold_key_over_axes(key, (data_axis,))
-    loss, gradients = jax.value_and_grad(pipeline_loss)(params, batch, key, model, num_microbatches, pipe_axis)
+    counted = jnp.sum(batch["mask"])
+    share = counted / lax.psum(counted, data_axis)
+
+    def loss_of(params):
+        return share * pipeline_loss(params, batch, key, model, num_microbatches, pipe_axis)
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
     ends = lax.psum({"embed": gradients["embed"], "head": gradients["head"]}, pipe_axis)
-    gradients = lax.pmean({**gradients, **ends}, data_axis)
+    gradients = lax.psum({**gradients, **ends}, data_axis)
     updated = jax.tree.map(lambda leaf, gradient: leaf - learning_rate * gradient, params, gradients)
-    return updated, lax.pmean(loss, data_axis)
+    return updated, lax.psum(loss, data_axis)
     ### END SOLUTION
 
 
@@ -443,7 +456,8 @@ def pipeline_train_step(
 if __name__ == "__main__":
     model = transformer(width=32, hidden=64, num_layers=8, num_heads=2, vocab=64, max_seq=16, dropout=0.1)
     params = jax.jit(model.init)(jax.random.key(0))
-    batches = [token_batch(0, i, batch=24, seq=16, vocab=64) for i in range(6)]
+    no_padding = {"mask": np.ones((24, 16), np.float32)}
+    batches = [token_batch(0, i, batch=24, seq=16, vocab=64) | no_padding for i in range(6)]
     stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *batches)
     specs = {name: P("pipe") if name == "layers" else P() for name in params}
 
@@ -557,7 +571,7 @@ if __name__ == "__main__":
         ends = {name: jax.tree.map(lambda leaf: leaf[None], updated[name]) for name in ("embed", "head")}
         return {"params": jax.tree.map(lambda leaf: leaf[None], {**updated, **ends}), "loss": loss}
 
-    rows = jax.ShapeDtypeStruct((2 * 8 * 256, 512), np.float32)
+    rows, counts = (jax.ShapeDtypeStruct((2 * 8 * 256, *dims), np.float32) for dims in ((512,), ()))
     # Every device gives back its own copy: a leaf's type still says "varying".
     held = {"params": P("data", "pipe"), "loss": P()}
     mapped = jax.shard_map(
@@ -565,7 +579,7 @@ if __name__ == "__main__":
     )
     step = export(
         lambda params, batch: mapped(params, batch),
-        {"params": shapes, "batch": {"inputs": rows, "targets": rows}},
+        {"params": shapes, "batch": {"inputs": rows, "targets": rows, "mask": counts}},
         {"params": tree_specs, "batch": P("data")},
         mesh={"data": 2, "pipe": 4},
         out_specs=held,

@@ -39,8 +39,8 @@ def reduced_once(stages: int, pipelines: int, ends: int, layers: int) -> tuple[f
         layers: Bytes of one stage's layers.
 
     Returns:
-        Embedding and head over all devices at once, and the loss not counted; and over the stages, then over the
-        pipelines, with the loss in both.
+        Embedding and head over all devices at once, and no single numbers; and over the stages, then over the
+        pipelines, with the loss in both and how much counts in the latter.
     """
     together = ring(stages * pipelines, ends) + ring(pipelines, layers)
-    return together, ring(stages, ends + 4) + ring(pipelines, ends + 4 + layers)
+    return together, ring(stages, ends + 4) + ring(pipelines, ends + 8 + layers)

@@ -156,8 +156,8 @@ def memory() -> Table:
 
 EVERY_STAGE = {"if rows % num_stages:": "if True:"}
 BY_COND = {
-    'loss = model.loss(params["head"], y, batch["targets"])': (
-        'of_rows = lambda y: model.loss(params["head"], y, batch["targets"])\n'
+    'loss = model.loss(params["head"], y, batch["targets"], batch["mask"])': (
+        'of_rows = lambda y: model.loss(params["head"], y, batch["targets"], batch["mask"])\n'
         "        loss = lax.cond(last, of_rows, lambda y: jnp.zeros_like(y[0, 0]), y)"
     ),
     "jnp.where(last, loss, 0.0)": "loss",

@@ -108,7 +108,8 @@ def looping(sizes: Sizes, choice: Choice, batch: int) -> Program:
 
     def local(params, batch):
         params = {**params, "layers": jax.tree.map(lambda leaf: leaf[:, 0], params["layers"])}
-        return looping_train_step(params, batch, KEY, model, choice.microbatches, "pipe", "data", RATE)
+        every = {**batch, "mask": jnp.ones_like(batch["inputs"], jnp.float32)}
+        return looping_train_step(params, every, KEY, model, choice.microbatches, "pipe", "data", RATE)
 
     return exported(local, {"data": choice.data, "pipe": choice.pipe}, params, specs, tokens(batch, sizes.seq))
 

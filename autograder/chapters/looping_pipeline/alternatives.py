@@ -190,10 +190,16 @@ def finish(loss_of, params, pipe_axis, data_axis, learning_rate):
     return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients), ends["loss"]
 
 
+def weight_of(batch, data_axis):
+    """How much more counts here than in a pipeline on average."""
+    counted = batch["mask"].sum()
+    return counted / lax.pmean(counted, data_axis)
+
+
 def loss_at_the_end(params, outputs, batch, model, axis_name):
     rows = outputs.reshape(-1, *outputs.shape[2:])
     last = lax.axis_index(axis_name) == lax.axis_size(axis_name) - 1
-    return jnp.where(last, model.loss(params["head"], rows, batch["targets"]), jnp.float32(0))
+    return jnp.where(last, model.loss(params["head"], rows, batch["targets"], batch["mask"]), jnp.float32(0))
 
 
 def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
@@ -201,6 +207,7 @@ def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pip
     size, repeats = lax.axis_size(pipe_axis), len(jax.tree.leaves(params["layers"])[0])
     key = jax.random.fold_in(key, lax.axis_index(data_axis))
     run = block_of(scanned_stage_of(model, key, pipe_axis), num_microbatches, pipe_axis)
+    weight = weight_of(batch, data_axis)
 
     def loss_of(params):
         x = model.embed(params["embed"], batch["inputs"])
@@ -212,7 +219,7 @@ def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pip
             last = r == repeats - 1
             ticks = num_microbatches + size - 1 if last else max(num_microbatches, size)
             state, outputs = run(two, state, r, ticks)
-        return loss_at_the_end(params, outputs[size - 1 :], batch, model, pipe_axis)
+        return weight * loss_at_the_end(params, outputs[size - 1 :], batch, model, pipe_axis)
 
     return finish(loss_of, params, pipe_axis, data_axis, learning_rate)
 
@@ -226,6 +233,7 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
     ticks = (repeats - 1) * period + count + size - 1
     ahead = around(pipe_axis)
     back = [(there, here) for here, there in ahead]
+    weight = weight_of(batch, data_axis)
 
     stage = stage_of(model, key, pipe_axis)
 
@@ -273,7 +281,7 @@ def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, l
 
     def loss_of(head, outputs):
         rows = outputs.reshape(-1, *outputs.shape[2:])
-        loss = model.loss(head, rows, batch["targets"]) / lax.axis_size(data_axis)
+        loss = model.loss(head, rows, batch["targets"], batch["mask"]) * weight / lax.axis_size(data_axis)
         return jnp.where(index == size - 1, loss, 0)
 
     loss, (of_head, of_outputs) = jax.value_and_grad(loss_of, argnums=(0, 1))(params["head"], outputs[-count:])

@@ -24,6 +24,8 @@ def in_one_scan(params, batch, key, model, num_microbatches, pipe_axis, data_axi
     """One scan over all ticks; ``enter`` is called with the weights where a stage uses them."""
     key = fold_key_over_axes(key, (data_axis,))
     axes, num_stages, index = (pipe_axis, data_axis), lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
+    counted = jnp.sum(batch["mask"])
+    share = counted / lax.psum(counted, data_axis)
     num_repeats, each = jax.tree.leaves(params["layers"])[0].shape[:2]
 
     def loss_of(params):
@@ -38,8 +40,8 @@ def in_one_scan(params, batch, key, model, num_microbatches, pipe_axis, data_axi
         x = model.embed(params["embed"], batch["inputs"])
         x = x.reshape(num_microbatches, -1, *x.shape[1:])
         outputs = execute_looping_pipeline(partial(of_repeat, params["layers"]), x, num_repeats, pipe_axis)
-        loss = model.loss(params["head"], outputs.reshape(-1, *outputs.shape[2:]), batch["targets"])
-        return jnp.where(index == num_stages - 1, loss, 0) / lax.axis_size(data_axis)
+        loss = model.loss(params["head"], outputs.reshape(-1, *outputs.shape[2:]), batch["targets"], batch["mask"])
+        return jnp.where(index == num_stages - 1, share * loss, 0)
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
     for part in ("embed", "head"):
@@ -153,11 +155,22 @@ MUTANTS = (
         *("gradient norm", "gradients", "values"),
         shown_by=("replica=2 x stage=4, 2 microbatches",),
     ),
+    step(
+        "averages_means_of_pipelines",
+        {"share = counted /": "share = 1 / lax.axis_size(data_axis) if True else counted /"},
+        *("gradient norm", "gradients", "values"),
+    ),
+    step(
+        "numbers_layers_within_the_group",
+        {"(repeat * num_stages + index) * layers_per_stage + j": "j"},
+        *("gradient norm", "gradients", "values"),
+        shown_by=("replica=2 x stage=4, 2 microbatches",),
+    ),
     step("drains_between_repeats_in_step", {PERIOD: WAITS_FOR_ALL}, "permute bytes"),
     step(
         "broadcasts_the_outputs_over_stages",
         {
-            "jnp.where(index == num_stages - 1, loss, 0) /": "loss / num_stages /",
+            "jnp.where(index == num_stages - 1, share * loss, 0)": "share * loss / num_stages",
             "outputs = outputs[-num_microbatches:]\n": (
                 "last = jnp.where(index == num_stages - 1, outputs[-num_microbatches:], 0)\n"
                 "        outputs = as_varying(lax.psum(last, pipe_axis), pipe_axis)\n"

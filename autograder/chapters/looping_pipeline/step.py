@@ -22,7 +22,7 @@ from autograder.chapters.looping_pipeline.wrapping import (
 from autograder.contract import facts, limits
 from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, stages_of
-from autograder.contract.draws import draw_batches, draw_keys, draw_leaves, draw_rate, sgd, unseen_mesh
+from autograder.contract.draws import draw_keys, draw_leaves, draw_masked, draw_rate, sgd, stacked, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from course.model import full_loss
@@ -38,14 +38,14 @@ def draw(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
     """Parameters, a batch and a key for every step, and a learning rate so large that no scale can hide."""
     return {
         "params": draw_leaves(rng, params_of(case)[0], 0.3),
-        "batch": draw_batches(rng, case.sizes, rows_of(case), case.sizes.steps),
+        "batch": stacked(lambda: draw_masked(rng, case.sizes, rows_of(case), pipelines_of(case)), case.sizes.steps),
         "key": draw_keys(rng, case.sizes.steps),
         "learning_rate": draw_rate(rng, case.sizes.rate_scale),
     }
 
 
 def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
-    """The steps on one device: every pipeline's microbatches one by one, and the mean over all of them."""
+    """The steps on one device: every pipeline's microbatches one by one, and the mean over all that counts in them."""
     params = {**inputs["params"], "layers": in_a_row(inputs["params"]["layers"])}
     run = _on_one_device(pipelines_of(case), case.sizes.num_microbatches, whole_model(case))
     after, losses, gradients = run(params, (inputs["batch"], inputs["key"]), inputs["learning_rate"])
@@ -73,7 +73,8 @@ def _on_one_device(pipelines: int, count: int, sizes: ModelSizes) -> Any:
 
         rows = jax.tree.map(lambda a: a.reshape(pipelines * count, -1, *a.shape[1:]), batch)
         numbers = jnp.arange(pipelines * count)
-        return jnp.mean(jax.vmap(one)(rows, numbers // count, numbers % count))
+        counted = rows["mask"].reshape(pipelines * count, -1).sum(1)
+        return jax.vmap(one)(rows, numbers // count, numbers % count) @ counted / counted.sum()
 
     return sgd(loss_of)
 

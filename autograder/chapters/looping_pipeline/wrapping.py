@@ -215,7 +215,7 @@ def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
     steps = case.sizes.steps
     inputs = {
         "params": (shapes, specs),
-        "batch": (batch_shapes(case.sizes, rows_of(case), steps), P(None, data)),
+        "batch": (batch_shapes(case.sizes, rows_of(case), steps, masked=True), P(None, data)),
         "key": (jax.ShapeDtypeStruct((steps, *KEY.shape), KEY.dtype), P()),
         "learning_rate": (LEARNING_RATE, P()),
     }

@@ -49,7 +49,8 @@ PROMISES = {
         "On the last stage what it computed": ("values",),
     },
     "pipeline_loss": {
-        "The loss that you return is the mean": ("values",),
+        "Padding must not count": ("values", "gradients"),
+        "The loss that you return is that mean": ("values",),
         "A number that is typed as the same": (),
         "gradient of embedding and head is its own share": ("gradients", "gradient norm"),
         "is given the key `layer_key(key, m, l)`": ("values", "gradients"),
@@ -58,7 +59,7 @@ PROMISES = {
         "| any other collectives | together": ("loss bytes",),
         "*no points:* FLOPs": ("FLOPs",),
         "Make the plain version work": (),
-        "The mean over all rows, a scalar": ("values",),
+        "The mean over all that count, a scalar": ("values",),
         "ValueError: The layers cannot": ("uneven layers",),
     },
     "pipeline_train_step": {
@@ -67,7 +68,7 @@ PROMISES = {
         "`key` is the same on every device": (),
         "Place `i` on `data_axis` uses": ("values", "gradients"),
         "| temporaries that live at once |": ("live temporaries",),
-        "| all-reduce | each leaf once": ("all-reduce bytes",),
+        "| all-reduce | each leaf and two numbers once": ("all-reduce bytes",),
         "recomputing a stage sends nothing": ("permute bytes",),
         "| any other collectives | as in": ("loss bytes",),
         "MiB of temporaries": ("live temporaries",),

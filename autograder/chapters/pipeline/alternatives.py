@@ -121,7 +121,7 @@ def on_the_last_stage(params, batch, key, model, num_microbatches, axis_name):
     """The plain way: the loss of what comes out, wherever it comes out."""
     x = model.embed(params["embed"], batch["inputs"])
     y = through_all_stages(params, x, key, model, num_microbatches, axis_name)
-    loss = model.loss(params["head"], y.reshape(-1, *y.shape[2:]), batch["targets"])
+    loss = model.loss(params["head"], y.reshape(-1, *y.shape[2:]), batch["targets"], batch["mask"])
     is_last = lax.axis_index(axis_name) == lax.axis_size(axis_name) - 1
     return lax.psum(loss * is_last.astype(loss.dtype), axis_name)
 
@@ -133,31 +133,33 @@ def in_parts_by_all_to_all(params, batch, key, model, num_microbatches, axis_nam
     y = through_all_stages(params, x, key, model, num_microbatches, axis_name).reshape(x.shape)
     size, rest = divmod(len(y), stages)
     if rest:
-        loss = model.loss(params["head"], y, batch["targets"])
+        loss = model.loss(params["head"], y, batch["targets"], batch["mask"])
         return lax.psum(jnp.where(number == stages - 1, loss, 0), axis_name)
     sent = lax.all_to_all(y.reshape(stages, size, *y.shape[1:]), axis_name, 0, 0)
-    targets = batch["targets"].reshape(stages, size, *batch["targets"].shape[1:])[number]
-    return lax.psum(model.loss(params["head"], sent[-1], targets) / stages, axis_name)
+    targets, mask = (batch[name].reshape(stages, size, *batch[name].shape[1:])[number] for name in ("targets", "mask"))
+    total = mask.sum() * model.loss(params["head"], sent[-1], targets, mask)
+    return lax.psum(total, axis_name) / jnp.maximum(batch["mask"].sum(), 1)
 
 
 def over_all_devices_at_once(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """Embedding and head over both axes in one sum, divided by the groups."""
+    """Sums of each pipeline's, embedding and head over both axes at once, divided by how much counts."""
     own = jax.random.fold_in(key, lax.axis_index(data_axis))
-    groups = lax.axis_size(data_axis)
-    run = jax.value_and_grad(lambda p: pipeline_loss(p, batch, own, model, num_microbatches, pipe_axis))
+    counted = jnp.sum(batch["mask"])
+    every = lax.psum(counted, data_axis)
+    run = jax.value_and_grad(lambda p: counted * pipeline_loss(p, batch, own, model, num_microbatches, pipe_axis))
     loss, gradients = run(params)
 
     def update(path, leaf, gradient):
         axes = data_axis if path[0].key == "layers" else (pipe_axis, data_axis)
-        return leaf - learning_rate * lax.psum(gradient, axes) / groups
+        return leaf - learning_rate * lax.psum(gradient, axes) / every
 
-    return jax.tree.map_with_path(update, params, gradients), lax.pmean(loss, data_axis)
+    return jax.tree.map_with_path(update, params, gradients), lax.psum(loss, data_axis) / every
 
 
 def with_optax_and_layers_that_recompute(
     params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate
 ):
-    """Layers computed again one by one; the gradient of the mean loss of all groups, and optax for the update."""
+    """Layers computed again one by one; each group's gradient weighed in the mean, and optax for the update."""
     layers = replace(model, layer=jax.checkpoint(model.layer))
     own = jax.random.fold_in(key, lax.axis_index(data_axis))
 
@@ -167,10 +169,11 @@ def with_optax_and_layers_that_recompute(
     loss, gradients = jax.value_and_grad(loss_of)(params)
     for name in ("embed", "head"):
         gradients[name] = lax.psum(gradients[name], pipe_axis)
-    gradients = jax.tree.map(lambda g: lax.pmean(g, data_axis), gradients)
+    counted = batch["mask"].sum() / lax.pmean(batch["mask"].sum(), data_axis)
+    gradients = jax.tree.map(lambda g: lax.pmean(counted * g, data_axis), gradients)
     optimizer = optax.sgd(learning_rate)
     updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-    return optax.apply_updates(params, updates), lax.pmean(loss, data_axis)
+    return optax.apply_updates(params, updates), lax.pmean(counted * loss, data_axis)
 
 
 ALTERNATIVES = {

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.closed_forms import reduced_once, ring
@@ -17,13 +18,13 @@ from autograder.contract import facts, limits
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, pipe_of, stages_of
 from autograder.contract.draws import (
-    draw_batch,
-    draw_batches,
     draw_keys,
     draw_leaves,
+    draw_masked,
     draw_rate,
     flows_back,
     sgd,
+    stacked,
     unseen_case,
 )
 from autograder.contract.task import Case, Evidence, Judged, Task
@@ -50,15 +51,22 @@ def draw_params(rng: np.random.Generator, case: Case[Training]) -> Any:
     return draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4))
 
 
+def mean_of_means(means: jax.Array, mask: jax.Array) -> jax.Array:
+    """Of the means ``[parts]`` over what counts in parts of a batch, by their masks ``[parts, ...]``."""
+    counted = mask.reshape(len(means), -1).sum(1)
+    return means @ counted / jnp.maximum(counted.sum(), 1)
+
+
 @lru_cache(maxsize=32)
 def one_device_loss(sizes: ModelSizes, count: int) -> Callable[[Any, Any, jax.Array], jax.Array]:
-    """``(params, rows of one group, its key) ->`` the mean over ``count`` microbatches, each with its own masks."""
+    """``(params, rows of one group, its key) ->`` the mean over what counts in ``count`` microbatches."""
     model = build_model(sizes)
 
     def loss(params, rows, key):
         parts = jax.tree.map(lambda a: a.reshape(count, -1, *a.shape[1:]), rows)
         keys = jax.vmap(lambda m: jax.random.fold_in(key, m))(np.arange(count, dtype=np.int32))
-        return jax.vmap(lambda part, key: full_loss(model, params, part, key))(parts, keys).mean()
+        means = jax.vmap(lambda part, key: full_loss(model, params, part, key))(parts, keys)
+        return mean_of_means(means, parts["mask"])
 
     return loss
 
@@ -74,7 +82,7 @@ def draw_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
     groups = groups_of(case, pipe_of)
     return {
         "params": draw_params(rng, case),
-        "batch": draw_batch(rng, case.sizes, rows_of(case)),
+        "batch": draw_masked(rng, case.sizes, rows_of(case), groups),
         "key": draw_keys(rng, groups),
         "upstream": flows_back(rng, groups),
     }
@@ -112,7 +120,7 @@ def shared_bytes(e: Evidence, more: int = 16) -> float:
 
 
 def loss_facts(judged: Judged) -> list[Fact]:
-    values = "Each stage returns the mean over all rows of its group."
+    values = "Each stage returns the mean over all that count in its group."
     gradients = "Which stages have a part in the loss, and is each part counted once?"
     uneven = "A stage that holds fewer layers than the others would be given some that are none."
     stretch = "Every stage computes the loss of all rows, and one of these losses counts. Could each compute a part?"
@@ -160,7 +168,9 @@ PIPELINE_LOSS = Task(
 def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
     return {
         "params": draw_params(rng, case),
-        "batch": draw_batches(rng, case.sizes, rows_of(case), case.sizes.steps),
+        "batch": stacked(
+            lambda: draw_masked(rng, case.sizes, rows_of(case), groups_of(case, pipe_of)), case.sizes.steps
+        ),
         "key": draw_keys(rng),
         "learning_rate": draw_rate(rng, case.sizes.rate_scale),
     }
@@ -192,7 +202,7 @@ def _steps_on_one_device(sizes: ModelSizes, count: int, groups: int) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(key), number)
         rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), batch)
         keys = jax.vmap(lambda group: jax.random.fold_in(key, group))(np.arange(groups, dtype=np.int32))
-        return jax.vmap(group_loss, in_axes=(None, 0, 0))(params, rows, keys).mean()
+        return mean_of_means(jax.vmap(group_loss, in_axes=(None, 0, 0))(params, rows, keys), rows["mask"])
 
     return sgd(mean_loss)
 
@@ -213,17 +223,19 @@ def _reduced(e: Evidence) -> tuple[float, float]:
 
 # --8<-- [start:most_bytes]
 def most_bytes(case: Case[Training]) -> int:
-    """Live temporaries of a step that keeps one block a tick, and computes a stage's layers again.
+    """The most live temporaries of a step that keeps blocks of every tick, and computes a stage's layers again.
 
-    Two stacks of a block a tick (what a stage was given, and the gradient of what it gave), one of a block a microbatch
-    (the gradient of what enters), the gradients of this stage's weights twice (the sum, and one tick's), and what the
-    layers of one stage keep while they are differentiated: eight arrays of the hidden size, and eight of the width.
+    Three stacks of a block a tick (what a stage was given, what it gave or what its second layer was given, and the
+    gradient of what it gave), two of a block a microbatch (the gradients of what enters and of what comes out, which a
+    loop that writes into a buffer carries), the gradients of this stage's weights twice (the sum, and one tick's), and
+    what the layers of one stage keep while they are differentiated: eight arrays of the hidden size, and eight of the
+    width. Whoever keeps a single array of the hidden size of every tick and layer is far above.
     """
     s = case.sizes
     block, inner = 4 * s.rows * s.width, 4 * s.rows * s.hidden
     layers = s.num_layers // stages_of(case)
     weights = 4 * layers * 2 * s.width * s.hidden
-    return (2 * ticks_of(case) + s.num_microbatches) * block + 2 * weights + 8 * layers * (block + inner)
+    return (3 * ticks_of(case) + 2 * s.num_microbatches) * block + 2 * weights + 8 * layers * (block + inner)
 
 
 # --8<-- [end:most_bytes]

@@ -114,9 +114,8 @@ MUTANTS = (
             "lax.psum_scatter(jnp.where(last, y, 0.0), axis_name, tiled=True)": (
                 'lax.pcast(lax.psum(jnp.where(last, y, 0.0), axis_name), axis_name, to="varying")'
             ),
-            'lax.dynamic_slice_in_dim(batch["targets"], number * (rows // num_stages), rows // num_stages)': (
-                'batch["targets"]'
-            ),
+            "lax.dynamic_slice_in_dim(batch[name], number * len(own), len(own))": "batch[name]",
+            "share = jnp.sum(": "share = 1 / num_stages * jnp.sum(",
         },
         "loss bytes",
     ),
@@ -125,6 +124,11 @@ MUTANTS = (
         {"x = model.embed(": 'params = {**params, "head": lax.stop_gradient(params["head"])}\n    x = model.embed('},
         *("gradient norm", "gradients"),
     ),
+    loss(
+        "numbers_layers_within_the_stage",
+        {"own = number * per_stage + jnp.arange(per_stage)": "own = jnp.arange(per_stage)"},
+        *("gradient norm", "gradients", "values"),
+    ),
     loss("takes_layers_that_are_none", {"if rest:": "if False:"}, "uneven layers"),
     KEEPS,
     step(
@@ -132,11 +136,20 @@ MUTANTS = (
         {"ends = lax.psum(": "ends = lax.pmean("},
         *("gradient norm", "gradients", "values"),
     ),
-    step("sums_over_groups", {"lax.pmean({": "lax.psum({"}, *("gradient norm", "gradients", "values")),
+    loss(
+        "averages_means_of_parts",
+        {"share = jnp.sum(": "share = 1 / num_stages if True else jnp.sum("},
+        *("gradient norm", "gradients", "values"),
+    ),
+    step(
+        "averages_means_of_groups",
+        {"share = counted /": "share = 1 / lax.axis_size(data_axis) if True else counted /"},
+        *("gradient norm", "gradients", "values"),
+    ),
     step("averages_twice", {"return updated,": "return lax.pmean(updated, data_axis),"}, "all-reduce bytes"),
     step(
         "recomputes_the_whole_pipeline",
-        {"value_and_grad(pipeline_loss)": "value_and_grad(jax.checkpoint(pipeline_loss, static_argnums=(3, 4, 5)))"},
+        {"share * pipeline_loss(": "share * jax.checkpoint(pipeline_loss, static_argnums=(3, 4, 5))("},
         *("loss bytes", "permute bytes"),
     ),
     patch(

@@ -67,8 +67,8 @@ def test_temporaries_grow_by_three_blocks_a_microbatch_and_stay_below_the_closed
         case = task.at_scale[0].but(num_microbatches=count)
         program = trace(task, pipeline_train_step, case, nowhere)
         held[count] = memory(parse(program), program).temporaries
-        assert 0.85 * most_bytes(case) < held[count] <= most_bytes(case)
+        assert 0.65 * most_bytes(case) < held[count] < 0.85 * most_bytes(case)
     block = 4 * task.at_scale[0].sizes.rows * task.at_scale[0].sizes.width
     assert held[32] - held[8] == pytest.approx(3 * 24 * block, rel=0.01)
     naive = references("pipeline")["pipeline_train_step"]["temporaries"]["naive"]
-    assert naive > 1.15 * most_bytes(task.at_scale[0])
+    assert naive > 5 * most_bytes(task.at_scale[0])

@@ -72,7 +72,7 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
 
         def loss_of(params, model=model):
             loss = function(params, batch, key, model, case.sizes.num_microbatches, axis)
-            scalar("pipeline_loss", loss, "the mean loss of all rows")
+            scalar("pipeline_loss", loss, "the mean loss of all that count")
             return varying(loss, others)
 
         loss, gradients = pull_back(loss_of, params, upstream[0])
@@ -86,7 +86,7 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
     groups = groups_of(case, pipe_of)
     inputs = {
         "params": (params_of(case), specs_of(case)),
-        "batch": (batch_shapes(case.sizes, rows_of(case)), P(rows)),
+        "batch": (batch_shapes(case.sizes, rows_of(case), masked=True), P(rows)),
         "key": (jax.ShapeDtypeStruct((groups, 2), np.uint32), P(rows)),
         "upstream": (jax.ShapeDtypeStruct((groups,), np.float32), P(rows)),
     }
@@ -115,7 +115,7 @@ def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
 
     inputs = {
         "params": (params_of(case), specs_of(case)),
-        "batch": (batch_shapes(case.sizes, rows_of(case), case.sizes.steps), P(None, rows)),
+        "batch": (batch_shapes(case.sizes, rows_of(case), case.sizes.steps, masked=True), P(None, rows)),
         "key": (KEY, P()),
         "learning_rate": (LEARNING_RATE, P()),
     }
