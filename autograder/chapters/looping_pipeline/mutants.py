@@ -121,6 +121,7 @@ MUTANTS = (
     ),
     position("waits_for_the_first_alone", {PERIOD: "num_stages"}, "values"),
     position("waits_for_the_last", {PERIOD: WAITS_FOR_ALL}, "values"),
+    position("gives_floats", {"return (microbatch, repeat) if": "return (microbatch / 1, repeat) if"}, "values"),
     position("turns_the_pair_round", {"return (microbatch, repeat) if": "return (repeat, microbatch) if"}, "values"),
     execute("drains_between_repeats", {PERIOD: WAITS_FOR_ALL}, "bubble", "permute bytes"),
     execute(

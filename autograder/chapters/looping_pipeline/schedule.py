@@ -66,16 +66,21 @@ def position_questions(case: Case[Schedule]) -> list[Question]:
     return [(tick, stage, *sizes) for tick in range(num_ticks(*sizes) + 1) for stage in range(sizes[0])]
 
 
+def _same(answer: Any, wanted: Any) -> bool:
+    """Equal numbers of the same types: 2.0 is no position in a row."""
+    return answer == wanted and show(answer) == show(wanted)
+
+
 def layers_right(_: Case[Any], question: Question, answer: Any) -> bool:
     wanted = layers(*question)
     if wanted is not None:
-        return answer == wanted
+        return _same(answer, wanted)
     return isinstance(answer, Refusal) and str(question[3]) in re.findall(r"\d+", answer.message)
 
 
 def positions_right(_: Case[Any], question: Question, answer: Any) -> bool:
     tick, stage, *sizes = question
-    return answer == positions(*sizes).get((tick, stage))
+    return _same(answer, positions(*sizes).get((tick, stage)))
 
 
 def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
@@ -91,6 +96,8 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     if not isinstance(answer, tuple) or not all(isinstance(one, tuple) for one in answer):
         return f"{said}Expected a tuple with one tuple of layer numbers for each repeat."
     held = [number for one in answer for number in one]
+    if any(type(number) is not int for number in held):
+        return f"{said}Expected whole numbers of type int."
     if len(answer) != repeats or len(held) != count // stages:
         wanted = f"{repeats} tuples with {count // stages} layers together"
         return f"{said}Expected {wanted}; these are {len(held)} in {len(answer)}."
@@ -110,7 +117,7 @@ def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
     if answer is None:
         return f"{said}But there is work: which microbatch did the stage before it work on one tick earlier?"
     if not isinstance(answer, tuple) or [type(number) for number in answer] != [int, int]:
-        return f"{said}Expected (microbatch, repeat), two numbers, or None for an idle tick."
+        return f"{said}Expected (microbatch, repeat), two numbers of type int, or None for an idle tick."
     microbatch, repeat = answer
     if not (0 <= microbatch < microbatches and 0 <= repeat < repeats):
         return f"{said}There is no such microbatch or no such repeat."
