@@ -1,5 +1,6 @@
 """Oracles are right: their gradients are those of their losses, and their steps subtract them."""
 
+from itertools import combinations
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from autograder.chapters.collectives.rings import CASES, MEANING
 from autograder.chapters.transformer_3d.wrapping.model import sizes_of
-from autograder.contract.case_builders import groups_of, parts_of, stages_of
+from autograder.contract.case_builders import groups_of, parts_of, pipe_of, stages_of
 from autograder.contract.task import Task, load
 from autograder.proof.central_differences import check, places, returned, same
 
@@ -90,10 +91,10 @@ GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any
     ("tensor_parallel.tp_train_step", ("data=2 x tensor=4", "data=1 x tensor=1"), "params", STEP),
     ("tp_transformer.tp_transformer_step", ("data=2 x tensor=2", "data=2 x tensor=4"), "params", {**STEP, **FAR}),
     ("pipeline.pipeline_train_step", ("data=2 x pipe=4, 6",), "params", STEP),
-    ("looping_pipeline.looping_train_step", ("data=2 x pipe=3, 5", "pipe=2 x", "data=4 x pipe=2, 4"), "params", STEP),
+    ("looping_pipeline.looping_train_step", ("data=2 x pipe=3, 1", "pipe=2 x", "data=4 x pipe=2, 4"), "params", STEP),
 ]
 # Steps of SGD whose oracle has copies of every leaf, and the input that they change.
-STEPS = {name: wrt for name, _, wrt, how in GRADIENTS if isinstance(wrt, str) and how.get("one") is same}
+STEPS = {name: wrt for name, _, wrt, how in GRADIENTS if isinstance(wrt, str) and how.get("loss") is STEP["loss"]}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,38 @@ def test_steps_are_judged_with_microbatches_above_and_below_the_stages_and_no_mu
     counts = {(stages_of(case), case.sizes.num_microbatches) for case in cases}
     assert len({(*case.mesh.items(), case.sizes.num_microbatches) for case in cases}) >= 6
     assert any(count > stages and count % stages for stages, count in counts)
-    assert any(count < stages for stages, count in counts)
+    assert any(1 < count < stages for stages, count in counts)
+
+
+def several_layers(case):
+    """Whether a stage has several layers in each repeat; true of models that a learner is not given."""
+    return getattr(case.sizes, "layers_per_stage", 0) > 1 or getattr(case.sizes, "num_layers", 99) > stages_of(case)
+
+
+CONDITIONS = {
+    "dropout": lambda case: getattr(case.sizes, "dropout", 1) > 0,
+    "several layers": several_layers,
+    "fewer microbatches than stages": lambda case: case.sizes.num_microbatches < stages_of(case),
+    "one microbatch": lambda case: case.sizes.num_microbatches == 1,
+    "several pipelines": lambda case: groups_of(case, pipe_of) > 1,
+    "an odd number of stages": lambda case: stages_of(case) > 1 and stages_of(case) % 2,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pipeline.execute_pipeline",
+        "pipeline.pipeline_loss",
+        "pipeline.pipeline_train_step",
+        "looping_pipeline.execute_looping_pipeline",
+        "looping_pipeline.looping_train_step",
+    ],
+)
+def test_any_two_conditions_of_a_pipeline_meet_in_a_case(name):
+    for one, other in combinations(CONDITIONS, 2):
+        met = [case.name for case in task_of(name).cases if CONDITIONS[one](case) and CONDITIONS[other](case)]
+        assert met, f"{one}, {other}"
 
 
 OPTIONS = ("rings", "parallel", "bfloat16", "dropout", "remat")

@@ -138,7 +138,7 @@ _LAST_STAGE = "Only the last stage has activations that count; what do the other
 _MLP: dict[str, Any] = {"width": 16, "hidden": 32, "num_layers": 8, "features": 6, "outputs": 10}
 _SIX = Training(**_MLP, num_microbatches=6, rows=2, dropout=0.25)
 _FEWER = Training(**_MLP, num_microbatches=4, rows=4)
-_TRANSFORMER = Training(width=16, hidden=32, num_layers=6, vocab=32, seq=8, num_microbatches=2, rows=3, dropout=0.25)
+_TRANSFORMER = Training(width=16, hidden=32, num_layers=6, vocab=32, seq=8, num_microbatches=1, rows=3, dropout=0.25)
 _MANY_OUTPUTS = _FEWER.but(width=1024, hidden=4096, features=512, outputs=32768, rows=512)
 
 PIPELINE_LOSS = Task(
@@ -147,8 +147,8 @@ PIPELINE_LOSS = Task(
     cases=(
         Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX, quick=True),
         Case("pipe=8, 4 microbatches", {"pipe": 8}, _FEWER, quick=True),
-        Case("data=2 x pipe=3, 2 microbatches", {"data": 2, "pipe": 3}, _TRANSFORMER),
-        Case("data=4 x stage=2, 1 microbatch", {"data": 4, "stage": 2}, _SIX.but(num_microbatches=1, rows=5)),
+        Case("data=2 x pipe=3, 1 microbatch", {"data": 2, "pipe": 3}, _TRANSFORMER),
+        Case("data=4 x stage=2, 5 microbatches", {"data": 4, "stage": 2}, _SIX.but(num_microbatches=5, rows=1)),
         Case("pipe=1, 2 microbatches", {"pipe": 1}, _FEWER.but(num_microbatches=2, dropout=0.25)),
     ),
     unseen=unseen_pipelines,
@@ -276,8 +276,8 @@ PIPELINE_TRAIN_STEP = Task(
         Case("data=2 x pipe=4, 6 microbatches", {"data": 2, "pipe": 4}, _SIX, quick=True),
         Case("data=2 x pipe=4, 32 microbatches", {"data": 2, "pipe": 4}, _LONG, quick=True),
         Case("data=1 x pipe=8, 5 microbatches, 3 steps", {"data": 1, "pipe": 8}, _THREE_STEPS),
-        Case("pipe=3 x data=2, 2 microbatches", {"pipe": 3, "data": 2}, _TRANSFORMER.but(rows=2, rate_scale=2.0)),
-        Case("replica=4 x stage=2, 1 microbatch", {"replica": 4, "stage": 2}, _SIX.but(num_microbatches=1)),
+        Case("pipe=3 x data=2, 1 microbatch", {"pipe": 3, "data": 2}, _TRANSFORMER.but(rows=2, rate_scale=2.0)),
+        Case("replica=4 x stage=2, 3 microbatches", {"replica": 4, "stage": 2}, _SIX.but(num_microbatches=3)),
         Case(
             "data=5 x pipe=1, 4 microbatches",
             {"data": 5, "pipe": 1},
