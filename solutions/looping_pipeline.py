@@ -298,7 +298,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | exposed over `data`, on 8 A5000 | at most 0.5 times that of one average after the backward pass |
-# | predicted time | at most 1.6 times the reference's |
+# | FLOPs | at most 9/7 of the reference's: a tick's layers once more, not twice |
 # | temporaries that live at once | at most 1.5 times the reference's |
 # | all-reduce | gradients and two numbers once over `data`, leaf by leaf or in larger pieces |
 # | all-reduce over `pipe` | embedding, head and a number once |

@@ -13,7 +13,7 @@ READ = {
     "permute bytes": ("looping_pipeline", "What it costs"),
     "other collectives": ("looping_pipeline", "What it costs"),
     "exposed over data": ("looping_pipeline", "Average while others run"),
-    "predicted time": ("looping_pipeline", "Average while others run"),
+    "FLOPs": ("looping_pipeline", "What it costs"),
     "live temporaries": ("looping_pipeline", "What it costs"),
     "all-reduce bytes": ("looping_pipeline", "Average while others run"),
 }
@@ -55,7 +55,7 @@ PROMISES = {
         "Update by plain SGD": ("values", "gradients", "gradient norm"),
         "Return the parameters and that loss": ("values",),
         "| exposed over `data`": ("exposed over data",),
-        "| predicted time |": ("predicted time",),
+        "| FLOPs |": ("FLOPs",),
         "| temporaries that live at once |": ("live temporaries",),
         "loss is the mean over what counts": ("values",),
         "| all-reduce | gradients and two numbers once": ("all-reduce bytes",),

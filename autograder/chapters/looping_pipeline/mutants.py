@@ -147,8 +147,21 @@ MUTANTS = (
         *("bubble", "permute bytes"),
     ),
     mutant("looping_train_step", averages_after_the_backward_pass, "exposed over data"),
-    mutant("looping_train_step", averages_in_every_tick, "all-reduce bytes", "exposed over data", "predicted time"),
+    mutant("looping_train_step", averages_in_every_tick, "all-reduce bytes", "exposed over data"),
     TWICE,
+    step(
+        "computes_both_repeats_to_choose",
+        {
+            "weights = jax.tree.map(lambda leaf: leaf[1 - late], two_repeats)\n": (
+                "both = [jax.tree.map(lambda leaf, i=i: leaf[i], two_repeats) for i in (0, 1)]\n"
+            ),
+            "return stage(weights, x, microbatch, repeat)": (
+                "before, own = (stage(weights, x, microbatch, repeat) for weights in both)\n"
+                "            return jnp.where(late == 1, before, own)"
+            ),
+        },
+        "FLOPs",
+    ),
     step("keeps_all_activations", {"@jax.checkpoint\n": "\n"}, "live temporaries"),
     step(
         "drops_alike_in_every_pipeline",
