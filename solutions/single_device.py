@@ -111,19 +111,20 @@ if __name__ == "__main__":
 # | in bfloat16 | in float32 |
 # |---|---|
 # | both operands of **every** matrix product, forward and backward | parameters, and the gradients that come back |
-# | what flows between layers, and `gelu` | norms, from their input's squares to the product with `scale` |
+# | and what the limit on memory leaves no room for in float32 | norms, from their squares to the product with `scale` |
 # | | both softmaxes: of the scores and in the loss; the loss |
 # | | every sum outside of a matrix product, also those of the backward pass |
 #
 # Mind the last row: the gradient of an embedding table is a sum over all places where a token occurs, taken in the
 # dtype of the table that was indexed. Scores and logits may come out of their products in bfloat16: cast them before
 # the softmax. And `x.astype(...)` of what JAX keeps for the backward pass decides how much memory it takes: keep
-# bfloat16 where you can.
+# bfloat16 where you can. Some scores and logits are beyond 100, of either sign: a softmax takes off its maximum.
 #
 # | budget | |
 # |---|---|
 # | loss | within 2^-9 of the float32 loss |
-# | gradients, of each leaf | within 2^-4 of the leaf's largest element, float32 |
+# | gradients, of each leaf, float32 | within 2^-4 of the leaf's largest element |
+# | | as a whole within 2^-5 of the leaf's norm |
 # | temporaries that live at once, backward pass included | at most 0.7 times the float32 version's |
 #
 # Useful: `x.astype(jnp.bfloat16)`, and the functions above, each with arrays of the dtype it should compute in.
@@ -194,7 +195,8 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | operations of the program | the same for 2 and for 8 microbatches |
+# | operations of the program | no more for 24 microbatches than for 8 |
+# | matrix products that it writes for 24 microbatches | at most half as many as run |
 # | temporaries that live at once | at most 1.15 times the reference's, which holds one microbatch's and one gradient |
 # | FLOPs of matrix products | at most 1.15 times the reference's: no pass is run twice |
 #
@@ -251,7 +253,8 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | operations of the program, backward pass included | the same for 2 and for 8 layers |
+# | operations of the program, backward pass included | no more for 48 layers than for 24 |
+# | matrix products that it writes for 48 layers | at most half as many as run |
 #
 # Values and gradients must equal those of a Python loop up to rounding: 2e-5 of the leaf's largest element.
 #
@@ -298,8 +301,8 @@ if __name__ == "__main__":
         print(f"{name:12} keeps {len(kept)} arrays")
 
 # %% [markdown]
-# Run the layers as a scan, and keep so little that the limit on memory holds, without computing more again than the
-# limit on FLOPs allows. There is more than one right choice; the page compares them.
+# Keep so little that the limit on memory holds, without computing more again than the limit on FLOPs allows. There is
+# more than one right choice; the page compares them.
 #
 # | budget, backward pass included, 12 layers | |
 # |---|---|
@@ -449,8 +452,9 @@ if __name__ == "__main__":
 # | FLOPs of matrix products | at most 1.35 times the plain version's |
 #
 # Values and gradients must equal `jax.nn.dot_product_attention(q, k, v, is_causal=True)`'s up to rounding: 1e-4 of the
-# largest element, since scores beyond 100 occur and an error of their last bit goes into an exponent. Everything is
-# float32, and `chunk` divides `seq`.
+# largest element, since scores beyond 100 occur, of either sign, and an error of their last bit goes into an exponent.
+# They may rise or fall along the keys, and differ from query to query by 200. Everything is float32, and `chunk`
+# divides `seq`.
 #
 # Useful: `lax.scan`, `jax.checkpoint`, `jnp.maximum`.
 

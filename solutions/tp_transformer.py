@@ -374,7 +374,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # `logsumexp` takes the largest logit off before and puts it back after. Here the largest of *all* devices' is needed,
 # and sums are of the same scale only if all take off the same. It has no part in the gradient: the result does not
-# depend on what was taken off, so `lax.stop_gradient` is right there, and `lax.pmax` has no gradient in any case.
+# depend on what was taken off, so `lax.stop_gradient` is right there, and `lax.pmax` has no gradient in any case. In
+# some cases one part of the vocabulary has logits 300 above another's, which parts depends on the token, and for some
+# tokens all logits are below -100.
 #
 # - `x` comes in parts, `[batch, seq/tensor, width]`; the head is a norm (`params["norm"]`), then a product with a bias
 #   (`params["out"]`, `[width, vocab/tensor]` and `[vocab/tensor]`). Use the `gather_matmul` that you are handed.
@@ -384,7 +386,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | largest array at any moment | `batch x seq x vocab/n` elements |
+# | largest array at any moment | 1.5 times `batch x seq x vocab/n` elements |
 # | sent, forward and backward | the activations once each way, and three numbers a token in all-reduces |
 #
 # With `T` tokens that is `2 (n-1)/n 4 T width` bytes, and `2 (n-1)/n 4 (3 T + 1)`.

@@ -16,16 +16,20 @@ _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_b
 
 @dataclass(frozen=True)
 class Special:
-    """Values whose elements are all one number, values that are summed, and sums that are products by hand."""
+    """Values whose elements are all one number, values that are summed, and sums that are not called so.
+
+    ``by_hand`` has those that are products, ``of_parts`` the additions of one part of an array to another.
+    """
 
     equal: set[Value]
     summed: set[Value]
     by_hand: dict[Op, str]
+    of_parts: set[Op]
 
 
 def special(main: Block) -> Special:
     """What has to be known of a whole program before one of its operations can be named."""
-    return Special(_equal_numbers(main), _summed(main), _by_hand(main))
+    return Special(_equal_numbers(main), _summed(main), _by_hand(main), _of_parts(main))
 
 
 def precision_sensitive(op: Op, known: Special) -> str:
@@ -39,7 +43,7 @@ def precision_sensitive(op: Op, known: Special) -> str:
     if op.kind == "dot_general":  # one with equal numbers adds up the rest
         return f"sum of {dtype}" if any(operand in known.equal for operand in op.operands) else ""
     sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
-    return f"sum of {dtype}" if sums else ""
+    return f"sum of {dtype}" if sums or op in known.of_parts else ""
 
 
 def _equal_numbers(main: Block) -> set[Value]:
@@ -72,6 +76,22 @@ def _summed(main: Block) -> set[Value]:
         if ends or (op.kind != "dot_general" and any(result in found for result in op.results)):
             found.update(op.operands)
     return found
+
+
+def _of_parts(main: Block) -> set[Op]:
+    """Additions of two slices of one value: a sum by halves, or of neighbours, is made of them."""
+    makers = {result: op for op in walk(main) for result in op.results}
+
+    def sliced(value: Value) -> Value | None:
+        parts = 0
+        while (op := makers.get(value)) and op.kind in _MOVED and op.kind != "broadcast_in_dim":
+            parts += op.kind == "slice" and op.operands[0].elements > op.results[0].elements
+            value = op.operands[0]
+        return value if parts else None
+
+    adds = (op for op in walk(main) if op.kind == "add" and op.operands[0] is not op.operands[1])
+    wholes = ((op, *map(sliced, op.operands)) for op in adds)
+    return {op for op, one, other in wholes if one is not None and one is other}
 
 
 def _by_hand(main: Block) -> dict[Op, str]:

@@ -29,6 +29,19 @@ def test_a_product_with_equal_numbers_is_a_sum(what):
     assert "sum of f32" not in counted(lambda x: x @ (ONES[what](x) + x[:1].T)).precise
 
 
+OF_PARTS = {
+    "halves": lambda x: x[:, :8] + x[:, 8:],
+    "neighbours": lambda x: x[:, ::2] + x[:, 1::2],
+    "pairs": lambda x: x.reshape(8, 8, 2)[..., 0] + x.reshape(8, 8, 2)[..., 1],
+}
+
+
+@pytest.mark.parametrize("how", OF_PARTS)
+def test_one_part_of_an_array_added_to_another_is_a_sum(how):
+    assert counted(lambda x: OF_PARTS[how](x.astype(jnp.bfloat16))).precise == {"sum of bf16": 1}
+    assert not counted(lambda x: x[:, :8].astype(jnp.bfloat16) + jnp.sin(x[:, 8:]).astype(jnp.bfloat16)).precise
+
+
 BY_HAND = {
     "broadcast": lambda x, w: (x[:, :, None] * w[None]).sum(1),
     "the other way": lambda x, w: (w[None] * x[:, :, None]).sum(1),

@@ -10,6 +10,7 @@ READ = {
     "values": ("single_device", "Mistakes that cost people days"),
     "gradients": ("single_device", "Mistakes that cost people days"),
     "gradient norm": ("single_device", "Accumulating gradients"),
+    "gradient error": ("single_device", "Numbers with fewer bits"),
     "product dtypes": ("single_device", "Numbers with fewer bits"),
     "float32 functions and sums": ("single_device", "Numbers with fewer bits"),
     "program size": ("single_device", "Depth as a loop"),
@@ -20,6 +21,73 @@ READ = {
     "scale": ("single_device", "Scaling the loss"),
     "good steps": ("single_device", "Scaling the loss"),
     "largest temporary": ("single_device", "Attention in chunks"),
+}
+
+# Which facts hold each sentence of a specification; none where it explains.
+NUMBERS = ("values", "gradients")
+PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "mixed_precision_loss": {
+        "do not take it well": (),
+        "and at most S positions": ("values",),
+        "Write the same Transformer in mixed precision": ("product dtypes", "float32 functions and sums"),
+        "both operands of every matrix product, forward and backward": ("product dtypes",),
+        "what the limit on memory leaves no room for": ("live temporaries",),
+        "parameters, and the gradients that come back": ("gradients",),
+        "norms, from their squares to the product with `scale`": ("float32 functions and sums",),
+        "both softmaxes: of the scores and in the loss; the loss": ("float32 functions and sums",),
+        "every sum outside of a matrix product, also those of the backward pass": ("float32 functions and sums",),
+        "a softmax takes off its maximum": ("values",),
+        "within 2^-9 of the float32 loss": ("values",),
+        "within 2^-4 of the leaf's largest element": ("gradients",),
+        "as a whole within 2^-5 of the leaf's norm": ("gradient error",),
+        "at most 0.7 times the float32 version's": ("live temporaries",),
+        "Its gradient by ``params`` is float32.": NUMBERS,
+    },
+    "accumulate_gradients": {
+        "Activations grow with the number of rows": (),
+        "compute the gradient of one after the other, and take their mean": ("gradient norm", *NUMBERS),
+        "Only one running total of the gradient may exist": ("live temporaries",),
+        "Use `lax.scan` over the microbatches": ("program size",),
+        "no more for 24 microbatches than for 8": ("program size",),
+        "| matrix products that it writes for 24 microbatches |": ("program size",),
+        "at most 1.15 times the reference's, which holds": ("live temporaries",),
+        "at most 1.15 times the reference's: no pass is run twice": ("FLOPs",),
+        "must equal those of the whole batch": NUMBERS,
+        "the mean loss over the whole batch, and its gradient": ("gradient norm", *NUMBERS),
+    },
+    "scan_layers": {
+        "no more for 48 layers than for 24": ("program size",),
+        "| matrix products that it writes for 48 layers |": ("program size",),
+        "must equal those of a Python loop": ("gradient norm", *NUMBERS),
+        "What the last layer gives": ("values",),
+    },
+    "remat_layers": {
+        "Keep so little that the limit on memory holds": ("live temporaries", "FLOPs"),
+        "at most 0.35 times those without `jax.checkpoint`": ("live temporaries",),
+        "at most 4/3 of those without": ("FLOPs",),
+        "must equal those of a Python loop": ("gradient norm", *NUMBERS),
+        "What the last layer gives": ("values",),
+    },
+    "scaled_step": {
+        "multiply the loss by a large `scale` before the backward pass, and divide the gradients by it": ("values",),
+        "A step with any element of any gradient infinite or NaN is skipped": ("skipped steps",),
+        "| finite, and it is that step |": ("scale", "good steps"),
+        "operands of every matrix product": ("product dtypes",),
+        "| parameters and losses |": ("values", "losses"),
+        "`scale`, `good_steps`, and parameters after a skipped step": ("scale", "good steps", "skipped steps"),
+        "The loss that is returned is the plain one": ("losses",),
+        "the loss before the update, without the scale, float32": ("losses",),
+    },
+    "chunked_attention": {
+        "Compute them anew.": ("largest temporary", "live temporaries"),
+        "| largest temporary |": ("largest temporary",),
+        "at most 0.4 times the plain version's": ("live temporaries",),
+        "at most 1.35 times the plain version's": ("FLOPs",),
+        "since scores beyond 100 occur, of either sign": NUMBERS,
+        "They may rise or fall along the keys": NUMBERS,
+        "Everything is float32": NUMBERS,
+        "For each query the mean of the values up to its position": ("values",),
+    },
 }
 
 CONTRACT = Contract(

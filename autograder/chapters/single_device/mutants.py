@@ -12,6 +12,7 @@ from solutions.single_device import (
     chunked_attention,
     mixed_precision_loss,
     remat_layers,
+    rms_norm,
     scaled_step,
     scan_layers,
 )
@@ -47,6 +48,7 @@ PRODUCTS = "jax.checkpoint_policies.dots_saveable"
 NO_GRADIENT = {"return x": "return lax.stop_gradient(x)"}
 BUT_THE_LAST = {"stacked_params)": "jax.tree.map(lambda leaf: leaf[:-1], stacked_params))"}
 GRADIENTS = ("gradient norm", "gradients")
+OF_BFLOAT16 = ("gradient error", "gradients", "values")
 HELD, FUNCTIONS = "live temporaries", "float32 functions and sums"
 SQUARE = ("largest temporary", HELD)
 
@@ -62,7 +64,40 @@ MUTANTS = (
     patch(
         mixed_precision_loss, "takes_norms_in_bfloat16", {"scale, x.astype(jnp.float32)": "low(scale), x"}, FUNCTIONS
     ),
-    patch(mixed_precision_loss, "forgets_to_scale_scores", {" * q.shape[-1] ** -0.5": ""}, "gradients", "values"),
+    patch(mixed_precision_loss, "forgets_to_scale_scores", {" * q.shape[-1] ** -0.5": ""}, *OF_BFLOAT16),
+    patch(
+        mixed_precision_loss,
+        "takes_a_softmax_without_its_maximum",
+        {
+            "causal_softmax(scores)": (
+                "(lambda e: e / e.sum(-1, keepdims=True))(jnp.tril(jnp.ones(scores.shape[-2:])) * jnp.exp(scores))"
+            )
+        },
+        *OF_BFLOAT16,
+    ),
+    patch(
+        mixed_precision_loss,
+        "has_a_gradient_that_is_five_percent_too_large",
+        {'low(params["head"])': 'low(1.05 * params["head"] - lax.stop_gradient(0.05 * params["head"]))'},
+        "gradient error",
+    ),
+    patch(
+        mixed_precision_loss,
+        "sums_squares_of_neighbours_in_bfloat16",
+        {
+            "    return x * lax": (
+                "    low = (x * x).astype(jnp.bfloat16)\n"
+                "    while low.shape[-1] % 2 == 0:\n"
+                "        low = low[..., ::2] + low[..., 1::2]\n"
+                "    return x * lax"
+            ),
+            "jnp.mean(x * x, axis=-1, keepdims=True)": (
+                "jnp.sum(low.astype(jnp.float32), axis=-1, keepdims=True) / x.shape[-1]"
+            ),
+        },
+        FUNCTIONS,
+        inside=rms_norm,
+    ),
     patch(accumulate_gradients, "sums_microbatches", {"leaf / num_microbatches": "leaf"}, *GRADIENTS, "values"),
     patch(
         accumulate_gradients,
@@ -76,7 +111,7 @@ MUTANTS = (
         {"tree.map(cut, batch)": "tree.map(cut, batch), unroll=num_microbatches"},
         HELD,
         "program size",
-        shown_by=("2 microbatches", "8 microbatches"),
+        shown_by=("8 microbatches", "24 microbatches"),
     ),
     mutant("accumulate_gradients", differentiates_the_scanned_loss, HELD),
     patch(
@@ -90,7 +125,7 @@ MUTANTS = (
         "unrolls_the_loop",
         {"stacked_params)": "stacked_params, unroll=True)"},
         "program size",
-        shown_by=("2 layers", "8 layers"),
+        shown_by=("24 layers", "48 layers"),
     ),
     patch(scan_layers, "runs_backwards", {"stacked_params)": "stacked_params, reverse=True)"}, *GRADIENTS, "values"),
     patch(scan_layers, "leaves_out_the_last_layer", BUT_THE_LAST, *GRADIENTS, "values"),
@@ -140,4 +175,14 @@ MUTANTS = (
     mutant("chunked_attention", recomputes_twice, "FLOPs"),
     mutant("chunked_attention", recomputes_three_times, "FLOPs"),
     patch(chunked_attention, "forgets_to_correct_the_sum", {"total * shrink +": "total +"}, "gradients", "values"),
+    patch(
+        chunked_attention, "begins_with_a_maximum_of_zero", {"(nothing - jnp.inf,": "(nothing,"}, "gradients", "values"
+    ),
+    patch(chunked_attention, "masks_with_minus_a_hundred", {"-jnp.inf)": "-100)"}, "gradients", "values"),
+    patch(
+        chunked_attention,
+        "takes_one_maximum_for_all_queries",
+        {"scores.max(-1)": "scores.max((-2, -1), keepdims=True)[..., 0] + 0 * largest"},
+        *("gradients", "values"),
+    ),
 )

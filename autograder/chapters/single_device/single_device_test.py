@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from autograder.chapters.single_device import CONTRACT
-from autograder.chapters.single_device.memory import TOLERANCE
+from autograder.chapters.single_device.memory import DEEP, SHALLOW, TOLERANCE, does_not_grow
 from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model_loss
 from autograder.contract.case_builders import model_of, params_of
-from autograder.contract.task import references
+from autograder.contract.task import Evidence, Judged, load, references
 from autograder.proof.central_differences import places
 from autograder.release.reference_metrics import look
 from course.model import full_loss
+from course.program import Costs, Memory
 from solutions import single_device as solutions
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
@@ -25,6 +26,20 @@ def test_oracle_of_chunked_attention_is_jaxs_own_attention(number):
     expected = task.oracle(inputs, case)["values"]
     own = jax.nn.dot_product_attention(*(jnp.asarray(inputs[name]) for name in "qkv"), is_causal=True)
     assert np.max(np.abs(own - expected)) < TOLERANCE / 4 * np.max(np.abs(expected))
+
+
+def test_what_is_written_out_as_often_as_it_runs_is_no_loop():
+    cases = load("single_device").task("scan_layers").cases
+
+    def judged(written):
+        """The verdict on a program with so many products written in either case, which run once for each layer."""
+        evidence = []
+        for case in cases[:2]:
+            found = Costs(0, 0, 0, (), {"f32 x f32": case.sizes.num_layers}, written, written={"dot_general": written})
+            evidence.append(Evidence(case, (), (), {}, {}, found, Memory(0, 0, 0, 0, ())))
+        return does_not_grow(Judged(evidence, None, {}), SHALLOW, DEEP, "depth", "").passed
+
+    assert [judged(written) for written in (1, 8, 24, 25, 48)] == [True, True, True, False, False]
 
 
 def test_oracle_of_scaled_step_follows_the_rules_by_hand():

@@ -66,14 +66,14 @@ class Scaling(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Heads(Sizes):
-    """Attention, ``[rows, seq, num_heads, head_dim]``, over chunks of keys; ``offset`` is added to every score."""
+    """Attention, ``[rows, seq, num_heads, head_dim]``, over chunks of keys; scores are up to ``reach`` from zero."""
 
     rows: int
     seq: int
     num_heads: int
     head_dim: int
     chunk: int
-    offset: int = 100
+    reach: int = 110
 
 
 def _on_one_device(local: Callable[..., dict[str, Any]], inputs: dict[str, Any], *results: str) -> Wrapped:
@@ -109,7 +109,12 @@ def transformer_params(case: Case[Batch]) -> Any:
     s, width, hidden = case.sizes, case.sizes.width, case.sizes.hidden
     norms = {"attention_norm": (width,), "mlp_norm": (width,)}
     layer = {**norms, "qkv": (width, 3 * width), "out": (width, width), "up": (width, hidden), "down": (hidden, width)}
-    shapes = {"token": (s.vocab, width), "position": (s.seq, width), "norm": (width,), "head": (width, s.vocab)}
+    shapes = {
+        "token": (s.vocab, width),
+        "position": (s.max_seq or s.seq, width),
+        "norm": (width,),
+        "head": (width, s.vocab),
+    }
     shapes |= {"layers": [layer] * s.num_layers}
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x, np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple))
 

@@ -24,6 +24,75 @@ READ = {
     "largest temporary": ("tp_transformer", "A vocabulary in parts"),
 }
 
+# Which facts hold each sentence of a specification; none where it explains.
+NUMBERS, GATHERED, SCATTERED, SUMMED, OTHER = (
+    ("values", "gradients", "gradient norm"),
+    ("all-gather bytes",),
+    ("reduce-scatter bytes",),
+    ("all-reduce bytes",),
+    ("other collectives",),
+)
+PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "tp_transformer_block": {
+        "each must drop at places of its own": ("values",),
+        "the same on every device of `axis_name`": (),
+        "the first half for what attention adds, the second for what the MLP adds": ("values",),
+        "| `x` and the result |": ("values",),
+        "| split leaves |": ("gradients",),
+        "| | `up` and `down` as for `tp_mlp` |": ("gradients",),
+        "| whole leaves |": ("gradients",),
+        "| gathers, each of": GATHERED,
+        "| scatters, each of": SCATTERED,
+        "| any other collective |": (*SUMMED, *OTHER),
+        "come from one product": GATHERED,
+        "whatever is sent must be sent by them": SUMMED,
+        "Gradients of split leaves must be those of one device": NUMBERS,
+        "This device's part of each sequence, like ``x``.": ("values",),
+    },
+    "parallel_transformer_block": {
+        "So gather once and scatter once": (*GATHERED, *SCATTERED),
+        "Of dropout there is one mask": ("values",),
+        "| gathers |": GATHERED,
+        "| scatters |": SCATTERED,
+        "| any other collective |": (*SUMMED, *OTHER),
+        "| predicted time on 8 H100 |": ("predicted time",),
+        "This device's part of each sequence, like ``x``.": NUMBERS,
+    },
+    "vocab_parallel_embed": {
+        "exactly one device has something to give": (),
+        "must not become an index outside of its table": ("values",),
+        "`max_seq` may be larger than `seq`": ("values",),
+        "| reduce-scatter |": SCATTERED,
+        "| all-gather |": GATHERED,
+        "| any other collective |": OTHER,
+        "``[batch, seq/axis, width]``.": NUMBERS,
+    },
+    "vocab_parallel_loss": {
+        "Here the largest of *all* devices' is needed": ("values",),
+        "one part of the vocabulary has logits 300 above another's": ("values", "gradients"),
+        "nobody ever needs more": (),
+        "Use the `gather_matmul` that you are handed": ("bytes sent",),
+        "`targets` are whole": (),
+        "the same on every device of the axis, and typed so": NUMBERS,
+        "| largest array at any moment |": ("largest temporary",),
+        "| sent, forward and backward |": ("bytes sent",),
+        "The mean over all tokens, a scalar": ("values",),
+    },
+    "tp_transformer_step": {
+        "every gradient must come out at the scale of a single device": ("gradients", "gradient norm"),
+        "Take the smallest model that has both kinds of leaf": (),
+        "hand `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss": ("exposed communication",),
+        "`key` is the same on every device": (),
+        "Place `i` on `data_axis` uses": ("values",),
+        "Update by plain SGD": ("values",),
+        "| exposed communication, 8 H100 |": ("exposed communication",),
+        "| largest array at any moment |": ("largest temporary",),
+        "| activations sent |": ("activation bytes",),
+        "| all-reduce |": SUMMED,
+        "the mean loss over all sequences, the same on every device": ("values",),
+    },
+}
+
 CONTRACT = Contract(
     "tp_transformer",
     (

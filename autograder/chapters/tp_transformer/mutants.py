@@ -154,6 +154,12 @@ MUTANTS = (
         },
         *GRADIENTS,
     ),
+    loss("takes_off_the_mean_of_the_maxima", {"lax.pmax(": "lax.pmean("}, *NUMBERS),
+    loss(
+        "takes_off_one_maximum_for_all_tokens",
+        {"jnp.max(logits, axis=-1)": "jnp.full(targets.shape, jnp.max(logits))"},
+        *NUMBERS,
+    ),
     loss("averages_the_exponentials", {"total = lax.psum": "total = lax.pmean"}, "values"),
     loss("averages_the_targets_logits", {"right = lax.psum": "right = lax.pmean"}, *NUMBERS),
     loss("forgets_the_gradient_of_the_norm", {'params["norm"]': 'lax.stop_gradient(params["norm"])'}, *GRADIENTS),

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from autograder.chapters.tp_transformer.tasks import (
+    OF_THREE,
     SIZES,
     WRAPPINGS,
     activation_bytes,
@@ -129,9 +130,10 @@ def step_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-_RING = SIZES.but(width=32, hidden=128, num_heads=16, dropout=0.0)
-_WIDE = {"width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 8, "rate_scale": 0.01}
-_PLAIN = SIZES.but(rows=1, dropout=0.0)
+# Three layers, so that what embedding and loss expose in any case is the smaller part; and so many rows that half of
+# all logits have more elements than all gradients of a device, which may be one array.
+_RING = SIZES.but(width=32, hidden=128, num_heads=16, num_layers=3, dropout=0.0)
+_WIDE = {"width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 16, "rate_scale": 0.01}
 
 
 def _unseen(rng: np.random.Generator) -> Case[Sizes]:
@@ -148,17 +150,17 @@ TP_TRANSFORMER_STEP = Task(
         Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, SIZES, quick=True),
         Case("data=1 x tensor=8", {"data": 1, "tensor": 8}, _RING, quick=True),
         Case("data=2 x tensor=4, side by side", {"data": 2, "tensor": 4}, SIZES.but(parallel=True)),
-        Case("tensor=2 x replica=4, 3 steps", {"tensor": 2, "replica": 4}, _PLAIN.but(steps=3, rate_scale=0.4)),
-        Case("data=8 x tensor=1", {"data": 8, "tensor": 1}, _PLAIN),
-        Case("data=1 x tensor=1", {"data": 1, "tensor": 1}, _PLAIN),
+        Case("tensor=3 x replica=2, 3 steps", {"tensor": 3, "replica": 2}, OF_THREE.but(steps=3, rate_scale=0.4)),
+        Case("data=8 x tensor=1, side by side", {"data": 8, "tensor": 1}, SIZES.but(rows=1, parallel=True)),
+        Case("data=1 x tensor=1, 1 layer", {"data": 1, "tensor": 1}, SIZES.but(rows=1, num_layers=1)),
     ),
     unseen=_unseen,
     draw=draw,
     oracle=oracle,
     facts=step_facts,
-    stretches=({"seq": 128, "max_seq": 128}, {"rows": 8, "width": 1024}, {"hidden": 16384, "vocab": 32000}),
+    stretches=({"seq": 128, "max_seq": 128}, {"rows": 16, "width": 1024}, {"hidden": 16384, "vocab": 32000}),
     at_scale=(
-        Case("data=1 x tensor=8, two layers of width 4096", {"data": 1, "tensor": 8}, _RING.but(**_WIDE)),
+        Case("data=1 x tensor=8, three layers of width 4096", {"data": 1, "tensor": 8}, _RING.but(**_WIDE)),
         "data=1 x tensor=8",
     ),
     naive_memory="keeps_all_logits",

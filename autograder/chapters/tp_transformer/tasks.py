@@ -29,8 +29,10 @@ from course.model import full_loss
 
 WRAPPINGS = wrappings("tp_transformer")
 OTHER = "other collectives"
-EVERY = ("all_gather", "reduce_scatter", "all_reduce", "collective_permute", "all_to_all")
+EVERY = ("all_gather", "reduce_scatter", "all_reduce", "collective_permute", "all_to_all", "collective_broadcast")
 SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=2, vocab=56, seq=24, max_seq=32, rows=2, dropout=0.25)
+# For an axis of three devices; none of these is a power of two.
+OF_THREE = SIZES.but(width=24, hidden=42, num_heads=6, vocab=57, seq=21, rows=1)
 
 
 def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> Case[Sizes]:
@@ -170,9 +172,9 @@ def _cases(parallel: bool) -> tuple[Case[Sizes], ...]:
     return (
         Case("tensor=4", {"tensor": 4}, sizes, quick=True),
         Case("tensor=8, 16 heads", {"tensor": 8}, heads, quick=True),
-        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, sizes.but(by_sum=True, dropout=0.0)),
-        Case("data=4 x model=2", {"data": 4, "model": 2}, sizes.but(rows=1)),
-        Case("tensor=1", {"tensor": 1}, sizes.but(dropout=0.0)),
+        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, sizes.but(by_sum=True)),
+        Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.but(num_layers=1, parallel=parallel)),
+        Case("tensor=1", {"tensor": 1}, sizes),
     )
 
 
@@ -180,7 +182,8 @@ def _unseen_block(rng: np.random.Generator, parallel: bool) -> Case[Sizes]:
     return unseen(rng, (2, 4), (2,), (3,), (2, 3), (4, 2), parallel=parallel)
 
 
-_LARGE = _cases(True)[1].sizes.but(width=2048, hidden=8192, seq=1024, max_seq=1024, rows=8)
+# Sequences are short, so that what attention does beside its products hides no transfer.
+_LARGE = _cases(True)[1].sizes.but(width=1024, hidden=4096, seq=256, max_seq=256, rows=32)
 
 TP_TRANSFORMER_BLOCK = Task(
     wrapping=WRAPPINGS[SEQUENTIAL],
@@ -199,8 +202,8 @@ PARALLEL_TRANSFORMER_BLOCK = Task(
     draw=draw_block,
     oracle=block_oracle,
     facts=parallel_facts,
-    stretches=({"seq": 1024, "max_seq": 1024}, {"rows": 8, "width": 2048}, {"hidden": 8192}),
-    at_scale=(Case("tensor=8, width 2048", {"tensor": 8}, _LARGE), "tensor=8, 16 heads"),
+    stretches=({"seq": 256, "max_seq": 256}, {"rows": 32, "width": 1024}, {"hidden": 4096}),
+    at_scale=(Case("tensor=8, width 1024", {"tensor": 8}, _LARGE), "tensor=8, 16 heads"),
     naive_time="one_after_the_other",
 )
 
@@ -261,7 +264,7 @@ VOCAB_PARALLEL_EMBED = Task(
         Case("tensor=4", {"tensor": 4}, _ONE_LAYER, quick=True),
         Case("data=2 x model=2", {"data": 2, "model": 2}, _ONE_LAYER, quick=True),
         Case("tensor=8, as long as there are positions", {"tensor": 8}, _ONE_LAYER.but(seq=32)),
-        Case("data=4 x tensor=2", {"data": 4, "tensor": 2}, _ONE_LAYER.but(rows=1)),
+        Case("data=2 x tensor=3", {"data": 2, "tensor": 3}, OF_THREE.but(num_layers=1)),
         Case("tensor=1", {"tensor": 1}, _ONE_LAYER),
     ),
     unseen=lambda rng: unseen(rng, (2, 4), (2,), (3,), (2, 3), (5,)),
@@ -274,12 +277,30 @@ VOCAB_PARALLEL_EMBED = Task(
 
 
 def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
-    """All logits are large, of either sign: the loss is what it would be without, and ``exp`` of them is not."""
-    shapes = WRAPPINGS["vocab_parallel_loss"].wrap(print, case).inputs
-    found = {"params": draw_leaves(rng, shapes["params"], 0.3), "x": draw_leaves(rng, shapes["x"])}
-    found["params"]["out"]["bias"] += np.float32(case.sizes.offset)
-    targets = rng.integers(0, case.sizes.vocab, shapes["targets"].shape, np.int32)
-    return {**found, "targets": targets, "upstream": np.float32(rng.uniform(-4, -2))}
+    """Logits whose exponential is no number of float32, or zero, unless what is taken off is each token's own maximum.
+
+    All are moved by ``offset``. Two parts of the vocabulary are moved by ``reach``, one up and one down for a third of
+    all tokens, the other way for another third, and not at all for the rest: the largest logit is another device's for
+    another token, no device has all of them, and it is not as large for one token as for the next.
+    """
+    s, shapes = case.sizes, WRAPPINGS["vocab_parallel_loss"].wrap(print, case).inputs
+    params, x = draw_leaves(rng, shapes["params"], 0.3), draw_leaves(rng, shapes["x"])
+    params["out"]["bias"] += np.float32(s.offset)
+    targets = rng.integers(0, s.vocab, shapes["targets"].shape, np.int32)
+    if s.reach:
+        parts = max(2, parts_of(case))
+        chosen, up = rng.choice(parts, 2, replace=False), rng.permutation(np.resize([1, 0, -1], targets.size))
+        up = up.reshape(targets.shape)
+        # A large scale and a small kernel: the gradient of the scale is a sum of such kernels that cancels.
+        x[..., 0], params["norm"]["scale"][0] = np.sqrt(s.width) * up, 8
+        reached = np.abs(x[..., 0])[up != 0] / np.sqrt(np.mean(x**2, -1))[up != 0]
+        of_parts = params["out"]["kernel"][0].reshape(parts, -1)  # a view
+        of_parts[:] = 0
+        of_parts[chosen] = np.array([[1], [-1]]) * s.reach / (8 * reached.min())
+        # A target is where its token's logits are raised, or the loss would be nothing but ``reach``.
+        own = s.vocab // parts
+        targets = np.where(up == 0, targets, targets % own + own * np.where(up == 1, *chosen)).astype(np.int32)
+    return {"params": params, "x": x, "targets": targets, "upstream": np.float32(rng.uniform(-4, -2))}
 
 
 def loss_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
@@ -303,6 +324,11 @@ def _lose_each_group(sizes: ModelSizes) -> Any:
 def part_of_logits(case: Case[Sizes]) -> int:
     """Elements of the logits that a device has: all tokens of its group, and its part of the vocabulary."""
     return case.sizes.rows * case.sizes.seq * case.sizes.vocab // parts_of(case)
+
+
+def half_more(case: Case[Sizes]) -> int:
+    """Half more than its part: a place for what is put beside the logits, and far less than those of two devices."""
+    return part_of_logits(case) * 3 // 2
 
 
 # --8<-- [end:logits]
@@ -331,18 +357,18 @@ def loss_facts(judged: Judged) -> list[Fact]:
     whole = whole_gradients(judged.cases, lambda case: params_of(case)["head"], "gradients/params")
     return [
         *facts.values_and_gradients(whole, values, gradients),
-        limits.largest_within(judged, part_of_logits, logits, weight=3),
+        limits.largest_within(judged, half_more, logits, weight=3),
         facts.bytes_at_most("bytes sent", judged.all, EVERY, lambda e: most_sent(e.case), sent),
     ]
 
 
-_LOGITS = _ONE_LAYER.but(offset=120)
+_LOGITS = _ONE_LAYER.but(reach=150)
 _VOCABULARY = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 1024, "max_seq": 1024, "rows": 8}
 
 
 def _unseen_loss(rng: np.random.Generator) -> Case[Sizes]:
-    offset = int(rng.choice([-1, 1]) * rng.integers(100, 250))
-    return unseen(rng, (2, 4), (2,), (3,), (2, 3), (5,), offset=offset)
+    offset, reach = int(rng.choice([-1, 1]) * rng.integers(100, 150)), int(rng.integers(120, 150))
+    return unseen(rng, (2, 4), (2,), (3,), (2, 3), (5,), offset=offset, reach=reach)
 
 
 VOCAB_PARALLEL_LOSS = Task(
@@ -351,9 +377,9 @@ VOCAB_PARALLEL_LOSS = Task(
     cases=(
         Case("tensor=4", {"tensor": 4}, _LOGITS.but(offset=-150), quick=True),
         Case("tensor=8", {"tensor": 8}, _LOGITS, quick=True),
-        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, _LOGITS.but(by_sum=True, offset=0)),
-        Case("data=4 x model=2", {"data": 4, "model": 2}, _LOGITS.but(rows=1)),
-        Case("tensor=1", {"tensor": 1}, _LOGITS),
+        Case("data=2 x tensor=2, by sums", {"data": 2, "tensor": 2}, _ONE_LAYER.but(by_sum=True)),
+        Case("data=2 x model=3", {"data": 2, "model": 3}, OF_THREE.but(num_layers=1, offset=120)),
+        Case("tensor=1", {"tensor": 1}, _LOGITS.but(offset=-150)),
     ),
     unseen=_unseen_loss,
     draw=draw_loss,

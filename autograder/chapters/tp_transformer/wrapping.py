@@ -40,6 +40,7 @@ class Sizes(ModelSizes):
         rows: Sequences of each group of devices.
         by_sum: Whether the functions that a block is given sum everything, where they usually gather and scatter.
         offset: Added to all logits.
+        reach: How far the logits of one part of the vocabulary are raised for some tokens, and lowered for others.
         steps: How many steps are taken.
         rate_scale: What the drawn learning rate is multiplied by.
     """
@@ -47,6 +48,7 @@ class Sizes(ModelSizes):
     rows: int
     by_sum: bool = False
     offset: int = 0
+    reach: int = 0
     steps: int = 1
     rate_scale: float = 2.0
 
