@@ -28,7 +28,9 @@ from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_mat
 CHAPTER, H100, RINGS = load("tp_transformer"), machine("8xH100"), (ring_gather_matmul, matmul_ring_scatter)
 BLOCKS = {"in turn": "tp_transformer_block", "side by side": "parallel_transformer_block"}
 LARGE = CHAPTER.task("parallel_transformer_block")
-WIDE = {"width": 4096, "hidden": 16384, "num_heads": 32, "rows": 4}
+LONG = {"seq": 1024, "max_seq": 1024}
+USUAL = {"width": 2048, "hidden": 8192, "rows": 8, **LONG}
+WIDE = {"width": 4096, "hidden": 16384, "num_heads": 32, "rows": 4, **LONG}
 DRAWN = {"in turn, whole": "before", "side by side, whole": "beside", "side by side, rings": "after"}
 
 
@@ -56,7 +58,7 @@ def blocks() -> Table:
     """One layer on eight H100, forward and backward, sent whole and by rings."""
     columns = "sent, MiB .0f", "idealised H100, ms .2f", "exposed .2f", "calibrated H100, ms .2f", "exposed there .2f"
     table = Table(("width", "block", "sends"), *columns)
-    for width, sizes in (("2,048", {}), ("4,096", WIDE)):
+    for width, sizes in (("2,048", USUAL), ("4,096", WIDE)):
         for parallel, (kind, name) in enumerate(BLOCKS.items()):
             block = getattr(ours, name)
 
@@ -68,7 +70,7 @@ def blocks() -> Table:
                 found = [timeline(module, where) for where in (H100, machine("8xH100-calibrated"))]
                 times = [1e3 * x for t in found for x in (t.seconds, t.exposed_seconds)]
                 table.add((width, kind, way), sum(c.total_bytes for c in costs(module).collectives) / 2**20, *times)
-                if sizes and f"{kind}, {way}" in DRAWN:
+                if sizes is WIDE and f"{kind}, {way}" in DRAWN:
                     draw(f"blocks_{DRAWN[f'{kind}, {way}']}", timeline_svg(found[0]))
             whole, rings = (table[f"{width}, {kind}, {way}"] for way in ("whole", "rings"))
             assert rings.exposed < 0.5 * whole.exposed and rings["calibrated H100"] > whole["calibrated H100"]

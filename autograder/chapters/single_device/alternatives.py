@@ -246,11 +246,59 @@ def without_masked_chunks(q, k, v, chunk):
     return jnp.concatenate(found, axis=1)
 
 
+def with_a_derivative_of_its_own(q, k, v, chunk):
+    """As FlashAttention does it: kept are the result and each query's logarithm of the sum of exponentials."""
+    batch, seq, heads, dim = q.shape
+    starts, places = jnp.arange(0, seq, chunk), jnp.arange(seq)
+
+    def by_head(x):
+        return x.transpose(0, 2, 1, 3)
+
+    def cut(x):
+        return by_head(x).reshape(batch, heads, seq // chunk, chunk, dim).transpose(2, 0, 1, 3, 4)
+
+    def scores(q, keys, start):
+        seen = places[:, None] >= start + places[:chunk]
+        return jnp.where(seen, by_head(q) @ keys.swapaxes(2, 3) / np.float32(np.sqrt(dim)), -jnp.inf)
+
+    def forward(q, k, v):
+        def step(carry, piece):
+            top, total, mixed = carry
+            found = scores(q, piece[1], piece[0])
+            now = jnp.maximum(top, found.max(-1, keepdims=True))
+            weights, shrink = jnp.exp(found - now), jnp.exp(top - now)
+            total = total * shrink + weights.sum(-1, keepdims=True)
+            return (now, total, mixed * shrink + weights @ piece[2]), None
+
+        nothing = jnp.zeros((batch, heads, seq, 1))
+        start = nothing - jnp.inf, nothing, jnp.zeros((batch, heads, seq, dim))
+        (top, total, mixed), _ = lax.scan(step, start, (starts, cut(k), cut(v)))
+        result = by_head(mixed / total)
+        return result, (q, k, v, result, top + jnp.log(total))
+
+    def backward(kept, upstream):
+        q, k, v, result, logsumexp = kept
+        arriving, of_totals = by_head(upstream), by_head((upstream * result).sum(-1, keepdims=True))
+
+        def step(of_q, piece):
+            start, keys, values = piece
+            weights = jnp.exp(scores(q, keys, start) - logsumexp)
+            of_scores = weights * (arriving @ values.swapaxes(2, 3) - of_totals) / np.float32(np.sqrt(dim))
+            return of_q + of_scores @ keys, (of_scores.swapaxes(2, 3) @ by_head(q), weights.swapaxes(2, 3) @ arriving)
+
+        of_q, chunks = lax.scan(step, jnp.zeros((batch, heads, seq, dim)), (starts, cut(k), cut(v)))
+        return by_head(of_q), *(x.transpose(1, 0, 3, 2, 4).reshape(q.shape) for x in chunks)
+
+    attend = jax.custom_vjp(lambda q, k, v: forward(q, k, v)[0])
+    attend.defvjp(forward, backward)
+    return attend(q, k, v)
+
+
 ALTERNATIVES = {
     "mixed_precision_loss": (by_casting_kernels_first, with_a_scan_over_layers),
     "accumulate_gradients": (by_slicing_in_a_loop, by_a_loss_of_shares),
     "scan_layers": (with_a_remat_body, by_fori_loop, with_all_activations),
     "remat_layers": (with_products_without_batch_dims, with_checkpoint_of_the_layer, remat_layers_by_fori_loop),
     "scaled_step": (by_branching, by_flattening),
-    "chunked_attention": (with_queries_in_chunks_too, without_masked_chunks),
+    "chunked_attention": (with_queries_in_chunks_too, without_masked_chunks, with_a_derivative_of_its_own),
 }

@@ -234,8 +234,9 @@ def draw_attention(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any
     patterns = ((1, 1), (-1, 1), (1, rising), (-1, rising), (by_query, 1), (1, by_chunk))
     large, order = np.sqrt(s.reach * np.sqrt(s.head_dim)), iter(rng.permutation(s.rows * s.num_heads))
     for row, head in np.ndindex(s.rows, s.num_heads):
-        for name, factor in zip("qk", patterns[next(order) % len(patterns)], strict=True):
-            arrays[name][row, :, head, 0] = large * factor
+        of_queries, of_keys = patterns[next(order) % len(patterns)]
+        # A query's gradient adds up keys, and cancels: keys are the smaller ones, and their rounding with them.
+        arrays["q"][row, :, head, 0], arrays["k"][row, :, head, 0] = 3 * large * of_queries, large / 3 * of_keys
     return arrays
 
 

@@ -162,6 +162,13 @@ MUTANTS = (
     ),
     patch(
         scaled_step,
+        "looks_at_kernels_alone",
+        {"for g in jax.tree.leaves(gradients)]": "for g in jax.tree.leaves(gradients) if g.ndim > 1]"},
+        *("good steps", "losses", "scale", "skipped steps", "values"),
+        shown_by=("scale of 1",),
+    ),
+    patch(
+        scaled_step,
         "halves_below_one",
         {'state["scale"] / 2, 1': 'state["scale"] / 2, 0'},
         "scale",
