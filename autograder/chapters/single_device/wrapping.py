@@ -47,7 +47,7 @@ class Scaling(Sizes):
         bad: The steps whose gradient is not finite.
         all_overflow: Whether they are bad because the scale is far too large, and for no other reason.
         kind: How the first of them is bad, of ``tasks.KINDS``.
-        half: Which MLP is bad then.
+        half: Which MLP is bad then; an infinite gradient is negative in the first.
         rate: The learning rate, divided by the loss's weight.
     """
 
