@@ -87,6 +87,11 @@ OTHERS = [
     (ASYNC, "hides_the_forward_pass_alone", "exposed", NAIVE, 1.15 * async_tp.EXPOSED, inf),
     (ASYNC, "leaves_the_derivative_to_jax", "exposed", NAIVE, 0, 0.1),
     (ASYNC, "leaves_the_derivative_to_jax", "seconds", NAIVE, 1.15, inf),
+    (
+        "tp_transformer.parallel_transformer_block",
+        *("with_attention_recomputed", "seconds", NAIVE, 0, 0.93 * FASTER),
+    ),
+    ("tp_transformer.tp_transformer_step", "with_layers_that_recompute", "exposed", NAIVE, 0, 0.93 * tp_step.EXPOSED),
     *(("tensor_parallel.tp_mlp", f.__name__, "seconds", REFERENCE, 0, 0.95 * SLOWER) for f in ALTERNATIVES["tp_mlp"]),
 ]
 

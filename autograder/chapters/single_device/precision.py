@@ -143,10 +143,10 @@ def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
 
 def _of_whole_leaves(e: Evidence) -> Fact:
     """How far each leaf's gradient is off as a whole: the norm of the difference over the norm of what is expected."""
-    leaves = [name for name in e.expected if name.startswith("gradients/")]
-    off = {
-        name: np.linalg.norm(e.measured[name] - e.expected[name]) / np.linalg.norm(e.expected[name]) for name in leaves
-    }
+    off = {}
+    for name in (name for name in e.expected if name.startswith("gradients/")):
+        measured, expected = (side[name].astype(np.float64) for side in (e.measured, e.expected))
+        off[name] = np.linalg.norm(measured - expected) / max(np.linalg.norm(expected), 1e-30)
     name = max(off, key=lambda name: (not np.isfinite(off[name]), off[name]))
     error, message = float(off[name]), ""
     if not error <= OF_A_LEAF:
