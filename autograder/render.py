@@ -118,7 +118,8 @@ def _name(fact: Fact) -> tuple[str, str]:
     """What was measured, and its unit where neither the name nor the figures say it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
     said = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
-    return name, said if fact.weight else f"{said} advice".strip()
+    how = "half the points" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
+    return name, f"{said} {how}".strip()
 
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
@@ -161,7 +162,8 @@ def _result_html(result: Result) -> str:
         f'<b style="{_MONO}">{_html(plain(result.name))}</b> '
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
-    remark = "" if _said_below(result) else _remark(result.message, result.line, colour)
+    remark = f"<div>{_html(result.reason)}</div>" if result.reason else ""
+    remark += "" if _said_below(result) else _remark(result.message, result.line, colour)
     body = remark + table_html(result.facts) + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
@@ -245,7 +247,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
         (plain(result.name), "bold"),
         (f"  {number(result.points)} of {number(result.max_points)} points", "dim"),
     )
-    parts: list[RenderableType] = [head]
+    parts: list[RenderableType] = [head, *([Text(result.reason)] if result.reason else [])]
     if (result.line or result.message) and not _said_below(result):
         parts.append(_remark_rich(_line_rich(result.line), result.message))
     if result.facts:

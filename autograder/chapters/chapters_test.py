@@ -41,7 +41,7 @@ ALL_ALTERNATIVES = [
 
 def failed(result):
     """The facts that cost points; those of weight 0 are advice."""
-    return {fact.name for fact in result.facts if fact.passed is False and fact.weight}
+    return {fact.name for fact in result.missed}
 
 
 def said(result):
@@ -55,6 +55,7 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     assert (result.message, failed(result)) == ("", set()), said(result)
     assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
+    assert set(load(chapter).task(task).point) <= {fact.name for fact in result.facts if fact.weight}
     unexplained = {fact.name for fact in result.facts if fact.weight} - set(load(chapter).read)
     assert not unexplained, "Contract.read has no page for them"
     if chapter not in PROMISES_TO_COME:
@@ -74,7 +75,12 @@ def test_alternative_passes_every_fact_as_it_is_handed_in(chapter, task, functio
 def test_mutant_fails_exactly_what_it_names(chapter, mutant):
     result = judged(chapter, mutant, full=FULL)
     assert (result.message, failed(result)) == ("", mutant.fails), said(result)
-    assert result.points < load(chapter).task(mutant.task).points
+    task = load(chapter).task(mutant.task)
+    assert result.points < task.points
+    if any(fact.kind.required for fact in result.missed):
+        assert (result.points, "earn nothing" in result.reason) == (0, True)
+    elif mutant.fails & set(task.point):
+        assert result.points <= task.points / 2 and "most half" in result.reason
     for fact in result.facts:
         assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
 
@@ -86,6 +92,15 @@ def test_every_function_has_mutants_and_alternatives(chapter):
     for task in load(chapter).tasks:
         assert wrong[task.name] >= LEAST_MUTANTS, task.name
         assert len(right[task.name]) >= LEAST_ALTERNATIVES, task.name
+
+
+@pytest.mark.parametrize(("chapter", "task"), TASKS)
+def test_naive_baseline_misses_the_point(chapter, task):
+    found = load(chapter).task(task)
+    baselines = [m for m in mutants(chapter) if m.task == task and m.name in (found.naive_memory, found.naive_time)]
+    assert len(baselines) == len({found.naive_memory, found.naive_time} - {""})
+    for baseline in baselines:
+        assert baseline.fails & set(found.point), f"{baseline.name} earns more than half of the points"
 
 
 @pytest.mark.parametrize(("chapter", "task"), TASKS)

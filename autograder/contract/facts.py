@@ -345,9 +345,9 @@ def specs_match(
                 f"expected {wanted} ({how(e.case)})"
             )
         figures = {"direction": Limit.ALL, "unit": Unit.LEAVES}
-        return at(e, name, Kind.MEMORY, message, len(pairs) - len(wrong), len(pairs), **figures)
+        return at(e, name, Kind.VALUES, message, len(pairs) - len(wrong), len(pairs), **figures)
 
-    return worst([look(e) for e in evidence], name, Kind.MEMORY)
+    return worst([look(e) for e in evidence], name)
 
 
 def _under(leaf: str, prefix: str) -> bool:

@@ -23,7 +23,7 @@ from autograder.contract.facts import (
     worst,
 )
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import Kind, conclude
+from autograder.contract.verdict import Fact, Kind, conclude
 from course.program import Collective, Costs, Leaf, Memory
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
@@ -188,6 +188,21 @@ def test_gradients_that_are_wrong_or_not_there_leave_no_points_to_any_other_fact
     ):
         assert (good.passed, bad.passed, bad.kind) == (True, False, Kind.GRADIENTS)
         assert conclude("f", 4, [good, bad]).points == 0
+        assert conclude("f", 4, [good, bad]).reason == "Wrong gradients earn nothing, whatever else is met."
+
+
+@pytest.mark.parametrize(
+    ("bubble", "bytes_", "points"),
+    [(True, True, 8), (True, False, 7), (False, True, 4), (False, False, 4), (None, True, 8)],
+)
+def test_an_answer_that_misses_its_point_keeps_at_most_half(bubble, bytes_, points):
+    facts = [
+        Fact("values", Kind.VALUES, True, weight=6),
+        Fact("bubble", Kind.TIME, bubble, point=True),
+        Fact("bytes", Kind.COMMUNICATION, bytes_),
+    ]
+    found = conclude("f", 8, facts)
+    assert (found.points, "“bubble”" in found.reason) == (points, bubble is False)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ class Task:
     Attributes:
         wrapping: Its name and signature, and how it is made into something that can be exported.
         points: What it is worth.
+        point: Facts that the exercise is about, besides right results: a function that misses one earns at most half.
         cases: The meshes and sizes that it is run on.
         unseen: Draws one more case, for official grading.
         draw: ``(generator, case) ->`` arrays in trees like ``Wrapped.inputs``.
@@ -146,6 +147,7 @@ class Task:
     draw: Callable[[np.random.Generator, Case[Any]], dict[str, Any]]
     oracle: Callable[[dict[str, Any], Case[Any]], dict[str, Any]]
     facts: Callable[[Judged], list[Fact]]
+    point: tuple[str, ...] = ()
     at_scale: tuple[Case[Any], str] | None = None
     stretches: tuple[Mapping[str, Any], ...] = ()
     naive_memory: str = ""

@@ -31,6 +31,11 @@ class Kind(StrEnum):
         return self in (Kind.FORM, Kind.VALUES, Kind.GRADIENTS)
 
 
+# The most that an answer may earn which is right and misses the point of its exercise.
+MISSES_THE_POINT = 0.5
+_WRONG = {Kind.FORM: "results of another form", Kind.VALUES: "wrong values", Kind.GRADIENTS: "wrong gradients"}
+
+
 class Unit(StrEnum):
     """Of a fact's numbers; the value is how people read it. ``Fact.of`` completes some: a machine, a dtype."""
 
@@ -100,6 +105,7 @@ class Fact:
         line: The learner's own, as ``cell:line``.
         message: What fell short, and a question that leads on.
         weight: How much the fact counts among its function's; 0 for advice.
+        point: Whether the exercise is about it (``Task.point``): without it a function earns at most half.
     """
 
     name: str
@@ -117,6 +123,7 @@ class Fact:
     line: str = ""
     message: str = ""
     weight: float = 1.0
+    point: bool = False
     # --8<-- [end:fact]
 
     @property
@@ -181,6 +188,20 @@ class Result:
     timeline: dict[str, Any] | None = None
     form: str = ""
 
+    @property
+    def missed(self) -> list[Fact]:
+        """The facts that fell short and cost points."""
+        return [fact for fact in self.facts if fact.passed is False and fact.weight]
+
+    @property
+    def reason(self) -> str:
+        """Why it earns nothing, or at most half, whatever else is met; empty where each fact counts by its weight."""
+        wrong = [_WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)]
+        if wrong:
+            return f"{' and '.join(wrong).capitalize()} earn nothing, whatever else is met."
+        point = [fact.name for fact in self.missed if fact.point]
+        return f"At most half of the points without {_listed(point)}: the exercise is about that." if point else ""
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, to the letter what a result from ``from_json`` gives: figures are floats."""
         return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Result))
@@ -223,16 +244,23 @@ class Report:
         return msgspec.convert(data, cls)
 
 
-def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
-    """Points and verdict from facts: wrong values or gradients earn nothing, else each fact counts by its weight.
+def _listed(names: list[str]) -> str:
+    return " and ".join(f"“{name}”" for name in names)
 
-    A fact that was not measured counts neither way, nor does one of weight 0, which is advice.
+
+def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
+    """Points and verdict from facts: each counts by its weight, but wrong values or gradients leave nothing.
+
+    An answer that misses what the exercise is about keeps at most half. A fact that was not measured counts neither
+    way, nor does one of weight 0, which is advice.
     """
     counted = [fact for fact in facts if fact.passed is not None and fact.weight]
     passed = [fact for fact in counted if fact.passed]
     if not counted or any(fact.kind.required and not fact.passed for fact in counted):
         passed = []
     share = sum(fact.weight for fact in passed) / sum(fact.weight for fact in counted) if counted else 0.0
+    if any(fact.point and not fact.passed for fact in counted):
+        share = min(share, MISSES_THE_POINT)
     points = round(max_points * share, 2)
     verdict = PASS if counted and len(passed) == len(counted) else PARTIAL if passed else FAIL
     return Result(name, points, max_points, verdict, tuple(facts))

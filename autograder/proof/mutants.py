@@ -34,7 +34,7 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     shown_by = set(mutant.shown_by or (task.cases[0].name,))
     small = replace(planned, cases=tuple(c for c in planned.cases if c.name in shown_by), at_scale=None)
     result = _judged(small, mutant, programs)
-    short = {fact.name for fact in result.facts if fact.passed is False and fact.weight}
+    short = {fact.name for fact in result.missed}
     if task.at_scale is None or short == mutant.fails:
         return result
     needed = shown_by | {task.at_scale[1]}

@@ -185,6 +185,7 @@ def _ring(name: str, points: float, *, both_ways: bool) -> Task:
     return Task(
         wrapping=WRAPPINGS[name],
         points=points,
+        point=("predicted time", *(["bytes each way"] if both_ways else [])),
         cases=(
             Case("tensor=8", {"tensor": 8}, sizes, quick=True),
             Case(SMALL, {"tensor": 8}, sizes.but(backward=False), quick=True),
@@ -291,6 +292,7 @@ _MLP = Mlp(rows=4, batch=5, width=6, hidden=7)
 ASYNC_TP_MLP = Task(
     wrapping=WRAPPINGS["async_tp_mlp"],
     points=4,
+    point=("exposed communication",),
     cases=(
         Case("tensor=8", {"tensor": 8}, _MLP.but(rows=2, batch=0, hidden=10), quick=True),
         Case("data=2 x tensor=3", {"data": 2, "tensor": 3}, _MLP, quick=True),

@@ -143,6 +143,7 @@ def ring(name: str, naive: str) -> Task:
     return Task(
         wrapping=wrapping,
         points=2,
+        point=("permute bytes", "live temporaries"),
         cases=CASES,
         unseen=_unseen,
         draw=lambda rng, case: draw_leaves(rng, wrapping.wrap(print, case).inputs),

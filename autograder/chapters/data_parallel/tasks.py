@@ -196,6 +196,7 @@ def sync_facts(judged: Judged) -> list[Fact]:
 SYNC_GRADIENTS = Task(
     wrapping=WRAPPINGS["sync_gradients"],
     points=2,
+    point=("all-reduce bytes",),
     cases=(
         case_over({"data": 4, "tensor": 2}, Leaves(), "data", "tensor", quick=True),
         case_over({"data": 8}, Leaves(), "data", quick=True),
@@ -291,6 +292,7 @@ def _unseen_step(rng: np.random.Generator) -> Case[Training]:
 TRAIN_STEP_DP = Task(
     wrapping=WRAPPINGS["train_step_dp"],
     points=3,
+    point=("all-reduce bytes", "live temporaries"),
     cases=(
         Case("data=8", {"data": 8}, _MLP, quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.but(**_AT_ONCE), quick=True),
@@ -361,6 +363,7 @@ def _unseen_overlap(rng: np.random.Generator) -> Case[Training]:
 OVERLAPPED_GRADIENTS = Task(
     wrapping=WRAPPINGS["overlapped_gradients"],
     points=4,
+    point=("exposed communication",),
     cases=(
         Case("data=8", {"data": 8}, _DEEP, quick=True),
         Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _TRANSFORMER.but(**_AT_ONCE), quick=True),

@@ -154,6 +154,7 @@ def _unseen_leaves(rng: np.random.Generator) -> Case[Leaves]:
 SHARD_PARAMS = Task(
     wrapping=WRAPPINGS["shard_params"],
     points=2,
+    point=("split dims",),
     cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
     unseen=_unseen_leaves,
     draw=lambda rng, case: {"params": draw_leaves(rng, leaf_shapes(case))},
@@ -165,6 +166,7 @@ SHARD_PARAMS = Task(
 GATHER_PARAMS = Task(
     wrapping=WRAPPINGS["gather_params"],
     points=3,
+    point=("reduce-scatter bytes",),
     cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
     unseen=_unseen_leaves,
     given=lambda case: as_given(_leaf_specs(case)),
@@ -234,6 +236,7 @@ def _unseen_loss(rng: np.random.Generator) -> Case[Training]:
 FSDP_LOSS = Task(
     wrapping=WRAPPINGS["fsdp_loss"],
     points=5,
+    point=("live temporaries",),
     cases=meshes(_MLP, three=_THIRDS, two=_TRANSFORMER),
     unseen=_unseen_loss,
     given=lambda case: as_given(specs_of(case)),
@@ -321,6 +324,7 @@ _THREE_STEPS = _THIRDS.but(steps=3, rate_scale=0.5)
 FSDP_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["fsdp_train_step"],
     points=5,
+    point=("predicted time", "live temporaries"),
     cases=meshes(_DEEP, three=_THREE_STEPS, two=_TRANSFORMER.but(rate_scale=2.0)),
     unseen=lambda rng: unseen_case(rng, unseen_step(rng), *ODD),
     given=lambda case: as_given(specs_of(case)),
@@ -388,6 +392,7 @@ def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
 HYBRID_SHARD_STEP = Task(
     wrapping=WRAPPINGS["hybrid_shard_step"],
     points=3,
+    point=("bytes between nodes",),
     # Names and order of the axes differ from mesh to mesh; parameters are split over `data`, or over the first axis.
     cases=(
         Case("replica=2 x data=4", {"replica": 2, "data": 4}, _MLP, quick=True),

@@ -151,6 +151,7 @@ def unseen(rng: np.random.Generator) -> Case[Looped]:
 EXECUTE_LOOPING_PIPELINE = Task(
     wrapping=WRAPPINGS["execute_looping_pipeline"],
     points=4,
+    point=("bubble",),
     cases=(
         Case("pipe=4, 6 microbatches, 2 repeats", {"pipe": 4}, _TWO.but(dropout=0.25), quick=True),
         Case("pipe=4, 3 microbatches, 3 repeats, forward", {"pipe": 4}, _FORWARD, quick=True),

@@ -146,6 +146,7 @@ def unseen(rng: np.random.Generator) -> Case[Looped]:
 LOOPING_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["looping_train_step"],
     points=5,
+    point=("exposed over data", "live temporaries"),
     cases=(
         Case("data=4 x pipe=2, 4 microbatches", {"data": 4, "pipe": 2}, _FOUR, quick=True),
         Case(

@@ -144,6 +144,7 @@ _MANY_OUTPUTS = _FEWER.but(width=1024, hidden=4096, features=512, outputs=32768,
 PIPELINE_LOSS = Task(
     wrapping=WRAPPINGS["pipeline_loss"],
     points=5,
+    point=("loss bytes",),
     cases=(
         Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX, quick=True),
         Case("pipe=8, 4 microbatches", {"pipe": 8}, _FEWER, quick=True),
@@ -272,6 +273,7 @@ def _unseen_step(rng: np.random.Generator) -> Case[Training]:
 PIPELINE_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["pipeline_train_step"],
     points=5,
+    point=("live temporaries",),
     cases=(
         Case("data=2 x pipe=4, 6 microbatches", {"data": 2, "pipe": 4}, _SIX, quick=True),
         Case("data=2 x pipe=4, 32 microbatches", {"data": 2, "pipe": 4}, _LONG, quick=True),

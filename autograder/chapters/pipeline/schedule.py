@@ -196,6 +196,7 @@ PIPELINE_TICK = Task(
     wrapping=WRAPPINGS["pipeline_tick"],
     given=lambda case: {"ticks": ticks_of(case)},
     points=3,
+    point=("permute bytes",),
     cases=(
         Case("pipe=4", {"pipe": 4}, _THREE, quick=True),
         Case("tensor=2 x pipe=3", {"tensor": 2, "pipe": 3}, _THREE.but(num_microbatches=5), quick=True),
@@ -287,6 +288,7 @@ def _unseen_executed(rng: np.random.Generator) -> Case[Blocks]:
 EXECUTE_PIPELINE = Task(
     wrapping=WRAPPINGS["execute_pipeline"],
     points=5,
+    point=("bubble",),
     cases=(
         Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX, quick=True),
         Case("pipe=8, 5 microbatches, forward", {"pipe": 8}, _FORWARD, quick=True),

@@ -95,6 +95,7 @@ ACCUMULATION = Task(
     wrapping=WRAPPINGS["accumulate_gradients"],
     kind="transform",
     points=2,
+    point=("live temporaries",),
     cases=(
         Case(FEW, MESH, _MLP, quick=True),
         Case(MANY, MESH, _MLP.but(num_microbatches=24), quick=True),
@@ -181,6 +182,7 @@ SCAN = Task(
     wrapping=WRAPPINGS["scan_layers"],
     kind="transform",
     points=1,
+    point=("program size",),
     cases=(
         Case(SHALLOW, MESH, _STACK.but(num_layers=24), quick=True),
         Case(DEEP, MESH, _STACK.but(num_layers=48), quick=True),
@@ -197,6 +199,7 @@ REMAT = Task(
     wrapping=WRAPPINGS["remat_layers"],
     kind="transform",
     points=2,
+    point=("live temporaries",),
     cases=(
         Case("12 layers", MESH, _WITH_ATTENTION.but(num_layers=12), quick=True),
         Case("3 layers", MESH, _WITH_ATTENTION, quick=True),
@@ -301,6 +304,7 @@ def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
 ATTENTION = Task(
     wrapping=WRAPPINGS["chunked_attention"],
     points=4,
+    point=("largest temporary",),
     cases=(
         Case("8 chunks", MESH, _HEADS, quick=True),
         Case("3 chunks", MESH, _HEADS.but(chunk=16, num_heads=4, reach=0), quick=True),

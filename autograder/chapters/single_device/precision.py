@@ -180,6 +180,7 @@ _UNSEEN = (
 MIXED_PRECISION = Task(
     wrapping=WRAPPINGS["mixed_precision_loss"],
     points=2,
+    point=("product dtypes", "float32 functions and sums"),
     cases=(
         Case("2 layers", MESH, _SMALL, quick=True),
         Case("1 layer", MESH, _SMALL.but(num_layers=1, num_heads=4, seq=9, max_seq=12, rows=3), quick=True),
@@ -324,6 +325,7 @@ def _unseen_scaling(rng: np.random.Generator) -> Case[Scaling]:
 SCALING = Task(
     wrapping=WRAPPINGS["scaled_step"],
     points=2,
+    point=("product dtypes",),
     cases=(
         Case("one bad step", MESH, _ONE_BAD, quick=True),
         Case("scale of 1", MESH, _LOWEST, quick=True),

@@ -139,7 +139,7 @@ def _scale(e: Evidence) -> Fact:
             f"device, and a mean of {mean:.2g} of it. How many inputs has each output of the whole layer?"
         )
     how = {"direction": Limit.BETWEEN, "unit": Unit.ONE_DEVICE}
-    return facts.at(e, "initial scale", Kind.PROGRAM, message, float(spread), (1 - OFF, 1 + OFF), **how)
+    return facts.at(e, "initial scale", Kind.VALUES, message, float(spread), (1 - OFF, 1 + OFF), **how)
 
 
 def _unseen(rng: np.random.Generator) -> Case[Kernel]:
@@ -152,6 +152,7 @@ def _unseen(rng: np.random.Generator) -> Case[Kernel]:
 INIT_DENSE = Task(
     wrapping=wrappings("tensor_parallel")["init_dense"],
     points=2,
+    point=("initial scale",),
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, Kernel(), quick=True),
         Case("tensor=6, parts alone", {"tensor": 6}, Kernel(whole=False), quick=True),

@@ -158,6 +158,7 @@ def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fac
     return Task(
         wrapping=WRAPPINGS[name],
         points=2,
+        point=("all-gather bytes" if narrow == "d_in" else "reduce-scatter bytes",),
         cases=(
             Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, sizes, quick=True),
             Case("tensor=6, no bias", {"tensor": 6}, sizes.but(bias=False, batch=0), quick=True),
@@ -251,6 +252,7 @@ def _unseen_attention(rng: np.random.Generator) -> Case[Heads]:
 TP_MLP = Task(
     wrapping=WRAPPINGS["tp_mlp"],
     points=3,
+    point=("collectives forward",),
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _MLP, quick=True),
         Case("tensor=8", {"tensor": 8}, _MLP.but(batch=0), quick=True),
@@ -273,6 +275,7 @@ TP_MLP = Task(
 TP_ATTENTION = Task(
     wrapping=WRAPPINGS["tp_attention"],
     points=3,
+    point=("collectives forward",),
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
         Case("tensor=8", {"tensor": 8}, _HEADS, quick=True),

@@ -146,6 +146,7 @@ def _unseen(rng: np.random.Generator) -> Case[Sizes]:
 TP_TRANSFORMER_STEP = Task(
     wrapping=WRAPPINGS["tp_transformer_step"],
     points=6,
+    point=("exposed communication",),
     cases=(
         Case("data=2 x tensor=2", {"data": 2, "tensor": 2}, SIZES, quick=True),
         Case("data=1 x tensor=8", {"data": 1, "tensor": 8}, _RING, quick=True),

@@ -188,6 +188,7 @@ _LARGE = _cases(True)[1].sizes.but(width=1024, hidden=4096, seq=256, max_seq=256
 TP_TRANSFORMER_BLOCK = Task(
     wrapping=WRAPPINGS[SEQUENTIAL],
     points=4,
+    point=("reduce-scatter bytes",),
     cases=_cases(False),
     unseen=partial(_unseen_block, parallel=False),
     draw=draw_block,
@@ -197,6 +198,7 @@ TP_TRANSFORMER_BLOCK = Task(
 PARALLEL_TRANSFORMER_BLOCK = Task(
     wrapping=WRAPPINGS[PARALLEL],
     points=4,
+    point=("all-gather bytes", "predicted time"),
     cases=_cases(True),
     unseen=partial(_unseen_block, parallel=True),
     draw=draw_block,
@@ -260,6 +262,7 @@ _ONE_LAYER = SIZES.but(num_layers=1)
 VOCAB_PARALLEL_EMBED = Task(
     wrapping=WRAPPINGS["vocab_parallel_embed"],
     points=3,
+    point=("reduce-scatter bytes",),
     cases=(
         Case("tensor=4", {"tensor": 4}, _ONE_LAYER, quick=True),
         Case("data=2 x model=2", {"data": 2, "model": 2}, _ONE_LAYER, quick=True),
@@ -375,6 +378,7 @@ def _unseen_loss(rng: np.random.Generator) -> Case[Sizes]:
 VOCAB_PARALLEL_LOSS = Task(
     wrapping=WRAPPINGS["vocab_parallel_loss"],
     points=5,
+    point=("largest temporary",),
     cases=(
         Case("tensor=4", {"tensor": 4}, _FAR_APART, quick=True),
         Case("tensor=8", {"tensor": 8}, _LOGITS, quick=True),

@@ -147,6 +147,7 @@ CHOOSE_MESH = Task(
     wrapping=wrappings("transformer_3d")["choose_mesh"],
     kind="value",
     points=3,
+    point=("predicted MFU",),
     cases=(
         Case("8xA5000", {"data": 1}, Models(machine="8xA5000"), quick=True),
         Case("2x8xA100", {"data": 1}, Models(machine="2x8xA100"), quick=True),

@@ -56,6 +56,7 @@ _EIGHT_LAYERS = SIZES.but(num_layers=8)
 INIT_3D = Task(
     wrapping=WRAPPINGS["init_3d"],
     points=3,
+    point=("split dims",),
     cases=(
         Case("data=2 x pipe=2 x tensor=2", {"data": 2, "pipe": 2, "tensor": 2}, _EIGHT_LAYERS, quick=True),
         Case("replica=4 x stage=2 x model=1", {"replica": 4, "stage": 2, "model": 1}, _EIGHT_LAYERS, quick=True),
@@ -154,6 +155,7 @@ _CUBE = {"data": 2, "pipe": 2, "tensor": 2}
 FORWARD_3D = Task(
     wrapping=WRAPPINGS["forward_3d"],
     points=8,
+    point=("live temporaries", "exposed over data"),
     cases=(
         Case("data=2 x pipe=2 x tensor=2", _CUBE, SIZES, quick=True),
         Case(

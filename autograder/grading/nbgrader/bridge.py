@@ -150,7 +150,7 @@ def write_verdicts(notebook: NotebookNode, report: Report) -> None:
 
 
 def _summary(result: Result) -> dict[str, Any]:
-    lines = {result.line, *(fact.line for fact in result.facts if fact.passed is False and fact.weight)}
+    lines = {result.line, *(fact.line for fact in result.missed)}
     return {**result.to_json(), "lines": sorted(filter(None, lines))}
 
 

@@ -30,7 +30,7 @@ from course.render.timeline_summary import from_summary, pictured, to_summary
 MEANING = {
     PASS: "Every fact is met.",
     PARTIAL: "The values are right. Some other facts are not met yet.",
-    FAIL: "What it computes is not yet what it should be, and wrong values earn nothing.",
+    FAIL: "What it computes is not yet what it should be.",
     STUDENT_ERROR: "Your code stopped with an error before it gave a program that could be judged.",
     LIMIT_EXCEEDED: "It used more than a submission may use, and was ended.",
     REFUSED: "There is no program that could be judged.",
@@ -46,7 +46,6 @@ TRYING = (
 YOURS, REFERENCE = "yours", "the course's own"
 # Where the course's pages explain verdicts that no fact explains: page and heading.
 ABOUT = {REFUSED: ("lenses", "What is refused"), LIMIT_EXCEEDED: ("grading", "What the sandbox does")}
-OTHER_FORM = "of another form"
 _FILE = re.compile(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)")
 
 
@@ -62,7 +61,7 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> s
     word = WORDS.get(result.verdict, result.verdict)
     parts = [
         f'<p><span class="badge" style="background:{colour}">{_safe(word)}</span> '
-        f"{_safe(MEANING.get(result.verdict, ''))}</p>"
+        f"{_safe(MEANING.get(result.verdict, ''))} {_safe(result.reason)}</p>"
     ]
     failed = [fact for fact in result.facts if fact.passed is False]
     if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _said_by(failed, result):
@@ -152,7 +151,7 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
 def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
     """Pages and headings that explain what fell short, each once."""
     known = {**load(chapter).read, **ABOUT}
-    names = [fact.name for fact in result.facts if fact.passed is False and fact.weight and fact.kind != Kind.FORM]
+    names = [fact.name for fact in result.missed if fact.kind != Kind.FORM]
     return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
 
 

@@ -122,7 +122,10 @@ def _concluded(
     plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
 ) -> Result:
     """The result with the realistic size in one of its orders."""
-    facts = [_in_this_course(fact, plan.variant) for fact in plan.task.facts(Judged(cases, large, known))]
+    facts = [
+        replace(_in_this_course(fact, plan.variant), point=fact.name in plan.task.point)
+        for fact in plan.task.facts(Judged(cases, large, known))
+    ]
     result = conclude(plan.task.name, plan.task.points, facts)
     return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
 

@@ -136,7 +136,7 @@ def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, secon
 
 def _message(result: Result) -> str:
     """The message that a learner reads first: the result's own, or that of the first fact that failed."""
-    failed = (f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False and fact.weight)
+    failed = (f"{fact.name}: {fact.message}" for fact in result.missed)
     return result.message or next(failed, "")
 
 

@@ -44,7 +44,7 @@ def surprises(reports: list[Report], students: tuple[str, ...] = STUDENTS) -> li
 
 
 def _failed(result) -> list[str]:
-    return sorted(fact.name for fact in result.facts if fact.passed is False and fact.weight)
+    return sorted(fact.name for fact in result.missed)
 
 
 def main(folder: Path, workers: int) -> int:

@@ -72,7 +72,7 @@ def graded(tmp_path_factory):
 def test_every_submission_gets_its_expected_verdict(graded):
     _, reports, _ = graded
     assert surprises(reports, CLASS) == []
-    points = {"different": 18, "kept": 8.33, "partial": 2, "replicated": 4.38, "right": 18, "summed": 2}
+    points = {"different": 18, "kept": 7.5, "partial": 2, "replicated": 3.17, "right": 18, "summed": 2}
     assert {report.student: report.points for report in reports} == {name: points.get(name, 0) for name in CLASS}
     assert {report.isolation for report in reports} == {best_level()}
 
