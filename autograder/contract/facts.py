@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from autograder.contract import causes
+from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit
 from course.program import Collective
@@ -57,7 +59,16 @@ def arrays_match(
     """
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
-    found = [_leaf_match(name, kind, e, leaf, hint, tolerance) for e, leaf in leaves]
+    found = [_leaf_match(name, kind, e, leaf, tolerance) for e, leaf in leaves]
+    wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, found, strict=True) if not fact.passed]
+    if wrong:
+        first, at_fault = found.index(next(fact for fact in found if not fact.passed)), wrong[0][0]
+        sides = ([e.case for e in evidence if any(e is other for other, _ in wrong) is side] for side in (True, False))
+        message = found[first].message
+        if found[first].unit == Unit.RELATIVE and causes.KEYS not in message:
+            message = f"{message} {causes.of_masks(*sides) or hint}".strip()
+        here = ([leaf for e, leaf in some if e is at_fault] for some in (wrong, leaves))
+        found[first] = replace(found[first], message=f"{message} {causes.of_leaves(*here)}".strip())
     return replace(worst(found, name, kind), weight=weight)
 
 
@@ -85,10 +96,10 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
     )
     scale = max(expected, 1e-30)
     figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Limit.EXACTLY}
-    said = f"{measured:.6g} and should be {expected:.6g}"
+    said = "{} and should be {}".format(*_apart(measured, expected))
     if e.secret:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
-        said = f"{measured / scale:.4g} times what it should be"
+        said = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
     message = f"on mesh {e.case.mesh_text} the norm over all leaves is {said}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
@@ -134,7 +145,7 @@ def bytes_sent(
             by = f" by {' or '.join(map(plain, kinds))}" if kinds and len(kinds) < 3 else ""
             by += f" over {over(e.case)!r}" if over else ""
             message = f"{_bytes_message(e, by, sent, total, low, high)} {hint}".strip()
-        line = max(sent, key=lambda c: c.total_bytes).line if sent else e.line
+        line = causes.of_many_bytes(sent, total, high)[0].line if sent else e.line
         figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
         return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
 
@@ -158,9 +169,8 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
         total, limit = sum(c.total_bytes for c in sent), most(e)
         message, line = "", e.line
         if total > limit * (1 + 1e-9):
-            largest = max(sent, key=lambda c: c.total_bytes)
-            line, sends = largest.line, f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes"
-            message = f"{sends} and should send at most {limit:,.0f}; most of it is {_array(largest)}. {hint}"
+            line = causes.of_many_bytes(sent, total, limit)[0].line
+            message = f"{_bytes_message(e, '', sent, total, 0, limit)} {hint}"
         return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
@@ -180,9 +190,9 @@ def times_sent(
         most = max(sent, key=lambda c: c.count, default=None)
         message = ""
         if not (count <= wanted if fewer else count == wanted):
-            most_of_them = "at most " if fewer else ""
-            message = f"on mesh {e.case.mesh_text} there are {count} of {plain(kind)}, expected {most_of_them}{wanted}"
-            message += f"; most often {_describe(most)}. {hint}" if most else f". {hint}"
+            should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
+            message = f"on mesh {e.case.mesh_text} a device runs {count} {plain(kind)}s and {should}"
+            message += f"; most often {causes.described(most)}. {hint}" if most else f". {hint}"
         direction = Limit.AT_MOST if fewer else Limit.EXACTLY
         how = {"direction": direction, "line": most.line if most else e.line}
         return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
@@ -207,9 +217,9 @@ def only_collectives(
         message = ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)
-            said = " and ".join(plain(kind) for kind in sorted(allowed)) or "none at all"
+            said = causes.listed(plain(kind) for kind in sorted(allowed)) if allowed else "none at all"
             message = (
-                f"on mesh {e.case.mesh_text} there is {_describe(first)}; allowed here: {said}. "
+                f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {said}. "
                 "What does each device need that it does not have?"
             )
         line = others[0].line if others else ""
@@ -354,7 +364,7 @@ def _under(leaf: str, prefix: str) -> bool:
     return leaf == prefix or leaf.startswith(prefix + "/")
 
 
-def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, hint: str, tolerance: float) -> Fact:
+def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
     where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
@@ -374,52 +384,28 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, hint: str, tolera
         return at(e, name, kind, "", **figures, line="")
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
     place = f" at {list(map(int, worst_at))}" if worst_at else ""
-    said = f"measured {float(measured[worst_at]):.6g}, expected {float(expected[worst_at]):.6g}{place}"
+    texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
+    said = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
         wrong = int(np.sum(errors > tolerance * scale))
         said = (
             f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} wrong, the worst{place} by "
             f"{float(f'{error:.1e}'):g} times the largest expected one"
         )
-    message = f"{where}: {said}. {_factor(measured, expected, e.case.mesh)}{hint}"
+        if errors.size == 1:
+            said = f"off by {float(f'{error:.1e}'):g} of what it should be"
+    message = f"{where}: {said}. {causes.of_values(measured, expected, e.case, tolerance)}"
     return at(e, name, kind, message.strip(), **figures)
 
 
-def _factor(measured: np.ndarray, expected: np.ndarray, mesh: dict[str, int]) -> str:
-    """A sentence where the whole leaf is off by one factor, since that says most about the cause."""
-    weight = float(np.sum(np.square(expected, dtype=np.float64)))
-    if weight == 0:
-        return ""
-    ratio = float(np.sum(measured.astype(np.float64) * expected) / weight)
-    same = np.max(np.abs(measured - ratio * expected)) <= 1e-3 * np.max(np.abs(expected))
-    if not same or abs(ratio - 1) < 1e-3:  # rounding
-        return ""
-    if abs(ratio) < 1e-6:
-        return "All of it is zero. "
-    for axis, size in mesh.items():
-        if size > 1 and abs(ratio - size) < 1e-3 * size:
-            return f"All of it is {ratio:.4g} times too large, and axis {axis!r} has that size: sum or mean? "
-        if size > 1 and abs(ratio * size - 1) < 1e-3:
-            return f"All of it is {1 / ratio:.4g} times too small, and axis {axis!r} has that size. "
-    return f"All of it is {ratio:.4g} times what it should be. "
+def _apart(*numbers: float) -> list[str]:
+    """Numbers with as many digits as it takes to tell them apart."""
+    texts = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
+    return next((found for found in texts if len(set(found)) == len(numbers)), [f"{n:.6g}" for n in numbers])
 
 
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
     where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
     if total < low:
-        return f"{where} and should send at least {low:,.0f}: is another way taken, or something never sent?"
-    largest = max(sent, key=lambda c: c.total_bytes)
-    return f"{where} and should send at most {high:,.0f}; most of it is {_describe(largest)}."
-
-
-def _array(c: Collective) -> str:
-    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}]"
-
-
-def _describe(c: Collective) -> str:
-    return f"{_array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
-
-
-def plain(kind: str) -> str:
-    """A collective's name as people write it."""
-    return kind.replace("_", "-").replace("collective-", "")
+        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low)}"
+    return f"{where} and should send at most {high:,.0f}; {causes.of_many_bytes(sent, total, high)[1]}."

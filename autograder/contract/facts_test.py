@@ -1,13 +1,13 @@
 """What facts say about wrong numbers: everything where inputs are public, no value where they are secret."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 import pytest
 
-from autograder.contract.case import Sizes
+from autograder.contract.case import ModelSizes, Sizes
 from autograder.contract.facts import (
     arrays_match,
     bytes_at_most,
@@ -25,6 +25,12 @@ from autograder.contract.facts import (
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import Fact, Kind, conclude
 from course.program import Collective, Costs, Leaf, Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(ModelSizes):
+    num_microbatches: int = 0
+
 
 DRAWN = np.random.default_rng(5).standard_normal((4, 8)).astype(np.float32)
 ONE = DRAWN + np.eye(4, 8, 3, dtype=np.float32) * np.float32(0.5) * (np.arange(4) == 2)[:, None]
@@ -129,7 +135,7 @@ def test_bytes_of_several_kinds_are_added_up_and_the_largest_is_named():
     assert bytes_at_most("bytes", [e], kinds, lambda _: 350, "").passed
     over = bytes_at_most("bytes", [e], kinds, lambda _: 349, "Look.")
     assert (over.passed, over.measured, over.limit, over.line) == (False, 350, 349, "mine:5")
-    assert over.message.endswith("of f32[5x2]. Look.")
+    assert over.message.endswith("most of it is all-gather of f32[5x2] over data, 3 times. Look.")
     assert bytes_at_most("bytes", [replace(e, costs=Costs(0, 0, 0, (), {}))], kinds, lambda _: 0, "").passed
 
 
@@ -203,6 +209,103 @@ def test_an_answer_that_misses_its_point_keeps_at_most_half(bubble, bytes_, poin
     ]
     found = conclude("f", 8, facts)
     assert (found.points, "“bubble”" in found.reason) == (points, bubble is False)
+
+
+MASKS = [np.random.default_rng(seed).random((4, 8)) > 0.25 for seed in range(2)]
+CUBE = {"data": 2, "pipe": 2, "tensor": 4}
+CAUSES = {
+    "product of axes": (8 * DRAWN, "8 times too large, and axes 'data' and 'tensor', or 'pipe' and 'tensor' together"),
+    "all axes": (DRAWN / 16, "16 times too small, and axes 'data', 'pipe' and 'tensor' together have that size"),
+    "one of several": (2 * DRAWN, "2 times too large, and axis 'data' or 'pipe' has that size: sum or mean?"),
+    "one or two": (4 * DRAWN, "axis 'tensor' has that size, or axes 'data' and 'pipe' together have that size"),
+    "microbatches": (6 * DRAWN, "6 times too large, and there are as many microbatches: sum or mean?"),
+    "no size": (5 * DRAWN, "All of it is 5 times what it should be."),
+    "sign": (-DRAWN, "All of it has the opposite sign."),
+    "nothing": (0 * DRAWN, "All of it is zero."),
+    "rounded": (np.float32(jax.numpy.bfloat16(1) * DRAWN.astype(jax.numpy.bfloat16)), "off by a little, at most 0.002"),
+    "nearly": (DRAWN * np.float32(1.004), "off by a little, at most 0.004"),
+    "other order": (DRAWN[::-1], "All its numbers are right, and not in their places"),
+    "other masks": (DRAWN + 9 * np.float32(MASKS[0]) - 9 * MASKS[1], "as two masks of dropout agree by chance"),
+    "one place": (ONE, "Along dim 0, of 4, only index 2 is wrong."),
+}
+
+
+@pytest.mark.parametrize("secret", [False, True])
+@pytest.mark.parametrize("what", CAUSES)
+def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):
+    measured, said = CAUSES[what]
+    case = Case("c", CUBE, Model(width=1, hidden=1, dropout=0.25, num_microbatches=6))
+    e = replace(evidence(np.float32(measured), secret=secret), case=case)
+    fact = arrays_match("gradients", [e], "gradients", "A guess.")
+    assert (fact.passed, said in fact.message) == (False, True), fact.message
+    assert ("A guess." in fact.message) is (what != "other masks")
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"), [(1.004, "off by 0.004 of what it should be"), (8, "axes 'data' and 'tensor'")]
+)
+def test_a_single_number_is_off_by_a_difference_or_by_sizes(factor, said):
+    one = {"gradients/loss": np.float32(3)}
+    wrong = {"gradients/loss": np.float32(3 * factor)}
+    case = Case("c", CUBE, Sizes())
+    e = replace(evidence(DRAWN, secret=True), case=case, expected=one, measured=wrong)
+    assert said in arrays_match("gradients", [e], "gradients").message
+    if factor < 2:
+        assert said in global_norm_matches([e], "gradients").message
+
+
+def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
+    e = evidence(np.nextafter(DRAWN, 9, dtype=np.float32), secret=False)
+    said = arrays_match("gradients", [e], "gradients", tolerance=0).message
+    measured, expected = re.findall(r"(?:measured|expected) (-?[\d.]+)", said)
+    assert measured != expected
+
+
+def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
+    base = evidence(2.5 * DRAWN + 1, secret=True)
+    model = Model(width=1, hidden=1)
+    with_dropout = replace(base, case=Case("some", CUBE, model.but(dropout=0.25)))
+    without = replace(evidence(DRAWN, secret=True), case=Case("none", CUBE, model))
+    said = arrays_match("gradients", [without, with_dropout], "gradients", "A guess.").message
+    assert "It is right in every case without dropout and wrong with it: is each mask drawn with the key" in said
+    assert "A guess." not in said
+    both = [replace(base, case=without.case), with_dropout]
+    assert "dropout" not in arrays_match("gradients", both, "gradients").message
+
+
+def test_wrong_leaves_are_named_where_there_are_several():
+    names = [f"gradients/{name}" for name in ("a", "b", "c", "d")]
+    e = replace(evidence(DRAWN, secret=True), expected={name: DRAWN for name in names})
+    some = {name: DRAWN if name in names[1:3] else DRAWN + 1 for name in names}
+    said = arrays_match("gradients", [replace(e, measured=some)], "gradients").message
+    assert said.endswith("Wrong here are 2 of 4 leaves: a, d.")
+    every = {name: DRAWN + 1 for name in names}
+    assert (
+        "All 4 leaves are wrong here." in arrays_match("gradients", [replace(e, measured=every)], "gradients").message
+    )
+
+
+def sends(*sent):
+    return replace(evidence(DRAWN, secret=False), costs=Costs(0, 0, 0, sent, {}))
+
+
+def test_bytes_that_are_few_because_of_their_dtype_are_no_missing_ones():
+    half = Collective("all_gather", ("data",), 8, 10, 35.0, 3, "mine:5", (5, 2), "bf16")
+    said = bytes_sent("bytes", [sends(half)], "all_gather", lambda _: 210).message
+    assert "over data, 3 times has numbers of 2 bytes, and in float32 it would be 210 bytes: which dtype" in said
+    whole = replace(half, dtype="f32")
+    assert "never sent" in bytes_sent("bytes", [sends(whole)], "all_gather", lambda _: 210).message
+    assert "never sent" in bytes_sent("bytes", [sends(half)], "all_gather", lambda _: 999).message
+
+
+def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
+    large = Collective("all_reduce", ("data",), 8, 4000, 7000.0, 1, "mine:4", (1000,), "f32")
+    small = Collective("all_reduce", ("data",), 8, 4, 7.0, 12, "mine:9", (), "f32")
+    fact = bytes_sent("bytes", [sends(large, small)], "all_reduce", lambda _: 7007)
+    assert "the 77 bytes too many are as many as all-reduce of f32[] over data sends in 11 of its 12" in fact.message
+    assert fact.line == "mine:9"
+    other = bytes_sent("bytes", [sends(large, small)], "all_reduce", lambda _: 7001)
+    assert "most of it is all-reduce of f32[1000]" in other.message
 
 
 @pytest.mark.parametrize(

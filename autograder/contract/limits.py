@@ -148,10 +148,16 @@ def bubble_is(
     form, found = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
     message = ""
     if abs(found - form) > within * max(form, within):
+        idle, least = (length - busy(e.case) for length in (lasts, ticks(e.case)))
         message = (
-            f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and with "
-            f"{busy(e.case)} in which each stage has work it should take {ticks(e.case)}. {hint}"
+            f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, which has work in "
+            f"{busy(e.case)} of them and is idle for {idle:.3g}; {least} idle ticks are enough. {hint}"
         )
+        if lasts < ticks(e.case):
+            message = (
+                f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and all "
+                f"of the work takes {ticks(e.case)}: which part is left out at this size?"
+            )
     how = {"direction": Limit.EXACTLY, "unit": Unit.DEVICE_TIME, "weight": weight}
     return facts.at(e, name, Kind.TIME, message, found, form, **how)
 
@@ -254,7 +260,12 @@ def _within(
     found, against = measure(e), known[than]
     message, line = "", ""
     if found > ratio * against:
-        message, line = explain(e, f"{found / against:.2f} times the {than}'s" if against else f"and the {than}'s is 0")
+        message, line = explain(
+            e,
+            f"{found / against:.2f} times the {than}'s, and {ratio:g} times is allowed"
+            if against
+            else f"and the {than}'s is 0",
+        )
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}
     return facts.at(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)

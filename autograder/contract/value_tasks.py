@@ -95,7 +95,7 @@ def show(answer: Any) -> str:
     if isinstance(answer, P):
         return show_spec(answer)
     if isinstance(answer, tuple):
-        return f"({', '.join(map(show, answer))})"
+        return f"({', '.join(map(show, answer))}{',' * (len(answer) == 1)})"
     return repr(answer)
 
 

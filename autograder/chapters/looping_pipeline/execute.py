@@ -114,8 +114,8 @@ def _on_one_device(sizes: ModelSizes) -> Any:
 def execute_facts(judged: Judged) -> list[Fact]:
     last = "Only the last stage's result of the last repeat counts. "
     bubble = (
-        "Draw which stage works on what at each of your ticks, and compare it with loop_position: where does a stage "
-        "wait though a microbatch is there for it?"
+        "Draw which stage works on what at each of your ticks, and compare it with loop_position: in which ticks "
+        "does a stage compute nothing although a microbatch has arrived for it?"
     )
     return [
         facts.arrays_match("values", judged.cases, "values", last),

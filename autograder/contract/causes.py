@@ -1,0 +1,188 @@
+"""Sentences on why a result is wrong, where its numbers or its bytes give it away; none holds a value of an array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from autograder.contract.case import Case
+from course.program import Collective
+
+# What is off by less than this share of the largest element, nearly everywhere, has the right formula and is rounded.
+ROUNDED = 1e-2
+# Elements of dropout's masks are right by chance: of two masks of rate r, r² + (1 - r)² agree.
+_BY_CHANCE = (0.1, 0.95)
+KEYS = "is each mask drawn with the key, on the shape and on the device that are specified?"
+_NARROW = {"bf16": 2, "f16": 2}
+
+
+def of_values(measured: np.ndarray, expected: np.ndarray, case: Case[Any], tolerance: float) -> str:
+    """What all that is wrong in a leaf has in common, as a sentence with a blank behind it; empty for nothing."""
+    measured, expected = (a.astype(np.float64) for a in (measured, expected))
+    scale, errors = float(np.max(np.abs(expected), initial=0)), np.abs(measured - expected)
+    if not scale:
+        return ""
+    if not np.any(measured):
+        return "All of it is zero. " if measured.size > 1 else "It is zero. "
+    right = errors <= tolerance * scale
+    said = (
+        _factor(measured, expected, case)
+        or _elsewhere(measured, expected, tolerance * scale)
+        or _rounded(errors / scale)
+        or _masked(right, case)
+        or _at_one_place(right)
+    )
+    return f"{said} " if said else ""
+
+
+def of_masks(wrong: Iterable[Case[Any]], right: Iterable[Case[Any]]) -> str:
+    """A question about keys where all cases that are wrong have dropout, and none that is right; else empty."""
+    rates = [[getattr(case.sizes, "dropout", 0) for case in cases] for cases in (wrong, right)]
+    if not all(rates) or not all(rates[0]) or any(rates[1]):
+        return ""
+    return f"It is right in every case without dropout and wrong with it: {KEYS}"
+
+
+def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
+    """Which leaves of a case are wrong, where there are several, and others are right."""
+    if len(wrong) < 2:
+        return ""
+    if len(wrong) == len(every):
+        return f"All {len(every)} leaves are wrong here."
+    names = [leaf.partition("/")[2] for leaf in wrong]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"Wrong here are {len(names)} of {len(every)} leaves: {', '.join(names[:4])}{more}."
+
+
+def times(ratio: float) -> str:
+    """A ratio in words; one near 1 is a difference."""
+    if abs(ratio - 1) < ROUNDED:
+        return f"off by {abs(ratio - 1):.2g} of what it should be"
+    return f"{ratio:.4g} times what it should be"
+
+
+def having(size: float, case: Case[Any]) -> str:
+    """What of a case has that size: axes, alone or together, or the number of microbatches; empty for nothing."""
+    mesh = case.mesh
+    axes = [axis for axis in mesh if mesh[axis] > 1]
+    found = [
+        some
+        for count in range(1, len(axes) + 1)
+        for some in combinations(axes, count)
+        if abs(math.prod(mesh[axis] for axis in some) / size - 1) < 1e-3
+    ]
+    alone = [some[0] for some in found if len(some) == 1]
+    together = [listed(map(repr, some)) for some in found if len(some) > 1]
+    said = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
+    said += [f"axes {', or '.join(together)} together have that size"] if together else []
+    if abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3:
+        said.append("there are as many microbatches")
+    return ", or ".join(said)
+
+
+def _factor(measured: np.ndarray, expected: np.ndarray, case: Case[Any]) -> str:
+    """The one factor that the whole leaf is off by, since that says most about the cause."""
+    ratio = float(np.sum(measured * expected) / np.sum(np.square(expected)))
+    same = np.max(np.abs(measured - ratio * expected)) <= 1e-3 * np.max(np.abs(expected))
+    if not same or abs(ratio) < 1e-6 or abs(ratio - 1) < ROUNDED:
+        return ""
+    whole = "All of it" if measured.size > 1 else "It"
+    if larger := having(ratio, case) if ratio > 1 else "":
+        return f"{whole} is {ratio:.4g} times too large, and {larger}: sum or mean?"
+    if smaller := having(1 / ratio, case) if 0 < ratio < 1 else "":
+        return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: mean or sum?"
+    if abs(ratio + 1) < 1e-3:
+        return f"{whole} has the opposite sign."
+    return f"All of it is {times(ratio)}." if measured.size > 1 else ""
+
+
+def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
+    if measured.size < 3 or np.max(np.abs(np.sort(measured, axis=None) - np.sort(expected, axis=None))) > near:
+        return ""
+    return "All its numbers are right, and not in their places: in which order do parts come, and from whom?"
+
+
+def _masked(right: np.ndarray, case: Case[Any]) -> str:
+    """Right and wrong elements mixed along every dim, as two masks of dropout agree by chance."""
+    share, dims = float(np.mean(right)), [dim for dim in range(right.ndim) if right.shape[dim] > 1]
+    if not getattr(case.sizes, "dropout", 0) or not dims or not _BY_CHANCE[0] < share < _BY_CHANCE[1]:
+        return ""
+    lines = (np.mean(right, axis=tuple(other for other in range(right.ndim) if other != dim)) for dim in dims[-2:])
+    if not all(np.mean((line > 0) & (line < 1)) > 0.5 for line in lines):
+        return ""
+    return f"{share:.0%} of its elements are right, here and there, as two masks of dropout agree by chance: {KEYS}"
+
+
+def _rounded(errors: np.ndarray) -> str:
+    worst = float(np.max(errors))
+    if errors.size == 1 or worst > ROUNDED or np.mean(errors > worst / 100) < 0.5:
+        return ""
+    return (
+        f"All of it is off by a little, at most {worst:.1g} of the largest element: is something of lower precision, "
+        "or by a formula that is only nearly the specified one?"
+    )
+
+
+def _at_one_place(right: np.ndarray) -> str:
+    """The few indices of a dim to which all wrong elements belong."""
+    for dim in range(right.ndim):
+        others = tuple(other for other in range(right.ndim) if other != dim)
+        wrong = np.flatnonzero(~np.all(right, axis=others))
+        if len(wrong) <= right.shape[dim] // 2 and len(wrong) < 4:
+            which = " and ".join(map(str, wrong))
+            said = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
+            return f"Along dim {dim}, of {right.shape[dim]}, only {said} wrong."
+    return ""
+
+
+def of_few_bytes(sent: Sequence[Collective], low: float) -> str:
+    """Why fewer bytes may travel than should: a narrow dtype, else a question."""
+    narrow = [c for c in sent if c.dtype in _NARROW]
+    wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)
+    if narrow and wide >= low * (1 - 1e-4):
+        most = max(narrow, key=lambda c: c.total_bytes)
+        return (
+            f"{described(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be {wide:,.0f} "
+            "bytes: which dtype should travel?"
+        )
+    return "is something never sent, or by another collective?"
+
+
+def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tuple[Collective, str]:
+    """Which collective may be the one too many, as a sentence: one that sends just the excess, else the largest."""
+    excess, largest = total - high, max(sent, key=lambda c: c.total_bytes)
+    for c in sorted(sent, key=lambda c: -c.wire_bytes):
+        runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
+        if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
+            how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
+            return (
+                c,
+                f"the {excess:,.0f} bytes too many are as many as {array(c)} over {' and '.join(c.axes)} sends{how}",
+            )
+    return largest, f"most of it is {described(largest)}"
+
+
+def array(c: Collective) -> str:
+    """``all-gather of f32[8x4]``."""
+    return f"{plain(c.kind)} of {c.dtype}[{'x'.join(map(str, c.shape))}]"
+
+
+def described(c: Collective, *, article: bool = False) -> str:
+    """The same with its axes, and how often it is executed."""
+    before = "" if not article else "an " if c.kind.startswith("a") else "a "
+    return f"{before}{array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """``a, b and c``."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def plain(kind: str) -> str:
+    """A collective's name as people write it."""
+    return kind.replace("_", "-").replace("collective-", "")
