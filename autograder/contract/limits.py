@@ -118,6 +118,7 @@ def bubble_is(
     tick_seconds: Callable[[Case[Any]], float],
     hint: str,
     *,
+    drained: tuple[Callable[[Case[Any]], int], str] | None = None,
     within: float = 0.01,
     weight: float = 1,
 ) -> Fact:
@@ -132,6 +133,7 @@ def bubble_is(
         busy: In how many of them a stage has work.
         tick_seconds: What a stage's useful work takes in one of them.
         hint: Where to look.
+        drained: Ticks of the pass if its pipeline ran empty in between, and what then ends before the next one begins.
         within: The largest relative difference from the formula's bubble.
         weight: How much the fact counts.
     """
@@ -151,8 +153,13 @@ def bubble_is(
         idle, least = (length - busy(e.case) for length in (lasts, ticks(e.case)))
         message = (
             f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, which has work in "
-            f"{busy(e.case)} of them and is idle for {idle:.3g}; {least} idle ticks are enough. {hint}"
+            f"{busy(e.case)} of them and is idle for {idle:.3g}; {least} idle ticks are enough. "
         )
+        if drained and abs(lasts / drained[0](e.case) - 1) < within:
+            message += (
+                f"It is as long as if each {drained[1]} ended on the last stage before the next began on the first. "
+            )
+        message += hint
         if lasts < ticks(e.case):
             message = (
                 f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and all "

@@ -108,6 +108,7 @@ def bubble(seconds, difference="", stages=4, microbatches=8):
         lambda _: microbatches,
         lambda _: 2e-3,
         "Look.",
+        drained=(lambda _: microbatches * stages, "microbatch"),
     )
 
 
@@ -117,6 +118,8 @@ def test_a_bubble_is_what_the_schedule_says_and_no_other():
     assert (longer.passed, longer.measured_text, longer.limit_text) == (False, "0.3333", "0.2727")
     assert longer.message.startswith("on a free network the forward pass takes as long as 12 ticks of one stage")
     assert longer.message.endswith("has work in 8 of them and is idle for 4; 3 idle ticks are enough. Look.")
+    assert "each microbatch ended on the last stage before the next" in bubble(32 * 2e-3).message
+    assert "which part is left out" in shorter.message
     assert shorter.passed is False
     assert (bubble(11.03 * 2e-3).passed, bubble(11.05 * 2e-3).passed) == (True, False)
 

@@ -117,10 +117,11 @@ def execute_facts(judged: Judged) -> list[Fact]:
         "Draw which stage works on what at each of your ticks, and compare it with loop_position: in which ticks "
         "does a stage compute nothing although a microbatch has arrived for it?"
     )
+    drained = (lambda case: case.sizes.num_repeats * (case.sizes.num_microbatches + stages_of(case) - 1)), "repeat"
     return [
         facts.arrays_match("values", judged.cases, "values", last),
         facts.arrays_match("gradients", judged.cases, "gradients", weight=2),
-        limits.bubble_is(judged.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4),
+        limits.bubble_is(judged.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4, drained=drained),
         permuted(judged, lambda sizes: 1 + sizes.gradients, weight=2),
         facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
     ]

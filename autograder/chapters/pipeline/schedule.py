@@ -263,12 +263,13 @@ def execute_facts(judged: Judged) -> list[Fact]:
     values = "Which tick does a stage finish a microbatch in, and how many ticks does the last one need?"
     bubble = "How many ticks are there, and does a stage compute once in each?"
     backward = [e for e in judged.cases if e.case.sizes.backward]
+    drained = (lambda case: busy(case) * stages_of(case)), "microbatch"
     unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
     busy = lambda case: case.sizes.num_microbatches  # noqa: E731
     return [
         facts.arrays_match("values", judged.cases, "values", values),
         facts.arrays_match("gradients", backward, "gradients", weight=2) if backward else unknown,
-        limits.bubble_is(judged.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3),
+        limits.bubble_is(judged.at_scale, ticks_of, busy, stage_seconds, bubble, weight=3, drained=drained),
         permuted(judged.all, lambda case: 1 + case.sizes.backward),
         facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
     ]
