@@ -118,7 +118,7 @@ def _name(fact: Fact) -> tuple[str, str]:
     """What was measured, and its unit where neither the name nor the figures say it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
     said = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
-    how = "half the points" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
+    how = "the point" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
     return name, f"{said} {how}".strip()
 
 
