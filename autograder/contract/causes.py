@@ -14,6 +14,8 @@ from course.program import Collective
 
 # What is off by less than this share of the largest element, nearly everywhere, has the right formula and is rounded.
 ROUNDED = 1e-2
+# Different numbers from which on a leaf is an array, rather than a loss on each device.
+FEW = 4
 # Elements of dropout's masks are right by chance: of two masks of rate r, r² + (1 - r)² agree.
 _BY_CHANCE = (0.1, 0.95)
 KEYS = "is each mask drawn with the key, on the shape and on the device that are specified?"
@@ -21,30 +23,39 @@ _NARROW = {"bf16": 2, "f16": 2}
 
 
 def of_values(measured: np.ndarray, expected: np.ndarray, case: Case[Any], tolerance: float) -> str:
-    """What all that is wrong in a leaf has in common, as a sentence with a blank behind it; empty for nothing."""
+    """What all that is wrong in a leaf has in common, in a sentence; empty for nothing."""
     measured, expected = (a.astype(np.float64) for a in (measured, expected))
     scale, errors = float(np.max(np.abs(expected), initial=0)), np.abs(measured - expected)
     if not scale:
         return ""
     if not np.any(measured):
-        return "All of it is zero. " if measured.size > 1 else "It is zero. "
+        return "All of it is zero." if measured.size > 1 else "It is zero."
     right = errors <= tolerance * scale
-    said = (
+    return (
         _factor(measured, expected, case)
         or _elsewhere(measured, expected, tolerance * scale)
-        or _rounded(errors / scale)
+        or _rounded((measured - expected) / scale, expected)
         or _masked(right, case)
         or _at_one_place(right)
     )
-    return f"{said} " if said else ""
 
 
-def of_masks(wrong: Iterable[Case[Any]], right: Iterable[Case[Any]]) -> str:
-    """A question about keys where all cases that are wrong have dropout, and none that is right; else empty."""
-    rates = [[getattr(case.sizes, "dropout", 0) for case in cases] for cases in (wrong, right)]
-    if not all(rates) or not all(rates[0]) or any(rates[1]):
+def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[Case[Any]]) -> str:
+    """What to ask about a wrong leaf: about keys where dropout tells wrong cases from right ones, else the hint.
+
+    Args:
+        cause: From ``of_values``.
+        hint: The contract's own question.
+        wrong: Cases in which any leaf is wrong.
+        right: All others.
+    """
+    dropped, kept = ([bool(getattr(case.sizes, "dropout", 0)) for case in cases] for cases in (wrong, right))
+    if all(dropped) and kept and not any(kept):
+        return f"It is right in every case without dropout and wrong with it: {KEYS}"
+    if KEYS in cause:
         return ""
-    return f"It is right in every case without dropout and wrong with it: {KEYS}"
+    more = f"There is dropout in every case here: {KEYS}" if all(dropped) and not kept and not cause else ""
+    return f"{hint.strip()} {more}".strip()
 
 
 def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
@@ -85,19 +96,27 @@ def having(size: float, case: Case[Any]) -> str:
 
 
 def _factor(measured: np.ndarray, expected: np.ndarray, case: Case[Any]) -> str:
-    """The one factor that the whole leaf is off by, since that says most about the cause."""
-    ratio = float(np.sum(measured * expected) / np.sum(np.square(expected)))
-    same = np.max(np.abs(measured - ratio * expected)) <= 1e-3 * np.max(np.abs(expected))
-    if not same or abs(ratio) < 1e-6 or abs(ratio - 1) < ROUNDED:
+    """The one factor that the whole leaf is off by, since that says most about the cause.
+
+    Any two numbers are off by a factor: a loss, on however many devices, has to be off by a size of the case.
+    """
+    ratio, scale = float(np.sum(measured * expected) / np.sum(np.square(expected))), float(np.max(np.abs(expected)))
+    if abs(ratio) < 1e-6 or np.max(np.abs(measured - ratio * expected)) > min(1e-3, abs(ratio - 1) / 10) * scale:
         return ""
-    whole = "All of it" if measured.size > 1 else "It"
+    single = _distinct(expected) < FEW
+    whole = "It" if single else "All of it"
     if larger := having(ratio, case) if ratio > 1 else "":
         return f"{whole} is {ratio:.4g} times too large, and {larger}: sum or mean?"
     if smaller := having(1 / ratio, case) if 0 < ratio < 1 else "":
         return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: mean or sum?"
     if abs(ratio + 1) < 1e-3:
         return f"{whole} has the opposite sign."
-    return f"All of it is {times(ratio)}." if measured.size > 1 else ""
+    return "" if single else f"All of it is {ratio:.4g} times what it should be."
+
+
+def _distinct(expected: np.ndarray) -> int:
+    """How many different numbers there are, roughly."""
+    return len(np.unique(np.round(expected / np.max(np.abs(expected)), 4)))
 
 
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
@@ -117,9 +136,11 @@ def _masked(right: np.ndarray, case: Case[Any]) -> str:
     return f"{share:.0%} of its elements are right, here and there, as two masks of dropout agree by chance: {KEYS}"
 
 
-def _rounded(errors: np.ndarray) -> str:
-    worst = float(np.max(errors))
-    if errors.size == 1 or worst > ROUNDED or np.mean(errors > worst / 100) < 0.5:
+def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
+    """Small errors of both signs nearly everywhere."""
+    sizes, up = np.abs(errors), float(np.mean(errors > 0))
+    worst = float(np.max(sizes))
+    if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or _distinct(expected) < FEW:
         return ""
     return (
         f"All of it is off by a little, at most {worst:.1g} of the largest element: is something of lower precision, "
@@ -146,7 +167,7 @@ def of_few_bytes(sent: Sequence[Collective], low: float) -> str:
     if narrow and wide >= low * (1 - 1e-4):
         most = max(narrow, key=lambda c: c.total_bytes)
         return (
-            f"{described(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be {wide:,.0f} "
+            f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be {wide:,.0f} "
             "bytes: which dtype should travel?"
         )
     return "is something never sent, or by another collective?"

@@ -62,13 +62,14 @@ def arrays_match(
     found = [_leaf_match(name, kind, e, leaf, tolerance) for e, leaf in leaves]
     wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, found, strict=True) if not fact.passed]
     if wrong:
-        first, at_fault = found.index(next(fact for fact in found if not fact.passed)), wrong[0][0]
-        sides = ([e.case for e in evidence if any(e is other for other, _ in wrong) is side] for side in (True, False))
-        message = found[first].message
-        if found[first].unit == Unit.RELATIVE and causes.KEYS not in message:
-            message = f"{message} {causes.of_masks(*sides) or hint}".strip()
-        here = ([leaf for e, leaf in some if e is at_fault] for some in (wrong, leaves))
-        found[first] = replace(found[first], message=f"{message} {causes.of_leaves(*here)}".strip())
+        (e, leaf), first = wrong[0], next(i for i, fact in enumerate(found) if not fact.passed)
+        said = [found[first].message]
+        if found[first].unit == Unit.RELATIVE:
+            sides = ([e.case for e in evidence if any(e is x for x, _ in wrong) is side] for side in (True, False))
+            cause = causes.of_values(e.measured[leaf], e.expected[leaf], e.case, tolerance)
+            said += [cause, causes.question(cause, hint, *sides)]
+        said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
+        found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part))
     return replace(worst(found, name, kind), weight=weight)
 
 
@@ -266,7 +267,7 @@ def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> F
         others = {kind: count for kind, count in e.costs.products.items() if kind != wanted}
         every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
         said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
-        message = f"beside {right} products of {wanted} there are {said}. {hint}" if others else ""
+        message = f"besides {right} products of {wanted} there are {said}. {hint}" if others else ""
         if not every:
             message = f"no product was found that could be of {wanted}. {hint}"
         how = {"direction": Limit.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
@@ -291,9 +292,9 @@ def precise_in(
     def look(e: Evidence) -> Fact:
         every = e.costs.precise
         others = {kind: count for kind, count in every.items() if not kind.endswith(f" of {dtype}")}
-        said = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+        said = ", ".join(f"{kind} ({count})" for kind, count in sorted(others.items()))
         total, wrong = sum(every.values()), sum(others.values())
-        message = f"beside {total - wrong} of {dtype} there are {said}. {hint}" if others else ""
+        message = f"besides {total - wrong} of {dtype} there are: {said}. {hint}" if others else ""
         if not every:
             message = f"no function or sum was found that could be of {dtype}. {hint}"
         taken = {kinds: sum(e.costs.taken.get(f"{kind} of {dtype}", 0) for kind in kinds) for kinds in least(e)}
@@ -394,8 +395,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         )
         if errors.size == 1:
             said = f"off by {float(f'{error:.1e}'):g} of what it should be"
-    message = f"{where}: {said}. {causes.of_values(measured, expected, e.case, tolerance)}"
-    return at(e, name, kind, message.strip(), **figures)
+    return at(e, name, kind, f"{where}: {said}.", **figures)
 
 
 def _apart(*numbers: float) -> list[str]:

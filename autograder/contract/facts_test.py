@@ -102,7 +102,7 @@ def test_functions_and_sums_in_another_dtype_are_named():
     found = replace(evidence(DRAWN, secret=True), costs=Costs(0, 0, 0, (), {}, 0, {"log of f32": 2, "sum of bf16": 3}))
     fact = precise_in("functions", [found], "f32", "Look here.")
     assert (fact.passed, fact.measured_text, fact.limit_text, fact.unit_text) == (False, "2 of 5", "5 of 5", "of f32")
-    assert fact.message == "beside 2 of f32 there are 3 sum of bf16. Look here."
+    assert fact.message == "besides 2 of f32 there are: sum of bf16 (3). Look here."
     assert fact.line == "mine:3", "nobody knows where"
     known = replace(found, costs=replace(found.costs, lines={"log of f32": "mine:8", "sum of bf16": "mine:9"}))
     assert precise_in("functions", [known], "f32", "").line == "mine:9"
@@ -223,7 +223,7 @@ CAUSES = {
     "sign": (-DRAWN, "All of it has the opposite sign."),
     "nothing": (0 * DRAWN, "All of it is zero."),
     "rounded": (np.float32(jax.numpy.bfloat16(1) * DRAWN.astype(jax.numpy.bfloat16)), "off by a little, at most 0.002"),
-    "nearly": (DRAWN * np.float32(1.004), "off by a little, at most 0.004"),
+    "nearly": (DRAWN * np.float32(1.004), "All of it is 1.004 times what it should be."),
     "other order": (DRAWN[::-1], "All its numbers are right, and not in their places"),
     "other masks": (DRAWN + 9 * np.float32(MASKS[0]) - 9 * MASKS[1], "as two masks of dropout agree by chance"),
     "one place": (ONE, "Along dim 0, of 4, only index 2 is wrong."),
@@ -271,6 +271,8 @@ def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
     assert "A guess." not in said
     both = [replace(base, case=without.case), with_dropout]
     assert "dropout" not in arrays_match("gradients", both, "gradients").message
+    said = arrays_match("gradients", [with_dropout], "gradients", "A guess.").message
+    assert "A guess. There is dropout in every case here: is each mask drawn with the key" in said
 
 
 def test_wrong_leaves_are_named_where_there_are_several():
@@ -292,7 +294,7 @@ def sends(*sent):
 def test_bytes_that_are_few_because_of_their_dtype_are_no_missing_ones():
     half = Collective("all_gather", ("data",), 8, 10, 35.0, 3, "mine:5", (5, 2), "bf16")
     said = bytes_sent("bytes", [sends(half)], "all_gather", lambda _: 210).message
-    assert "over data, 3 times has numbers of 2 bytes, and in float32 it would be 210 bytes: which dtype" in said
+    assert "all-gather of bf16[5x2] has numbers of 2 bytes, and in float32 it would be 210 bytes: which dtype" in said
     whole = replace(half, dtype="f32")
     assert "never sent" in bytes_sent("bytes", [sends(whole)], "all_gather", lambda _: 210).message
     assert "never sent" in bytes_sent("bytes", [sends(half)], "all_gather", lambda _: 999).message
