@@ -18,7 +18,7 @@ ROUNDED = 1e-2
 FEW = 4
 # Elements of dropout's masks are right by chance: of two masks of rate r, r² + (1 - r)² agree.
 _BY_CHANCE = (0.1, 0.95)
-KEYS = "is each mask drawn with the key, on the shape and on the device that are specified?"
+KEYS = "is each mask drawn with the key, of the shape and on the device that are specified?"
 _NARROW = {"bf16": 2, "f16": 2}
 
 
@@ -40,7 +40,7 @@ def of_values(measured: np.ndarray, expected: np.ndarray, case: Case[Any], toler
     )
 
 
-def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[Case[Any]]) -> str:
+def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[Case[Any]], nothing_right: bool) -> str:
     """What to ask about a wrong leaf: about keys where dropout tells wrong cases from right ones, else the hint.
 
     Args:
@@ -48,13 +48,15 @@ def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[
         hint: The contract's own question.
         wrong: Cases in which any leaf is wrong.
         right: All others.
+        nothing_right: Whether no leaf, and no element of this one, is right, as where other things are dropped.
     """
     dropped, kept = ([bool(getattr(case.sizes, "dropout", 0)) for case in cases] for cases in (wrong, right))
     if all(dropped) and kept and not any(kept):
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
     if KEYS in cause:
         return ""
-    more = f"There is dropout in every case here: {KEYS}" if all(dropped) and not kept and not cause else ""
+    unsure = all(dropped) and not kept and not cause and nothing_right
+    more = f"There is dropout in every case here: {KEYS}" if unsure else ""
     return f"{hint.strip()} {more}".strip()
 
 
@@ -63,7 +65,7 @@ def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
     if len(wrong) < 2:
         return ""
     if len(wrong) == len(every):
-        return f"All {len(every)} leaves are wrong here."
+        return f"{'Both' if len(every) == 2 else f'All {len(every)}'} leaves are wrong here."
     names = [leaf.partition("/")[2] for leaf in wrong]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"Wrong here are {len(names)} of {len(every)} leaves: {', '.join(names[:4])}{more}."
@@ -153,9 +155,8 @@ def _at_one_place(right: np.ndarray) -> str:
     for dim in range(right.ndim):
         others = tuple(other for other in range(right.ndim) if other != dim)
         wrong = np.flatnonzero(~np.all(right, axis=others))
-        if len(wrong) <= right.shape[dim] // 2 and len(wrong) < 4:
-            which = " and ".join(map(str, wrong))
-            said = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
+        if len(wrong) < min(right.shape[dim], 5):
+            said = f"index {wrong[0]} is" if len(wrong) == 1 else f"indices {listed(map(str, wrong))} are"
             return f"Along dim {dim}, of {right.shape[dim]}, only {said} wrong."
     return ""
 
