@@ -18,6 +18,7 @@ ROUNDED = 1e-2
 FEW = 4
 # Elements of dropout's masks are right by chance: of two masks of rate r, r² + (1 - r)² agree.
 _BY_CHANCE = (0.1, 0.95)
+ROUNDING = "All of it is off by a little"
 KEYS = "is each mask drawn with the key, of the shape and on the device that are specified?"
 _NARROW = {"bf16": 2, "f16": 2}
 
@@ -53,7 +54,7 @@ def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[
     dropped, kept = ([bool(getattr(case.sizes, "dropout", 0)) for case in cases] for cases in (wrong, right))
     if all(dropped) and kept and not any(kept):
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
-    if KEYS in cause:
+    if KEYS in cause or cause.startswith(ROUNDING):
         return ""
     unsure = all(dropped) and not kept and not cause and nothing_right
     more = f"There is dropout in every case here: {KEYS}" if unsure else ""
@@ -145,20 +146,25 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
     if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or _distinct(expected) < FEW:
         return ""
     return (
-        f"All of it is off by a little, at most {worst:.1g} of the largest element: is something of lower precision, "
+        f"{ROUNDING}, at most {worst:.1g} of the largest element: is something of lower precision, "
         "or by a formula that is only nearly the specified one?"
     )
 
 
 def _at_one_place(right: np.ndarray) -> str:
-    """The few indices of a dim to which all wrong elements belong."""
+    """The indices of a dim to which all wrong elements belong, where they are few or in a row; of the best such dim."""
+    found = []
     for dim in range(right.ndim):
         others = tuple(other for other in range(right.ndim) if other != dim)
         wrong = np.flatnonzero(~np.all(right, axis=others))
-        if len(wrong) < min(right.shape[dim], 5):
-            said = f"index {wrong[0]} is" if len(wrong) == 1 else f"indices {listed(map(str, wrong))} are"
-            return f"Along dim {dim}, of {right.shape[dim]}, only {said} wrong."
-    return ""
+        if len(wrong) < right.shape[dim] and (len(wrong) < 5 or wrong[-1] - wrong[0] < len(wrong)):
+            found.append((len(wrong) / right.shape[dim], dim, wrong))
+    if not found:
+        return ""
+    _, dim, wrong = min(found, key=lambda one: one[:2])
+    which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else listed(map(str, wrong))
+    said = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
+    return f"Along dim {dim}, of {right.shape[dim]}, only {said} wrong."
 
 
 def of_few_bytes(sent: Sequence[Collective], low: float) -> str:
