@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autograder.contract.case import Case
+from autograder.contract.task import Evidence
 from course.program import Collective
 
 # What is off by less than this share of the largest element, nearly everywhere, has the right formula and is rounded.
@@ -23,9 +24,9 @@ KEYS = "is each mask drawn with the key, of the shape and on the device that are
 _NARROW = {"bf16": 2, "f16": 2}
 
 
-def of_values(measured: np.ndarray, expected: np.ndarray, case: Case[Any], tolerance: float) -> str:
+def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
     """What all that is wrong in a leaf has in common, in a sentence; empty for nothing."""
-    measured, expected = (a.astype(np.float64) for a in (measured, expected))
+    measured, expected = (side[leaf].astype(np.float64) for side in (e.measured, e.expected))
     scale, errors = float(np.max(np.abs(expected), initial=0)), np.abs(measured - expected)
     if not scale:
         return ""
@@ -33,15 +34,15 @@ def of_values(measured: np.ndarray, expected: np.ndarray, case: Case[Any], toler
         return "All of it is zero." if measured.size > 1 else "It is zero."
     right = errors <= tolerance * scale
     return (
-        _factor(measured, expected, case)
+        _factor(measured, expected, e.case)
         or _elsewhere(measured, expected, tolerance * scale)
         or _rounded((measured - expected) / scale, expected)
-        or _masked(right, case)
+        or (_masked(right) if _drops(e) else "")
         or _at_one_place(right)
     )
 
 
-def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[Case[Any]], nothing_right: bool) -> str:
+def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[Evidence], nothing_right: bool) -> str:
     """What to ask about a wrong leaf: about keys where dropout tells wrong cases from right ones, else the hint.
 
     Args:
@@ -51,7 +52,7 @@ def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[
         right: All others.
         nothing_right: Whether no leaf, and no element of this one, is right, as where other things are dropped.
     """
-    dropped, kept = ([bool(getattr(case.sizes, "dropout", 0)) for case in cases] for cases in (wrong, right))
+    dropped, kept = (list(map(_drops, cases)) for cases in (wrong, right))
     if all(dropped) and kept and not any(kept):
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
     if KEYS in cause or cause.startswith(ROUNDING):
@@ -59,6 +60,11 @@ def question(cause: str, hint: str, wrong: Iterable[Case[Any]], right: Iterable[
     unsure = all(dropped) and not kept and not cause and nothing_right
     more = f"There is dropout in every case here: {KEYS}" if unsure else ""
     return f"{hint.strip()} {more}".strip()
+
+
+def _drops(e: Evidence) -> bool:
+    """Whether the function is given a key, for dropout."""
+    return bool(getattr(e.case.sizes, "dropout", 0)) and any(leaf.name.split("/")[0] == "key" for leaf in e.inputs)
 
 
 def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
@@ -128,10 +134,10 @@ def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
     return "All its numbers are right, and not in their places: in which order do parts come, and from whom?"
 
 
-def _masked(right: np.ndarray, case: Case[Any]) -> str:
+def _masked(right: np.ndarray) -> str:
     """Right and wrong elements mixed along every dim, as two masks of dropout agree by chance."""
     share, dims = float(np.mean(right)), [dim for dim in range(right.ndim) if right.shape[dim] > 1]
-    if not getattr(case.sizes, "dropout", 0) or not dims or not _BY_CHANCE[0] < share < _BY_CHANCE[1]:
+    if not dims or not _BY_CHANCE[0] < share < _BY_CHANCE[1]:
         return ""
     lines = (np.mean(right, axis=tuple(other for other in range(right.ndim) if other != dim)) for dim in dims[-2:])
     if not all(np.mean((line > 0) & (line < 1)) > 0.5 for line in lines):

@@ -65,10 +65,9 @@ def arrays_match(
         (e, leaf), first = wrong[0], next(i for i, fact in enumerate(found) if not fact.passed)
         said = [found[first].message]
         if found[first].unit == Unit.RELATIVE:
-            cases = ([e.case for e in evidence if any(e is x for x, _ in wrong) is side] for side in (True, False))
-            measured, expected = e.measured[leaf], e.expected[leaf]
-            cause = causes.of_values(measured, expected, e.case, tolerance)
-            partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(measured, expected)))
+            cases = ([x for x in evidence if any(x is y for y, _ in wrong) is side] for side in (True, False))
+            cause = causes.of_values(e, leaf, tolerance)
+            partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part))

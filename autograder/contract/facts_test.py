@@ -211,6 +211,7 @@ def test_an_answer_that_misses_its_point_keeps_at_most_half(bubble, bytes_, poin
     assert (found.points, "“bubble”" in found.reason) == (points, bubble is False)
 
 
+KEY = Leaf("key", (2,), "uint32", ((),), "input")
 MASKS = [np.random.default_rng(seed).random((4, 8)) > 0.25 for seed in range(2)]
 CUBE = {"data": 2, "pipe": 2, "tensor": 4}
 CAUSES = {
@@ -236,7 +237,7 @@ CAUSES = {
 def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):
     measured, said = CAUSES[what]
     case = Case("c", CUBE, Model(width=1, hidden=1, dropout=0.25, num_microbatches=6))
-    e = replace(evidence(np.float32(measured), secret=secret), case=case)
+    e = replace(evidence(np.float32(measured), secret=secret), case=case, inputs=(KEY,))
     fact = arrays_match("gradients", [e], "gradients", "A guess.")
     assert (fact.passed, said in fact.message) == (False, True), fact.message
     assert ("A guess." in fact.message) is (what not in ("other masks", "rounded"))
@@ -263,10 +264,10 @@ def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
 
 
 def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
-    base = evidence(2.5 * DRAWN + 1, secret=True)
+    base = replace(evidence(2.5 * DRAWN + 1, secret=True), inputs=(KEY,))
     model = Model(width=1, hidden=1)
     with_dropout = replace(base, case=Case("some", CUBE, model.but(dropout=0.25)))
-    without = replace(evidence(DRAWN, secret=True), case=Case("none", CUBE, model))
+    without = replace(base, measured={name: DRAWN for name in base.measured}, case=Case("none", CUBE, model))
     said = arrays_match("gradients", [without, with_dropout], "gradients", "A guess.").message
     assert "It is right in every case without dropout and wrong with it: is each mask drawn with the key" in said
     assert "A guess." not in said
@@ -274,6 +275,8 @@ def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
     assert "dropout" not in arrays_match("gradients", both, "gradients").message
     said = arrays_match("gradients", [with_dropout], "gradients", "A guess.").message
     assert "A guess. There is dropout in every case here: is each mask drawn with the key" in said
+    said = arrays_match("gradients", [replace(with_dropout, inputs=())], "gradients").message
+    assert "dropout" not in said, "the function is given no key"
 
 
 def test_wrong_leaves_are_named_where_there_are_several():
