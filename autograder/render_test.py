@@ -122,3 +122,18 @@ def test_numbers_are_short_and_exact_where_whole():
     shown = {2.0: "2", 1 / 3: "0.3333", 1e-9: "1e-09", None: "", float("inf"): "inf", "two": "two"}
     assert {value: number(value) for value in shown} == shown
     assert len(plain("x" * 10**6)) < 5000
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        (Fact("gradients", Kind.GRADIENTS, False, "missing", "present"), "Wrong gradients earn nothing"),
+        (Fact("bubble", Kind.TIME, False, 0.5, 0.4, point=True), "At most half of the points without “bubble”"),
+        (Fact("bytes", Kind.COMMUNICATION, False, 5, 4), ""),
+    ],
+)
+def test_why_an_answer_earns_nothing_or_half_is_said_at_once(fact, said):
+    result = Result("f", 0, 3, FAIL, (Fact("values", Kind.VALUES, True), fact))
+    for shown in (facts_html(result), printed(result)):
+        assert said in shown
+        assert ("the point" in shown.replace("points", "")) is fact.point
