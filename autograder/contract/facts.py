@@ -36,7 +36,7 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     failed = [fact for fact in facts if fact.passed is False]
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
-    more = f" (also falls short: {', '.join(sorted(others))})" if others else ""
+    more = f" (also falls short: {'; '.join(sorted(others))})" if others else ""
     return replace(chosen, message=chosen.message + more)
 
 
