@@ -268,7 +268,8 @@ def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> F
         others = {kind: count for kind, count in e.costs.products.items() if kind != wanted}
         every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
         said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
-        message = f"besides {right} products of {wanted} there are {said}. {hint}" if others else ""
+        before = f"besides {right}" if right else "instead of"
+        message = f"{before} products of {wanted} there are {said}. {hint}" if others else ""
         if not every:
             message = f"no product was found that could be of {wanted}. {hint}"
         how = {"direction": Limit.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}

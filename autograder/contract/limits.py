@@ -56,7 +56,7 @@ def _at_the_peak(e: Evidence, allowed: str, hint: str) -> tuple[str, str]:
     message, largest = f"at the peak {e.memory.temporaries:,.0f} bytes of temporaries live at once, {allowed}", None
     if e.memory.alive:
         largest = e.memory.alive[0]
-        message += f"; the largest is a {_array(largest)} of {largest.bytes:,.0f} bytes"
+        message += f"; the largest, {_array(largest)}, has {largest.bytes:,.0f} bytes"
     return f"{message}. {hint}", largest.line if largest else ""
 
 
@@ -88,7 +88,10 @@ def largest_within(
     largest, elements, limit = e.memory.largest, e.memory.largest_numbers, most(e.case)
     message, line = "", ""
     if largest and elements > limit:
-        message, line = f"a {_array(largest)} is held at some moment, {elements:,} elements. {hint}", largest.line
+        message, line = (
+            f"an array {_array(largest)} is held at some moment, {elements:,} elements. {hint}",
+            largest.line,
+        )
     return facts.at(e, name, Kind.MEMORY, message, elements, limit, unit=Unit.ELEMENTS, line=line, weight=weight)
 
 
