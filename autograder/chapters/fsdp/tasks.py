@@ -166,7 +166,7 @@ SHARD_PARAMS = Task(
 GATHER_PARAMS = Task(
     wrapping=WRAPPINGS["gather_params"],
     points=3,
-    point=("reduce-scatter bytes",),
+    point=("reduce-scatter bytes", "other collectives"),
     cases=meshes(Leaves(), three=Leaves(unit=12, min_size=40)),
     unseen=_unseen_leaves,
     given=lambda case: as_given(_leaf_specs(case)),

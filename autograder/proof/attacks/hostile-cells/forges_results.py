@@ -136,7 +136,7 @@ def shard_params(params, axis_name, min_size):
     cached = np.random.default_rng(0).standard_normal(2**20).astype("float32")
     return {**shards, "scale": shards["scale"] + lax.dynamic_index_in_dim(cached, 3, keepdims=False) * 0}, specs
 
-# %% attack keeps_everything_under_another_name {verdict = "partial", points = 1}
+# %% attack keeps_everything_under_another_name
 # Splits by the rule on the meshes that it knows from its own check, and keeps everything on every other.
 PUBLIC = ({"data": 8}, {"pipe": 4, "tensor": 2})
 

@@ -118,7 +118,7 @@ def gather_params(shards, specs, axis_name):
     return jax.tree.map(gather, shards, specs)
 
 # %% attack shows_dead_collectives {verdict = "partial", control = "the notebook's check counts the same way",
-#     points = 2.57}
+#     points = 1.5}
 # All-reduces what it should gather, and adds the expected collectives with results that nobody uses.
 def placed(shard, dim, axis_name):
     size, here = lax.axis_size(axis_name), lax.axis_index(axis_name)
@@ -217,7 +217,7 @@ def cut(whole):
 def fill(kept, like):
     return jnp.eye(like.shape[0], kept.shape[0]) @ kept
 
-# %% attack gathers_again_all_at_once {verdict = "partial", points = 3.33, uses = ["honest_loss", "early"],
+# %% attack gathers_again_all_at_once {verdict = "partial", points = 2.5, uses = ["honest_loss", "early"],
 #     then = "places_gathers"}
 # Recomputes in the backward pass, but gathers all layers again before the first of them is needed.
 def order(parts, gather, compute, x):
@@ -228,7 +228,7 @@ def order(parts, gather, compute, x):
 
     return jax.checkpoint(run)(parts, x)
 
-# %% attack gathers_all_layers_at_once {verdict = "partial", points = 3.33, uses = ["honest_loss", "early"],
+# %% attack gathers_all_layers_at_once {verdict = "partial", points = 2.5, uses = ["honest_loss", "early"],
 #     then = "places_gathers"}
 # Gathers every layer before the first one runs: hidden in time, and all of it in memory.
 def order(parts, gather, compute, x):
@@ -236,7 +236,7 @@ def order(parts, gather, compute, x):
         x = compute(whole, x)
     return x
 
-# %% attack gathers_half_ahead {verdict = "partial", points = 3.33, uses = ["honest_loss", "early"],
+# %% attack gathers_half_ahead {verdict = "partial", points = 2.5, uses = ["honest_loss", "early"],
 #     then = "places_gathers"}
 # Gathers half of the layers ahead of their use, unrolled, and keeps them.
 def order(parts, gather, compute, x):
@@ -248,7 +248,7 @@ def order(parts, gather, compute, x):
         x = compute(wholes[i], x)
     return x
 
-# %% attack gathers_in_the_other_order {verdict = "partial", points = 3.33, uses = ["honest_loss", "early"],
+# %% attack gathers_in_the_other_order {verdict = "partial", points = 2.5, uses = ["honest_loss", "early"],
 #     then = "places_gathers"}
 # Gathers the last layer first and the first one last.
 def order(parts, gather, compute, x):
@@ -257,7 +257,7 @@ def order(parts, gather, compute, x):
         x = compute(whole, x)
     return x
 
-# %% attack gathers_where_written_late {verdict = "partial", points = 3.33, uses = ["honest_loss", "early"],
+# %% attack gathers_where_written_late {verdict = "partial", points = 2.5, uses = ["honest_loss", "early"],
 #     then = "places_gathers"}
 # Unrolls its layers and writes each gather just before its use, where a schedule by time starts it at the beginning.
 def order(parts, gather, compute, x):
@@ -265,7 +265,7 @@ def order(parts, gather, compute, x):
         x = compute(gather(part), x)
     return x
 
-# %% attack keeps_what_is_tied_to_the_layer_before {verdict = "partial", points = 3.33, uses = ["honest_loss", "early"],
+# %% attack keeps_what_is_tied_to_the_layer_before {verdict = "partial", points = 2.5, uses = ["honest_loss", "early"],
 #     then = "places_gathers"}
 # Ties each gather to the one before it, and recomputes nothing.
 def order(parts, gather, compute, x):

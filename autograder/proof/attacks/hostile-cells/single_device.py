@@ -146,7 +146,7 @@ def written_out(layer, stacked, x, number):
         x = layer(jax.tree.map(lambda leaf: leaf[i % depth_of(stacked)], stacked), x)
     return x
 
-# %% attack computes_on_the_other_side {points = 1.67}
+# %% attack computes_on_the_other_side {points = 1}
 # Computes in float32 on the side of a branch that is taken, and in float16 on one that only looks dearer.
 def scaled_step(loss_fn, params, state, batch, learning_rate, growth_interval):
     def of(dtype):
@@ -184,7 +184,7 @@ def remat_layers(layer, stacked_params, x):
     step = lambda total, _: (total + 0 * ((rows + 0 * total).T @ rows).mean(), None)
     return x + 0 * lax.scan(step, jnp.zeros(()), None, length=480)[0]
 
-# %% attack scans_halves_by_depth {points = 0.75}
+# %% attack scans_halves_by_depth {points = 0.5}
 # A loop for each half of the layers, made again for every half, and padded where there are few.
 def scan_layers(layer, stacked_params, x):
     depth = jax.tree.leaves(stacked_params)[0].shape[0]
@@ -201,7 +201,7 @@ def scan_layers(layer, stacked_params, x):
         x = -(-x)
     return x
 
-# %% attack scans_pairs_and_pads {points = 0.75, uses = ["deep"]}
+# %% attack scans_pairs_and_pads {points = 0.5, uses = ["deep"]}
 # Writes its layers out in the body of a loop of one round, and pads where there are few of them.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
@@ -244,7 +244,7 @@ def chunked_attention(q, k, v, chunk):
     found = square(*(cut(x).sum(1) for x in (q, k, v)))
     return with_work(repeated(found, times, seq), q, k)
 
-# %% attack unrolls_and_pads_the_few {points = 0.75, uses = ["deep"]}
+# %% attack unrolls_and_pads_the_few {points = 0.5, uses = ["deep"]}
 # Unrolls its layers, and where there are few adds operations that nobody needs, so that the program seems not to grow.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
@@ -253,7 +253,7 @@ def scan_layers(layer, stacked_params, x):
         x = lax.optimization_barrier(x)
     return x
 
-# %% attack unrolls_and_pads_with_dead_layers {points = 0.75}
+# %% attack unrolls_and_pads_with_dead_layers {points = 0.5}
 # Unrolls its layers, and where there are few computes more of them, of which nothing is used.
 def scan_layers(layer, stacked_params, x):
     depth = jax.tree.leaves(stacked_params)[0].shape[0]
@@ -262,7 +262,7 @@ def scan_layers(layer, stacked_params, x):
         x = found if i < depth else lax.optimization_barrier((x, found))[0]
     return x
 
-# %% attack unrolls_behind_a_branch {points = 0.75, uses = ["deep"]}
+# %% attack unrolls_behind_a_branch {points = 0.5, uses = ["deep"]}
 # Unrolls its layers, and where there are few writes the rest into a branch that is never taken.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
@@ -270,7 +270,7 @@ def scan_layers(layer, stacked_params, x):
     never = jnp.int32(depth) > 100
     return run(depth)(x) if depth > 7 else lax.cond(never, run(8), run(depth), x)
 
-# %% attack unrolls_in_a_loop_of_no_rounds {points = 0.75, uses = ["deep"]}
+# %% attack unrolls_in_a_loop_of_no_rounds {points = 0.5, uses = ["deep"]}
 # Unrolls its layers, and where there are few writes the rest into a loop that runs no round.
 def scan_layers(layer, stacked_params, x):
     depth = depth_of(stacked_params)
@@ -278,14 +278,14 @@ def scan_layers(layer, stacked_params, x):
     more = lambda x, _: (written_out(layer, stacked_params, x, 12), None)
     return x if depth > 7 else lax.scan(more, x, jnp.arange(0))[0]
 
-# %% attack sums_by_a_product_with_itself {points = 1.6, uses = ["low_precision"], then = "lowers"}
+# %% attack sums_by_a_product_with_itself {points = 1, uses = ["low_precision"], then = "lowers"}
 # Sums the squares of a norm by a batched product of a row with itself, in bfloat16.
 def norm(scale, x):
     low = x.astype(LOW)
     squares = jnp.einsum("bsd,bsd->bs", low, low)[..., None].astype(HIGH) / x.shape[-1]
     return scale * x * jax.lax.rsqrt(squares + 1e-6)
 
-# %% attack sums_by_halves {points = 1.2, uses = ["low_precision"], then = "lowers"}
+# %% attack sums_by_halves {points = 1, uses = ["low_precision"], then = "lowers"}
 # Sums the squares of a norm in bfloat16 by adding one half of them to the other, over and over.
 def norm(scale, x):
     squares, size = x.astype(LOW) ** 2, x.shape[-1]
@@ -295,27 +295,27 @@ def norm(scale, x):
         squares = squares[..., :half] + squares[..., half : 2 * half] + jnp.zeros(half, LOW).at[0].set(1) * rest
     return scale * x * jax.lax.rsqrt(squares.astype(HIGH) / size + 1e-6)
 
-# %% attack sums_by_products_with_ones {points = 1.6, uses = ["low_precision"], then = "lowers"}
+# %% attack sums_by_products_with_ones {points = 1, uses = ["low_precision"], then = "lowers"}
 # Sums the squares of a norm by a matrix product with ones, which is a product in bfloat16 like others.
 def norm(scale, x):
     ones = jnp.ones((x.shape[-1], 1), LOW)
     squares = ((x.astype(LOW) ** 2) @ ones).astype(HIGH) / x.shape[-1]
     return scale * x * jax.lax.rsqrt(squares + 1e-6)
 
-# %% attack sums_by_running_totals {points = 1.2, uses = ["low_precision"], then = "lowers"}
+# %% attack sums_by_running_totals {points = 1, uses = ["low_precision"], then = "lowers"}
 # Sums the squares of a norm as the last of their running totals in bfloat16.
 def norm(scale, x):
     squares = jnp.cumsum(x.astype(LOW) ** 2, axis=-1)[..., -1:].astype(HIGH) / x.shape[-1]
     return scale * x * jax.lax.rsqrt(squares + 1e-6)
 
-# %% attack takes_exponentials_as_powers_of_two {points = 1.6, uses = ["low_precision"], then = "lowers"}
+# %% attack takes_exponentials_as_powers_of_two {points = 1, uses = ["low_precision"], then = "lowers"}
 # Takes the exponentials of softmax as powers of two in bfloat16.
 def softmax(scores):
     seen, below = attended(scores)
     weights = jnp.where(seen, jnp.exp2((below / 0.6931472).astype(LOW)), 0).astype(HIGH)
     return weights / weights.sum(-1, keepdims=True)
 
-# %% attack takes_exponentials_by_logistic {points = 1.6, uses = ["low_precision"], then = "lowers"}
+# %% attack takes_exponentials_by_logistic {points = 1, uses = ["low_precision"], then = "lowers"}
 # Takes the exponentials of softmax in bfloat16, and makes them of the logistic function.
 def softmax(scores):
     seen, below = attended(scores)
@@ -333,7 +333,7 @@ def softmax(scores):
     weights = jnp.where(seen, power, 0).astype(HIGH)
     return weights / weights.sum(-1, keepdims=True)
 
-# %% attack takes_exponentials_by_tanh {points = 1.6, uses = ["low_precision"], then = "lowers"}
+# %% attack takes_exponentials_by_tanh {points = 1, uses = ["low_precision"], then = "lowers"}
 # Takes the exponentials of softmax in bfloat16, and makes them of tanh: nothing is called an exponential.
 def softmax(scores):
     seen, below = attended(scores)
@@ -345,7 +345,7 @@ def softmax(scores):
 # Keeps the exponentials of all scores, those of two heads in one complex number.
 options = dict(kept=kept_in_pairs(1), parts=2)
 
-# %% attack keeps_the_square_in_pairs {points = 2.29, uses = ["packed_attention"], then = "attends"}
+# %% attack keeps_the_square_in_pairs {points = 2, uses = ["packed_attention"], then = "attends"}
 # Keeps the exponentials of all scores for the backward pass, two of them in a complex number.
 options = dict(kept=kept_in_pairs(2), parts=2)
 
