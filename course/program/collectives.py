@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from course.program.evaluate import follow
-from course.program.ir import COLLECTIVES, Module, Op, unsupported, walk
+from course.program.ir import COLLECTIVES, Block, Module, Op, unsupported, walk
+from course.program.program import ProgramError
+
+MAX_COLLECTIVES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -136,3 +140,85 @@ def _dense(keys: list[Any]) -> list[int]:
     """Small numbers for keys, in order of appearance."""
     numbers: dict[Any, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def check_everyone_comes(module: Module, classes: list[DeviceClass]) -> None:
+    """Let the devices run their collectives in order, each of which waits for all devices of its group.
+
+    Raises:
+        ProgramError: Some wait for each other forever.
+    """
+    place = {device: number for number, alike in enumerate(classes) for device in alike.members}
+    orders = [_meetings(module, alike, place) for alike in classes]
+    reached = [0] * len(classes)
+
+    def next_of(one: int) -> _Meeting | None:
+        return orders[one][reached[one]] if reached[one] < len(orders[one]) else None
+
+    moved = deque(range(len(classes)))
+    while moved:
+        meeting = next_of(moved.popleft())
+        if meeting and all(next_of(one) == meeting for one in meeting.classes):
+            for one in meeting.classes:
+                reached[one] += 1
+            moved.extend(meeting.classes)
+    for one in range(len(classes)):
+        if meeting := next_of(one):
+            other = next(other for other in sorted(meeting.classes) if next_of(other) != meeting)
+            raise _deadlock(classes[one].device, meeting, classes[other].device, next_of(other))
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """A collective as a device comes to it, and the classes of the devices that it meets there."""
+
+    kind: str
+    axes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    line: str
+    classes: frozenset[int]
+
+
+def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list[_Meeting]:
+    """The collectives that a device of the class takes part in, in the order in which it runs them."""
+    blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
+    steps = {block: [op for op in block.ops if op.kind in COLLECTIVES | {"while", "case"}] for block in blocks}
+    decisions = iter(alike.decisions)
+    known: dict[Op, _Meeting | None] = {}
+
+    def run(block: Block) -> Iterator[Op]:
+        for op in steps[block]:
+            if op.kind == "case":
+                yield from run(op.regions[next(decisions)])
+            elif op.kind == "while":
+                yield from run(op.regions[0])
+                while next(decisions):
+                    yield from run(op.regions[1])
+                    yield from run(op.regions[0])
+            else:
+                yield op
+
+    found: list[_Meeting] = []
+    for op in run(module.main):
+        if op not in known:
+            groups = groups_of(op, module.mesh)
+            group, shapes = groups.of(alike.device), tuple(operand.shape for operand in op.operands)
+            meets = frozenset(place[device] for device in group)
+            known[op] = _Meeting(op.kind, groups.axes, shapes, op.line, meets) if group else None
+        if meeting := known[op]:
+            found.append(meeting)
+        if len(found) > MAX_COLLECTIVES:
+            line = op.line or "unknown line"
+            raise ProgramError(f"{line}: a step runs more than {MAX_COLLECTIVES:,} collectives, too many to follow")
+    return found
+
+
+def _deadlock(device: int, ours: _Meeting, other: int, theirs: _Meeting | None) -> ProgramError:
+    def said(meeting: _Meeting | None) -> str:
+        return f"runs {meeting.kind} ({meeting.line or 'unknown line'})" if meeting else "runs no further collective"
+
+    return ProgramError(
+        f"{ours.line or 'unknown line'}: devices would wait for each other forever: where device {device} "
+        f"{said(ours)}, device {other} {said(theirs)}. A collective inside a branch must be reached by every device "
+        "of its group."
+    )

@@ -6,19 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from course.program.collectives import DeviceClass, Groups, device_classes, groups_of
+from course.program.collectives import DeviceClass, Groups, check_everyone_comes, device_classes, groups_of
 from course.program.evaluate import executed, follow
 from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, dims_of, walk
 from course.program.precision import Special, precision_sensitive, special
-from course.program.program import ProgramError
 
-MAX_COLLECTIVES = 1_000_000
 # What an operation on complex numbers takes on real ones; a function such as the exponential takes several of those.
 _OF_COMPLEX = {"real": 1, "imag": 1, "complex": 1, "add": 2, "subtract": 2, "negate": 2, "select": 2, "compare": 2}
 _OF_COMPLEX |= {"convert": 2, "multiply": 6, "divide": 11}
@@ -102,50 +99,43 @@ def costs(module: Module) -> Costs:
     """
     classes = device_classes(module)
     if len(classes) == 1:
-        return _of_class(module, classes[0], None)
-    orders: list[list[Collective]] = [[] for _ in classes]
-    every = [_of_class(module, alike, order) for alike, order in zip(classes, orders, strict=True)]
-    _check_everyone_comes(module, classes, orders)
-    most = max(every, key=lambda c: (c.flops + c.elementwise, sum(x.total_bytes for x in c.collectives)))
+        return _of_class(module, classes[0])
+    check_everyone_comes(module, classes)
+    every = [_of_class(module, alike) for alike in classes]
+    most = max(every, key=lambda c: (c.flops + c.elementwise, _total_bytes(list(c.collectives))))
     return replace(most, collectives=_of_any(every))
 
 
 def _of_any(every: list[Costs]) -> tuple[Collective, ...]:
-    """Each collective as the device executes it that sends most by it: none is hidden by another device's work."""
-    found: dict[Collective, Collective] = {}
+    """Each collective as the device executes it that sends most by it: none is hidden by another device's work.
+
+    Permutes over the same axes send in turns where their pairs differ, so all of them are as one device executes them:
+    the one that sends most by them together.
+    """
+    found: dict[Collective, list[Collective]] = {}
     for collective in (c for costs in every for c in costs.collectives):
-        alike = replace(collective, wire_bytes=0.0, count=0)
-        if alike not in found or collective.total_bytes > found[alike].total_bytes:
-            found[alike] = collective
-    return tuple(found.values())
+        alike = _alike(collective)
+        if alike not in found or collective.total_bytes > found[alike][0].total_bytes:
+            found[alike] = [collective]
+    for axes in {c.axes for c in found if c.kind == "collective_permute"}:
+        each = [[c for c in costs.collectives if (c.kind, c.axes) == ("collective_permute", axes)] for costs in every]
+        most = max(each, key=_total_bytes)
+        for alike in [c for c in found if (c.kind, c.axes) == ("collective_permute", axes)]:
+            own = [c for c in most if _alike(c) == alike]
+            found[alike] = own or [replace(found[alike][0], wire_bytes=0.0)]
+    return tuple(collective for several in found.values() for collective in several)
 
 
-def _check_everyone_comes(module: Module, classes: list[DeviceClass], orders: list[list[Collective]]) -> None:
-    """Devices of one group must run the same collectives in the same order, or they wait for each other forever."""
-    place = {device: i for i, alike in enumerate(classes) for device in alike.members}
-    every = {groups_of(op, module.mesh) for op in walk(module.main) if op.kind in COLLECTIVES}
-    for axes in sorted({groups.axes for groups in every}):
-        ours = [[(c.kind, c.shape, c.line) for c in order if c.axes == axes] for order in orders]
-        pairs = {(place[g[0]], place[d]) for groups in every if groups.axes == axes for g in groups.groups for d in g}
-        for one, other in sorted(pairs):
-            for first, second in zip_longest(ours[one], ours[other]):
-                if first != second:
-                    raise _deadlock(classes[one].device, first, classes[other].device, second)
+def _alike(collective: Collective) -> Collective:
+    return replace(collective, wire_bytes=0.0, count=0)
 
 
-def _deadlock(device: int, ours: Any, other: int, theirs: Any) -> ProgramError:
-    def said(c: Any) -> str:
-        return "runs no further collective" if c is None else f"runs {c[0]} ({c[2] or 'unknown line'})"
-
-    line = next(c[2] for c in (ours, theirs) if c is not None) or "unknown line"
-    return ProgramError(
-        f"{line}: devices would wait for each other forever: where device {device} {said(ours)}, device {other} "
-        f"{said(theirs)}. A collective inside a branch must be reached by every device of its group."
-    )
+def _total_bytes(collectives: list[Collective]) -> float:
+    return sum(c.total_bytes for c in collectives)
 
 
-def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None) -> Costs:
-    """What a device of the class does; ``order``, if given, gets its collectives one by one."""
+def _of_class(module: Module, alike: DeviceClass) -> Costs:
+    """What a device of the class does."""
     looked: dict[Block, _BlockCosts] = {}
     known = special(module.main)
     times: Counter[Block] = Counter()
@@ -153,11 +143,6 @@ def _of_class(module: Module, alike: DeviceClass, order: list[Collective] | None
         if block not in looked:
             looked[block] = _of_block(block, module.mesh, alike.device, known)
         times[block] += 1
-        if order is not None:
-            order += looked[block].collectives
-            if len(order) > MAX_COLLECTIVES:
-                line = order[-1].line or "unknown line"
-                raise ProgramError(f"{line}: a step runs more than {MAX_COLLECTIVES:,} collectives, too many to follow")
     total = _BlockCosts()
     sent: Counter[Collective] = Counter()
     for block, count in times.items():

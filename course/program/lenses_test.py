@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from course.machines import machine
 from course.mesh import make_mesh
-from course.program import Collective, ProgramError, compile_program, costs, export, memory, parse
+from course.program import Collective, ProgramError, compile_program, costs, export, memory, parse, timeline
 from course.program.program_test import F32, program_of, struct
 
 
@@ -77,6 +77,40 @@ def test_a_permute_says_how_far_along_its_axis_it_sends(pairs, shift):
         assert msgspec.json.decode(msgspec.json.encode(found), type=Collective) == found
     (other,) = costs(parse(ring_program(lambda x: lax.psum(x, "data"), P(), {"data": 4}))).collectives
     assert other.shift is None
+
+
+EVEN, ODD = ([(i, (i + 1) % 8) for i in range(first, 8, 2)] for first in (0, 1))
+ONWARD, HOME = [(i, i + 1) for i in range(7)], [(7, 0)]
+
+
+@pytest.mark.parametrize("pairs", [(EVEN, ODD), (ONWARD, HOME), (ONWARD[:4], ONWARD[4:], HOME)])
+@pytest.mark.parametrize("trips", [1, 3])
+def test_permutes_that_share_a_ring_are_counted_as_one_device_sends(pairs, trips):
+    def local(x):
+        pass_on = lambda x, _: (sum(lax.ppermute(x, "data", part) for part in pairs), None)  # noqa: E731
+        return lax.psum(jnp.sum(lax.scan(pass_on, x, None, length=trips)[0]), "data") * x
+
+    module = parse(split(local))
+    found = costs(module).collectives
+    permutes = [c for c in found if c.kind == "collective_permute"]
+    assert sum(c.count for c in permutes) == trips * 2  # no device takes part in more
+    assert sum(c.total_bytes for c in permutes) == trips * 4 * 4 * 4
+    assert {c.shift for c in permutes} == {1}
+    assert timeline(module, machine("8xH100")).seconds > 0
+
+
+def test_order_of_partial_permutes_and_collectives_of_all_is_that_of_the_program():
+    def branch(first, second):
+        return lambda x: second(first(x))
+
+    summed = lambda x: lax.pcast(lax.psum(x, "data"), "data", to="varying")  # noqa: E731
+    swapped = lambda x: lax.ppermute(x, "data", [(0, 1), (1, 0)])  # noqa: E731
+
+    def local(x):
+        return lax.cond(lax.axis_index("data") == 0, branch(summed, swapped), branch(swapped, summed), x)
+
+    with pytest.raises(ProgramError, match=r"device 0 runs all_reduce .* runs collective_permute"):
+        costs_of(local)
 
 
 def test_group_of_one_device_sends_nothing():
