@@ -31,9 +31,10 @@ from course.program import Locate, Program, ProgramError
 Progress = Callable[[str], None]
 # A function's Programs for a platform: the task, the cases, the platform.
 Export = tuple[Task, list[Case], str]
-TRACE_SECONDS = 60
+# Of processor time, which is the same on a busy machine; and of wall time, for what waits and computes nothing.
+TRACE_SECONDS, TRACE_WALL_SECONDS = 60, 300
 # The tracer of a learner's own machine: what would harm others is not limited.
-LOCAL = Limits(wall_s=180.0, cpu_s=TRACE_SECONDS, address_space=1 << 40, open_files=1024)
+LOCAL = Limits(wall_s=TRACE_WALL_SECONDS, cpu_s=TRACE_SECONDS, address_space=1 << 40, open_files=1024)
 
 
 class CheckResult:
@@ -176,7 +177,7 @@ def trace_function(
         return function
     if isinstance(function, FromNotebook):
         return function.programs(task, cases, platform)
-    with time_limit(TRACE_SECONDS):
+    with time_limit(TRACE_SECONDS, processor=True), time_limit(TRACE_WALL_SECONDS):
         return trace_cases(task, function, cases, locate, platform=platform)
 
 

@@ -214,7 +214,21 @@ def test_python_that_never_ends_is_stopped_at_its_line(notebook, monkeypatch):
     monkeypatch.setattr(checking, "TRACE_SECONDS", 1)
     result = judged(notebook("def shard_params(params, axis_name, min_size):\n    while True:\n        pass"))
     assert (result.verdict, result.line.partition(":")[0]) == (LIMIT_EXCEEDED, "one")
-    assert "s of processor time to trace; does a loop ever end?" in result.message
+    assert "s of processor time; does a loop ever end?" in result.message
+
+
+def test_tracing_is_limited_in_processor_time_and_what_waits_in_wall_time(monkeypatch):
+    def judged_here(body):
+        task = load("fsdp").task("shard_params")
+        space = {}
+        exec(f"import time\ndef shard_params(params, axis_name, min_size):\n    {body}", space)
+        return check_function("fsdp", task, space["shard_params"], lambda _: None, full=False)
+
+    monkeypatch.setattr(checking, "TRACE_SECONDS", 1)
+    assert "longer to trace than 1 s of processor time" in judged_here("while True: pass").message
+    monkeypatch.setattr(checking, "TRACE_WALL_SECONDS", 1.5)
+    result = judged_here("time.sleep(60)")
+    assert result.verdict == LIMIT_EXCEEDED and "1.5 s, in which it computed for 0 s" in result.message
 
 
 def test_outcome_is_a_number_to_nbgrader_a_table_to_people_and_text_elsewhere():

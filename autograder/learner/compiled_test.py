@@ -107,7 +107,7 @@ def raises_the_second_time(error):
     [
         (raises_the_second_time(TypeError("no")), "cannot be exported for cuda: TypeError: no (cell:"),
         (raises_the_second_time(SystemExit("bye")), "cannot be exported for cuda: SystemExit: bye (cell:"),
-        (raises_the_second_time(TooLong("60 s")), "took longer than 60 s to trace"),
+        (raises_the_second_time(TooLong("60 s")), "took longer to trace than 60 s"),
         (Problem("student_error", "there is no function"), "there is no function"),
     ],
 )

@@ -206,7 +206,7 @@ def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Pro
     except TooLong as error:
         task.cancel()  # it may not have begun
         where = describe_error(error, locate_cell).line or statement.where
-        return Problem("limit_exceeded", f"it took longer than {error}; does a loop ever end?", where)
+        return Problem("limit_exceeded", f"it took longer than {error}", where)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -5,6 +5,7 @@ import inspect
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +43,7 @@ class Traced:
 
 
 class TooLong(KeyboardInterrupt):
-    """The learner's Python ran longer than it may; the message says how long that is.
+    """The learner's Python ran longer than it may; the message says how long that is, and asks why.
 
     An event loop lets an interrupt through wherever it comes, and would log any other exception between two steps.
     """
@@ -62,8 +63,13 @@ def time_limit(seconds: float, *, processor: bool = False) -> Iterator[None]:
         return
     timer, number = (signal.ITIMER_PROF, signal.SIGPROF) if processor else (signal.ITIMER_REAL, signal.SIGALRM)
 
+    begin = time.process_time()
+
     def stop(*_: Any) -> None:
-        raise TooLong(f"{seconds:g} s{' of processor time' if processor else ''}")
+        if processor:
+            raise TooLong(f"{seconds:g} s of processor time; does a loop ever end?")
+        computed = time.process_time() - begin
+        raise TooLong(f"{seconds:g} s, in which it computed for {computed:.0f} s; does it wait for something?")
 
     before = signal.signal(number, stop)
     signal.setitimer(timer, seconds)
@@ -92,7 +98,7 @@ def trace_cases(
             if progress:
                 progress(case.name)
     except TooLong as error:
-        message = f"{task.name} took longer than {error} to trace; does a loop ever end?"
+        message = f"{task.name} took longer to trace than {error}"
         return Problem("limit_exceeded", message, describe_error(error, locate).line)
     except Mismatch as error:
         return Problem("fail", str(error), line)
