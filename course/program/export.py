@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -156,23 +159,43 @@ def stablehlo_version(exported: jax_export.Exported) -> str:
 
 
 def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None:
-    """The innermost frame that ``locate`` knows, else the innermost in the course; the op's name stays."""
-    found = None
-    for file, line, column in _frames(location):
-        label = locate(file)
+    """The innermost frame that ``locate`` knows, else the innermost in the course.
+
+    The op's name stays, behind the function that is called there: ``jnp.roll: slice``.
+    """
+    found, function = None, ""
+    for frame in _frames(location):
+        label = locate(frame.filename)
         if label is not None:
-            found = label, line, column
+            found = label, frame.start_line, frame.start_col
+            function = _function(frame.filename, frame.start_line, frame.start_col, frame.end_line, frame.end_col)
             break
-        own = _COURSE_FILE.search(file)
-        found = found or (own and (own[1], line, column))
+        own = _COURSE_FILE.search(frame.filename)
+        found = found or (own and (own[1], frame.start_line, frame.start_col))
     if found is None:
         return None
     where = ir.Location.file(*found)
-    return ir.Location.name(location.name_str, where) if isinstance(location, ir.NameLoc) else where
+    name = location.name_str if isinstance(location, ir.NameLoc) else ""
+    name = f"{function}: {name}" if function else name
+    return ir.Location.name(name, where) if name else where
 
 
-def _frames(location: Any) -> Iterator[tuple[str, int, int]]:
-    """File, line and column of each frame of a location, innermost first."""
+@lru_cache(maxsize=4096)
+def _function(file: str, line: int, column: int, end_line: int, end_column: int) -> str:
+    """What is called between two places of a file, ``jnp.roll``; empty if that is no call by name."""
+    lines = [linecache.getline(file, number) for number in range(line, min(end_line, line + 20) + 1)]
+    lines[-1] = lines[-1].encode()[:end_column].decode(errors="ignore")
+    lines[0] = lines[0].encode()[column:].decode(errors="ignore")
+    try:
+        called = ast.parse("".join(lines)[:2000].strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    name = ast.unparse(called.func) if isinstance(called, ast.Call) else ""
+    return name if re.fullmatch(r"[\w.]{1,80}", name, re.ASCII) else ""
+
+
+def _frames(location: Any) -> Iterator[Any]:
+    """Each frame of a location, with its file, lines and columns, innermost first."""
     while isinstance(location, ir.CallSiteLoc):
         yield from _frames(location.callee)
         location = location.caller
@@ -183,4 +206,4 @@ def _frames(location: Any) -> Iterator[tuple[str, int, int]]:
             for part in location.locations:
                 yield from _frames(part)
         case ir.FileLineColLoc():
-            yield location.filename, location.start_line, location.start_col
+            yield location

@@ -63,7 +63,10 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One operation. ``kind`` is StableHLO's name without its prefix, ``line`` is ``cell:line`` or empty."""
+    """One operation. ``kind`` is StableHLO's name without its prefix, ``line`` is ``cell:line`` or empty.
+
+    ``function`` is what the learner called that has the operation, such as ``jnp.roll``, where known.
+    """
 
     kind: str
     operands: list[Value]
@@ -71,6 +74,12 @@ class Op:
     attributes: dict[str, Any]
     regions: list[Block]
     line: str
+    function: str = ""
+
+    @property
+    def name(self) -> str:
+        """For messages: ``slice in jnp.roll``."""
+        return f"{self.kind} in {self.function}" if self.function else self.kind
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Module:
 
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
     """The error for something an analysis cannot resolve: names the op and the learner's line."""
-    name = f"{op.kind}: " if op else ""
+    name = f"{op.name}: " if op else ""
     return ProgramError(f"{line or 'unknown line'}: {name}{what}")
 
 

@@ -57,6 +57,8 @@ _DONATED = {"jax.buffer_donor", "tf.aliasing_output"}
 _ARGUMENT = {"sdy.sharding", "jax.result_info", *_DONATED}
 _ELEMENT = r"i1|u?i(?:2|4|8|16|32|64)|f16|bf16|f32|f64|f8E\w+|f4E\w+|f6E\w+|complex<f32>|complex<f64>"
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
+# ``jnp.linalg.inv: jit(inv)``, or ``transpose(jvp(jit(inv)))`` alone.
+_NAMED = re.compile(r'loc\("(?:([\w.]+): )?(?:\w+\()*([^"()]*)\)*"')
 # Operations whose regions run as blocks of their own; every other region is applied to single elements.
 _HOLDERS = {"stablehlo.while", "stablehlo.case", "sdy.manual_computation"}
 _APPLIED = ELEMENTWISE | {"constant", "reshape", "return"}
@@ -108,12 +110,20 @@ def check_module(module: Any, program: Program) -> None:
 
 @contextmanager
 def at_line(op: Any, caller: str = "") -> Iterator[None]:
-    """Let a ``ProgramError`` name the operation's line, or the one that calls its function."""
+    """Let a ``ProgramError`` name the operation's line and function, or those of what calls it: ``caller``."""
     try:
         yield
     except ProgramError as error:
-        line = source_line(op) or caller
-        raise ProgramError(f"{line}: {error}" if line else str(error)) from None
+        where = caller if caller and not source_line(op) else place(op)
+        raise ProgramError(f"{where}: {error}" if where else str(error)) from None
+
+
+def place(op: Any, caller: str = "") -> str:
+    """``cell:line: in jnp.roll``: where an operation is, and the function that it is of, as far as known."""
+    if not (line := source_line(op)):
+        return caller
+    name = function_name(op)
+    return f"{line}: in {name}" if name else line
 
 
 def _check_numbers(module: Any, program: Program) -> None:
@@ -178,7 +188,7 @@ def _check_types(what: str, found: list[Any], leaves: Any) -> None:
 
 
 def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
-    """The line that calls each function.
+    """The place that calls each function.
 
     Raises:
         ProgramError: A function calls itself or one that does not exist, or calls give more operations than anybody
@@ -203,7 +213,7 @@ def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
             sizes[name] = own[name]
             for call in calls[name]:
                 callee = called(call)
-                lines.setdefault(callee, source_line(call) or lines.get(name, ""))
+                lines.setdefault(callee, place(call, lines.get(name, "")))
                 sizes[name] += size(callee, (*above, name))
         return sizes[name]
 
@@ -326,6 +336,14 @@ def check_constant(op: Any) -> None:
             f"the program holds a constant of {size:,} bytes, and at most {MAX_CONSTANT_BYTES:,} are allowed. "
             "Compute it in the function or pass it as an argument."
         )
+
+
+def function_name(op: Any) -> str:
+    """The function that an operation's location or callee names, as the learner calls it; empty if neither does."""
+    said = _NAMED.match(str(op.location))
+    callee = called(op).lstrip("_") if op.name == "func.call" else ""
+    name = (said[1] or callee or said[2]) if said else callee
+    return "" if name == op.name.partition(".")[2] else name
 
 
 def source_line(op: Any) -> str:

@@ -4,7 +4,9 @@ The rules, all of them:
 
 - No dim of any value is smaller at the large size, and none is empty at one size alone.
 - A slice, a window or an update is at least the same share of the array that it is a part of; an array that is padded
-  or cut by padding keeps its share too, and what is padded by nothing stays so.
+  or cut by padding keeps its share too, and what is padded by nothing stays so. A slice may also take whole pieces out
+  of what was joined, and padding put them back: see ``pieces``.
+- What a loop takes in its trips, or updates, may be a smaller part where there are as many more trips.
 - A dim of one element that is summed, contracted or repeated is one element at both sizes.
 - A gather or scatter moves at least the same share of the array, or as many more places as integer inputs give.
 - A product with a matrix that no input enters keeps its share of the other operand: it does not select.
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from course.program.ir import Block, Op, Value, dims_of
+from course.program.pieces import Joined
 
 # Attributes that grow with arrays; every other is the same at both sizes.
 GROWING = {
@@ -56,20 +59,36 @@ def character(constant: Op) -> Any:
     return constant.attributes.get("signs", constant.attributes.get("zero"))
 
 
-def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float) -> str:
+def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float, joined: Joined) -> str:
     """What an operation does otherwise at the large size; empty if it does the same.
 
     Args:
         ours, theirs: The operation at the small and at the large size.
         from_inputs: Values of the large size that depend on an input.
         integer_growth: How much the dim of integer inputs grows that grows least; infinite if none does.
+        joined: Values of the large size that are joined of pieces.
     """
     rule = _RULES.get(theirs.kind)
     if theirs.kind in ("gather", "scatter"):
         return _places(ours, theirs, from_inputs, integer_growth)
     if theirs.kind == "dot_general":
         return _product(ours, theirs, from_inputs)
+    if theirs.kind in ("slice", "dynamic_slice") and _whole_pieces(ours, theirs, joined):
+        return ""
+    if theirs.kind == "pad" and joined.put_back(ours, theirs):
+        return ""
     return rule(ours, theirs) if rule else ""
+
+
+def _whole_pieces(ours: Op, theirs: Op, joined: Joined) -> bool:
+    """Whether a slice keeps its share of every dim but one, of which it takes whole pieces, or is joined again."""
+    pieces = joined.pieces.get(theirs.operands[0])
+    if theirs.results[0] in joined.turned:
+        return True
+    if not pieces or not pieces.ends or not joined.takes_whole(ours, theirs, pieces):
+        return False
+    part, whole = parts_of(ours, theirs)
+    return _keeps_share(part[: pieces.dim] + part[pieces.dim + 1 :], whole[: pieces.dim] + whole[pieces.dim + 1 :])
 
 
 def _keeps_share(part: Iterable[tuple[int, int]], whole: Iterable[tuple[int, int]]) -> bool:
@@ -83,12 +102,15 @@ def _dims(ours: Value, theirs: Value) -> list[tuple[int, int]]:
     return list(zip(ours.shape, theirs.shape, strict=True))
 
 
-def _part_of(part: Callable[[Op], Value], whole: Callable[[Op], Value]) -> Callable[[Op, Op], str]:
-    def rule(ours: Op, theirs: Op) -> str:
-        parts, wholes = (_dims(of(ours), of(theirs)) for of in (part, whole))
-        return "" if _keeps_share(parts, wholes) else _SMALLER
+def parts_of(ours: Op, theirs: Op) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The dims of what a slice takes, or an update writes, and of the array that it is a part of, at both sizes."""
+    both = ours, theirs
+    part = [op.operands[1] if op.kind == "dynamic_update_slice" else op.results[0] for op in both]
+    return _dims(*part), _dims(*(op.operands[0] for op in both))
 
-    return rule
+
+def _part(ours: Op, theirs: Op) -> str:
+    return "" if _keeps_share(*parts_of(ours, theirs)) else _SMALLER
 
 
 def _pad(ours: Op, theirs: Op) -> str:
@@ -190,10 +212,7 @@ def _spread_loop(op: Op, found: set[Value]) -> None:
 
 
 _RULES: dict[str, Callable[[Op, Op], str]] = {
-    "slice": _part_of(lambda op: op.results[0], lambda op: op.operands[0]),
-    "dynamic_slice": _part_of(lambda op: op.results[0], lambda op: op.operands[0]),
-    "dynamic_update_slice": _part_of(lambda op: op.operands[1], lambda op: op.operands[0]),
-    "reduce_window": _part_of(lambda op: op.results[0], lambda op: op.operands[0]),
+    **dict.fromkeys(("slice", "dynamic_slice", "dynamic_update_slice", "reduce_window"), _part),
     "pad": _pad,
     "broadcast_in_dim": _broadcast,
     "reduce": _reduce,

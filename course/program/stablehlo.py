@@ -16,7 +16,7 @@ from jax.extend.mlir import ir
 from course.program.audit import audit, readable
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
-from course.program.rules import MAX_DEPTH, MAX_OPS, called, source_line
+from course.program.rules import MAX_DEPTH, MAX_OPS, called, function_name, source_line
 from course.program.simplify import add_in_place
 
 _ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
@@ -53,7 +53,7 @@ class _Reader:
         self.mesh = mesh
         self.count = 0
         self.controls = 0
-        self.line = ""  # of the call that is being inlined: for ops of a library that say nothing themselves
+        self.line = self.function = ""  # of the call that is being inlined: for a library's ops, which say nothing
 
     def read(self) -> Block:
         """The body of the one ``shard_map`` that ``main`` consists of."""
@@ -154,12 +154,14 @@ class _Reader:
             block.returns = operands
             return
         if callee := called(op):
-            values = self._inline(callee, operands, block, depth, source_line(op))
+            values = self._inline(callee, operands, block, depth, op)
             known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
             return
         results = [_value(result.type) for result in op.results]
         known.update({hash(r): v for r, v in zip(op.results, results, strict=True)})
-        line = source_line(op) or self.line
+        line = source_line(op)
+        function = function_name(op) if line else self.function
+        line = line or self.line
         kind = _kind(op, line)
         if kind in COLLECTIVES:
             _check_groups(op, kind, line)
@@ -168,18 +170,20 @@ class _Reader:
             attributes["number"] = self.controls  # in program order, calls inlined, as ``witness`` counts them
             self.controls += 1
         regions = [self._block(region.blocks[0], known, depth + 1) for region in op.regions]
-        block.ops.append(Op(kind, operands, results, attributes, regions, line))
+        block.ops.append(Op(kind, operands, results, attributes, regions, line, function))
 
-    def _inline(self, name: str, operands: list[Value], block: Block, depth: int, line: str) -> list[Value]:
+    def _inline(self, name: str, operands: list[Value], block: Block, depth: int, call: Any) -> list[Value]:
         if depth > MAX_DEPTH:
             raise ProgramError(f"calls nest more than {MAX_DEPTH} deep")
         body = self.functions[name].regions[0].blocks[0]
         known = {hash(a): v for a, v in zip(body.arguments, operands, strict=True)}
         inner = Block([])
-        outer, self.line = self.line, line or self.line
+        outer = self.line, self.function
+        if line := source_line(call):
+            self.line, self.function = line, function_name(call)
         for op in body.operations:
             self._op(op.operation, inner, known, depth + 1)
-        self.line = outer
+        self.line, self.function = outer
         block.ops += inner.ops
         return inner.returns
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from course.program import parse, structural_mismatch
@@ -54,6 +55,37 @@ def twice(x):
     return jnp.sin(jnp.sin(x))
 
 
+def bucket(w, x, ids):
+    """Gradients in one bucket, as it is summed by an all-reduce, and in shares."""
+
+    def loss(parameters):
+        kernel, rows, bias = parameters
+        return jnp.sum(jnp.tanh(rows @ kernel.T) ** 2) + jnp.sum(bias)
+
+    flat, unravel = ravel_pytree((w, x, x[0]))
+    gradient = jax.grad(lambda flat: loss(unravel(flat)))(flat)
+    accumulated = lax.fori_loop(0, 2, lambda _, total: total + gradient, jnp.zeros_like(flat) + 0 * gradient)
+    shares = lax.psum_scatter(jnp.pad(accumulated, (0, 8 - flat.size % 8)), "data", tiled=True)
+    whole = lax.all_gather(shares / 8, "data", tiled=True)
+    sums, at = unravel(lax.pmean(gradient, "data") + whole[: flat.size]), w.size
+    return sums[1] + sums[0].sum() + sums[2] + lax.dynamic_slice_in_dim(flat, at, x.size).reshape(x.shape)
+
+
+def beside_a_bucket(w, x, ids):
+    """A slice that begins and ends as pieces do, of something else."""
+    joined = jnp.concatenate([jnp.zeros((4, 8)), jnp.zeros((4, x.shape[1] - 8))], axis=1)
+    return tiled(jnp.concatenate([(x + joined * x)[:, :8]] * 2, axis=1), x.shape[1])
+
+
+def joined_again(w, x, ids):
+    few, rest = jnp.split(x, [8], axis=1)
+    return jnp.concatenate([rest, few], axis=1) + jnp.tanh(few).sum()
+
+
+def few_trips(w, x, ids):
+    return lax.fori_loop(0, SMALL, lambda i, x: x.at[:, i].set(jnp.tanh(x[:, i])), x)
+
+
 def random_bits(shape):
     return jax.random.bits(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), shape).astype(jnp.float32)
 
@@ -75,6 +107,9 @@ CHEATS = {
     "contracts a dim of one": lambda w, x, ids: tiled(
         jnp.einsum("rbk,bk->rb", x.reshape(4, SMALL, -1), jnp.ones((SMALL, x.shape[1] // SMALL))), x.shape[1]
     ),
+    "takes a piece of what is not joined": beside_a_bucket,
+    "takes a few in turns": few_trips,
+    "joins all again and uses a few": joined_again,
     "sorts and keeps the first": lambda w, x, ids: tiled(jnp.sort(x, axis=1)[:, :SMALL], x.shape[1]),
     "writes a corner": lambda w, x, ids: lax.dynamic_update_slice(jnp.zeros_like(x), x[:, :SMALL], (0, 0)),
     "scatters a few": lambda w, x, ids: jnp.zeros_like(x).at[:, jnp.arange(SMALL)].set(1.0) * x,
@@ -122,6 +157,9 @@ def by_threshold(w, x, ids):
 HONEST = {
     "blocks of a quarter": lambda w, x, ids: blocks(x, jnp.tanh),
     "a scan over blocks": lambda w, x, ids: lax.map(jnp.tanh, x.reshape(4, 4, -1)).reshape(x.shape),
+    "one column after the other": lambda w, x, ids: lax.map(jnp.tanh, x.T).T,
+    "a bucket of gradients": bucket,
+    "a place further on": lambda w, x, ids: jnp.roll(x, 1, axis=1) - jnp.roll(x, -2, axis=0),
     "a threshold": by_threshold,
     "a mean and a square root of a width": lambda w, x, ids: (x - x.mean(1, keepdims=True)) / x.shape[1] ** 0.5,
     "all but one": lambda w, x, ids: jnp.pad(x[:, 1:] - x[:, :-1], ((0, 0), (1, 0))),
