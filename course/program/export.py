@@ -182,7 +182,7 @@ def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None
 
 @lru_cache(maxsize=4096)
 def _function(file: str, line: int, column: int, end_line: int, end_column: int) -> str:
-    """What is called between two places of a file, ``jnp.roll``; empty if that is no call by name."""
+    """The name of what is called between two places of a file, ``jnp.roll``; empty if there is none."""
     lines = [linecache.getline(file, number) for number in range(line, min(end_line, line + 20) + 1)]
     lines[-1] = lines[-1].encode()[:end_column].decode(errors="ignore")
     lines[0] = lines[0].encode()[column:].decode(errors="ignore")
@@ -190,8 +190,12 @@ def _function(file: str, line: int, column: int, end_line: int, end_column: int)
         called = ast.parse("".join(lines)[:2000].strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
-    name = ast.unparse(called.func) if isinstance(called, ast.Call) else ""
-    return name if re.fullmatch(r"[\w.]{1,80}", name, re.ASCII) else ""
+    while isinstance(called, ast.Call | ast.Attribute):
+        called = called.func if isinstance(called, ast.Call) else called.value
+        name = ast.unparse(called)  # of ``nnx.Linear(4, 4)(x)`` and ``optax.sgd(0.1).update(x)`` the first
+        if re.fullmatch(r"[\w.]{1,80}", name, re.ASCII):
+            return name
+    return ""
 
 
 def _frames(location: Any) -> Iterator[Any]:

@@ -58,7 +58,7 @@ _ARGUMENT = {"sdy.sharding", "jax.result_info", *_DONATED}
 _ELEMENT = r"i1|u?i(?:2|4|8|16|32|64)|f16|bf16|f32|f64|f8E\w+|f4E\w+|f6E\w+|complex<f32>|complex<f64>"
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
 # ``jnp.linalg.inv: jit(inv)``, or ``transpose(jvp(jit(inv)))`` alone.
-_NAMED = re.compile(r'loc\("(?:([\w.]+): )?(?:\w+\()*([^"()]*)\)*"')
+_NAMED = re.compile(r'loc\("(?:([\w.]+): )?[^"]*?(\w*)\W*"')
 # Operations whose regions run as blocks of their own; every other region is applied to single elements.
 _HOLDERS = {"stablehlo.while", "stablehlo.case", "sdy.manual_computation"}
 _APPLIED = ELEMENTWISE | {"constant", "reshape", "return"}

@@ -1,0 +1,221 @@
+"""Which functions of JAX, optax and flax a learner may use: ``python -m autograder.proof.library [NAME ...]``.
+
+Every public function is called as a learner might, on small arrays that differ from device to device, and so is its
+gradient. The program is exported, audited, read and priced as a submission's is, at two sizes, which must be the same
+program. So each function is accepted, or refused by a sentence that names it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import lax
+from jax.nn import initializers
+from jax.scipy import special
+from jax.sharding import PartitionSpec as P
+
+from autograder.proof.library_calls import CALLS, NOT_FOR_PROGRAMS, TEMPLATES
+from course.machines import machine
+from course.mesh import abstract_mesh, as_varying, varying_axes
+from course.program import Module, ProgramError, costs, export, memory, parse, structural_mismatch, timeline
+from course.program.witness import instrument
+
+ACCEPTED, BY_SIZE, REFUSED = "accepted", "another program at another size", "refused"
+RAISED, PLAIN, UNFIT = "raised by JAX inside shard_map", "no arrays", "not called"
+OUTCOMES = ACCEPTED, BY_SIZE, REFUSED, RAISED, PLAIN, UNFIT
+MODULES = {"jnp": jnp, "jnp.linalg": jnp.linalg, "jnp.fft": jnp.fft, "jax.nn": jax.nn, "initializers": initializers}
+MODULES |= {"lax": lax, "special": special, "jax.random": jax.random, "optax": optax, "nnx": nnx}
+NAMES = {"jax": jax, "jnp": jnp, "np": np, "lax": lax, "special": special, "optax": optax, "nnx": nnx}
+NAMES["initializers"] = initializers
+MESH = {"data": 2}
+SIZES = 8, 24
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A function: how it was called, and what became of that and of its gradient."""
+
+    name: str
+    call: str
+    outcome: str
+    message: str = ""
+
+
+def functions() -> list[str]:
+    """The public functions of ``MODULES``, and flax's layers, by the names by which they are called."""
+    return [f"{name}.{each}" for name, module in MODULES.items() for each in _public(name, module)]
+
+
+def _public(prefix: str, module: Any) -> Iterator[str]:
+    for name in sorted(dir(module)):
+        found = getattr(module, name, None)
+        layer = inspect.isclass(found) and issubclass(found, nnx.Module) and "flax.nnx.nn" in found.__module__
+        own = prefix != "nnx" or layer or "flax.nnx.nn" in getattr(found, "__module__", "")
+        usable = callable(found) and own and (layer or not inspect.isclass(found))
+        if usable and not name.startswith("_") and f"{prefix}.{name}" not in NOT_FOR_PROGRAMS:
+            yield name
+
+
+def tried(name: str) -> list[Tried]:
+    """What becomes of a function, and of its gradient if it has one."""
+    call = fitting(name)
+    if not call:
+        return [Tried(name, "", UNFIT)]
+    made = _shapes(call)
+    if not made:
+        return [Tried(name, call, PLAIN)]
+    found = [Tried(name, call, *_outcome(call, gradient=False))]
+    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in made):
+        outcome, message = _outcome(call, gradient=True)
+        if (outcome, message) != (found[0].outcome, found[0].message):
+            found.append(Tried(f"gradient of {name}", call, outcome, message))
+    return found
+
+
+@cache
+def fitting(name: str) -> str:
+    """The first call of a function that gives arrays, as text, else the first that works; empty if none does."""
+    plain = ""
+    if name in CALLS:
+        return CALLS[name]
+    for call in [template.replace("{}", name) for template in TEMPLATES]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                if _shapes(call):
+                    return call
+            except Exception:  # another one may fit
+                continue
+        plain = plain or call
+    return plain
+
+
+def _shapes(call: str) -> list[Any]:
+    """The arrays that a call gives.
+
+    Raises:
+        Exception: Whatever the call does.
+    """
+    arrays = _arrays(SIZES[0])
+
+    def leaves(x: jax.Array, i: jax.Array) -> list[jax.Array]:
+        return _leaves(_function(call)(x, i))
+
+    try:
+        return jax.eval_shape(leaves, arrays["x"], arrays["i"])
+    except NameError:  # it needs an axis of a mesh, as every collective does; nearly all give floats
+        return [] if "axis_" in call else [arrays["x"]]
+
+
+@cache
+def _function(call: str) -> Any:
+    """The call as a function of floats ``x`` and integers ``i``, whose source can be read as a learner's."""
+    file = f"<{call}>"
+    source = (
+        "def function(x, i):\n    v, b, n = x[0], x > 0.5, x.shape[0]\n"
+        "    key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32))\n"
+        f"    return {call}\n"
+    )
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    space: dict[str, Any] = dict(NAMES)
+    exec(compile(source, file, "exec"), space)
+    return space["function"]
+
+
+def _leaves(result: Any) -> list[Any]:
+    if isinstance(result, nnx.Module):
+        result = nnx.state(result)
+    arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
+    keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in arrays]
+    return [jax.random.key_data(leaf) if key else leaf for leaf, key in zip(arrays, keys, strict=True)]
+
+
+def _arrays(size: int) -> dict[str, Any]:
+    shape = size, size
+    return {"x": jax.ShapeDtypeStruct(shape, jnp.float32), "i": jax.ShapeDtypeStruct(shape, jnp.int32)}
+
+
+def _outcome(call: str, *, gradient: bool) -> tuple[str, str]:
+    modules = []
+    for size in SIZES:
+        try:
+            modules.append(_priced(call, size, gradient))
+        except ProgramError as error:
+            return REFUSED, str(error)
+        except Exception as error:  # JAX's own, of a form that JAX chooses
+            return RAISED, f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+    different = structural_mismatch(*modules)
+    return (BY_SIZE, different) if different else (ACCEPTED, "")
+
+
+def _priced(call: str, size: int, gradient: bool) -> Module:
+    """The program of a call, or of its gradient, as every analysis that grading uses reads it.
+
+    Raises:
+        ProgramError: An analysis refuses it.
+        Exception: JAX cannot make it.
+    """
+
+    def value(x: jax.Array, i: jax.Array) -> list[jax.Array]:
+        return _leaves(_function(call)(x, i))
+
+    def total(x: jax.Array, i: jax.Array) -> Any:
+        inexact = [leaf for leaf in value(x, i) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        return sum(jnp.sum(jnp.real(leaf).astype(jnp.float32)) for leaf in inexact)
+
+    def local(x: jax.Array, i: jax.Array) -> list[jax.Array]:
+        made = [jax.grad(total)(x, i)] if gradient else value(x, i)
+        return [leaf if varying_axes(leaf) else as_varying(leaf, "data") for leaf in map(jnp.ravel, made)]
+
+    def step(x: jax.Array, i: jax.Array) -> dict[str, Any]:
+        split = P("data")
+        return {"out": jax.shard_map(local, mesh=abstract_mesh(MESH), in_specs=(split, split), out_specs=split)(x, i)}
+
+    both = {
+        name: jax.ShapeDtypeStruct((MESH["data"] * size, size), struct.dtype) for name, struct in _arrays(size).items()
+    }
+    specs = {name: P("data") for name in both}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = export(
+            step, both, specs, mesh=MESH, out_specs={"out": P("data")}, locate=lambda f: "cell" if f[0] == "<" else None
+        )
+    module = parse(program)
+    instrument(program, module)
+    costs(module), memory(module, program), timeline(module, machine("8xH100"))
+    return module
+
+
+def main(names: list[str]) -> int:
+    """Print what is not accepted, and how many are; 1 if a refusal does not name its function."""
+    nameless, counts = 0, Counter()
+    for name in names or functions():
+        for one in tried(name):
+            counts[one.outcome] += 1
+            if one.outcome != ACCEPTED:
+                print(f"{one.name}: {one.outcome}{': ' if one.message else ''}{one.message}", flush=True)
+            nameless += one.outcome in (REFUSED, BY_SIZE) and not names_function(one)
+    print(", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome]))
+    return int(nameless > 0)
+
+
+def names_function(one: Tried) -> bool:
+    """Whether a refusal says the name of what was called."""
+    return one.name.rpartition(" ")[2].rpartition(".")[2] in one.message
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
