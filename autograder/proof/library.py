@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import sys
 import warnings
 from collections import Counter
@@ -117,7 +118,7 @@ def _shapes(call: str) -> list[Any]:
     try:
         return jax.eval_shape(leaves, arrays["x"], arrays["i"])
     except NameError:  # it needs an axis of a mesh, as every collective does; nearly all give floats
-        return [] if "axis_" in call else [arrays["x"]]
+        return [] if call.startswith("lax.axis_") else [arrays["x"]]
 
 
 @cache
@@ -125,7 +126,7 @@ def _function(call: str) -> Any:
     """The call as a function of floats ``x`` and integers ``i``, whose source can be read as a learner's."""
     file = f"<{call}>"
     source = (
-        "def function(x, i):\n    v, b, n = x[0], x > 0.5, x.shape[0]\n"
+        "def function(x, i):\n    v, j, b, n = jnp.mean(x, 0), jnp.max(i, 0), x > 0.5, x.shape[0]\n"
         "    key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32))\n"
         f"    return {call}\n"
     )
@@ -210,6 +211,23 @@ def main(names: list[str]) -> int:
             nameless += one.outcome in (REFUSED, BY_SIZE) and not names_function(one)
     print(", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome]))
     return int(nameless > 0)
+
+
+def reasons(every: list[Tried]) -> dict[str, list[str]]:
+    """The functions that are not accepted by the reason, in the words of the message that is said most briefly."""
+    found: dict[str, list[str]] = {}
+    for one in every:
+        if one.outcome == REFUSED:
+            reason = re.sub(r"^cell:\d+: (in [\w.]+: )?|( in [\w.]+)(?=:)|, (because|which|or on) .*", "", one.message)
+        elif one.outcome == BY_SIZE:
+            reason = BY_SIZE
+        else:
+            continue
+        names = found.setdefault(reason, [])
+        function = one.name.rpartition(" ")[2]
+        if function not in names:
+            names.append(one.name)
+    return found
 
 
 def names_function(one: Tried) -> bool:

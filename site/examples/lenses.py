@@ -3,8 +3,10 @@
 import re
 import tempfile
 import textwrap
+from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,8 @@ from showing import Table, draw, example, kept, say
 from typer.testing import CliRunner
 
 from autograder.cli import app
+from autograder.proof import library
+from autograder.proof.library import tried
 from course.machines import machine
 from course.mesh import abstract_mesh
 from course.program import ProgramError, costs, export, memory, parse, timeline
@@ -180,6 +184,24 @@ def refusal(local, outside=lambda y: y):
     except ProgramError as error:
         return textwrap.fill(re.sub(r"step:\d+", "cell:line", str(error)), 96)
     raise AssertionError("this was to be refused")
+
+
+@kept(slow=True)
+def functions() -> dict[str, Any]:
+    """What becomes of every public function of the libraries, by module, and why some are refused."""
+    every = {name: tried(name) for name in library.functions()}
+    outcomes = {library.ACCEPTED: "accepted", library.BY_SIZE: "at one size", library.REFUSED: "refused"}
+    table = Table("called as", "functions d", *(f"{said} d" for said in outcomes.values()), "others d", markdown=True)
+    for module in library.MODULES:
+        worst = Counter(found[-1].outcome for name, found in every.items() if name.rpartition(".")[0] == module)
+        known = [worst[outcome] for outcome in outcomes]
+        table.add(f"`{module}.…`", worst.total(), *known, worst.total() - sum(known))
+    reasons = library.reasons([one for found in every.values() for one in found])
+    lines = [
+        textwrap.fill(f"{reason}: {', '.join(names)}", 110, subsequent_indent="    ")
+        for reason, names in reasons.items()
+    ]
+    return {"functions": table, "unpriced": "\n".join(lines)}
 
 
 @example

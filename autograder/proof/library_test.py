@@ -1,0 +1,40 @@
+"""The functions of the libraries, a sample of them: accepted, or refused by a sentence that names the function."""
+
+from collections import Counter
+
+import pytest
+
+from autograder.proof import library
+from autograder.proof.library import ACCEPTED, BY_SIZE, REFUSED, names_function, reasons, tried
+
+SAMPLE = {
+    **dict.fromkeys(
+        "jnp.sinh jnp.arctanh jnp.roll jnp.einsum jnp.linalg.norm lax.erf lax.psum_scatter".split(), ACCEPTED
+    ),
+    **dict.fromkeys("initializers.lecun_normal jax.random.truncated_normal optax.adamw nnx.Linear".split(), ACCEPTED),
+    **dict.fromkeys("lax.scan lax.map jax.nn.dot_product_attention special.logsumexp".split(), ACCEPTED),
+    **dict.fromkeys("lax.top_k jnp.diagonal".split(), BY_SIZE),
+    **dict.fromkeys("jnp.fft.fft jnp.linalg.inv jnp.convolve lax.igamma lax.approx_max_k nnx.Conv".split(), REFUSED),
+}
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return {name: tried(name) for name in SAMPLE}
+
+
+def test_sample_of_functions_is_accepted_or_refused_as_known(sample):
+    assert {name: found[0].outcome for name, found in sample.items()} == SAMPLE
+    assert Counter(one.outcome for found in sample.values() for one in found[1:]) == Counter({BY_SIZE: 2, REFUSED: 6})
+
+
+def test_refusals_name_the_function_and_the_line(sample):
+    refused = [one for found in sample.values() for one in found if one.outcome in (REFUSED, BY_SIZE)]
+    assert [one for one in refused if not names_function(one) or "cell:4" not in one.message] == []
+    assert reasons(refused)["operation stablehlo.convolution is not allowed"] == ["jnp.convolve", "nnx.Conv"]
+
+
+def test_every_function_of_the_libraries_is_on_the_list():
+    found = library.functions()
+    assert len(found) == len(set(found)) > 800
+    assert {"jnp.einsum", "lax.ppermute", "optax.adam", "nnx.MultiHeadAttention", "special.erf"} <= set(found)
