@@ -1,0 +1,144 @@
+"""Mechanical mistakes in every reference, judged by its contract: which ones does no fact reject?
+
+Outcomes are logged as they come, and the same command again goes on where it was stopped, if contract, solution and
+grader are still the same. What is found is kept in ``autograder/proof/mutation/CHAPTER.json``, where a person writes
+why each survivor is no wrong answer. Exit status 1 where a survivor has no such ``why`` or a record is stale, 3 where a
+solution does not pass its own contract.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from rich.markup import escape
+
+from autograder.commands.terminal import FAULT, USAGE, bar, complain, print_json, show, table
+from autograder.contract.task import Task, load
+from autograder.grading.nbgrader.submissions import contract_hash
+from autograder.proof.mutation.records import judged_again, keep, read, recorded, stale
+from autograder.proof.mutation.survey import BROKEN, EQUAL, Outcome, ReferenceFails, mutations_of, survey
+from autograder.release.notebook import ROOT
+from course.curriculum import CHAPTERS
+
+# Of each function's mutations, those that behave otherwise than the solution, and are judged.
+WANTED = 44
+
+
+def _log(chapter: str, task: Task) -> Path:
+    """Where outcomes are logged; another file for each version of what they follow from."""
+    solution = (ROOT / "solutions" / f"{chapter}.py").read_text()
+    version = hashlib.sha256(f"{contract_hash(chapter)}{solution}".encode()).hexdigest()[:12]
+    return ROOT / "build" / "mutation" / f"{chapter}-{task.name}-{version}.jsonl"
+
+
+def _logged(log: Path) -> dict[str, Outcome]:
+    """Outcomes that an earlier run has logged, by name; a line that was cut off when it was stopped is left out."""
+    found = {}
+    for line in log.read_text().splitlines() if log.exists() else ():
+        with suppress(msgspec.DecodeError):
+            outcome = msgspec.json.decode(line, type=Outcome)
+            found[outcome.name] = outcome
+    return found
+
+
+def run(
+    chapter: str, task: Task, wanted: int, until: float, again: bool, progress: Callable[[str, int, int], None]
+) -> bool:
+    """Survey one function and keep what is found; say whether there was time for all of it.
+
+    Args:
+        chapter: The chapter's name.
+        task: Its task.
+        wanted: How many mutations that behave otherwise are judged.
+        until: When to stop, by ``time.monotonic``.
+        again: Only those that have survived before.
+        progress: Called with the function, and how many of how many are judged.
+    """
+    log, before = _log(chapter, task), read(chapter).get(task.name)
+    known, outcomes, done = _logged(log), [], 0
+    only = {survivor.name for survivor in before.survivors} if again and before else None
+    wanted = wanted if only is None else len(only)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        for outcome in survey(chapter, task, known, only) if wanted else ():
+            if outcome.name not in known:
+                file.write(msgspec.json.encode(outcome).decode() + "\n")
+                file.flush()
+            outcomes.append(outcome)
+            done += outcome.result not in (BROKEN, EQUAL)
+            progress(task.name, done, wanted)
+            if done == wanted:
+                break
+            if time.monotonic() > until:
+                return False
+    if only is not None and before:
+        keep(chapter, task.name, judged_again(outcomes, before))
+    else:
+        keep(chapter, task.name, recorded(outcomes, len(mutations_of(chapter, task)), before))
+    progress(task.name, done, done or 1)
+    return True
+
+
+def report(chapters: list[str]) -> int:
+    """Print each function's score and what nobody has explained; 1 where there is any, or a record is stale."""
+    scores = table(*"function judged rejected by explained unexplained".split(), right=("judged", "rejected"))
+    problems = []
+    for chapter in chapters:
+        records = read(chapter)
+        judged, killed = sum(r.judged for r in records.values()), sum(r.killed for r in records.values())
+        scores.add_row(f"[bold]{chapter}", str(judged), f"{killed / judged:.1%}" if judged else "")
+        for name, one in records.items():
+            kinds = ", ".join(f"{kind} {count}" for kind, count in one.rejected.items())
+            unexplained = len(one.unexplained)
+            explained = len(one.survivors) - unexplained
+            scores.add_row(
+                f"  {name}", str(one.judged), str(one.killed), kinds, f"{explained or ''}", f"{unexplained or ''}"
+            )
+            problems += [f"{chapter}, nothing says why this is no wrong answer: {text}" for text in one.unexplained]
+        problems += [f"{chapter}, {text}; run make mutation ARGS='--chapter {chapter}'" for text in stale(chapter)]
+    show(scores, *map(escape, problems))
+    return int(bool(problems))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make mutation", description=str(__doc__).split("\n\n")[0])
+    parser.add_argument("--chapter", action="append", choices=[entry.name for entry in CHAPTERS], metavar="CHAPTER")
+    parser.add_argument("--function", help="this function alone")
+    parser.add_argument("--mutants", type=int, default=WANTED, help=f"how many are judged of each (default {WANTED})")
+    parser.add_argument("--survivors", action="store_true", help="judge again those that survived, and no others")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long; run it again to go on")
+    parser.add_argument("--report", action="store_true", help="show what is recorded, and judge nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args()
+    chapters = options.chapter or [entry.name for entry in CHAPTERS]
+    tasks = [(chapter, task) for chapter in chapters for task in load(chapter).tasks]
+    tasks = [(chapter, task) for chapter, task in tasks if options.function in (None, task.name)]
+    if not tasks:
+        complain(f"{', '.join(chapters)}: no function is called {options.function!r}")
+        return USAGE
+    until = time.monotonic() + options.seconds
+    with bar() as progress:
+        for chapter, task in () if options.report else tasks:
+            try:
+                if not run(chapter, task, options.mutants, until, options.survivors, progress):
+                    complain(f"stopped after {options.seconds:g} s; the same command goes on")
+                    break
+            except ReferenceFails as error:
+                complain(error)
+                return FAULT
+    if options.json:
+        print_json({chapter: msgspec.to_builtins(read(chapter)) for chapter in chapters})
+        return 0
+    return report(chapters)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What the survey found, kept by chapter: counts by function, and for each survivor why it is no wrong answer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from autograder.contract.task import load
+from autograder.proof.mutation.survey import BROKEN, EQUAL, SURVIVED, Outcome, mutations_of
+
+
+class Survivor(msgspec.Struct, frozen=True):
+    """A mutation that no fact rejects; ``why`` is a person's, empty until somebody has looked."""
+
+    name: str
+    why: str = ""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What became of a function's mutations: how many raise an exception, give the same program, or are rejected.
+
+    ``rejected`` counts them by kind of fact or verdict; ``possible`` counts those that were not tried too.
+    """
+
+    possible: int
+    broken: int
+    equal: int
+    rejected: dict[str, int]
+    survivors: tuple[Survivor, ...]
+
+    @property
+    def killed(self) -> int:
+        return sum(self.rejected.values())
+
+    @property
+    def judged(self) -> int:
+        return self.killed + len(self.survivors)
+
+    @property
+    def unexplained(self) -> list[str]:
+        return [survivor.name for survivor in self.survivors if not survivor.why]
+
+
+def path_of(chapter: str) -> Path:
+    """The file of a chapter's records."""
+    return Path(__file__).with_name(f"{chapter}.json")
+
+
+def read(chapter: str) -> dict[str, Record]:
+    """The records of a chapter by function; empty where there are none."""
+    path = path_of(chapter)
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Record]) if path.exists() else {}
+
+
+def keep(chapter: str, function: str, record: Record) -> None:
+    """Put a function's record into the chapter's file."""
+    every = {**read(chapter), function: record}
+    known = [task.name for task in load(chapter).tasks]
+    plain = {name: msgspec.to_builtins(every[name]) for name in known if name in every}
+    path_of(chapter).write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+
+
+def recorded(outcomes: list[Outcome], possible: int, before: Record | None) -> Record:
+    """A whole survey as a record, which keeps what was said of survivors before."""
+    known = {survivor.name: survivor for survivor in before.survivors} if before else {}
+    counts = Counter(outcome.result for outcome in outcomes)
+    rejected = {name: n for name, n in sorted(counts.items()) if name not in (BROKEN, EQUAL, SURVIVED)}
+    names = [outcome.name for outcome in outcomes if outcome.result == SURVIVED]
+    survivors = tuple(known.get(name, Survivor(name)) for name in names)
+    return Record(possible, counts[BROKEN], counts[EQUAL], rejected, survivors)
+
+
+def judged_again(outcomes: list[Outcome], before: Record) -> Record:
+    """A record after its survivors were judged once more: some may be rejected now."""
+    left = {outcome.name for outcome in outcomes if outcome.result == SURVIVED}
+    rejected = Counter(before.rejected) + Counter(o.result for o in outcomes if o.result != SURVIVED)
+    survivors = tuple(survivor for survivor in before.survivors if survivor.name in left)
+    return msgspec.structs.replace(before, rejected=dict(sorted(rejected.items())), survivors=survivors)
+
+
+def stale(chapter: str) -> list[str]:
+    """What no longer fits the chapter's solution: functions without a record, survivors that cannot be made."""
+    records, problems = read(chapter), []
+    for task in load(chapter).tasks:
+        if task.name not in records:
+            problems.append(f"{task.name} has no record")
+            continue
+        possible = {mutation.name for mutation in mutations_of(chapter, task)}
+        gone = [survivor.name for survivor in records[task.name].survivors if survivor.name not in possible]
+        problems += [f"{task.name} has no such code any more: {name}" for name in gone]
+    return problems

@@ -1,0 +1,189 @@
+"""Judges mutations as answers are judged: first on the smallest case, and only survivors of that on everything else."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import CodeType, ModuleType
+from typing import Any
+
+import jax
+import msgspec
+
+from autograder.check import executor
+from autograder.contract.task import Case, Task, load
+from autograder.contract.verdict import STUDENT_ERROR
+from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
+from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
+from autograder.proof.mutation.operators import Mutation, mutations
+
+# The results of a mutation that no fact rejects; others are the kind of the fact that does, or a verdict.
+BROKEN, EQUAL, SURVIVED = "raises an exception", "the same program", "survived"
+_TRACE_SECONDS = 30
+_SECRET = b"mutation"
+_CLEARED_EVERY = 200
+
+
+class ReferenceFails(Exception):
+    """The solution itself does not pass what its mutations are judged by."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a mutation, the fact and case or the message that says why, and how long that took."""
+
+    name: str
+    operator: str
+    result: str
+    why: str
+    seconds: float
+
+
+def mutations_of(chapter: str, task: Task) -> list[Mutation]:
+    """What is tried of a task, in this order: changes of its function, and of the helpers that it calls.
+
+    Graded functions that it calls have mutations of their own, so theirs come last.
+    """
+    module = importlib.import_module(f"solutions.{chapter}")
+    graded = {other.name for other in load(chapter).tasks}
+    called = _called(module, task.name)
+    names = [task.name, *(name for name in called if name not in graded), *(name for name in called if name in graded)]
+    return [mutation for name in names for mutation in mutations(module, name)]
+
+
+def _called(module: ModuleType, function: str) -> list[str]:
+    """The functions of the same module that one calls, and that those call."""
+    found = [function]
+    for name in found:
+        for other in _names(getattr(module, name).__code__):
+            value = getattr(module, other, None)
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and other not in found:
+                found.append(other)
+    return found[1:]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+class _Rejected(Exception):
+    """``(result, why)`` of what has no program, or fails a fact."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The judgement of one task's answers, as official grading sees them, that stops at the first fact that fails."""
+
+    plan: Plan
+    module: ModuleType
+    wanted: dict[str, bytes]
+    seen: dict[bytes, tuple[str, str]]
+
+    @classmethod
+    def of(cls, chapter: str, task: Task) -> Judged:
+        """Judge the solution.
+
+        Raises:
+            ReferenceFails: It does not pass.
+        """
+        planned = plan(chapter, task, secret=_SECRET)
+        planned = replace(planned, official=False)  # so that inputs and oracles are kept from one to the next
+        module = importlib.import_module(f"solutions.{chapter}")
+        try:
+            wanted = {case.name: _program(task, getattr(module, task.name), case) for case in planned.traced}
+            for stage in _stages(planned):
+                _check(stage, wanted)
+        except _Rejected as error:
+            raise ReferenceFails(f"the solution of {task.name} is rejected: {': '.join(error.args)}") from None
+        return cls(planned, module, wanted, {})
+
+    def outcome(self, mutation: Mutation) -> Outcome:
+        """Judge one mutation."""
+        begin, first, programs = time.monotonic(), self.plan.cases[0].name, {}
+        try:
+            self._judge(mutation, programs)
+            result, why = (EQUAL if programs == self.wanted else SURVIVED), ""
+        except _Rejected as error:
+            result, why = error.args
+            if first in programs:
+                self.seen.setdefault(programs[first], (result, why))
+        return Outcome(mutation.name, mutation.operator, result, why[:200], round(time.monotonic() - begin, 2))
+
+    def _judge(self, mutation: Mutation, programs: dict[str, bytes]) -> None:
+        """Raises ``_Rejected`` where something is wrong with it; ``programs`` gets what was exported."""
+        task = self.plan.task
+        try:
+            function = mutation.apply(self.module, task.name)
+        except SyntaxError as error:
+            raise _Rejected(BROKEN, str(error)) from None
+        for stage in _stages(self.plan):
+            for case in stage.traced:
+                if case.name not in programs:
+                    programs[case.name] = _program(task, function, case)
+            if all(programs[case.name] == self.wanted[case.name] for case in stage.traced):
+                continue
+            if len(programs) == 1 and (known := self.seen.get(*programs.values())):
+                raise _Rejected(*known)
+            _check(stage, programs)
+
+
+def _stages(planned: Plan) -> Iterator[Plan]:
+    """Each case alone, then everything with the realistic size."""
+    for case in planned.cases:
+        yield replace(planned, cases=(case,), at_scale=None)
+    yield planned
+
+
+def _program(task: Task, function: Callable[..., Any], case: Case[Any]) -> bytes:
+    with time_limit(_TRACE_SECONDS, processor=True):
+        traced = trace_cases(task, function, [task.complete(case)], lambda _: None)
+    if isinstance(traced, Problem):
+        facts = stopped(task, traced).facts
+        result = BROKEN if traced.verdict == STUDENT_ERROR else facts[0].kind if facts else traced.verdict
+        raise _Rejected(str(result), traced.message)
+    return traced.programs[case.name].serialise()
+
+
+def _check(stage: Plan, programs: dict[str, bytes]) -> None:
+    """Raises ``_Rejected`` where a fact that counts fails."""
+    try:
+        result = judge(stage, programs, "", executor().ask)
+    except Stopped as error:
+        raise _Rejected(error.verdict, str(error)) from None
+    if not result.facts:
+        raise _Rejected(result.verdict, result.message)
+    for fact in result.facts:
+        if fact.passed is False and fact.weight:
+            raise _Rejected(str(fact.kind), f"{fact.name}, {fact.case or stage.cases[0].name}")
+
+
+def survey(
+    chapter: str, task: Task, known: Mapping[str, Outcome], only: Collection[str] | None = None
+) -> Iterator[Outcome]:
+    """The outcome of each of a task's mutations.
+
+    Args:
+        chapter: The chapter's name.
+        task: Its task.
+        known: Outcomes that an earlier run has found, by name.
+        only: Names of mutations; None for all.
+
+    Raises:
+        ReferenceFails: The solution does not pass.
+    """
+    judged = None
+    for number, mutation in enumerate(mutations_of(chapter, task), 1):
+        if only is not None and mutation.name not in only:
+            continue
+        if mutation.name in known:
+            yield known[mutation.name]
+            continue
+        judged = judged or Judged.of(chapter, task)
+        yield judged.outcome(mutation)
+        if number % _CLEARED_EVERY == 0:
+            jax.clear_caches()
