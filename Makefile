@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-full test-latest bench attacks fuzz soak trials validate aot build constraints lint site serve system browser validate-gpu measure-single-device clean
+.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak trials validate aot build constraints lint site serve system browser validate-gpu measure-single-device clean
 
 setup: $(READY)
 
@@ -21,12 +21,17 @@ test: $(READY) system browser aot
 test-full: $(READY) system browser aot
 	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(if $(CHAPTER),-k "$(CHAPTER)") $(ARGS)
 	@$(BIN)/python -m autograder.proof.coverage $(filter-out or,$(CHAPTER))
+	@$(BIN)/python -m autograder.proof.mutation $(addprefix --chapter ,$(filter-out or,$(CHAPTER)))
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
 test-latest:
 	@for p in python3.14 python3.13 python3.12 $$(ls -d $$HOME/.pyenv/versions/3.1[234]*/bin/python 2>/dev/null | sort -rV); do \
 		$$p $(OLD_ENOUGH) && exec $(MAKE) test PYTHON=$$p VENV=.venv-latest; \
 	done; echo "no Python newer than 3.11 was found"; exit 1
+
+# Mechanical mistakes in every solution, and which of them no fact rejects; stopped, it goes on where it was.
+mutation: $(READY)
+	@$(BIN)/python -m autograder.proof.mutation $(ARGS)
 
 bench: $(READY) system
 	@$(BIN)/python -m autograder.proof.bench $(ARGS)

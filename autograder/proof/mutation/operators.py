@@ -50,7 +50,7 @@ class Mutation:
 
     @property
     def name(self) -> str:
-        return " | ".join((self.function, *self.edit))
+        return name_of(self.function, self.edit)
 
     def apply(self, module: ModuleType, task: str) -> Callable[..., Any]:
         """The task's function in a copy of its module that has this change."""
@@ -59,6 +59,16 @@ class Mutation:
         code = compile(whole.replace(old, f"{self.source}\n"), "<mutation>", "exec", dont_inherit=True)
         exec(code, space)
         return space[task]
+
+
+def name_of(function: str, edit: tuple[str, ...]) -> str:
+    """What a change is called: it is the same as long as these lines are."""
+    return " | ".join((function, *edit))
+
+
+def normalised(function: Callable[..., Any]) -> str:
+    """A function's source, each statement in one line."""
+    return ast.unparse(ast.parse(inspect.getsource(function)))
 
 
 def mutations(module: ModuleType, function: str) -> list[Mutation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -9,14 +10,28 @@ from pathlib import Path
 import msgspec
 
 from autograder.contract.task import load
-from autograder.proof.mutation.survey import BROKEN, EQUAL, SURVIVED, Outcome, mutations_of
+from autograder.proof.mutation.operators import name_of, normalised
+from autograder.proof.mutation.survey import BROKEN, EQUAL, SURVIVED, Outcome
 
 
 class Survivor(msgspec.Struct, frozen=True):
-    """A mutation that no fact rejects; ``why`` is a person's, empty until somebody has looked."""
+    """A mutation that no fact rejects: the function, its lines before (``- ``) and after (``+ ``).
 
-    name: str
+    ``why`` says that it is no wrong answer. A person writes it, and it is empty until then. It begins with ``HOLE``
+    where the contract should reject the mutation and does not yet.
+    """
+
+    function: str
+    edit: tuple[str, ...]
     why: str = ""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.function, self.edit)
+
+    @property
+    def explained(self) -> bool:
+        return bool(self.why) and not self.why.startswith("HOLE")
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -41,7 +56,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def unexplained(self) -> list[str]:
-        return [survivor.name for survivor in self.survivors if not survivor.why]
+        return [f"{each.why or 'unexplained'}: {each.name}" for each in self.survivors if not each.explained]
 
 
 def path_of(chapter: str) -> Path:
@@ -68,8 +83,8 @@ def recorded(outcomes: list[Outcome], possible: int, before: Record | None) -> R
     known = {survivor.name: survivor for survivor in before.survivors} if before else {}
     counts = Counter(outcome.result for outcome in outcomes)
     rejected = {name: n for name, n in sorted(counts.items()) if name not in (BROKEN, EQUAL, SURVIVED)}
-    names = [outcome.name for outcome in outcomes if outcome.result == SURVIVED]
-    survivors = tuple(known.get(name, Survivor(name)) for name in names)
+    left = [outcome for outcome in outcomes if outcome.result == SURVIVED]
+    survivors = tuple(known.get(one.name, Survivor(one.function, one.edit)) for one in left)
     return Record(possible, counts[BROKEN], counts[EQUAL], rejected, survivors)
 
 
@@ -82,13 +97,15 @@ def judged_again(outcomes: list[Outcome], before: Record) -> Record:
 
 
 def stale(chapter: str) -> list[str]:
-    """What no longer fits the chapter's solution: functions without a record, survivors that cannot be made."""
-    records, problems = read(chapter), []
+    """What no longer fits the chapter's solution: functions without a record, survivors whose code is another now."""
+    module, records, problems = importlib.import_module(f"solutions.{chapter}"), read(chapter), []
     for task in load(chapter).tasks:
         if task.name not in records:
             problems.append(f"{task.name} has no record")
             continue
-        possible = {mutation.name for mutation in mutations_of(chapter, task)}
-        gone = [survivor.name for survivor in records[task.name].survivors if survivor.name not in possible]
-        problems += [f"{task.name} has no such code any more: {name}" for name in gone]
+        for survivor in records[task.name].survivors:
+            function = getattr(module, survivor.function, None)
+            code = {line.strip() for line in normalised(function).splitlines()} if function else set()
+            if any(line.startswith("- ") and line[2:] not in code for line in survivor.edit):
+                problems.append(f"{task.name} has other code by now than this survivor: {survivor.name}")
     return problems

@@ -18,7 +18,7 @@ from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import STUDENT_ERROR
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
-from autograder.proof.mutation.operators import Mutation, mutations
+from autograder.proof.mutation.operators import Mutation, mutations, name_of
 
 # The results of a mutation that no fact rejects; others are the kind of the fact that does, or a verdict.
 BROKEN, EQUAL, SURVIVED = "raises an exception", "the same program", "survived"
@@ -34,11 +34,16 @@ class ReferenceFails(Exception):
 class Outcome(msgspec.Struct, frozen=True):
     """What became of a mutation, the fact and case or the message that says why, and how long that took."""
 
-    name: str
+    function: str
+    edit: tuple[str, ...]
     operator: str
     result: str
     why: str
     seconds: float
+
+    @property
+    def name(self) -> str:
+        return name_of(self.function, self.edit)
 
 
 def mutations_of(chapter: str, task: Task) -> list[Mutation]:
@@ -112,7 +117,8 @@ class Judged:
             result, why = error.args
             if first in programs:
                 self.seen.setdefault(programs[first], (result, why))
-        return Outcome(mutation.name, mutation.operator, result, why[:200], round(time.monotonic() - begin, 2))
+        seconds = round(time.monotonic() - begin, 2)
+        return Outcome(mutation.function, mutation.edit, mutation.operator, result, why[:200], seconds)
 
     def _judge(self, mutation: Mutation, programs: dict[str, bytes]) -> None:
         """Raises ``_Rejected`` where something is wrong with it; ``programs`` gets what was exported."""

@@ -1,0 +1,88 @@
+"""Mechanical mistakes: the operators make them, the survey judges them, and what survived is explained."""
+
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import pytest
+from jax import lax
+
+from autograder.contract.task import load
+from autograder.proof.mutation.operators import mutations
+from autograder.proof.mutation.records import Record, Survivor, judged_again, read, recorded, stale
+from autograder.proof.mutation.survey import BROKEN, SURVIVED, Judged, Outcome, mutations_of
+from course.curriculum import CHAPTERS
+
+
+def example(x, valid, axis_name, other_axis):
+    """Of each device's rows, those that are valid."""
+
+    @jax.checkpoint
+    def masked(rows):
+        return jnp.where(valid, rows.astype(jnp.float32), 0.0)
+
+    ring = [(i, (i + 1) % lax.axis_size(axis_name)) for i in range(lax.axis_size(axis_name))]
+    total = lax.psum(jnp.sum(masked(x), axis=1), axis_name)
+    total += lax.ppermute(total, other_axis, ring)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("operator", "after"),
+    [
+        ("drop psum", "total = jnp.sum(masked(x), axis=1)"),
+        ("psum to pmean", "total = lax.pmean(jnp.sum(masked(x), axis=1), axis_name)"),
+        ("sum to mean", "total = lax.psum(jnp.mean(masked(x), axis=1), axis_name)"),
+        ("another axis", "total = lax.psum(jnp.sum(masked(x), axis=1), other_axis)"),
+        ("drop axis=", "total = lax.psum(jnp.sum(masked(x)), axis_name)"),
+        ("shift a constant", "total = lax.psum(jnp.sum(masked(x), axis=2), axis_name)"),
+        ("drop a mask", "return rows.astype(jnp.float32)"),
+        ("drop astype", "return jnp.where(valid, rows, 0.0)"),
+        ("reverse", "((i + 1) % lax.axis_size(axis_name), i)"),
+        ("no gradient", "return jax.tree.map(lambda v: jax.lax.stop_gradient(v), total)"),
+    ],
+)
+def test_an_operator_changes_one_place(operator, after):
+    module = ModuleType(__name__)
+    vars(module)["example"] = example
+    found = [mutation for mutation in mutations(module, "example") if mutation.operator == operator]
+    assert any(after in line for mutation in found for line in mutation.edit), [mutation.edit for mutation in found]
+    assert len({mutation.name for mutation in found}) == len(found)
+
+
+def test_statements_and_decorators_are_dropped():
+    module = ModuleType(__name__)
+    vars(module)["example"] = example
+    edits = {mutation.edit for mutation in mutations(module, "example")}
+    assert ("- @jax.checkpoint",) in edits
+    assert ("- total += lax.ppermute(total, other_axis, ring)", "+ pass") in edits
+
+
+def test_the_survey_tells_rejected_from_equal_and_broken():
+    task = load("data_parallel").task("fold_key_over_axes")
+    judged = Judged.of("data_parallel", task)
+    results = {mutation.operator: judged.outcome(mutation) for mutation in mutations_of("data_parallel", task)}
+    assert results["drop fold_in"].result == "values"
+    assert {outcome.result for outcome in results.values()} >= {BROKEN, "values"}
+
+
+def test_a_record_keeps_what_a_person_wrote():
+    task = load("data_parallel").task("fold_key_over_axes")
+    mutation, other = mutations_of("data_parallel", task)[:2]
+    outcomes = [Outcome(m.function, m.edit, m.operator, SURVIVED, "", 0.1) for m in (mutation, other)]
+    before = Record(2, 0, 0, {}, (Survivor(mutation.function, mutation.edit, "It is the same."),))
+    record = recorded(outcomes, 2, before)
+    assert [survivor.why for survivor in record.survivors] == ["It is the same.", ""]
+    assert len(record.unexplained) == 1
+    rejected = msgspec.structs.replace(outcomes[1], result="values")
+    again = judged_again([outcomes[0], rejected], record)
+    assert (again.rejected, again.judged, again.unexplained) == ({"values": 1}, 2, [])
+
+
+@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+def test_every_survivor_is_of_this_solution_and_explained(chapter):
+    again = f"make mutation ARGS='--chapter {chapter}'"
+    assert not stale(chapter), f"run {again}"
+    silent = [one.name for record in read(chapter).values() for one in record.survivors if not one.why]
+    assert not silent, f"write into {chapter}.json why each is no wrong answer, or mend the contract and run {again}"
