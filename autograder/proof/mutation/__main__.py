@@ -29,7 +29,7 @@ from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
 
 # Of each function's mutations, those that behave otherwise than the solution, and are judged.
-WANTED = 44
+WANTED = 42
 
 
 def _log(chapter: str, task: Task) -> Path:
@@ -103,7 +103,9 @@ def report(chapters: list[str]) -> int:
                 f"  {name}", str(one.judged), str(one.killed), kinds, f"{explained or ''}", f"{unexplained or ''}"
             )
             problems += [f"{chapter}, nothing says why this is no wrong answer: {text}" for text in one.unexplained]
-        problems += [f"{chapter}, {text}; run make mutation ARGS='--chapter {chapter}'" for text in stale(chapter)]
+        missing = [f"{task.name} has no record" for task in load(chapter).tasks if task.name not in records]
+        again = f"make mutation ARGS='--chapter {chapter}'"
+        problems += [f"{chapter}, {text}; run {again}" for text in (*missing, *stale(chapter))]
     show(scores, *map(escape, problems))
     return int(bool(problems))
 

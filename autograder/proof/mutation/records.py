@@ -97,15 +97,12 @@ def judged_again(outcomes: list[Outcome], before: Record) -> Record:
 
 
 def stale(chapter: str) -> list[str]:
-    """What no longer fits the chapter's solution: functions without a record, survivors whose code is another now."""
-    module, records, problems = importlib.import_module(f"solutions.{chapter}"), read(chapter), []
-    for task in load(chapter).tasks:
-        if task.name not in records:
-            problems.append(f"{task.name} has no record")
-            continue
-        for survivor in records[task.name].survivors:
+    """The survivors whose code is no longer the solution's."""
+    module, problems = importlib.import_module(f"solutions.{chapter}"), []
+    for name, record in read(chapter).items():
+        for survivor in record.survivors:
             function = getattr(module, survivor.function, None)
             code = {line.strip() for line in normalised(function).splitlines()} if function else set()
             if any(line.startswith("- ") and line[2:] not in code for line in survivor.edit):
-                problems.append(f"{task.name} has other code by now than this survivor: {survivor.name}")
+                problems.append(f"{name} has other code by now than this survivor: {survivor.name}")
     return problems
