@@ -126,7 +126,7 @@ def main() -> int:
     if not tasks:
         complain(f"{', '.join(chapters)}: no function is called {options.function!r}")
         return USAGE
-    until = time.monotonic() + options.seconds
+    until, failed = time.monotonic() + options.seconds, False
     with bar() as progress:
         for chapter, task in () if options.report else tasks:
             try:
@@ -135,11 +135,11 @@ def main() -> int:
                     break
             except ReferenceFails as error:
                 complain(error)
-                return FAULT
+                failed = True
     if options.json:
         print_json({chapter: msgspec.to_builtins(read(chapter)) for chapter in chapters})
-        return 0
-    return report(chapters)
+        return FAULT if failed else 0
+    return FAULT if failed else report(chapters)
 
 
 if __name__ == "__main__":

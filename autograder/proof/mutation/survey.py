@@ -82,11 +82,17 @@ class _Rejected(Exception):
 
 @dataclass(frozen=True)
 class Judged:
-    """The judgement of one task's answers, as official grading sees them, that stops at the first fact that fails."""
+    """The judgement of one task's answers, as official grading sees them, that stops at the first fact that fails.
+
+    ``wanted`` has the solution's programs by case. ``silent`` has, by stage, the facts that say nothing of it: those
+    that fail for the solution too, such as one about gradients on a case that has none. ``seen`` has what was found of
+    programs of the first case.
+    """
 
     plan: Plan
     module: ModuleType
     wanted: dict[str, bytes]
+    silent: tuple[frozenset[str], ...]
     seen: dict[bytes, tuple[str, str]]
 
     @classmethod
@@ -101,11 +107,12 @@ class Judged:
         module = importlib.import_module(f"solutions.{chapter}")
         try:
             wanted = {case.name: _program(task, getattr(module, task.name), case) for case in planned.traced}
-            for stage in _stages(planned):
-                _check(stage, wanted)
+            failed = [_failed(stage, wanted) for stage in _stages(planned)]
+            if failed[-1]:
+                raise _Rejected(*failed[-1].popitem())
         except _Rejected as error:
             raise ReferenceFails(f"the solution of {task.name} is rejected: {': '.join(error.args)}") from None
-        return cls(planned, module, wanted, {})
+        return cls(planned, module, wanted, tuple(map(frozenset, failed)), {})
 
     def outcome(self, mutation: Mutation) -> Outcome:
         """Judge one mutation."""
@@ -127,7 +134,7 @@ class Judged:
             function = mutation.apply(self.module, task.name)
         except SyntaxError as error:
             raise _Rejected(BROKEN, str(error)) from None
-        for stage in _stages(self.plan):
+        for stage, silent in zip(_stages(self.plan), self.silent, strict=True):
             for case in stage.traced:
                 if case.name not in programs:
                     programs[case.name] = _program(task, function, case)
@@ -135,7 +142,9 @@ class Judged:
                 continue
             if len(programs) == 1 and (known := self.seen.get(*programs.values())):
                 raise _Rejected(*known)
-            _check(stage, programs)
+            for fact, kind in _failed(stage, programs).items():
+                if fact not in silent:
+                    raise _Rejected(kind, f"{fact}, {stage.cases[0].name if len(stage.cases) == 1 else 'all cases'}")
 
 
 def _stages(planned: Plan) -> Iterator[Plan]:
@@ -155,17 +164,19 @@ def _program(task: Task, function: Callable[..., Any], case: Case[Any]) -> bytes
     return traced.programs[case.name].serialise()
 
 
-def _check(stage: Plan, programs: dict[str, bytes]) -> None:
-    """Raises ``_Rejected`` where a fact that counts fails."""
+def _failed(stage: Plan, programs: dict[str, bytes]) -> dict[str, str]:
+    """The facts that count and fail, by name, and their kinds.
+
+    Raises:
+        _Rejected: The programs cannot be judged.
+    """
     try:
         result = judge(stage, programs, "", executor().ask)
     except Stopped as error:
         raise _Rejected(error.verdict, str(error)) from None
     if not result.facts:
         raise _Rejected(result.verdict, result.message)
-    for fact in result.facts:
-        if fact.passed is False and fact.weight:
-            raise _Rejected(str(fact.kind), f"{fact.name}, {fact.case or stage.cases[0].name}")
+    return {fact.name: str(fact.kind) for fact in result.facts if fact.passed is False and fact.weight}
 
 
 def survey(
