@@ -37,6 +37,9 @@ _AROUND = {
     "lower precision": "v.astype(jax.numpy.bfloat16).astype(v.dtype)",
     "twice the value": "2 * v",
 }
+# What is tried last, for functions that have little else to change.
+_LAST = {"one more": "v + 1", "in reverse": "v[::-1]", "rolled": "jax.numpy.roll(v, 1)", "negated": "-v"}
+_INSIDE = "{} inside"
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,9 @@ def mutations(module: ModuleType, function: str) -> list[Mutation]:
         by_operator[operator].append(Mutation(function, operator, (*edit, *again), source))
     for each in by_operator.values():
         each.sort(key=lambda mutation: hashlib.sha256(mutation.name.encode()).digest())
-    turns = zip_longest(*by_operator.values())
-    return [mutation for turn in turns for mutation in turn if mutation]
+    late = {operator for operator in by_operator if operator in _LAST or operator.endswith(_INSIDE.format(""))}
+    turns = [zip_longest(*(by_operator[name] for name in by_operator if (name in late) == last)) for last in (0, 1)]
+    return [mutation for group in turns for turn in group for mutation in turn if mutation]
 
 
 def _changes(tree: ast.FunctionDef) -> Replacements:
@@ -152,10 +156,15 @@ class _Scope:
         """Operator and source of what may stand where a node stands."""
         write = ast.unparse
         match node:
-            case ast.AugAssign() | ast.If() | ast.For() | ast.Assign():
+            case ast.AugAssign() | ast.If() | ast.For():
                 yield "drop a statement", "pass"
+            case ast.Assign(targets=[target], value=value):
+                yield "drop a statement", "pass"
+                for operator, text in self._around(value):
+                    yield _INSIDE.format(operator), f"{write(target)} = {text}"
             case ast.Return(value=ast.expr() as value):
-                yield from self._returned(value)
+                for operator, text in self._around(value):
+                    yield operator, f"return {text}"
             case ast.Call():
                 yield from self._call(node)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
@@ -202,12 +211,14 @@ class _Scope:
             ) > 1 and not any(isinstance(one, ast.Slice) for one in elts):
                 yield from _sequence(node, [write(one) for one in elts])
 
-    def _returned(self, value: ast.expr) -> Replacements:
+    def _around(self, value: ast.expr) -> Replacements:
+        """Something done to a value, or to one element of a tuple, that leaves its form as it is."""
+        every = (*_AROUND.items(), *((f"needless {name}", text) for name, text in self._sent()), *_LAST.items())
         for at, one in enumerate(parts := value.elts if isinstance(value, ast.Tuple) else [value]):
-            for operator, around in (*_AROUND.items(), *((f"needless {n}", t) for n, t in self._sent())):
+            for operator, around in every:
                 text = f"jax.tree.map(lambda v: {around}, {ast.unparse(one)})"
                 texts = [text if other == at else ast.unparse(part) for other, part in enumerate(parts)]
-                yield operator, f"return {', '.join(texts)}"
+                yield operator, ", ".join(texts)
 
     def _sent(self) -> Iterator[tuple[str, str]]:
         for axis in self.axes:
