@@ -35,7 +35,7 @@ def example(x, valid, axis_name, other_axis):
         ("psum to pmean", "total = lax.pmean(jnp.sum(masked(x), axis=1), axis_name)"),
         ("sum to mean", "total = lax.psum(jnp.mean(masked(x), axis=1), axis_name)"),
         ("another axis", "total = lax.psum(jnp.sum(masked(x), axis=1), other_axis)"),
-        ("drop axis=", "total = lax.psum(jnp.sum(masked(x)), axis_name)"),
+        ("drop axis", "total = lax.psum(jnp.sum(masked(x)), axis_name)"),
         ("shift a constant", "total = lax.psum(jnp.sum(masked(x), axis=2), axis_name)"),
         ("drop a mask", "return rows.astype(jnp.float32)"),
         ("drop astype", "return jnp.where(valid, rows, 0.0)"),

@@ -31,6 +31,7 @@ _COMPARED = {ast.Lt: ("<=", ">"), ast.LtE: ("<", ">="), ast.Gt: (">=", "<"), ast
 _COMPARED |= {ast.Eq: ("!=",), ast.NotEq: ("==",), ast.In: ("not in",), ast.NotIn: ("in",)}
 _MODULES = {"jax", "jnp", "lax", "np", "math", "itertools", "model", "optax"}
 _UNTOUCHED = {"range", "len", "zip", "isinstance", "ValueError", "P"}
+_DROPPED = {"decorator_list": "a decorator", "ifs": "a filter", "keywords": "keywords"}
 _AROUND = {
     "no gradient": "jax.lax.stop_gradient(v)",
     "twice the gradient": "v + (v - jax.lax.stop_gradient(v))",
@@ -115,17 +116,10 @@ def _within(tree: ast.FunctionDef, node: ast.AST, where: Any, key: Any, scope: _
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "ctx", "targets", "target"):
             continue
-        if field in ("decorator_list", "ifs"):
-            for dropped in list(value):
-                at = value.index(dropped)
-                value.remove(dropped)
-                yield f"drop a {'decorator' if field == 'decorator_list' else 'filter'}", ast.unparse(tree)
-                value.insert(at, dropped)
-        elif field == "keywords":
-            for dropped in list(value):
-                at = value.index(dropped)
-                value.remove(dropped)
-                yield f"drop {dropped.arg}=", ast.unparse(tree)
+        if field in _DROPPED:
+            for at, dropped in enumerate(list(value)):
+                del value[at]
+                yield f"drop {getattr(dropped, 'arg', None) or _DROPPED[field]}", ast.unparse(tree)
                 value.insert(at, dropped)
         if isinstance(value, ast.AST):
             yield from _within(tree, value, vars(node), field, scope)

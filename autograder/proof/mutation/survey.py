@@ -85,15 +85,13 @@ class Judged:
     """The judgement of one task's answers, as official grading sees them, that stops at the first fact that fails.
 
     ``wanted`` has the solution's programs by case. ``silent`` has, by stage, the facts that say nothing of it: those
-    that fail for the solution too, such as one about gradients on a case that has none. ``seen`` has what was found of
-    programs of the first case.
+    that fail for the solution too, such as one about gradients on a case that has none.
     """
 
     plan: Plan
     module: ModuleType
     wanted: dict[str, bytes]
     silent: tuple[frozenset[str], ...]
-    seen: dict[bytes, tuple[str, str]]
 
     @classmethod
     def of(cls, chapter: str, task: Task) -> Judged:
@@ -112,18 +110,16 @@ class Judged:
                 raise _Rejected(*failed[-1].popitem())
         except _Rejected as error:
             raise ReferenceFails(f"the solution of {task.name} is rejected: {': '.join(error.args)}") from None
-        return cls(planned, module, wanted, tuple(map(frozenset, failed)), {})
+        return cls(planned, module, wanted, tuple(map(frozenset, failed)))
 
     def outcome(self, mutation: Mutation) -> Outcome:
         """Judge one mutation."""
-        begin, first, programs = time.monotonic(), self.plan.cases[0].name, {}
+        begin, programs = time.monotonic(), {}
         try:
             self._judge(mutation, programs)
             result, why = (EQUAL if programs == self.wanted else SURVIVED), ""
         except _Rejected as error:
             result, why = error.args
-            if first in programs:
-                self.seen.setdefault(programs[first], (result, why))
         seconds = round(time.monotonic() - begin, 2)
         return Outcome(mutation.function, mutation.edit, mutation.operator, result, why[:200], seconds)
 
@@ -140,8 +136,6 @@ class Judged:
                     programs[case.name] = _program(task, function, case)
             if all(programs[case.name] == self.wanted[case.name] for case in stage.traced):
                 continue
-            if len(programs) == 1 and (known := self.seen.get(*programs.values())):
-                raise _Rejected(*known)
             for fact, kind in _failed(stage, programs).items():
                 if fact not in silent:
                     raise _Rejected(kind, f"{fact}, {stage.cases[0].name if len(stage.cases) == 1 else 'all cases'}")
