@@ -102,7 +102,7 @@ def report(chapters: list[str]) -> int:
             scores.add_row(
                 f"  {name}", str(one.judged), str(one.killed), kinds, f"{explained or ''}", f"{unexplained or ''}"
             )
-            problems += [f"{chapter}, nothing says why this is no wrong answer: {text}" for text in one.unexplained]
+            problems += [f"{chapter}, {text}" for text in one.unexplained]
         missing = [f"{task.name} has no record" for task in load(chapter).tasks if task.name not in records]
         again = f"make mutation ARGS='--chapter {chapter}'"
         problems += [f"{chapter}, {text}; run {again}" for text in (*missing, *stale(chapter))]

@@ -64,7 +64,10 @@ def test_the_survey_tells_rejected_from_equal_and_broken():
     judged = Judged.of("data_parallel", task)
     results = {}
     for mutation in mutations_of("data_parallel", task):
-        if mutation.operator in ("drop fold_in", "no gradient", "drop a statement") and mutation.operator not in results:
+        if (
+            mutation.operator in ("drop fold_in", "no gradient", "drop a statement")
+            and mutation.operator not in results
+        ):
             results[mutation.operator] = judged.outcome(mutation).result
     assert results == {"drop fold_in": "values", "no gradient": EQUAL, "drop a statement": "values"}
 
