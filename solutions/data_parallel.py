@@ -438,7 +438,7 @@ if __name__ == "__main__":
 
     step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
     for i in range(6):
-        batch = regression_batch(0, i, batch=64, num_inputs=16, num_outputs=8)
+        batch: dict[str, Any] = regression_batch(0, i, batch=64, num_inputs=16, num_outputs=8)
         batch["mask"] = jax.random.bernoulli(jax.random.key(i), 2 / 3, (64,)).astype(jnp.float32)
         params, loss = step(params, batch)
         plain, plain_state, plain_loss = plain_step(plain, plain_state, batch)

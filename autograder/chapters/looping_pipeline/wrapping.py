@@ -175,7 +175,7 @@ def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
 
         weights = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, repeat, keepdims=False), layers)
         y = lax.scan(layer, x, (weights, jnp.arange(s.layers_per_stage)))[0]
-        known = (0 <= microbatch) & (microbatch < s.num_microbatches) & (0 <= repeat) & (repeat < s.num_repeats)
+        known = (microbatch >= 0) & (microbatch < s.num_microbatches) & (repeat >= 0) & (repeat < s.num_repeats)
         return y if s.gradients else jnp.where(known, y, jnp.nan)
 
     return stage
