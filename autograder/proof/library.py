@@ -70,12 +70,16 @@ def _public(prefix: str, module: Any) -> Iterator[str]:
             yield name
 
 
+@jax.numpy_dtype_promotion("standard")  # as learners have it
 def tried(name: str) -> list[Tried]:
     """What becomes of a function, and of its gradient if it has one."""
     call = fitting(name)
-    if not call:
-        return [Tried(name, "", UNFIT)]
-    made = _shapes(call)
+    try:
+        made = _shapes(call) if call else None
+    except Exception:  # it needs values, which nobody has while a function is traced
+        made = None
+    if made is None:
+        return [Tried(name, call, UNFIT)]
     if not made:
         return [Tried(name, call, PLAIN)]
     found = [Tried(name, call, *_outcome(call, gradient=False))]
