@@ -41,11 +41,11 @@ class Joined:
         pieces: By value.
         numbers: Constants of one element, of both programs.
         turned: Slices that are only joined again to all that they were taken of.
-        taken: From where a slice took whole pieces, start, end and size of the dim, to what it took them of.
+        taken: From where a slice took whole pieces, dim, start, end and the dim's size, to what it took them of.
     """
 
     pieces: dict[Value, Pieces] = field(default_factory=dict)
-    taken: dict[tuple[Pair, Pair, Pair], Pieces] = field(default_factory=dict)
+    taken: dict[tuple[int, Pair, Pair, Pair], Pieces] = field(default_factory=dict)
     numbers: dict[Value, Any] = field(default_factory=dict)
     turned: set[Value] = field(default_factory=set)
 
@@ -119,7 +119,7 @@ class Joined:
         if not self.takes_whole(ours, theirs, pieces):
             return None
         start, end, whole = self._span(ours, theirs, pieces.dim)
-        self.taken[start, end, whole] = pieces
+        self.taken[pieces.dim, start, end, whole] = pieces
         inside = pieces.ends[1 + pieces.ends.index(start) if start in pieces.ends else 0 : pieces.ends.index(end) + 1]
         return Pieces(pieces.dim, tuple((before - start[0], now - start[1]) for before, now in inside))
 
@@ -157,8 +157,8 @@ class Joined:
         shapes = zip(*(op.operands[0].shape for op in (ours, theirs)), strict=True)
         wholes = zip(*(op.results[0].shape for op in (ours, theirs)), strict=True)
         padded = [
-            self.taken.get((start, _add(start, size), whole))
-            for start, size, whole in zip(zip(*lows, strict=True), shapes, wholes, strict=True)
+            self.taken.get((dim, start, _add(start, size), whole))
+            for dim, (start, size, whole) in enumerate(zip(zip(*lows, strict=True), shapes, wholes, strict=True))
             if size != whole
         ]
         return padded[0] if len(padded) == 1 else None

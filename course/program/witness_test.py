@@ -140,7 +140,7 @@ def test_a_broken_evaluator_is_contradicted(name, monkeypatch):
     made = program(local)
     watched(made)
     plant(monkeypatch)
-    with pytest.raises(ProgramError, match=r"^test:\d+: (case|while): .* than the costs were counted for"):
+    with pytest.raises(ProgramError, match=r"^test:\d+: (case|while)( in \S+)?: .* than the costs were counted for"):
         watched(made)
 
 
