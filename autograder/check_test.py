@@ -185,7 +185,7 @@ def test_data_dependent_branch_is_refused_at_its_line(notebook):
     )
     result = judged(notebook(HEAD, cell))
     assert result.verdict == REFUSED
-    assert result.message.startswith("two:2: case: which branch runs depends on data")
+    assert result.message.startswith("two:2: case in lax.cond: which branch runs depends on data")
 
 
 def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch):

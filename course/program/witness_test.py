@@ -200,7 +200,9 @@ def test_a_loop_in_a_condition_is_refused():
 
         return lax.while_loop(condition, lambda s: (s[0] + 1, s[1] * 2), (0, x))[1]
 
-    with pytest.raises(ProgramError, match=r"test:\d+: while: a loop's condition may not loop or branch"):
+    with pytest.raises(
+        ProgramError, match=r"test:\d+: while in lax.fori_loop: a loop's condition may not loop or branch"
+    ):
         watched(program(local))
 
 
