@@ -64,7 +64,13 @@ MUTANTS = (
     patch(
         mixed_precision_loss, "takes_norms_in_bfloat16", {"scale, x.astype(jnp.float32)": "low(scale), x"}, FUNCTIONS
     ),
-    patch(mixed_precision_loss, "forgets_to_scale_scores", {" * q.shape[-1] ** -0.5": ""}, *OF_BFLOAT16),
+    patch(
+        mixed_precision_loss,
+        "forgets_to_scale_scores",
+        {" * q.shape[-1] ** -0.5": ""},
+        *OF_BFLOAT16,
+        shown_by=("2 layers", "width 48"),
+    ),
     patch(
         mixed_precision_loss,
         "takes_a_softmax_without_its_maximum",
