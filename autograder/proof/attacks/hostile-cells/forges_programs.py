@@ -267,7 +267,7 @@ class Say:
 # Writes a header whose parts have the wrong kinds: numbers for names, lists for numbers, nothing where a tree must be.
 ODD = {
     "data=8": {"donated": [[["deep"] * 3] * 3]},
-    "pipe=4 x tensor=2": {"mesh": [["data", True]]},
+    "pipe=3 x tensor=2": {"mesh": [["data", True]]},
     "data=2": {"inputs": None},
     "data=1": {"outputs": [{"name": 1, "shape": [1e300], "dtype": [], "spec": [[0]], "role": {}}]},
     "unseen": {"artefact": -1},
