@@ -8,11 +8,10 @@ from dataclasses import asdict, replace
 from functools import partial
 
 import nbformat
-import numpy as np
 import pytest
 
 from autograder.contract.task import load
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, REFUSED, STUDENT_ERROR, Result
+from autograder.contract.verdict import LIMIT_EXCEEDED, NEEDS_HUMAN, PASS, REFUSED, STUDENT_ERROR, Result
 from autograder.grading.inside import wire
 from autograder.grading.inside.executor import Executor, answered
 from autograder.grading.inside.intake import read_notebook
@@ -156,17 +155,6 @@ def test_forged_programs_are_refused_with_the_reason(honest, forge, reason):
     result = judged(planned, forge(programs))
     assert (result.verdict, result.points) == (REFUSED, 0)
     assert reason in result.message
-
-
-def test_bit_flips_never_earn_points_nor_crash(honest):
-    planned, programs = honest
-    rng = np.random.default_rng(0)
-    whole = bytearray(programs[FIRST].serialise())
-    for _ in range(25):
-        flipped = bytearray(whole)
-        flipped[rng.integers(len(whole))] ^= 1 << rng.integers(8)
-        result = judged(planned, {**programs, FIRST: bytes(flipped)})
-        assert result.verdict in (PASS, REFUSED, FAIL), result  # a flip in a location or a name changes nothing
 
 
 def test_inputs_follow_from_secret_and_submission_alone():
