@@ -257,7 +257,7 @@ def scan_layers(layer, stacked_params, x):
 # Unrolls its layers, and where there are few computes more of them, of which nothing is used.
 def scan_layers(layer, stacked_params, x):
     depth = jax.tree.leaves(stacked_params)[0].shape[0]
-    for i in range(48):
+    for i in range(max(24, depth)):
         found = layer(jax.tree.map(lambda leaf: leaf[i % depth], stacked_params), x)
         x = found if i < depth else lax.optimization_barrier((x, found))[0]
     return x
