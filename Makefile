@@ -21,7 +21,6 @@ test: $(READY) system browser aot
 test-full: $(READY) system browser aot
 	MESHCRAFT_FULL=1 $(BIN)/python -m pytest -n 3 $(if $(CHAPTER),-k "$(CHAPTER)") $(ARGS)
 	@$(BIN)/python -m autograder.proof.coverage $(filter-out or,$(CHAPTER))
-	@$(BIN)/python -m autograder.proof.mutation $(addprefix --chapter ,$(filter-out or,$(CHAPTER)))
 
 # The same tests on the newest Python that is found here, with the jax that it gets.
 test-latest:

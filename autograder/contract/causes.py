@@ -11,6 +11,7 @@ import numpy as np
 
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
+from autograder.contract.verdict import listed
 from course.program import Collective
 
 # What is off by less than this share of the largest element, nearly everywhere, has the right formula and is rounded.
@@ -209,12 +210,6 @@ def described(c: Collective, *, article: bool = False) -> str:
     """The same with its axes, and how often it is executed."""
     before = "" if not article else "an " if c.kind.startswith("a") else "a "
     return f"{before}{array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
-
-
-def listed(words: Iterable[str]) -> str:
-    """``a, b and c``."""
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
 
 
 def plain(kind: str) -> str:

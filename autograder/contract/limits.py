@@ -88,10 +88,8 @@ def largest_within(
     largest, elements, limit = e.memory.largest, e.memory.largest_numbers, most(e.case)
     message, line = "", ""
     if largest and elements > limit:
-        message, line = (
-            f"an array {_array(largest)} is held at some moment, {elements:,} elements. {hint}",
-            largest.line,
-        )
+        message = f"an array {_array(largest)} is held at some moment, {elements:,} elements. {hint}"
+        line = largest.line
     return facts.at(e, name, Kind.MEMORY, message, elements, limit, unit=Unit.ELEMENTS, line=line, weight=weight)
 
 
@@ -270,12 +268,8 @@ def _within(
     found, against = measure(e), known[than]
     message, line = "", ""
     if found > ratio * against:
-        message, line = explain(
-            e,
-            f"{found / against:.2f} times the {than}'s, and {ratio:g} times is allowed"
-            if against
-            else f"and the {than}'s is 0",
-        )
+        times = f"{found / against:.2f} times the {than}'s, and {ratio:g} times is allowed" if against else ""
+        message, line = explain(e, times or f"and the {than}'s is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}
     return facts.at(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)

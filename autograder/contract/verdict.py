@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -199,8 +199,8 @@ class Result:
         wrong = [_WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)]
         if wrong:
             return f"{' and '.join(wrong).capitalize()} earn nothing, whatever else is met."
-        point = [fact.name for fact in self.missed if fact.point]
-        return f"At most half of the points without {_listed(point)}: the exercise is about that." if point else ""
+        point = [f"“{fact.name}”" for fact in self.missed if fact.point]
+        return f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, to the letter what a result from ``from_json`` gives: figures are floats."""
@@ -244,8 +244,10 @@ class Report:
         return msgspec.convert(data, cls)
 
 
-def _listed(names: list[str]) -> str:
-    return " and ".join(f"“{name}”" for name in names)
+def listed(words: Iterable[str]) -> str:
+    """``a, b and c``."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:

@@ -340,7 +340,7 @@ def check_constant(op: Any) -> None:
 
 def function_name(op: Any) -> str:
     """The function that an operation's location or callee names, as the learner calls it; empty if neither does."""
-    said = _NAMED.match(str(op.location))
+    said = _NAMED.match(str(op.location)[:1000])  # of a forged one, no more
     callee = called(op).lstrip("_") if op.name == "func.call" else ""
     name = (said[1] or callee or said[2]) if said else callee
     return "" if name == op.name.partition(".")[2] else name

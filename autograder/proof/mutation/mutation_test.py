@@ -10,7 +10,7 @@ from jax import lax
 
 from autograder.contract.task import load
 from autograder.proof.mutation.operators import mutations
-from autograder.proof.mutation.records import Record, Survivor, judged_again, read, recorded, stale
+from autograder.proof.mutation.records import Record, Survivor, judged_again, path_of, read, recorded, stale
 from autograder.proof.mutation.survey import EQUAL, SURVIVED, Judged, Outcome, mutations_of
 from course.curriculum import CHAPTERS
 
@@ -85,7 +85,11 @@ def test_a_record_keeps_what_a_person_wrote():
     assert (again.rejected, again.judged, again.unexplained) == ({"values": 1}, 2, [])
 
 
-@pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
+# The others are not surveyed yet, which `make mutation ARGS=--report` says of each function.
+SURVEYED = [entry.name for entry in CHAPTERS if path_of(entry.name).exists()]
+
+
+@pytest.mark.parametrize("chapter", SURVEYED)
 def test_every_survivor_is_of_this_solution_and_explained(chapter):
     again = f"make mutation ARGS='--chapter {chapter}'"
     assert not stale(chapter), f"run {again}"
