@@ -14,45 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
-# How many times a ring passes something on, for a group of n devices.
-_STEPS = {
-    "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: n - 1,
-    "all_to_all": lambda n: n - 1,
-    "collective_broadcast": lambda n: n - 1,
-    "all_reduce": lambda n: 2 * (n - 1),
-    "collective_permute": lambda n: 1,
-}
-# Rates by size: ((bytes or FLOPs, rate), ...), ascending; between two entries the rate is interpolated in the
-# logarithm of the size, beyond the ends it stays what it is there.
-Table = tuple[tuple[float, float], ...]
+from course.link import Level, Link, Table, levels
 
 
 class TooFewDevices(ValueError):
     """A mesh needs more devices than there are; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """A connection of devices.
-
-    Attributes:
-        name: ``NVLink``.
-        group: How many devices it connects: consecutive devices in groups of this size.
-        bandwidth: Bytes per second that one device sends over it, one way.
-        latency: Seconds that one step of a ring takes beside its bytes.
-        two_way: Whether the devices form a ring whose two directions have wires of their own: a permute then uses
-            one of them, any other collective both.
-        rates: Measured bytes per second that a device sends, by collective and size as ``Machine.transfer`` takes
-            it, used instead of ``bandwidth`` and ``latency``.
-    """
-
-    name: str
-    group: int
-    bandwidth: float
-    latency: float
-    two_way: bool = False
-    rates: Mapping[str, Table] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,12 +43,13 @@ class Machine:
         memory_bytes: Of one device.
         memory_bandwidth: Bytes per second of one device.
         links: Innermost first; the last one reaches all devices.
+        network: Between nodes, for ``course.machines.scaled``; its ``group`` is 0. None where no source says.
         efficiency: At most three factors, the same for every program.
         launch: Seconds that each kernel costs beside its work.
         matmul_rates: Measured FLOP/s by FLOPs of one bfloat16 product, used instead of the peak.
         calibrated: Whether it carries measured rates by size.
-        sources: Where each figure is from, by the figure's name; ``latency`` is that of the links and ``rates`` are
-            the measured tables.
+        sources: Where each figure is from, by the figure's name; ``latency`` is that of the links, ``rates`` are the
+            measured tables.
         compiler: Figures that only the deviceless GPU compiler reads: cores, clock, registers, compute capability.
     """
 
@@ -94,6 +61,7 @@ class Machine:
     memory_bytes: float
     memory_bandwidth: float
     links: tuple[Link, ...]
+    network: Link | None = None
     efficiency: Efficiency = Efficiency()
     launch: float = 0.0
     matmul_rates: Table = ()
@@ -178,19 +146,35 @@ class Machine:
                 "or a machine with more devices"
             )
 
+    def levels(self, devices: tuple[int, ...]) -> tuple[Level, ...]:
+        """What a group does over each link that it needs, innermost first."""
+        return levels(tuple(link.group for link in self.links), devices)
+
     def bandwidth_of(self, devices: tuple[int, ...]) -> float:
         """Bytes per second that each device of a group sends in a ring over it.
 
         Members that lie within one inner group use their outer links side by side, as NCCL's rings do, up to what
         the inner link gives.
         """
-        index = self.link_of(devices)
-        bandwidth = self.links[index].bandwidth
-        if index:
-            inner = self.links[index - 1]
-            together = len(devices) // len({device // inner.group for device in devices})
-            bandwidth = min(inner.bandwidth, together * bandwidth) if together > 1 else bandwidth
-        return bandwidth * self.efficiency.link
+        return min(rate for _, rate in self.rates("all_gather", devices))
+
+    def rates(self, kind: str, devices: tuple[int, ...]) -> list[tuple[int, float]]:
+        """The links that a collective needs, and how fast each device would send if there were no other.
+
+        In bytes of a ring through all devices, which sends as much over every level: the slowest level decides. Of an
+        all-to-all, only what is for devices outside of an inner group crosses the outer link, each device's part over
+        its own.
+        """
+        found = []
+        for level in self.levels(devices):
+            link, n = self.links[level.link], len(devices)
+            share = self.links[level.link - 1].group if link.shared and level.link else 1
+            if kind == "all_to_all" and not link.torus:
+                rate = link.bandwidth * (n - 1) / (n - level.together) * (n - 1 if link.pairs else 1)
+            else:
+                rate = level.together * link.rate(kind, level.parts)
+            found.append((level.link, self.efficiency.link * rate / share))
+        return found
 
     def transfer(
         self,
@@ -203,21 +187,30 @@ class Machine:
     ) -> tuple[float, float]:
         """Seconds that a collective takes before its bytes, and bytes per second that it then sends.
 
+        The latency is that of a ring through all devices, of whose steps some go between nodes: NCCL counts them so
+        (src/graph/tuning.cc).
+
         Args:
             kind: StableHLO's name.
             devices: The group.
-            wire_bytes: What each device sends.
+            wire_bytes: What each device sends, in a ring.
             size: Bytes of the whole array; of one device's block for a permute and an all-to-all.
             pair: Source and target, for one edge of a permute.
         """
-        group = devices if pair is None else pair
-        link = self.links[self.link_of(group)]
+        index = self.link_of(devices if pair is None else pair)
+        link = self.links[index]
         if kind in link.rates:
             return 0.0, interpolate(link.rates[kind], size)
-        rate = link.bandwidth * self.efficiency.link if pair is not None else self.bandwidth_of(devices)
-        if link.two_way and kind != "collective_permute":
-            rate *= 2
-        return link.latency * _STEPS[kind](len(devices)), rate
+        if kind == "collective_permute":
+            sharing = 1
+            if link.shared and index:
+                # Groups beside this one send at the same time: as many as fit between two of its members.
+                apart = min((b - a for a, b in pairwise(sorted(devices))), default=1)
+                sharing = min(apart, self.links[index - 1].group)
+            return link.latency, self.efficiency.link * link.bandwidth / sharing
+        found = [(self.links[level.link], level) for level in self.levels(devices)]
+        latency = sum(link.latency * link.steps(kind, level.parts, level.joined) for link, level in found)
+        return latency, min(rate for _, rate in self.rates(kind, devices))
 
 
 def interpolate(table: Table, size: float) -> float:

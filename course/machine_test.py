@@ -1,14 +1,31 @@
 """Machines: every figure has a source, and times are those of the closed forms."""
 
 import doctest
+import math
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+import course.link
 import course.machine
+import course.machines
+from course.link import Link
 from course.machine import Efficiency, interpolate
-from course.machines import A100, A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO_A100, machine
+from course.machines import (
+    A100,
+    A5000,
+    H100,
+    H100_CALIBRATED,
+    MACHINES,
+    TPU_V5E,
+    TWO_A100,
+    BadMachineFile,
+    chosen,
+    load,
+    machine,
+    scaled,
+)
 
 MIB = 2**20
 EIGHT = tuple(range(8))
@@ -25,11 +42,11 @@ def seconds(found, kind, devices, wire, size, **kwargs):
 @pytest.mark.parametrize("found", MACHINES, ids=lambda m: m.name)
 def test_every_figure_has_a_source(found):
     wanted = {"matmul_flops", "vector_flops", "memory_bytes", "memory_bandwidth", "links", "latency", "efficiency"}
-    wanted |= {"launch"}
+    wanted |= {"launch"} | ({"network"} if found.network else set())
     wanted |= {"compiler"} if found.compiler else set()
     wanted |= {"rates"} if found.calibrated else set()
     assert set(found.sources) == wanted
-    assert all(len(text) > 10 for text in found.sources.values())
+    assert all(len(text) > 10 and "{" not in text for text in found.sources.values())
 
 
 @pytest.mark.parametrize("found", MACHINES, ids=lambda m: m.name)
@@ -53,6 +70,33 @@ def test_compilers_cores_and_clock_give_the_published_vector_peak(found):
     assert 2 * c["core_count"] * c["fpus_per_core"] * c["clock_rate_ghz"] * 1e9 == pytest.approx(
         found.vector_flops, rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "f8", "f32"),
+    [("8xH100", 2, 0.5), ("8xH200", 2, 0.5), ("8xB200", 2, 0.5), ("72xGB200", 2, 0.5), ("8xMI300X", 2, 0.125),
+     ("64xTPU7x", 2, 1)],
+)  # fmt: skip
+def test_dtypes_peaks_are_in_the_ratio_of_their_units(name, f8, f32):
+    peaks = machine(name).matmul_flops
+    assert peaks["f8"] / peaks["bf16"] == pytest.approx(f8, rel=1e-3)
+    assert peaks["f32"] / peaks["bf16"] == pytest.approx(f32, rel=1e-3)
+
+
+# Units, products of each in a clock, and GHz: 1,024 in FP16 of a compute unit of AMD's CDNA 3; 128 x 128 matrix units.
+@pytest.mark.parametrize(
+    ("name", "units", "each", "clock"), [("8xMI300X", 304, 1024, 2.1), ("64xTPUv5p", 8, 128 * 128, 1.75)]
+)
+def test_peak_is_that_of_the_units_and_their_clock(name, units, each, clock):
+    assert machine(name).peak("bf16") == pytest.approx(2 * units * each * clock * 1e9, rel=2e-3)
+
+
+@pytest.mark.parametrize("found", MACHINES, ids=lambda m: m.name)
+def test_figures_are_in_bytes_flops_and_seconds(found):
+    assert 1e13 < found.peak("bf16") < 1e16 and 1e12 < found.vector_flops < found.peak("bf16")
+    assert 1e10 < found.memory_bytes < 1e12 and 1e11 < found.memory_bandwidth < 1e14
+    for link in found.links:
+        assert 1e9 < link.bandwidth < found.memory_bandwidth and 1e-7 < link.latency < 1e-4
 
 
 # Kernels
@@ -92,12 +136,42 @@ def test_collective_takes_the_rings_closed_form(n, kind, wire, steps):
     assert found == pytest.approx(steps(n) * 1e-6 + wire(n) * size / 300e9)
 
 
-def test_two_way_ring_halves_a_gather_and_not_a_permute():
-    one_way = replace(TPU_V5E, links=(replace(TPU_V5E.links[0], two_way=False),))
-    wire = 7 / 8 * MIB
-    gather, slow = (m.transfer("all_gather", EIGHT, wire, MIB)[1] for m in (TPU_V5E, one_way))
-    assert gather == 2 * slow == 100e9
-    assert TPU_V5E.transfer("collective_permute", EIGHT, MIB, MIB)[1] == 50e9
+# On a torus of 4 x 4 x 4: dimensions that n devices take, as rings of two directions or lines.
+@pytest.mark.parametrize(("n", "wires", "steps"), [(2, 1, 1), (4, 2, 2), (8, 3, 3), (16, 4, 4), (64, 6, 6)])
+def test_torus_gathers_over_every_dimension_at_once(n, wires, steps):
+    found, group = machine("64xTPUv5p"), tuple(range(n))
+    wire = (n - 1) / n * MIB
+    assert seconds(found, "all_gather", group, wire, MIB) == pytest.approx(steps * 1e-6 + wire / (wires * 100e9))
+    assert found.transfer("all_reduce", group, 2 * wire, MIB) == (2 * steps * 1e-6, wires * 100e9)
+    assert found.transfer("collective_permute", group, MIB, MIB, pair=(0, 1)) == (1e-6, 100e9)
+
+
+def test_grid_without_wraps_sends_one_way_along_its_dimensions():
+    assert TPU_V5E.bandwidth_of(EIGHT) == 2 * 50e9
+    assert TPU_V5E.bandwidth_of((0, 1, 2, 3)) == TPU_V5E.bandwidth_of((0, 1)) == 50e9
+
+
+def test_all_to_all_on_a_ring_takes_a_quarter_of_a_gather():
+    ring = replace(TPU_V5E, links=(replace(TPU_V5E.links[0], torus=(8,), wraps=8, latency=0),))
+    # An array of 8 MiB, of which each device has a block of 1 MiB.
+    gather = seconds(ring, "all_gather", EIGHT, 7 / 8 * 8 * MIB, 8 * MIB)
+    exchange = seconds(ring, "all_to_all", EIGHT, 7 / 8 * MIB, MIB)
+    assert exchange / gather == pytest.approx(1 / 4 * 8 / 7)  # the book leaves out that a device keeps its own block
+
+
+def test_wires_between_pairs_add_up_with_the_size_of_the_group():
+    found = machine("8xMI300X")
+    assert [found.bandwidth_of(tuple(range(n))) for n in (2, 4, 8)] == [64e9, 3 * 64e9, 7 * 64e9]
+    assert found.transfer("all_to_all", EIGHT, 7 / 8 * MIB, MIB)[1] == 7 * 64e9
+    assert found.transfer("collective_permute", EIGHT, MIB, MIB, pair=(0, 5))[1] == 64e9
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_switch_that_adds_up_takes_an_all_reduces_array_once(n):
+    found, group, wire = machine("8xH100-sharp"), tuple(range(n)), 2 * (n - 1) / n * MIB
+    assert seconds(found, "all_reduce", group, wire, MIB) == pytest.approx(2e-6 + MIB / 450e9)
+    for kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        assert found.transfer(kind, group, wire, MIB) == H100.transfer(kind, group, wire, MIB)
 
 
 # Links
@@ -121,6 +195,42 @@ def test_group_of_16_over_two_nodes_uses_8_adapters_side_by_side():
     assert TWO_A100.bandwidth_of(tuple(range(8, 16))) == 300e9
     latency, rate = TWO_A100.transfer("collective_permute", sixteen, MIB, MIB, pair=(7, 8))
     assert (latency, rate) == (4e-6, 25e9)
+
+
+# 64 devices on 8 nodes, a ring through all of them as NCCL lays it: 56 steps within nodes and 7 between them.
+def test_ring_over_eight_nodes_goes_between_them_seven_times():
+    found, group = scaled(H100, 64, 8), tuple(range(64))
+    wire = 63 / 64 * MIB
+    assert seconds(found, "all_gather", group, wire, MIB) == pytest.approx(56e-6 + 7 * 4e-6 + wire / (8 * 50e9))
+    assert seconds(found, "all_reduce", group, 2 * wire, MIB) == pytest.approx(2 * (84e-6 + wire / (8 * 50e9)))
+    one_of_each = tuple(range(3, 64, 8))
+    assert found.transfer("reduce_scatter", one_of_each, wire, MIB) == (7 * 4e-6, 50e9)
+    assert found.transfer("all_gather", tuple(range(8, 16)), wire, MIB) == (7e-6, 450e9)
+
+
+def test_all_to_all_over_nodes_sends_every_devices_part_over_its_own_adapter():
+    found, group = scaled(H100, 64, 8), tuple(range(64))
+    rate = found.transfer("all_to_all", group, 63 / 64 * MIB, MIB)[1]
+    assert 63 / 64 * MIB / rate == pytest.approx(56 / 64 * MIB / 50e9)
+
+
+def test_network_adapter_of_a_node_is_shared_by_its_devices():
+    inner, outer = scaled(H100, 64, 8).links
+    found = replace(scaled(H100, 64, 8), links=(inner, replace(outer, shared=True)))
+    assert found.bandwidth_of(tuple(range(64))) == 50e9
+    assert found.bandwidth_of((0, 8)) == 50e9 / 8  # seven groups beside it send at the same time
+    permute = ("collective_permute", tuple(range(0, 64, 8)), MIB, MIB)
+    assert found.transfer(*permute, pair=(0, 8))[1] == 50e9 / 8
+    assert found.transfer("collective_permute", tuple(range(64)), MIB, MIB, pair=(7, 8))[1] == 50e9
+
+
+def test_three_levels_are_as_fast_as_the_slowest():
+    inner, outer = scaled(H100, 64, 8).links
+    leaf = replace(outer, name="leaf", group=32)
+    found = replace(scaled(H100, 64, 8), links=(inner, leaf, replace(outer, name="spine", bandwidth=5e9, latency=6e-6)))
+    assert found.bandwidth_of(tuple(range(32))) == 8 * 50e9
+    assert found.bandwidth_of(tuple(range(64))) == 32 * 5e9
+    assert found.transfer("all_gather", tuple(range(64)), 1, 1)[0] == pytest.approx(56e-6 + 6 * 4e-6 + 6e-6)
 
 
 def test_links_side_by_side_give_no_more_than_the_inner_link():
@@ -153,8 +263,9 @@ def test_mesh_with_more_devices_than_the_machine_is_refused():
         H100.axis_links({"data": 16})
 
 
-def test_examples_in_docstrings_hold():
-    found = doctest.testmod(course.machine)
+@pytest.mark.parametrize("module", [course.link, course.machine, course.machines], ids=lambda m: m.__name__)
+def test_examples_in_docstrings_hold(module):
+    found = doctest.testmod(module)
     assert found.attempted and not found.failed
 
 
@@ -215,3 +326,122 @@ def test_efficiency_is_not_applied_to_measured_tables():
 def test_only_the_calibrated_machine_carries_tables_and_idealised_ones_reach_their_peaks():
     assert [m.name for m in MACHINES if m.calibrated] == ["8xH100-calibrated"]
     assert {m.name for m in MACHINES if m.efficiency != Efficiency()} == {"8xA5000"}
+    assert {m.name for m in MACHINES if any(link.reduces for link in m.links)} == {"8xH100-sharp"}
+
+
+# Machines of any size
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "nodes", "wanted", "groups"),
+    [
+        ("8xH100", 512, 64, "64x8xH100", [8, 512]),
+        ("8xH100", 8, 2, "2x4xH100", [4, 8]),
+        ("8xH100", 4, 4, "4x1xH100", [4]),
+        ("8xH100", 2, 1, "2xH100", [2]),
+        ("2x8xA100", 64, 8, "8x8xA100", [8, 64]),
+        ("8xA5000", 4, 1, "4xA5000", [2, 4]),
+        ("72xGB200", 144, 2, "2x72xGB200", [72, 144]),
+        ("8xTPUv5e", 256, 1, "256xTPUv5e", [256]),
+        ("64xTPUv5p", 1024, 2, "2x512xTPUv5p", [512, 1024]),
+    ],
+)
+def test_machine_is_built_to_size_from_its_nodes(name, devices, nodes, wanted, groups):
+    found = scaled(machine(name), devices, nodes)
+    assert (found.name, found.num_devices, [link.group for link in found.links]) == (wanted, devices, groups)
+    assert found.peak("bf16") == machine(name).peak("bf16") and found.sources == machine(name).sources
+    assert all(math.prod(link.torus) == link.group for link in found.links if link.torus)
+
+
+def test_pod_of_v5e_is_a_torus_whose_dimensions_close():
+    assert scaled(TPU_V5E, 256).links[0].dimensions(16) == ((16, True),)
+    assert scaled(TPU_V5E, 128).links[0].dimensions(128) == ((16, True), (8, False))
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "nodes", "said"),
+    [
+        (
+            "8xH100",
+            512,
+            32,
+            "512 devices on 32 nodes are 16 on each, and one node of 8xH100 has at most 8: use at least 64",
+        ),
+        ("8xH100", 12, 5, "12 devices cannot be on 5 nodes"),
+        ("8xH100", 0, 1, "0 devices cannot be on 1 nodes"),
+        ("8xA5000", 16, 2, "no source says what joins nodes of 8xA5000: write a machine file"),
+        ("8xA5000", 3, 1, "3 devices are no whole number of the groups of 2 that NVLink joins"),
+        ("8xTPUv5e", 512, 1, "has at most 256: use at least 2 nodes"),
+    ],
+)
+def test_machine_that_cannot_be_built_is_refused(name, devices, nodes, said):
+    with pytest.raises(ValueError, match=said):
+        scaled(machine(name), devices, nodes)
+
+
+def test_nodes_are_as_few_as_can_have_the_devices():
+    assert chosen("8xh100") is H100
+    assert [chosen("8xH100", n).name for n in (4, 64)] == ["4xH100", "8x8xH100"]
+    assert chosen("8xH100", nodes=4).num_devices == 32
+    assert chosen("64xTPUv5p", 8192).links[0].torus == (16, 16, 32)
+
+
+# Machine files
+
+OWN = """
+[machines.mine]
+like = "8xH100"
+num_devices = 64
+links = [
+    { name = "NVLink", group = 8, bandwidth = 450e9, latency = 1e-6, reduces = true },
+    { name = "Ethernet", group = 64, bandwidth = 25e9, latency = 1e-5, shared = true },
+]
+[machines.mine.sources]
+links = "our cluster: one adapter of 200 Gb/s a node; {sharp}"
+"""
+
+
+def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
+    (tmp_path / "my.toml").write_text(OWN)
+    found = load(tmp_path / "my.toml")
+    assert (found.name, found.num_devices, found.memory_bytes) == ("mine", 64, H100.memory_bytes)
+    assert found.links[1] == Link("Ethernet", 64, 25e9, 1e-5, shared=True) and found.links[0].reduces
+    assert found.sources["links"].startswith("our cluster") and "NVLink SHARP" in found.sources["links"]
+    assert chosen(str(tmp_path / "my.toml")) == found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('like = "8xH100"', 'like = "8xH10"', "like '8xH10', and there are: 8xA5000"),
+        ('like = "8xH100"', "", "compiler|device is missing"),
+        ("num_devices = 64", "num_devices = 32", "the last of links joins 64 devices, and num_devices is 32"),
+        ("num_devices = 64", 'num_devices = "64"', "num_devices: expected `int`, got `str`"),
+        ("num_devices = 64", "devices = 64", "devices is no figure of a machine; there are: compiler"),
+        ("num_devices = 64", "num_devices = 64\nmemory_bytes = -80e9", "memory_bytes is -8e.10: it must be a positive"),
+        ("num_devices = 64", "num_devices = 64\nmatmul_flops = { f32 = 1e12 }", "matmul_flops has no bf16"),
+        ("group = 8,", "group = 48,", "48 and 64 are not"),
+        ("group = 8,", "size = 8,", "size is no figure of a link; there are: bandwidth"),
+        ("bandwidth = 25e9,", "", r"links\[1\]: object missing required field `bandwidth`"),
+        ("bandwidth = 25e9", "bandwidth = 0.0", "bandwidth of Ethernet is 0: it must be a positive"),
+        ("reduces = true", "torus = [2, 2]", "torus of NVLink must multiply to its group, 8"),
+        ("[machines.mine.sources]", "[machines.other]", r"it must have one table \[machines.NAME\]"),
+        ("[machines.mine.sources]", "[sources]", "unknown field `sources`"),
+        ("[machines.mine.sources]", "[machines.mine.compiler]", "compiler.*: expected `float`, got `str`"),
+        ('like = "8xH100"', 'like = ["8xH100"]', "it is like .'8xH100'., and there are"),
+        ("num_devices = 64", "num_devices = 64\nlink_rates = { all_gather = [[8, 0]] }", "rates of all_gather"),
+        ("num_devices = 64", "num_devices = 64\nlaunch = nan", "launch is nan"),
+        ("[machines.mine]", "[machines.mine", "is not TOML"),
+    ],
+)
+def test_machine_file_that_is_wrong_is_refused_with_what_is(tmp_path, old, new, said):
+    assert old in OWN
+    (tmp_path / "my.toml").write_text(OWN.replace(old, new, 1))
+    with pytest.raises(BadMachineFile, match=r"my\.toml") as error:
+        load(tmp_path / "my.toml")
+    assert error.match(said)
+
+
+def test_machine_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(BadMachineFile, match=r"no\.toml cannot be read: No such file"):
+        chosen(str(tmp_path / "no.toml"))

@@ -1,42 +1,231 @@
-"""The machines that programs are predicted for: ``machines.toml`` has their published figures, each with its source."""
+"""The machines that programs are predicted for: ``machines.toml`` has their published figures, each with its source.
+
+``scaled`` makes a machine of any size of one of them, and ``load`` reads one from a file in the same form.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from course.machine import Efficiency, Link, Machine
+import msgspec
+
+from course.link import Link, Table, grid
+from course.machine import Machine
 
 # Of the array, what each of eight devices sends in a collective.
 _SENT = {"all_gather": 7 / 8, "reduce_scatter": 7 / 8, "all_reduce": 14 / 8, "all_to_all": 7 / 8}
+_FILE = Path(__file__).with_suffix(".toml")
+
+
+class BadMachineFile(ValueError):
+    """A machine file cannot be used; the message says where and why."""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file has: machines by name, and notes that sources may name."""
+
+    machines: dict[str, dict[str, Any]]
+    notes: dict[str, str] = {}
+
+
+_FIGURES = tuple(sorted({field.name for field in fields(Machine)} - {"name"} | {"link_rates"}))
+_OPTIONAL = {"network", "efficiency", "launch", "matmul_rates", "sources", "compiler", "link_rates"}
+_LINK_FIGURES = tuple(sorted({field.name for field in fields(Link)} - {"rates"}))
+
+
+def _machines(file: _File, known: dict[str, dict[str, Any]], notes: dict[str, str]) -> dict[str, Machine]:
+    """The machines of a file.
+
+    Args:
+        file: The file.
+        known: Tables that a machine may be like; those of the file are added.
+        notes: Added to those of the file.
+
+    Raises:
+        BadMachineFile: It is none of machines.
+    """
+    found = {}
+    for name, own in file.machines.items():
+        like = own.pop("like", None)
+        if like is not None and (not isinstance(like, str) or like not in known):
+            raise BadMachineFile(f"it is like {like!r}, and there are: {', '.join(known)}")
+        base: dict[str, Any] = known[like] if like else {}
+        sources = _converted(own.pop("sources", {}), dict[str, str])
+        known[name] = {**base, **own, "sources": base.get("sources", {}) | sources}
+        found[name] = _machine(name, known[name], notes | file.notes)
+    return found
 
 
 def _machine(name: str, table: dict[str, Any], notes: dict[str, str]) -> Machine:
-    """A machine of its table in the file."""
-    figures = {key: value for key, value in table.items() if key not in ("like", "link_rates")}
+    """A machine of its table."""
+    _require_known(table, _FIGURES, "a machine")
+    if missing := [figure for figure in _FIGURES if figure not in {*table, *_OPTIONAL}]:
+        raise BadMachineFile(f"{missing[0]} is missing")
+    figures: dict[str, Any] = {"name": name} | {
+        figure: value for figure, value in table.items() if figure != "link_rates"
+    }
+    if isinstance(figures.get("network"), dict):
+        figures["network"] = {"group": 0, **figures["network"]}
+    for link in [*(figures["links"] if isinstance(figures["links"], list) else []), figures.get("network")]:
+        _require_known(link if isinstance(link, dict) else {}, _LINK_FIGURES, "a link")
+    figures["sources"] = {what: _filled(text, notes) for what, text in figures["sources"].items()}
+    found: Machine = _converted(figures, Machine)
+    measured: dict[str, Table] = _converted(table.get("link_rates", {}), dict[str, Table])
     rates = {
         kind: tuple((kib * 1024.0, _SENT.get(kind, 1) * gb * 1e9) for kib, gb in points)
-        for kind, points in table.get("link_rates", {}).items()
+        for kind, points in measured.items()
     }
-    figures["links"] = tuple(Link(**link, rates=rates) for link in table["links"])
-    figures["efficiency"] = Efficiency(**table.get("efficiency", {}))
-    figures["matmul_rates"] = tuple((2 * side**3, tera * 1e12) for side, tera in table.get("matmul_rates", ()))
-    figures["sources"] = {what: text.format(**notes) for what, text in table["sources"].items()}
-    return Machine(name, **figures)
+    found = replace(
+        found,
+        links=tuple(replace(link, rates=rates) for link in found.links),
+        matmul_rates=tuple((2 * side**3, tera * 1e12) for side, tera in found.matmul_rates),
+    )
+    _check(found, rates)
+    return found
 
 
-def _machines() -> tuple[Machine, ...]:
-    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-    tables: dict[str, dict[str, Any]] = {}
-    for name, own in data["machines"].items():
-        base = tables.get(own.get("like"), {})
-        tables[name] = {**base, **own, "sources": base.get("sources", {}) | own["sources"]}
-    return tuple(_machine(name, table, data["notes"]) for name, table in tables.items())
+def _require_known(table: dict[str, Any], known: tuple[str, ...], what: str) -> None:
+    if unknown := [figure for figure in table if figure not in known]:
+        raise BadMachineFile(f"{unknown[0]} is no figure of {what}; there are: {', '.join(known)}")
 
 
-MACHINES = _machines()
-A5000, A100, TWO_A100, H100, H100_CALIBRATED, H200, TPU_V5E = MACHINES
+def _converted(data: Any, kind: Any) -> Any:
+    """Plain data as a type."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        said, _, where = str(error).partition(" - at `$")
+        place = where.strip(".`") + ": " if where else ""
+        raise BadMachineFile(f"{place}{said[0].lower()}{said[1:]}") from None
+
+
+def _filled(text: str, notes: dict[str, str]) -> str:
+    """A source with the notes that it names; a note may name others."""
+    for _ in range(3):
+        text = re.sub(r"\{(\w+)\}", lambda found: notes.get(found[1], found[0]), text)
+    return text
+
+
+def _check(machine: Machine, rates: Mapping[str, Table]) -> None:
+    """Raises ``BadMachineFile`` for figures that no machine has."""
+    network = (machine.network,) if machine.network else ()
+    positive = {name: getattr(machine, name) for name in ("num_devices", "vector_flops", "memory_bytes")}
+    positive |= {"memory_bandwidth": machine.memory_bandwidth}
+    positive |= {f"matmul_flops of {dtype}": peak for dtype, peak in machine.matmul_flops.items()}
+    positive |= {f"bandwidth of {link.name}": link.bandwidth for link in (*machine.links, *network)}
+    positive |= {f"group of {link.name}": link.group for link in machine.links}
+    positive |= {f"efficiency of {name}": share for name, share in vars(machine.efficiency).items()}
+    for name, value in positive.items():
+        if not 0 < value < math.inf:
+            raise BadMachineFile(f"{name} is {value:g}: it must be a positive, finite number")
+    zero = {"launch": machine.launch} | {f"latency of {a.name}": a.latency for a in (*machine.links, *network)}
+    for name, value in zero.items():
+        if not 0 <= value < math.inf:
+            raise BadMachineFile(f"{name} is {value:g}: it must be 0 or more, and finite")
+    for name, table in {**rates, "matrix products": machine.matmul_rates}.items():
+        ascending = all(a < b for (a, _), (b, _) in pairwise(table))
+        if not ascending or (not table and name in rates) or not all(0 < x < math.inf for row in table for x in row):
+            raise BadMachineFile(f"rates of {name} must be positive, by ascending size")
+    if "bf16" not in machine.matmul_flops:
+        raise BadMachineFile("matmul_flops has no bf16, which stands for dtypes that it does not name")
+    groups = [link.group for link in machine.links]
+    if not groups or groups[-1] != machine.num_devices:
+        last = groups[-1] if groups else "no"
+        raise BadMachineFile(f"the last of links joins {last} devices, and num_devices is {machine.num_devices}")
+    if wrong := [f"{a} and {b}" for a, b in pairwise(groups) if b % a or a == b]:
+        raise BadMachineFile(f"links are innermost first, each of whole groups of the one before: {wrong[0]} are not")
+    for index, link in enumerate(machine.links):
+        if link.torus and (index or math.prod(link.torus) != link.group):
+            raise BadMachineFile(f"torus of {link.name} must multiply to its group, {link.group}, on the first link")
+
+
+_TABLES: dict[str, dict[str, Any]] = {}
+_DATA: _File = _converted(tomllib.loads(_FILE.read_text()), _File)
+_FOUND = _machines(_DATA, _TABLES, {})
+
+
+def load(path: Path) -> Machine:
+    """A machine from a file: a table ``[machines.NAME]`` in the form of ``machines.toml``, which has all figures.
+
+    ``like = "8xH100"`` takes every figure that the table does not name from a machine of the course.
+
+    Raises:
+        BadMachineFile: It cannot be read, or is not a machine; the message says what is wrong.
+    """
+    try:
+        file: _File = _converted(tomllib.loads(path.read_text()), _File)
+        if len(file.machines) != 1:
+            raise BadMachineFile("it must have one table [machines.NAME], with a machine's figures")
+        return next(iter(_machines(file, dict(_TABLES), _DATA.notes).values()))
+    except OSError as error:
+        raise BadMachineFile(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadMachineFile(f"{path} is not TOML: {error}") from None
+    except BadMachineFile as error:
+        raise BadMachineFile(f"{path}: {error}") from None
+
+
+def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
+    """A machine of so many devices on so many nodes, from a machine of one node.
+
+    Within a node it has the links of the machine, which may have more devices than are wanted; a torus is built to
+    size, as near to a square or a cube as it gets. Between nodes it has the machine's ``network``. A node is whatever
+    has no network inside: eight GPUs, a rack of GB200, a slice of TPUs.
+
+    >>> found = scaled(H100, 512, 64)
+    >>> found.name, [(link.name, link.group) for link in found.links]
+    ('64x8xH100', [('NVLink', 8), ('InfiniBand', 512)])
+
+    Raises:
+        ValueError: There is no such machine; the message says why.
+    """
+    if devices < 1 or nodes < 1 or devices % nodes:
+        raise ValueError(f"{devices} devices cannot be on {nodes} nodes, each with the same number")
+    inside = _inside(machine)
+    each, most = devices // nodes, max(inside[-1].group, inside[-1].largest)
+    if each > most:
+        raise ValueError(
+            f"{devices} devices on {nodes} nodes are {each} on each, and one node of {machine.name} has at most "
+            f"{most}: use at least {-(-devices // most)} nodes, or a machine file with the links that yours has"
+        )
+    links: list[Link] = []
+    for link in inside:
+        group = each if link is inside[-1] else min(link.group, each)
+        if not links or group > links[-1].group:
+            links.append(replace(link, group=group, torus=grid(group, len(link.torus)) if link.torus else ()))
+    if any(b % a for a, b in pairwise(link.group for link in links)):
+        raise ValueError(
+            f"{each} devices are no whole number of the groups of {links[0].group} that {links[0].name} joins"
+        )
+    if nodes > 1:
+        if machine.network is None:
+            raise ValueError(
+                f"no source says what joins nodes of {machine.name}: write a machine file with that link, or use one"
+            )
+        links = [link for link in links if link.group > 1] + [replace(machine.network, group=devices)]
+    size = f"{nodes}x{each}x" if nodes > 1 else f"{each}x"
+    name = size + re.sub(r"^(\d+x)+", "", machine.name)
+    return replace(machine, name=name, num_devices=devices, links=tuple(links))
+
+
+def _inside(machine: Machine) -> tuple[Link, ...]:
+    """The links of one node."""
+    network = machine.network
+    return machine.links[:-1] if network and machine.links[-1].name == network.name else machine.links
+
+
+A5000, A100, H100, H100_CALIBRATED, TPU_V5E = (
+    _FOUND[name] for name in ("8xA5000", "8xA100", "8xH100", "8xH100-calibrated", "8xTPUv5e")
+)
+TWO_A100 = scaled(A100, 16, 2)
+MACHINES = tuple(m for found in _FOUND.values() for m in ((found, TWO_A100) if found is A100 else (found,)))
 
 # Compute alone takes time: what a schedule leaves idle is then all that is left to see. No program runs on it, so it is
 # in no list of machines.
@@ -62,3 +251,24 @@ def machine(name: str) -> Machine:
         if found.name.lower() == name.lower():
             return found
     raise LookupError(f"no machine is called {name!r}; there are: {', '.join(m.name for m in MACHINES)}")
+
+
+def chosen(name: str, devices: int | None = None, nodes: int | None = None) -> Machine:
+    """The machine that a user asks for.
+
+    Args:
+        name: Of a machine, or the path of a machine file, which ends in ``.toml``.
+        devices: Their number, if it is to be another; in all.
+        nodes: What they are on; if it is not said, as few as can have them.
+
+    Raises:
+        LookupError: No machine has that name.
+        ValueError: The file cannot be used, or there is no machine of that size.
+    """
+    found = load(Path(name)) if name.endswith(".toml") else machine(name)
+    if devices is None and nodes is None:
+        return found
+    node = _inside(found)[-1]
+    if devices is None:
+        devices = node.group * (nodes or 1)
+    return scaled(found, devices, nodes or -(-devices // max(node.group, node.largest)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from course import prediction
 from course.machine import Machine
-from course.machines import machine as find_machine
+from course.machines import chosen
 from course.prediction import NOT_ASKED
 from course.program import Module, Program, ProgramError, costs, memory, parse, timeline
 from course.render.panels import prediction_html
@@ -41,7 +41,7 @@ def predict(
 
     Args:
         program: Exported for the CPU.
-        machine: A machine or its name; ``meshcraft machines`` lists them.
+        machine: A machine, its name (``meshcraft machines`` lists them) or the path of a machine file.
         aot: Whether to ask the deviceless GPU compiler too.
         gpu_program: The same function exported with ``platform="cuda"``, which that compiler needs.
         model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
@@ -50,7 +50,8 @@ def predict(
     Raises:
         TypeError: One of these is something else; the message says what was given.
         LookupError: No machine has that name.
-        ValueError: The mesh has more devices than the machine, or ``model_flops`` is no positive number.
+        ValueError: The machine file cannot be used, the mesh has more devices than the machine, or ``model_flops`` is
+            no positive number.
         ProgramError: An operation, a trip count or a branch cannot be resolved.
     """
     for what, given in (("program", program), ("gpu_program", gpu_program)):
@@ -75,17 +76,18 @@ def described(given: object) -> str:
 
 
 def resolved(machine: str | Machine) -> Machine:
-    """A machine or the one of that name.
+    """A machine or the one of that name or file.
 
     Raises:
         TypeError: It is neither a machine nor a name.
         LookupError: No machine has that name.
+        ValueError: The file cannot be used.
     """
     if isinstance(machine, Machine):
         return machine
     if not isinstance(machine, str):
         raise TypeError(f"machine is a name such as '8xH100' or a course.machine.Machine, not {described(machine)}")
-    return find_machine(machine)
+    return chosen(machine)
 
 
 def _check_flops(model_flops: float | None) -> None:

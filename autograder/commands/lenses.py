@@ -9,18 +9,26 @@ from rich.text import Text
 
 from autograder.commands.terminal import SHORT, AsJson, UsageError, print_json, show, table
 
-MachineName = Annotated[str | None, typer.Option(help="A machine, as `meshcraft machines` names it.")]
+MachineName = Annotated[
+    str | None, typer.Option(help="A machine, as `meshcraft machines` names it, or a machine file that ends in .toml.")
+]
+Devices = Annotated[int | None, typer.Option("--devices", min=1, help="So many of the machine's devices, in all.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="On so many nodes; as few as can have them.")]
 MeshSizes = Annotated[str, typer.Option(help="Axis sizes, for example data=4,tensor=2.")]
 
 
 def machines(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One machine, with its sources.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="One machine, with its sources.")] = None,
+    devices: Devices = None,
+    nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
     """The machines that programs are predicted for: their figures, and where each is from."""
     from course.machines import MACHINES
 
-    shown = MACHINES if name is None else (find_machine(name),)
+    if name is None and (devices or nodes):
+        raise UsageError("--devices and --nodes are of one machine; name it")
+    shown = MACHINES if name is None else (find_machine(name, devices, nodes),)
     if as_json:
         from dataclasses import asdict
 
@@ -57,6 +65,8 @@ def memory(
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Split state over `data` as well.")] = False,
     min_size: Annotated[int, typer.Option(help="Under --fsdp, smaller leaves stay whole.")] = 0,
     machine: MachineName = None,
+    devices: Devices = None,
+    nodes: Nodes = None,
     margin: Annotated[float, typer.Option(help="Added for what is not counted, as a share of the sum.")] = 0.2,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +84,9 @@ def memory(
         raise UsageError("--fsdp splits state over the axis data, and --mesh has none; write it as --mesh data=8")
     sizes = Sizes(layers, width, heads, vocab, seq, hidden, parameters)
     axes = parse_mesh(mesh)
-    found = None if machine is None else find_machine(machine)
+    if machine is None and (devices or nodes):
+        raise UsageError("--devices and --nodes are of a machine; say which, as in --machine 8xH100")
+    found = None if machine is None else find_machine(machine, devices, nodes)
     try:
         step = {"batch": batch, "microbatches": microbatches, "plan": plan, "optimizer": optimizer, "remat": remat}
         result = budget(sizes, mesh=axes, fsdp=fsdp, min_size=min_size, dropout=dropout, **step)
@@ -92,17 +104,17 @@ def memory(
     raise typer.Exit(SHORT if fits is False else 0)
 
 
-def find_machine(name: str) -> Any:
-    """The machine of that name.
+def find_machine(name: str, devices: int | None = None, nodes: int | None = None) -> Any:
+    """The machine of that name or file, of another size if one is given.
 
     Raises:
         UsageError: There is none.
     """
-    from course.machines import machine
+    from course.machines import chosen
 
     try:
-        return machine(name)
-    except LookupError as error:
+        return chosen(name, devices, nodes)
+    except (LookupError, ValueError) as error:
         raise UsageError(str(error)) from None
 
 
@@ -122,16 +134,16 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def _machines_table(shown: tuple[Any, ...]) -> Any:
-    from course.render.quantities import digits, dtype_text
+    from course.render.quantities import dtype_text
 
     numbers = ("bf16", "f32", "vector", "memory", "")
     rows = table("machine", *numbers, "links", "reached", gap=1, right=numbers)
     rows.add_row("", *["TFLOP/s"] * 3, "GiB (GB)", "GB/s", "GB/s", "", style="dim")
     for m in shown:
-        peaks = [f"{peak / 1e12:g}" for peak in (m.matmul_flops["bf16"], m.matmul_flops["f32"], m.vector_flops)]
+        peaks = [f"{m.peak(dtype) / 1e12:g}" for dtype in ("bf16", "f32")] + [f"{m.vector_flops / 1e12:.3g}"]
         peaks[1] = f"TF32 {peaks[1]}" if dtype_text(m, "f32") == "TF32" else peaks[1]
         links = "\n".join(f"{link.group}: {link.bandwidth / 1e9:g}" for link in m.links)
-        memory = [f"{digits(m.memory_bytes / 2**30)} ({m.memory_bytes / 1e9:g})", f"{m.memory_bandwidth / 1e9:,.0f}"]
+        memory = [f"{m.memory_bytes / 2**30:.3g} ({m.memory_bytes / 1e9:.3g})", f"{m.memory_bandwidth / 1e9:,.0f}"]
         e = m.efficiency
         reached = "tables" if m.calibrated else " ".join(f"{x:g}" for x in (e.matmul, e.memory, e.link))
         rows.add_row(f"[bold]{m.name}[/]", *peaks, *memory, links, reached)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autograder.commands import terminal
-from autograder.commands.lenses import find_machine
+from autograder.commands.lenses import Devices, Nodes, find_machine
 from autograder.commands.terminal import SHORT, UsageError, complain, require_chapter, spinner
 from course.curriculum import CHAPTERS
 
 if TYPE_CHECKING:
+    from course.machine import Machine
     from course.predict import Prediction
     from course.program import Program
 
@@ -25,7 +26,10 @@ SOURCES = (".ipynb", ".py")
 
 MachineName = Annotated[
     str | None,
-    typer.Option("--machine", help="A machine, as `meshcraft machines` names it; 8xH100, if nothing says otherwise."),
+    typer.Option(
+        "--machine",
+        help="A machine, as `meshcraft machines` names it, or a file (.toml); 8xH100, if nothing says otherwise.",
+    ),
 ]
 Aot = Annotated[bool, typer.Option("--aot", help="Ask the GPU compiler too (needs the extra `aot`; no GPU).")]
 TraceFile = Annotated[
@@ -49,6 +53,8 @@ def predict(
     what: Annotated[str, typer.Argument(metavar="FILE|CHAPTER", help="A Program file, or a chapter.")],
     function: Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One of the chapter's.")] = None,
     machine: MachineName = None,
+    devices: Devices = None,
+    nodes: Nodes = None,
     aot: Aot = False,
     trace: TraceFile = None,
     picture: Picture = None,
@@ -64,15 +70,16 @@ def predict(
     _check_what(what, function)
     file = [] if function else [Path(what), Path(what + GPU_SUFFIX)]
     targets = {"--trace": trace, "--picture": picture, "--save": save}
-    _check(machine, model_flops, targets, aot=aot, inputs=file)
+    _check(model_flops, targets, aot=aot, inputs=file)
+    where = _machine(machine, devices, nodes)
     with spinner(f"predicting {function or what}"), _explained():
         if function is None:
-            found, programs = _of_file(what, machine, aot, model_flops)
+            found, programs = _of_file(what, where, aot, model_flops)
         else:
             require_chapter(what)
             from autograder.learner.profile import predict_solution
 
-            found, programs = predict_solution(what, function, machine, aot=aot, model_flops=model_flops)
+            found, programs = predict_solution(what, function, where, aot=aot, model_flops=model_flops)
     from course.render.panels import prediction_html
 
     _write(found, programs, trace, save)
@@ -93,6 +100,8 @@ def profile(
     function: Annotated[str, typer.Argument(metavar="FUNCTION", help="One of its functions.")],
     notebook: Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")] = None,
     machine: MachineName = None,
+    devices: Devices = None,
+    nodes: Nodes = None,
     aot: Aot = False,
     trace: TraceFile = None,
     picture: Picture = None,
@@ -109,13 +118,12 @@ def profile(
 
     path = require_notebook(chapter, notebook)
     targets = {"--trace": trace, "--picture": picture, "--save": save}
-    _check(machine, model_flops, targets, aot=aot, inputs=[path])
+    _check(model_flops, targets, aot=aot, inputs=[path])
+    where = _machine(machine, devices, nodes)
     with spinner(f"profiling {function}") as say, _explained():
         from autograder.learner.profile import REFERENCE, YOURS, profile_notebook
 
-        found = profile_notebook(
-            path, chapter, function, machine=machine, aot=aot, model_flops=model_flops, progress=say
-        )
+        found = profile_notebook(path, chapter, function, machine=where, aot=aot, model_flops=model_flops, progress=say)
     if found.problem is None:
         _write(found.predictions[YOURS], found.programs, trace, save)
         if picture is not None:
@@ -142,7 +150,7 @@ def _explained() -> Iterator[None]:
 
 
 def _of_file(
-    what: str, machine: str | None, aot: bool, model_flops: float | None
+    what: str, machine: Machine | None, aot: bool, model_flops: float | None
 ) -> tuple[Prediction, dict[str, Program]]:
     path = Path(what)
     if not path.is_file():
@@ -194,9 +202,7 @@ def _check_what(what: str, function: str | None) -> None:
         )
 
 
-def _check(
-    machine: str | None, model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]
-) -> None:
+def _check(model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]) -> None:
     """Say before any work what is not known, cannot be written, or would be written over."""
     targets = {option: path for option, path in given.items() if path is not None}
     picture, save = given["--picture"], given["--save"]
@@ -221,8 +227,13 @@ def _check(
         seen[option] = path
     if model_flops is not None and not 0 < model_flops < float("inf"):
         raise UsageError(f"--model-flops {model_flops:g}: a step needs a positive number of FLOPs")
-    if machine is not None:
-        find_machine(machine)
+
+
+def _machine(name: str | None, devices: int | None, nodes: int | None) -> Machine | None:
+    """The machine that is asked for; none if nothing is said of it."""
+    if name is None and devices is None and nodes is None:
+        return None
+    return find_machine(DEFAULT_MACHINE if name is None else name, devices, nodes)
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -123,7 +123,9 @@ def profile(
     return profile_function(chapter, task, function, locate_live(function), where, aot=aot, model_flops=model_flops)
 
 
-def profile_notebook(path: Path, chapter: str, name: str, *, machine: str | None = None, **how: Any) -> Profile:
+def profile_notebook(
+    path: Path, chapter: str, name: str, *, machine: str | Machine | None = None, **how: Any
+) -> Profile:
     """Profile a function of a notebook as it is on disk; the rest as for ``profile_function``.
 
     Raises:
@@ -165,7 +167,7 @@ def profile_function(
 
 
 def predict_solution(
-    chapter: str, name: str, machine: str | None = None, **how: Any
+    chapter: str, name: str, machine: str | Machine | None = None, **how: Any
 ) -> tuple[Prediction, dict[str, Program]]:
     """The course's own solution of a function on a machine, and its Programs by platform; ``how`` as for ``look``.
 

@@ -143,9 +143,7 @@ class _Device:
             op = as_op(self.schedule, computation, instruction, self.mesh)
             self._transfers[instruction.name] = transfer(op, self.mesh, self.machine)
         first = self._transfers[instruction.name]
-        return first and Instance(
-            first.op, first.axes, first.members, first.latency, first.wire_bytes, first.rate, first.links
-        )
+        return first and first.again()
 
     def _wait(self, instance: Instance, now: float) -> _Process:
         now = yield now

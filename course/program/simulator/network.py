@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -25,7 +25,7 @@ class Instance:
         latency: Seconds before bytes flow.
         wire_bytes: What each device sends.
         rate: Bytes per second while no other transfer shares a link.
-        links: What it occupies of each member: the link, and its direction where each has wires of its own.
+        places: Every link that it occupies, and how fast it would send if there were no other.
         arrived: When each member was ready for it, and why then and not earlier.
         ready, start, end: When all were, when it began and when it ended; none before that.
         cause: Why it began then: the arrival that was last, or the transfer that kept a stream.
@@ -37,7 +37,7 @@ class Instance:
     latency: float
     wire_bytes: float
     rate: float
-    links: tuple[tuple[int, int], ...]
+    places: tuple[tuple[Hashable, float], ...]
     arrived: dict[ClassIndex, tuple[float, Any]] = field(default_factory=dict)
     ready: float | None = None
     start: float | None = None
@@ -49,12 +49,16 @@ class Instance:
     speed: float = 0.0
     version: int = 0
 
+    def again(self) -> Instance:
+        """Another execution of the same."""
+        return Instance(self.op, self.axes, self.members, self.latency, self.wire_bytes, self.rate, self.places)
+
 
 class Network:
     """Runs transfers in simulated time.
 
     One stream per class and set of axes carries one collective at a time. Transfers that share a link of a device
-    share its bandwidth equally.
+    share its bandwidth equally; one that needs several links goes as fast as the slowest lets it.
 
     Args:
         program_order: Whether a stream takes its collectives in program order; else the one that is ready first.
@@ -136,12 +140,9 @@ class Network:
 
     def _share(self, now: float) -> None:
         """Give every flowing transfer its share of the links that it uses."""
-        load: dict[tuple[ClassIndex, int, int], int] = {}
+        load = Counter(place for instance in self._flowing for place, _ in instance.places)
         for instance in self._flowing:
-            for place in _places(instance):
-                load[place] = load.get(place, 0) + 1
-        for instance in self._flowing:
-            speed = instance.rate / max((load[place] for place in _places(instance)), default=1)
+            speed = min([instance.rate, *(capacity / load[place] for place, capacity in instance.places)])
             if speed == instance.speed and instance.version:
                 continue
             instance.left = max(0.0, instance.left - (now - instance.since) * instance.speed)
@@ -167,9 +168,3 @@ class Network:
     @staticmethod
     def _streams(instance: Instance) -> list[Stream]:
         return [(member, instance.axes) for member in instance.members]
-
-
-def _places(instance: Instance) -> Iterator[tuple[ClassIndex, int, int]]:
-    for member in instance.members:
-        for link, direction in instance.links:
-            yield member, link, direction

@@ -43,7 +43,8 @@ class Simulation:
         self.network = Network(program_order)
         self._classes = {device: i for i, alike in enumerate(classes) for device in alike.members}
         self._groups: dict[Op, Groups] = {}
-        self._made: dict[Any, Instance | None] = {}
+        self._first: dict[tuple[Op, int], Instance | None] = {}
+        self._made: dict[Any, Instance] = {}
         self.steps_left = MAX_STEPS
         self.devices = [
             Device(i, alike, module.main, self.steps_of, self.network, self.instance) for i, alike in enumerate(classes)
@@ -80,17 +81,23 @@ class Simulation:
 
     def instance(self, op: Op, occurrence: int, device: int) -> Instance | None:
         """The execution that ``device`` shares with its group; none if it takes no part."""
-        groups = self._groups.get(op)
-        if groups is None:
-            groups = self._groups[op] = groups_of(op, self.module.mesh)
-        group = groups.of(device)
-        if not group:
+        if (op, device) not in self._first:
+            self._first[op, device] = self._transfer(op, device)
+        first = self._first[op, device]
+        if first is None:
             return None
-        members = tuple(dict.fromkeys(self._classes[member] for member in group))
-        key = (op, occurrence, frozenset(members))
+        key = (op, occurrence, frozenset(first.members))
         if key not in self._made:
-            self._made[key] = transfer(op, groups, group, members, self.machine, self.free)
+            self._made[key] = first.again()
         return self._made[key]
+
+    def _transfer(self, op: Op, device: int) -> Instance | None:
+        if op not in self._groups:
+            self._groups[op] = groups_of(op, self.module.mesh)
+        groups = self._groups[op]
+        group = groups.of(device)
+        members = tuple(dict.fromkeys(self._classes[member] for member in group))
+        return transfer(op, groups, group, members, self.machine, self.free) if group else None
 
     def _deadlock(self, stuck: Device) -> ProgramError:
         instance = stuck.blocked
@@ -133,4 +140,4 @@ def _label(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> 
     """What tells groups apart beside who is in them: the links they talk over."""
     if groups.pairs:
         return tuple(sorted({machine.link_of(pair) for pair in groups.pairs if pair[0] in group}))
-    return machine.link_of(group), machine.bandwidth_of(group)
+    return machine.levels(group)

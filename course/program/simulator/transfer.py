@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Iterator
+
 from course.machine import Machine
 from course.program.collectives import Groups
 from course.program.costs import wire_bytes
@@ -27,20 +29,48 @@ def transfer(
         machine: Whose links they talk over.
         free: Axes whose collectives take no time.
     """
-    link, direction = machine.link_of(group), 0
+    directions = (1, 2)
     if op.kind == "collective_permute":
         pairs = [pair for pair in groups.pairs if pair[0] in group]
         wire = size = float(sum(operand.bytes for operand in op.operands))
         each = [machine.transfer(op.kind, group, wire, size, pair=pair) for pair in pairs]
         latency, rate = max(e[0] for e in each), min(e[1] for e in each)
-        if machine.links[link].two_way:
-            source, target = pairs[0]
-            direction = 1 if (target - source) % len(group) <= len(group) // 2 else 2
+        used = [(machine.link_of(group), rate)]
+        source, target = pairs[0]
+        directions = (1,) if (target - source) % len(group) <= len(group) // 2 else (2,)
     else:
         wire = sum(wire_bytes(op, operand.bytes, len(group), group[0]) for operand in op.operands)
         size = float(sum(max(a.bytes, b.bytes) for a, b in zip(op.operands, op.results, strict=True)))
         latency, rate = machine.transfer(op.kind, group, wire, size)
-    links = ((link, direction),) if direction or not machine.links[link].two_way else ((link, 1), (link, 2))
+        used = machine.rates(op.kind, group)
+        if op.kind in machine.links[machine.link_of(group)].rates:
+            used = [(machine.link_of(group), rate)]
+    places = tuple(
+        (place, capacity)
+        for link, capacity in used
+        for place in _places(machine, link, groups.axes, directions, group, members)
+    )
     if free.issuperset(groups.axes):
         latency, wire = 0.0, 0.0
-    return Instance(op, groups.axes, members, latency, wire, rate, links)
+    return Instance(op, groups.axes, members, latency, wire, rate, places)
+
+
+def _places(
+    machine: Machine,
+    index: int,
+    axes: tuple[str, ...],
+    directions: tuple[int, ...],
+    group: tuple[int, ...],
+    members: tuple[int, ...],
+) -> Iterator[tuple[Hashable, ...]]:
+    """What a transfer over a link occupies: each member's own, or that of all devices of an inner group.
+
+    On a torus every axis has wires of its own, and those of the two directions differ.
+    """
+    link = machine.links[index]
+    owners: Iterable[Hashable] = members
+    if link.shared and index:
+        inner = machine.links[index - 1].group
+        owners = dict.fromkeys(("inner group", device // inner) for device in group)
+    wires = [(axis, direction) for axis in axes for direction in directions] if link.torus else [()]
+    return ((owner, index, *wire) for owner in owners for wire in wires)
