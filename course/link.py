@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -116,12 +116,12 @@ class Level:
 
 
 @cache
-def levels(sizes: tuple[int, ...], devices: tuple[int, ...]) -> tuple[Level, ...]:
+def levels(sizes: tuple[int, ...], devices: Sequence[int]) -> tuple[Level, ...]:
     """The links that a group of devices needs, innermost first.
 
     Args:
         sizes: How many devices each link of the machine connects.
-        devices: The group.
+        devices: The group: a tuple, or a range, which is looked up faster where there are thousands.
     """
     found, inner = [], 1
     for index, size in enumerate(sizes):

@@ -8,7 +8,7 @@ and losses already, so neither ``Link.latency`` nor an efficiency factor is appl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -103,12 +103,10 @@ class Machine:
             return self.matmul_flops["f8"]
         return self.matmul_flops["bf16"] if dtype.startswith(("f8", "f4")) else self.vector_flops
 
-    def link_of(self, devices: tuple[int, ...]) -> int:
+    def link_of(self, devices: Sequence[int]) -> int:
         """Which of ``links`` a group of devices talks over: the innermost that reaches all of them."""
-        for index, link in enumerate(self.links):
-            if len({device // link.group for device in devices}) == 1:
-                return index
-        return len(self.links) - 1
+        found = self.levels(devices)
+        return found[-1].link if found else 0
 
     def axis_links(self, mesh: Mapping[str, int]) -> dict[str, str]:
         """The name of the link that each mesh axis runs over.
@@ -146,11 +144,11 @@ class Machine:
                 "or a machine with more devices"
             )
 
-    def levels(self, devices: tuple[int, ...]) -> tuple[Level, ...]:
-        """What a group does over each link that it needs, innermost first."""
+    def levels(self, devices: Sequence[int]) -> tuple[Level, ...]:
+        """What a group, a tuple or a range, does over each link that it needs, innermost first."""
         return levels(tuple(link.group for link in self.links), devices)
 
-    def bandwidth_of(self, devices: tuple[int, ...]) -> float:
+    def bandwidth_of(self, devices: Sequence[int]) -> float:
         """Bytes per second that each device of a group sends in a ring over it.
 
         Members that lie within one inner group use their outer links side by side, as NCCL's rings do, up to what
@@ -158,7 +156,7 @@ class Machine:
         """
         return min(rate for _, rate in self.rates("all_gather", devices))
 
-    def rates(self, kind: str, devices: tuple[int, ...]) -> list[tuple[int, float]]:
+    def rates(self, kind: str, devices: Sequence[int]) -> list[tuple[int, float]]:
         """The links that a collective needs, and how fast each device would send if there were no other.
 
         In bytes of a ring through all devices, which sends as much over every level: the slowest level decides. Of an
@@ -179,7 +177,7 @@ class Machine:
     def transfer(
         self,
         kind: str,
-        devices: tuple[int, ...],
+        devices: Sequence[int],
         wire_bytes: float,
         size: float,
         *,

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
@@ -294,3 +295,83 @@ def test_the_same_program_gives_the_same_result_byte_for_byte_in_two_processes()
         runs.append(run.stdout)
     assert runs[0] == runs[1]
     assert json.loads(runs[0])[0]["seconds"] > 0
+
+
+# 64 devices on 8 nodes: one byte takes 1 s within a node and 10 s between, a step 100 and 1000 s.
+NODES = replace(MACHINE, links=(Link("inside", 8, 1.0, 100.0), Link("between", 64, 0.1, 1000.0)))
+WIDE_MESH = {"data": 8, "tensor": 8}
+GATHERED, EVERYWHERE = {"x": struct(64, 4)}, P(("data", "tensor"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "seconds"),
+    [
+        # Blocks of 16 bytes. Both axes: a ring through all devices, over eight links between nodes at once.
+        (("data", "tensor"), 56 * 100 + 7 * 1000 + 63 * 16 / 0.8),
+        (("tensor",), 7 * 100 + 7 * 16),
+        (("data",), 7 * 1000 + 7 * 16 / 0.1),
+    ],
+)
+def test_gather_on_eight_nodes_takes_the_closed_form_of_its_levels(axes, seconds):
+    def local(x):
+        return lax.all_gather(x, axes, tiled=True)
+
+    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, NODES)
+    assert found.seconds == pytest.approx(seconds)
+    assert [len(device.members) for device in found.devices] == [64]
+
+
+def test_gathers_over_nodes_and_within_one_do_not_share_but_those_over_all_devices_do():
+    def local(x):
+        along = lax.all_gather(x, "data", tiled=True), lax.all_gather(x, "tensor", tiled=True)
+        return along[0][:1] + along[1][:1]
+
+    both = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, NODES)
+    assert both.seconds == pytest.approx(7 * 1000 + 7 * 16 / 0.1)
+
+    def crowded(x):
+        everywhere = lax.all_gather(x, ("data", "tensor"), tiled=True)
+        return everywhere[:1] + lax.all_gather(x, "tensor", tiled=True)[:1]
+
+    slow = replace(NODES, links=(replace(NODES.links[0], latency=0), replace(NODES.links[1], latency=0)))
+    shared = look(crowded, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, slow)
+    # Both use the links inside of a node, at half the speed until the 7 x 16 bytes are there; the ring then at 0.8.
+    assert shared.seconds == pytest.approx(2 * 7 * 16 + (63 * 16 - 7 * 16) / 0.8)
+
+
+def test_only_devices_at_the_edge_of_a_node_send_to_the_next_and_have_its_adapter_to_themselves():
+    ring = [(i, (i + 1) % 64) for i in range(64)]
+
+    def local(x):
+        return lax.ppermute(x, ("data", "tensor"), ring)
+
+    apart, one = NODES.links[1], replace(NODES.links[1], shared=True)
+    for link, seconds in ((apart, 1000 + 16 / 0.1), (one, 1000 + 16 / 0.1)):
+        machine = replace(NODES, links=(NODES.links[0], link))
+        found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, machine)
+        assert found.seconds == pytest.approx(seconds)
+
+
+def test_shared_adapter_serves_all_devices_of_a_node_in_turn():
+    def local(x):
+        return lax.ppermute(x, "data", RING) + lax.all_gather(x, ("data", "tensor"), tiled=True)[:1]
+
+    machine = replace(
+        NODES, links=(replace(NODES.links[0], latency=0), replace(NODES.links[1], latency=0, shared=True))
+    )
+    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, machine)
+    # 0.1 bytes a second for 8 x 16 bytes of the permutes and 63 x 16 of the ring, each at half of it at first.
+    assert found.seconds == pytest.approx((8 * 16 + 63 * 16) / 0.1)
+
+
+def test_axes_of_a_torus_have_wires_of_their_own():
+    def local(x):
+        along = lax.all_gather(x, "data", tiled=True), lax.all_gather(x, "tensor", tiled=True)
+        return along[0][:1] + along[1][:1]
+
+    torus = replace(MACHINE, links=(Link("torus", 64, 1.0, 0.0, torus=(8, 8), wraps=8),))
+    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, torus)
+    assert found.seconds == pytest.approx(7 * 16 / 2)
+    switch = replace(MACHINE, links=(Link("switch", 64, 1.0, 0.0),))
+    found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, switch)
+    assert found.seconds == pytest.approx(2 * 7 * 16)
