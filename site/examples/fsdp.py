@@ -154,7 +154,7 @@ def hybrid() -> dict[str, Table]:
             used = sum(c.total_bytes for c in costs(parse(exported)).collectives if axis in c.axes)
             links.add((way, axis, link), bytes_text(used))
     steps = Table(("parameters split", "between nodes"), "step, ms .1f", "exposed, ms .1f", "held, GiB .2f")
-    narrow = replace(nodes, links=(inside, replace(between, bandwidth=between.bandwidth / inside.group)))
+    narrow = replace(nodes, links=(inside, replace(between, shared=True)))
     for name, where in (("an adapter for each device", nodes), ("one adapter for each node", narrow)):
         for way, exported in programs.items():
             found = predict(exported, where)
@@ -165,7 +165,7 @@ def hybrid() -> dict[str, Table]:
                 found.memory.peak / 2**30,
             )
     wide_all, wide, narrow_all, narrow_node = (row.step for row in steps.rows.values())
-    assert 1 < wide / wide_all < 1.05, "no faster with an adapter for each device"
+    assert 1 < wide / wide_all < 1.1, "no faster with an adapter for each device"
     assert 0.5 < narrow_node / narrow_all < 0.6, "little more than half as long with one for a node"
     return {"links": links, "nodes": steps}
 

@@ -1,13 +1,29 @@
 """The machines' tables: figures, links, which link a mesh axis runs over, and the idealised and the calibrated H100."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from showing import Table, example, say
 
-from course.machines import A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO_A100
+from course.machines import A5000, H100, H100_CALIBRATED, MACHINES, TPU_V5E, TWO_A100, load, machine, scaled
+
+OWN = """\
+[machines.ours]
+like = "8xH100"
+num_devices = 64
+links = [
+    { name = "NVLink", group = 8, bandwidth = 450e9, latency = 1e-6, reduces = true },
+    { name = "Ethernet", group = 64, bandwidth = 25e9, latency = 1e-5, shared = true },
+]
+
+[machines.ours.sources]
+links = "ours: NVSwitch adds up; one adapter of 200 Gb/s a node"
+"""
 
 
 @example
 def figures() -> Table:
-    columns = *(f"{name} s" for name in ("bf16", "f32", "f8", "vector")), "GB g", "GB/s ,.0f"
+    columns = *(f"{name} s" for name in ("bf16", "f32", "f8", "vector")), "GB .3g", "GB/s ,.0f"
     table = Table(("machine", "device", "devices"), *columns, markdown=True)
     for m in MACHINES:
         peaks = *(m.matmul_flops.get(dtype) for dtype in ("bf16", "f32", "f8")), m.vector_flops
@@ -18,11 +34,53 @@ def figures() -> Table:
 
 @example
 def links() -> Table:
-    table = Table(("machine", "link"), "joins d", "GB/s, one way g", "latency, µs g", markdown=True)
+    table = Table(("machine", "link", "wires"), "joins d", "GB/s, one way g", "latency, µs g", markdown=True)
     for m in MACHINES:
         for link in () if m.calibrated else m.links:
-            table.add((f"`{m.name}`", link.name), link.group, link.bandwidth / 1e9, link.latency * 1e6)
+            wires = "pairs" if link.pairs else "torus " + " x ".join(map(str, link.torus)) if link.torus else "switch"
+            wires += ", reduces" if link.reduces else ""
+            table.add((f"`{m.name}`", link.name, wires), link.group, link.bandwidth / 1e9, link.latency * 1e6)
     return table
+
+
+@example
+def networks() -> Table:
+    table = Table(("node", "network"), "GB/s a device, one way g", "devices of a node, at most d", markdown=True)
+    for m in MACHINES:
+        if m.network and len(m.links) == 1 and "-" not in m.name:
+            table.add(
+                (f"`{m.name}`", m.network.name), m.network.bandwidth / 1e9, max(m.links[0].largest, m.num_devices)
+            )
+    return table
+
+
+@example
+def levels() -> Table:
+    """A gather and an exchange of 64 MiB over groups of 64 H100."""
+    found, size = scaled(H100, 64, 8), 64 * 2**20
+    table = Table(("collective", "group"), "steps, µs .0f", "bytes at GB/s .1f", "µs ,.0f", markdown=True)
+    for kind, group, name in (
+        ("all_gather", range(8), "8 of a node"),
+        ("all_gather", range(0, 64, 8), "one of each node"),
+        ("all_gather", range(64), "all 64"),
+        ("all_reduce", range(64), "all 64"),
+        ("all_to_all", range(64), "all 64"),
+    ):
+        n, block = len(group), size / 64 if kind == "all_to_all" else size
+        wire = (2 if kind == "all_reduce" else 1) * (n - 1) / n * block
+        latency, rate = found.transfer(kind, group, wire, block)
+        table.add((kind.replace("_", "-"), name), 1e6 * latency, rate / 1e9, 1e6 * (latency + wire / rate))
+    return table
+
+
+@example
+def own() -> str:
+    """A machine file, which is read so that the page's is one."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "my.toml")
+        file.write_text(OWN)
+        assert load(file).links[1].shared
+    return f"```toml\n{OWN}```"
 
 
 @example
@@ -72,13 +130,23 @@ def sources() -> str:
     pairs, wide = A5000.bandwidth_of((0, 1)), A5000.bandwidth_of(tuple(range(8)))
     assert pairs == wide
     efficiency = A5000.efficiency
+    # Bytes of an array of 1 GiB that an all-reduce of eight adds up a second.
+    reduced = {
+        name: machine(name).transfer("all_reduce", range(8), 1.75, 2**30)[1] / 1.75
+        for name in ("8xH100", "8xH100-sharp", "8xH100-calibrated")
+    }
     say(
         wide=f"{wide / 1e9:g}",
         strided=f"{A5000.bandwidth_of((0, 2, 4, 6)) / 1e9:g}",
         matmul=f"{efficiency.matmul:g}",
         memory=f"{efficiency.memory:g}",
         nodes=f"{TWO_A100.bandwidth_of(tuple(range(16))) / 1e9:g}",
-        tpu=f"{TPU_V5E.links[0].bandwidth / 1e9:g}",
-        both=f"{TPU_V5E.transfer('all_gather', (0, 1), 1, 1)[1] / 1e9:g}",
+        tpu=f"{TPU_V5E.bandwidth_of(range(4)) / 1e9:g}",
+        both=f"{TPU_V5E.bandwidth_of(range(8)) / 1e9:g}",
+        cube=f"{machine('64xTPUv5p').bandwidth_of(range(64)) / 1e9:g}",
+        sharp_gain=f"{reduced['8xH100-sharp'] / reduced['8xH100'] - 1:.0%}",
+        table_reduce=f"{reduced['8xH100-calibrated'] / 1e9:.0f}",
+        ring_reduce=f"{reduced['8xH100'] / 1e9:.0f}",
+        sharp_reduce=f"{reduced['8xH100-sharp'] / 1e9:.0f}",
     )
     return "\n".join(lines).rstrip()
