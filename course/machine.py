@@ -154,9 +154,10 @@ class Machine:
         Members that lie within one inner group use their outer links side by side, as NCCL's rings do, up to what
         the inner link gives.
         """
-        return min(rate for _, rate in self.rates("all_gather", devices))
+        own = self.efficiency.link * self.links[0].bandwidth
+        return min((rate for _, rate in self.level_rates("all_gather", devices)), default=own)
 
-    def rates(self, kind: str, devices: Sequence[int]) -> list[tuple[int, float]]:
+    def level_rates(self, kind: str, devices: Sequence[int]) -> list[tuple[int, float]]:
         """The links that a collective needs, and how fast each device would send if there were no other.
 
         In bytes of a ring through all devices, which sends as much over every level: the slowest level decides. Of an
@@ -208,7 +209,7 @@ class Machine:
             return link.latency, self.efficiency.link * link.bandwidth / sharing
         found = [(self.links[level.link], level) for level in self.levels(devices)]
         latency = sum(link.latency * link.steps(kind, level.parts, level.joined) for link, level in found)
-        return latency, min(rate for _, rate in self.rates(kind, devices))
+        return latency, min(rate for _, rate in self.level_rates(kind, devices))
 
 
 def interpolate(table: Table, size: float) -> float:

@@ -37,6 +37,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 _FIGURES = tuple(sorted({field.name for field in fields(Machine)} - {"name"} | {"link_rates"}))
 _OPTIONAL = {"network", "efficiency", "launch", "matmul_rates", "sources", "compiler", "link_rates"}
+_OF_LINKS = {"network", "rates", "latency"}
 _LINK_FIGURES = tuple(sorted({field.name for field in fields(Link)} - {"rates"}))
 
 
@@ -57,6 +58,9 @@ def _machines(file: _File, known: dict[str, dict[str, Any]], notes: dict[str, st
         if like is not None and (not isinstance(like, str) or like not in known):
             raise BadMachineFile(f"it is like {like!r}, and there are: {', '.join(known)}")
         base: dict[str, Any] = known[like] if like else {}
+        if "links" in own:  # what was measured over other links, and what joins other nodes, are not this machine's
+            base = {figure: value for figure, value in base.items() if figure not in ("network", "link_rates")}
+            base["sources"] = {what: text for what, text in base.get("sources", {}).items() if what not in _OF_LINKS}
         sources = _converted(own.pop("sources", {}), dict[str, str])
         known[name] = {**base, **own, "sources": base.get("sources", {}) | sources}
         found[name] = _machine(name, known[name], notes | file.notes)
@@ -207,7 +211,7 @@ def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
     if nodes > 1:
         if machine.network is None:
             raise ValueError(
-                f"no source says what joins nodes of {machine.name}: write a machine file with that link, or use one"
+                f"no figure says what joins nodes of {machine.name}: use one node, or a machine file with its `network`"
             )
         links = [link for link in links if link.group > 1] + [replace(machine.network, group=devices)]
     size = f"{nodes}x{each}x" if nodes > 1 else f"{each}x"

@@ -18,6 +18,12 @@ def test_machines_lists_them_all_and_one_with_its_sources(meshcraft):
     assert "NVIDIA RTX A5000 datasheet" in one.out and "8xH100" not in one.out
 
 
+def test_machine_of_another_size_is_shown_and_has_memory_for_a_larger_mesh(meshcraft):
+    shown = meshcraft("machines", "8xH100", "--devices", "512", "--nodes", "64").out
+    assert "64x8xH100" in shown and "512: 50" in shown and "one NDR InfiniBand adapter of 400 Gb/s a GPU" in shown
+    assert meshcraft("memory", "--mesh", "data=64", "--machine", "8xH100", "--devices", "64").status == 0
+
+
 def test_machines_as_json_has_every_figure_and_source(meshcraft):
     found = json.loads(meshcraft("machines", "--json").out)["machines"]
     assert [m["name"] for m in found] == [m.name for m in MACHINES]
@@ -56,6 +62,8 @@ def test_memory_as_json_says_what_it_counted(meshcraft):
     [
         (["machines", "dgx"], "no machine is called 'dgx'; there are: 8xA5000"),
         (["memory", "--machine", "dgx"], "no machine is called 'dgx'"),
+        (["memory", "--devices", "64"], "--devices and --nodes are of a machine; say which"),
+        (["machines", "--nodes", "2"], "--devices and --nodes are of one machine; name it"),
         (["memory", "--mesh", "data:4"], "write it as data=4,tensor=2"),
         (["memory", "--mesh", "data=2,data=2"], "write it as data=4,tensor=2"),
         (["memory", "--margin", "nan"], "--margin nan: it is a share of the sum, 0 or more"),

@@ -70,8 +70,8 @@ def predict(
     _check_what(what, function)
     file = [] if function else [Path(what), Path(what + GPU_SUFFIX)]
     targets = {"--trace": trace, "--picture": picture, "--save": save}
-    _check(model_flops, targets, aot=aot, inputs=file)
-    where = _machine(machine, devices, nodes)
+    _check(machine, model_flops, targets, aot=aot, inputs=file)
+    where = _sized(machine, devices, nodes)
     with spinner(f"predicting {function or what}"), _explained():
         if function is None:
             found, programs = _of_file(what, where, aot, model_flops)
@@ -118,8 +118,8 @@ def profile(
 
     path = require_notebook(chapter, notebook)
     targets = {"--trace": trace, "--picture": picture, "--save": save}
-    _check(model_flops, targets, aot=aot, inputs=[path])
-    where = _machine(machine, devices, nodes)
+    _check(machine, model_flops, targets, aot=aot, inputs=[path])
+    where = _sized(machine, devices, nodes)
     with spinner(f"profiling {function}") as say, _explained():
         from autograder.learner.profile import REFERENCE, YOURS, profile_notebook
 
@@ -202,7 +202,9 @@ def _check_what(what: str, function: str | None) -> None:
         )
 
 
-def _check(model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]) -> None:
+def _check(
+    machine: str | None, model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]
+) -> None:
     """Say before any work what is not known, cannot be written, or would be written over."""
     targets = {option: path for option, path in given.items() if path is not None}
     picture, save = given["--picture"], given["--save"]
@@ -227,13 +229,13 @@ def _check(model_flops: float | None, given: dict[str, Path | None], *, aot: boo
         seen[option] = path
     if model_flops is not None and not 0 < model_flops < float("inf"):
         raise UsageError(f"--model-flops {model_flops:g}: a step needs a positive number of FLOPs")
+    if machine is not None:
+        find_machine(machine)
 
 
-def _machine(name: str | None, devices: int | None, nodes: int | None) -> Machine | None:
+def _sized(name: str | None, devices: int | None, nodes: int | None) -> Machine | None:
     """The machine that is asked for; none if nothing is said of it."""
-    if name is None and devices is None and nodes is None:
-        return None
-    return find_machine(DEFAULT_MACHINE if name is None else name, devices, nodes)
+    return find_machine(name or DEFAULT_MACHINE, devices, nodes) if name or devices or nodes else None
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -40,6 +40,17 @@ def test_a_saved_program_predicts_the_same(meshcraft, saved):
     assert data["step_seconds"] == saved[1].timeline.seconds and data["name"] == "one.program"
 
 
+def test_a_machine_of_another_size_and_one_of_a_file_are_predicted_for(meshcraft, saved, tmp_path):
+    links = '[{ name = "PCIe", group = 8, bandwidth = 45e9, latency = 1e-6 }]'
+    (tmp_path / "slow.toml").write_text(f'[machines.slow]\nlike = "8xH100"\nlinks = {links}\n')
+    spread, slow = (
+        json.loads(meshcraft("predict", saved[0], *asked, "--json").out)
+        for asked in (("--devices", "8", "--nodes", "8"), ("--machine", "slow.toml"))
+    )
+    assert (spread["machine"], slow["machine"]) == ("8x1xH100", "slow")
+    assert saved[1].timeline.seconds < spread["step_seconds"] < slow["step_seconds"]
+
+
 def test_predict_writes_a_trace_and_pictures(meshcraft, saved, tmp_path):
     path = saved[0]
     assert meshcraft("predict", path, "--trace", "trace.json", "--picture", "step.svg").status == 0
@@ -160,6 +171,9 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
         (["fsdp", "nothing"], "chapter fsdp has no function 'nothing'; it has: shard_params"),
         (["fsdp", "fsdp_loss", "--machine", "abacus"], "no machine is called 'abacus'; there are: "),
         (["fsdp", "fsdp_loss", "--machine", ""], "no machine is called ''"),
+        (["fsdp", "fsdp_loss", "--machine", "my.toml"], "my.toml cannot be read: No such file"),
+        (["fsdp", "fsdp_loss", "--devices", "12", "--nodes", "5"], "12 devices cannot be on 5 nodes"),
+        (["fsdp", "fsdp_loss", "--devices", "4"], "needs 8 devices and 4xH100 has 4"),
         (["fsdp", "fsdp_loss", "--trace", "no/t.json"], "--trace no/t.json: there is no folder no"),
         (["fsdp", "fsdp_loss", "--trace", "."], "--trace . is a folder"),
         (["fsdp", "fsdp_loss", "--picture", "p.png"], "a picture ends in .svg or .html"),

@@ -42,7 +42,7 @@ def transfer(
         wire = sum(wire_bytes(op, operand.bytes, len(group), group[0]) for operand in op.operands)
         size = float(sum(max(a.bytes, b.bytes) for a, b in zip(op.operands, op.results, strict=True)))
         latency, rate = machine.transfer(op.kind, group, wire, size)
-        used = machine.rates(op.kind, group)
+        used = machine.level_rates(op.kind, group)
         if op.kind in machine.links[machine.link_of(group)].rates:
             used = [(machine.link_of(group), rate)]
     places = tuple(
