@@ -424,6 +424,7 @@ def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
         ("group = 8,", "size = 8,", "size is no figure of a link; there are: bandwidth"),
         ("bandwidth = 25e9,", "", r"links\[1\]: object missing required field `bandwidth`"),
         ("bandwidth = 25e9", "bandwidth = 0.0", "bandwidth of Ethernet is 0: it must be a positive"),
+        ("reduces = true", "shared = true", "NVLink is shared by the devices of an inner group, and is the first link"),
         ("reduces = true", "torus = [2, 2]", "torus of NVLink must multiply to its group, 8"),
         ("[machines.mine.sources]", "[machines.other]", r"it must have one table \[machines.NAME\]"),
         ("[machines.mine.sources]", "[sources]", "unknown field `sources`"),

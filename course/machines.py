@@ -146,6 +146,8 @@ def _check(machine: Machine, rates: Mapping[str, Table]) -> None:
     if wrong := [f"{a} and {b}" for a, b in pairwise(groups) if b % a or a == b]:
         raise BadMachineFile(f"links are innermost first, each of whole groups of the one before: {wrong[0]} are not")
     for index, link in enumerate(machine.links):
+        if link.shared and not index:
+            raise BadMachineFile(f"{link.name} is shared by the devices of an inner group, and is the first link")
         if link.torus and (index or math.prod(link.torus) != link.group):
             raise BadMachineFile(f"torus of {link.name} must multiply to its group, {link.group}, on the first link")
 

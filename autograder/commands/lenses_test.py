@@ -21,7 +21,9 @@ def test_machines_lists_them_all_and_one_with_its_sources(meshcraft):
 def test_machine_of_another_size_is_shown_and_has_memory_for_a_larger_mesh(meshcraft):
     shown = meshcraft("machines", "8xH100", "--devices", "512", "--nodes", "64").out
     assert "64x8xH100" in shown and "512: 50" in shown and "one NDR InfiniBand adapter of 400 Gb/s a GPU" in shown
-    assert meshcraft("memory", "--mesh", "data=64", "--machine", "8xH100", "--devices", "64").status == 0
+    assert (
+        meshcraft("memory", "--batch", "64", "--mesh", "data=64", "--machine", "8xH100", "--devices", "64").status == 0
+    )
 
 
 def test_machines_as_json_has_every_figure_and_source(meshcraft):

@@ -87,12 +87,10 @@ def lenses() -> list[tuple[str, str, str]]:
 
 def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:
     """Measure how long the lenses take on a Program, and parsing it."""
-    from dataclasses import replace
-
-    from course.machines import machine
+    from course.machines import machine, scaled
     from course.program import costs, memory, parse, timeline
 
-    large = replace(machine("8xH100"), num_devices=64, links=(replace(machine("8xH100").links[0], group=64),))
+    large = scaled(machine("8xH100"), 64, 8)
 
     def first() -> None:
         module = parse(program)
