@@ -72,5 +72,5 @@ def _places(
     if link.shared and index:
         inner = machine.links[index - 1].group
         owners = dict.fromkeys(("inner group", device // inner) for device in group)
-    wires = [(axis, direction) for axis in axes for direction in directions] if link.torus else [()]
+    wires = [(axis, direction) for axis in axes or ("",) for direction in directions] if link.torus else [()]
     return ((owner, index, *wire) for owner in owners for wire in wires)
