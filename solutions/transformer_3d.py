@@ -17,6 +17,9 @@
 # | function | what it does |
 # |---|---|
 # | `init_3d` | keeps this device's part of the parameters, over three axes |
+# | `whole_weights` | makes parts whole over `data`; what flows back to them is complete |
+# | `stage_3d` | the layers of a stage, by the products and in the dtype that are asked for |
+# | `layers_3d` | all layers in a looped pipeline, their weights gathered once for a repeat |
 # | `forward_3d` | the loss of a pipeline's rows; its gradient comes back complete, in parts |
 # | `train_step_3d` | a step of SGD, clipped by the norm that one device would see |
 # | `choose_mesh` | says on which mesh a given model should be trained |
@@ -27,6 +30,7 @@
 # %%
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -46,7 +50,7 @@ from course.predict import predict
 from course.program import export
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
 from solutions.data_parallel import fold_key_over_axes
-from solutions.fsdp import gather_params, shard_params
+from solutions.fsdp import shard_params
 from solutions.looping_pipeline import layers_of_stage
 from solutions.pipeline import split_microbatches
 from solutions.tp_transformer import (
@@ -160,11 +164,11 @@ def init_3d(
 
 
 # %% [markdown]
-# ## One loss, one gradient
+# ## One loss, one gradient: `whole_weights`
 #
 # Three chapters had three rules for the scale of a gradient. With three axes at once, it is best to have one rule and
-# to keep to it. `forward_3d` returns one number for each pipeline: the mean over its rows, **the same on all devices of
-# `pipe` and `tensor`, and typed so**. Then `jax.grad` differentiates one loss for each place on `data`, and what a
+# to keep to it. The loss that you will differentiate is one number for each place on `data`, **the same on all devices
+# of `pipe` and `tensor`, and typed so**. Then `jax.grad` differentiates one loss for each place on `data`, and what a
 # device finds for its part of a leaf is
 #
 # | axis | leaf is split over it | leaf is whole on it |
@@ -173,21 +177,314 @@ def init_3d(
 # | `pipe` | complete (layers) | a share, mostly zero (embedding, head): shares are summed |
 # | `data` | (it was gathered) reduce-scatter, divided by the size | all-reduce, divided by the size |
 #
-# The function below does that for one leaf. `along(spec, axis_name)` is what a spec says of one axis alone. What it
-# returns is typed as varying again, since that is what it is the gradient of.
+# `whole_weights` does both: on the way forward it gathers what is split over `data_axis`, and on the way back it turns
+# each device's gradient of its own loss into the complete gradient of its part. It is `gather_params` with the rest of
+# the table. `shared_axes` are the other axes on which a leaf may be whole: `("tensor",)` for layers, `("pipe",
+# "tensor")` for embedding and head. `along(spec, axis_name)` is what a spec says of one axis alone.
+#
+# | budget | forward | backward |
+# |---|---|---|
+# | per leaf split over `data_axis` | one all-gather, in `dtype` | one reduce-scatter, in `float32` |
+# | per leaf that is whole over some of the axes | none | one all-reduce of its part over these, in `float32` |
+# | any other collective | none | none |
+#
+# Results are `float32`, rounded to `dtype` where they were sent. The gradient of a part is typed as varying over all
+# axes again, as the part is.
+#
+# Useful: `jax.custom_vjp`; `lax.psum` over several axes at once; `as_varying(x, axis)`.
 
 
 # %%
-def complete(gradient: jax.Array, spec: P, data_axis: str, others: tuple[str, ...]) -> jax.Array:
-    """The gradient of a part from each device's gradient of its own loss: a mean over ``data``, else sums."""
-    split = along(spec, data_axis)
-    if data_axis in split:
-        gradient = lax.psum_scatter(gradient, data_axis, scatter_dimension=split.index(data_axis), tiled=True)
-    axes = tuple(axis for axis in (data_axis, *others) if axis not in along(spec, axis))
-    total = lax.psum(gradient, axes) / lax.axis_size(data_axis)
-    for axis in axes:
-        total = as_varying(total, axis)
-    return total
+def whole_weights(parts: PyTree, specs: PyTree, dtype: str, data_axis: str, shared_axes: tuple[str, ...]) -> PyTree:
+    """Weights from their parts; gradients come back complete, in parts. Runs inside ``shard_map``.
+
+    Args:
+        parts: This device's parts, ``float32``; all vary over all axes.
+        specs: The ``PartitionSpec`` of each leaf, over all axes.
+        dtype: What is sent over ``data_axis`` on the way forward, ``float32`` or ``bfloat16``.
+        data_axis: The mesh axis of the losses that are averaged.
+        shared_axes: Other axes: devices along them share one loss.
+
+    Returns:
+        A tree like ``parts``, in ``float32``, whole over ``data_axis`` and split as before over other axes. Its
+        transpose takes each device's gradient of its own loss to its part of the gradient of their mean.
+    """
+
+    ### BEGIN SOLUTION
+    def gather(part, spec):
+        split = along(spec, data_axis)
+        if data_axis not in split:
+            return part
+        sent = part.astype(dtype)
+        return lax.all_gather(sent, data_axis, axis=split.index(data_axis), tiled=True).astype(part.dtype)
+
+    def complete(gradient, spec):
+        split = along(spec, data_axis)
+        if data_axis in split:
+            gradient = lax.psum_scatter(gradient, data_axis, scatter_dimension=split.index(data_axis), tiled=True)
+        axes = tuple(axis for axis in (data_axis, *shared_axes) if axis not in along(spec, axis))
+        total = lax.psum(gradient, axes) / lax.axis_size(data_axis)
+        for axis in axes:
+            total = as_varying(total, axis)
+        return total
+
+    weights = jax.custom_vjp(lambda parts: jax.tree.map(gather, parts, specs))
+    weights.defvjp(lambda parts: (weights(parts), None), lambda _, g: (jax.tree.map(complete, g, specs),))
+    return weights(parts)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## The layers of a stage: `stage_3d`
+#
+# Between layers, activations are `[microbatch_size, seq/tensor, width]`, and layers are the blocks of the chapter
+# `tp_transformer`. A block communicates and multiplies only with what it is handed. So how it does that is a matter of
+# handing it the right functions. `options` is a `course.layout.Options`, and all combinations are allowed:
+#
+# | option | what it asks for |
+# |---|---|
+# | `parallel` | attention and MLP side by side: `parallel_transformer_block` |
+# | `rings` | `ring_gather_matmul` and `matmul_ring_scatter` in place of `gather_matmul` and `matmul_scatter` |
+# | `dtype` | of both operands of every dense product, forward and backward, and of what is sent for it |
+# | `rate` | dropout |
+#
+# With `dtype` of bfloat16, everything else stays `float32`: what a product gives is cast back before anything is added
+# to it, attention multiplies `float32`, and so are norms, softmax, sums and the residual stream. Layer `j` of the
+# stack is layer number `first + j` of the model, and uses `layer_key(key, microbatch, number)`. The block folds its
+# place on `tensor` in by itself.
+#
+# | budget | |
+# |---|---|
+# | sent over `tensor` | each activation that a block moves once forward and once backward; rings 1.25 times that |
+# | in one piece, with `rings` | nothing |
+# | all-reduced | nothing |
+# | any other collective | none |
+
+
+# %%
+def stage_3d(
+    weights: PyTree,
+    x: jax.Array,
+    key: jax.Array,
+    microbatch: jax.Array,
+    first: jax.Array,
+    options: Options,
+    tensor_axis: str,
+) -> jax.Array:
+    """Some layers, one after the other, on a microbatch. Runs inside ``shard_map``.
+
+    Args:
+        weights: Layers, leaves ``[layers, ...]``, split over ``tensor_axis`` alone.
+        x: This device's part of each sequence, ``[microbatch_size, seq/tensor, width]``, ``float32``.
+        key: Of the rows at this place on ``data``.
+        microbatch: Its number.
+        first: The number in the model of the first of these layers.
+        options: How to compute it.
+        tensor_axis: The mesh axis that features and sequences are split over.
+
+    Returns:
+        This device's part of each sequence, like ``x``.
+    """
+    ### BEGIN SOLUTION
+    block = parallel_transformer_block if options.parallel else tp_transformer_block
+    ways = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
+
+    def lowered(way):
+        return lambda x, kernel, axis_name: way(
+            x.astype(options.dtype), kernel.astype(options.dtype), axis_name
+        ).astype(x.dtype)
+
+    into, out_of = map(lowered, ways)
+    for j in range(len(jax.tree.leaves(weights)[0])):
+        one = jax.tree.map(lambda leaf, j=j: leaf[j], weights)
+        x = block(one, x, layer_key(key, microbatch, first + j), options.rate, into, out_of, tensor_axis)
+    return x
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## Once for a repeat: `layers_3d`
+#
+# All microbatches run through the looped pipeline, breadth-first, as in `looping_train_step`: blocks of ticks, one a
+# repeat, in which stages that are late still use the weights of the repeat before. New is what FSDP does in a pipeline.
+# A layer's weights are used once for every microbatch. Where do they become whole?
+
+# %%
+if __name__ == "__main__":
+    microbatches, repeats, megabytes = 8, 2, 100.0
+    ticks = (repeats - 1) * microbatches + microbatches + 2 - 1
+    for name, times in (("in every tick", ticks), ("once for a repeat's ticks", repeats)):
+        print(f"gathered {name:25} {times:3} times: {times * megabytes:6.0f} MB forward, as much for the gradients")
+
+# %% [markdown]
+# Once for a repeat. Breadth-first, all microbatches of a repeat follow each other, so its weights are gathered before
+# its first tick, while the repeat before still computes, and let go after the stages that are late have used them. The
+# gradient is summed over ticks, on each device, and reduce-scattered **once**, while the repeat before runs backward.
+#
+# The ticks themselves are those that you have written for `looping_train_step`. Here they are again, with their way
+# back. `compute(weights, x, microbatch, repeat)` is a stage; `before` and `own` are the weights of the repeat
+# before and of the block's own. `run_ticks` returns what the next block starts with, and of each tick its input and
+# output. The last block has as many ticks as there are microbatches and `num_stages - 1` more, the others
+# `max(num_microbatches, num_stages)`. `run_ticks_back` takes the gradients of both results (of the outputs those of the
+# last ticks, the others are zero) and the inputs, and runs the ticks in reverse: a permute's transpose is the permute
+# with its pairs turned round, `start_tick` is linear, and each tick's layers are computed again.
+
+
+# %%
+def start_tick(carry, local, block, pipe_axis):
+    """Put what came back where it waits, and choose the stage's input: ``(waiting, x), microbatch``."""
+    waiting, arrived = carry
+    num_stages, index, count = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), len(waiting)
+    period = max(count, num_stages)
+    t = block * period + local
+    behind = (t - num_stages) % period
+    slot = jnp.minimum(behind, count - 1)
+    returned = (t >= num_stages) & (behind < count)
+    waiting = waiting.at[slot].set(jnp.where(returned, arrived, waiting[slot]))
+    microbatch = jnp.minimum((t - index) % period, count - 1)
+    return (waiting, jnp.where(index == 0, waiting[microbatch], arrived)), microbatch
+
+
+@partial(jax.jit, static_argnums=(0, 5, 6))
+def run_ticks(compute, before, own, carry, block, last, pipe_axis):
+    """The ticks of a block: ``carry`` afterwards, and all ``(inputs, outputs)``."""
+    num_stages, index, count = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), len(carry[0])
+    two = jax.tree.map(lambda *both: jnp.stack(both), before, own)
+
+    def tick(carry, local):
+        (waiting, x), microbatch = start_tick(carry, local, block, pipe_axis)
+        late = (local < index).astype(jnp.int32)
+        weights = jax.tree.map(lambda leaf: leaf[1 - late], two)
+        y = compute(weights, x, microbatch, jnp.maximum(block - late, 0))
+        return (waiting, lax.ppermute(y, pipe_axis, [(i, (i + 1) % num_stages) for i in range(num_stages)])), (x, y)
+
+    num_ticks = count + num_stages - 1 if last else max(count, num_stages)
+    return lax.scan(tick, carry, jnp.arange(num_ticks))
+
+
+@partial(jax.jit, static_argnums=(0, 7))
+def run_ticks_back(compute, before, own, of_carry, inputs, of_outputs, block, pipe_axis):
+    """The same ticks in reverse: the gradients of ``carry``, ``before`` and ``own``."""
+    num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
+    two = jax.tree.map(lambda *both: jnp.stack(both), before, own)
+
+    def tick(carry, given):
+        (of_waiting, of_arrived), of_two = carry
+        local, x, of_y = given
+        of_y += lax.ppermute(of_arrived, pipe_axis, [((i + 1) % num_stages, i) for i in range(num_stages)])
+        start, microbatch = jax.vjp(lambda carry: start_tick(carry, local, block, pipe_axis), of_carry, has_aux=True)[
+            1:
+        ]
+        late = (local < index).astype(jnp.int32)
+        # Else a compiler may find that all of this was computed before, keep it, and compute nothing again.
+        given = jax.tree.map(lambda leaf: leaf[1 - late], two), x, of_y
+        weights, x, of_y = lax.optimization_barrier(given)
+        pull = jax.vjp(lambda w, x: compute(w, x, microbatch, jnp.maximum(block - late, 0)), weights, x)[1]
+        of_weights, of_x = pull(of_y)
+        of_two = jax.tree.map(lambda both, g: both.at[1 - late].add(g), of_two, of_weights)
+        (of_carry_before,) = start((of_waiting, of_x))
+        return (of_carry_before, of_two), None
+
+    start = of_carry, jax.tree.map(jnp.zeros_like, two)
+    leaving = jnp.zeros_like(inputs).at[len(inputs) - len(of_outputs) :].set(of_outputs)
+    of_carry, of_two = lax.scan(tick, start, (jnp.arange(len(inputs)), inputs, leaving), reverse=True)[0]
+    return of_carry, *(jax.tree.map(lambda both, i=i: both[i], of_two) for i in (0, 1))
+
+
+# %% [markdown]
+# What JAX derives from `run_ticks` would keep what was gathered, and all that layers computed. So with `options.remat`
+# write the backward pass of the repeats yourself, as in `fsdp_train_step`: keep the *parts* and each tick's *input*,
+# gather again, and run the blocks in reverse with `run_ticks_back`. Without `options.remat` JAX may derive everything.
+#
+# What leaves `layers_3d` are the outputs of the last stage; on other stages its result may be anything, and no gradient
+# comes back to it.
+#
+# | budget | |
+# |---|---|
+# | gathered over `data` | every split leaf once, at most twice |
+# | reduce-scattered over `data` | every split leaf's gradient once |
+# | permuted over `pipe` | a microbatch a tick, forward and backward; at most 1.5 times that |
+# | all-reduced | every gradient over the axes on which its leaf is whole |
+# | sent over `tensor` | what `stage_3d` sends in each tick, and with `remat` its forward pass again |
+# | in one piece, with `rings` | nothing |
+# | any other collective | none |
+# | temporaries that live at once, 8 repeats | at most 1.3 times the reference's |
+#
+# With `dtype` of bfloat16, dense products and the gathers over `data` are of it, and everything else stays `float32`.
+#
+# Useful: `jax.vjp` of `whole_weights` gives weights, and the function that completes their gradient. `first` of a
+# repeat's layers is `(repeat * num_stages + index) * layers_per_stage`. A Python loop over repeats.
+
+
+# %%
+def layers_3d(
+    parts: PyTree,
+    specs: PyTree,
+    x: jax.Array,
+    key: jax.Array,
+    options: Options,
+    data_axis: str,
+    pipe_axis: str,
+    tensor_axis: str,
+) -> jax.Array:
+    """All layers on all microbatches, in a looped pipeline. Runs inside ``shard_map``.
+
+    Args:
+        parts: This device's parts of the layers, ``[num_repeats, 1, layers_per_stage, ...]``.
+        specs: The ``PartitionSpec`` of each leaf.
+        x: ``[num_microbatches, microbatch_size, seq/tensor, width]``, the same on every stage; stage 0 uses it.
+        key: Of the rows at this place on ``data_axis``.
+        options: How to compute it.
+        data_axis: The mesh axis of the pipelines.
+        pipe_axis: The mesh axis of the stages.
+        tensor_axis: The mesh axis that features and sequences are split over.
+
+    Returns:
+        On the last stage the outputs, like ``x``. The gradient of ``parts`` is complete, that of ``x`` is on stage 0.
+    """
+    ### BEGIN SOLUTION
+    num_repeats, _, each = jax.tree.leaves(parts)[0].shape[:3]
+    num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
+    of_group = jax.tree.map(lambda spec: P(*spec[2:]), specs)
+
+    def compute(weights, x, microbatch, repeat):
+        first = (repeat * num_stages + index) * each
+        return stage_3d(weights, x, key, microbatch, first, options, tensor_axis)
+
+    def enter(group):
+        return whole_weights(group, of_group, options.dtype, data_axis, (tensor_axis,))
+
+    def parts_of(parts, repeat):
+        return jax.tree.map(lambda leaf: leaf[repeat, 0], parts)
+
+    def run(parts, x):
+        carry, inputs, before, own = (x, jnp.zeros_like(x[0])), [], None, enter(parts_of(parts, 0))
+        for repeat in range(num_repeats):
+            last = repeat == num_repeats - 1
+            coming = None if last else enter(parts_of(parts, repeat + 1))
+            carry, (given, outputs) = run_ticks(compute, before or own, own, carry, repeat, last, pipe_axis)
+            inputs, kept, before, own = [*inputs, given], {repeat - 1: before, repeat: own}, own, coming
+        return outputs[-len(x) :], (parts, inputs, kept)
+
+    def run_back(saved, of_outputs):
+        parts, inputs, kept = saved  # the two groups that are whole at the end need not be gathered again
+        carry, groups, late, found = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), {}, [], []
+        for repeat in reversed(range(num_repeats)):
+            for ahead in range(repeat, max(repeat - 2, 0) - 1, -1):
+                if ahead not in groups:
+                    whole, complete = jax.vjp(enter, parts_of(parts, ahead))
+                    groups[ahead] = kept.get(ahead, whole), complete
+            (own, complete), (before, _) = groups[repeat], groups[max(repeat - 1, 0)]
+            given = inputs[repeat], of_outputs[: 0 if found else len(of_outputs)], repeat, pipe_axis
+            carry, of_before, of_own = run_ticks_back(compute, before, own, carry, *given)
+            found = [*complete(jax.tree.map(lambda *all: sum(all), of_own, *late)), *found]
+            late = [of_before]
+        return jax.tree.map(lambda *groups: jnp.stack(groups)[:, None], *found), carry[0]
+
+    layers = jax.custom_vjp(lambda parts, x: run(parts, x)[0])
+    layers.defvjp(run, run_back)
+    return layers(parts, x) if options.remat else run(parts, x)[0]
+    ### END SOLUTION
 
 
 # %% [markdown]
@@ -196,62 +493,36 @@ def complete(gradient: jax.Array, spec: P, data_axis: str, others: tuple[str, ..
 # What happens to the rows of one place on `data`, in `num_microbatches` parts:
 #
 # 1. Every stage embeds them (`vocab_parallel_embed`); stage 0 uses it.
-# 2. They run through the looped pipeline, breadth-first, as in `looping_train_step`: blocks of ticks, one a repeat, in
-#    which stages that are late still use the weights of the repeat before.
+# 2. They run through the layers.
 # 3. The last stage's outputs become the loss (`vocab_parallel_loss`).
 #
-# In between, activations are `[microbatch_size, seq/tensor, width]`, and layers are the blocks of the chapter
-# `tp_transformer`. New is what FSDP does in a pipeline. A layer's weights are used once for every microbatch. Where do
-# they become whole?
-
-# %%
-if __name__ == "__main__":
-    microbatches, repeats, weights = 8, 2, 100.0
-    ticks = (repeats - 1) * microbatches + microbatches + 2 - 1
-    for name, times in (("in every tick", ticks), ("once for a repeat's ticks", repeats)):
-        print(f"gathered {name:25} {times:3} times: {times * weights:6.0f} MB forward, as much for the gradients")
-
-# %% [markdown]
-# Once for a repeat. Breadth-first, all microbatches of a repeat follow each other, so its weights are gathered before
-# its first tick, while the repeat before still computes, and let go after the stages that are late have used them. The
-# gradient is summed over ticks, on each device, and reduce-scattered **once**, while the repeat before runs backward.
-#
-# What JAX derives would keep what was gathered. So with `options.remat` write the backward pass of the layers
-# yourself, as in `fsdp_train_step`: keep the *parts* and each tick's *input*, gather again, and run the ticks in
-# reverse, with `jax.vjp` of one tick's layers in each. A permute's transpose is the permute with its pairs turned
-# round. Without `options.remat` JAX may derive everything.
-#
-# `options` is a `course.layout.Options`. All combinations are allowed:
+# Embedding and head are whole weights for a while, too, and `options` is for them as well:
 #
 # | option | what it asks for |
 # |---|---|
 # | `num_microbatches` | parts that the rows are taken in, in order |
-# | `rings` | the blocks and the loss are handed `ring_gather_matmul` and `matmul_ring_scatter` |
-# | `remat` | of a tick, only its input is kept, and weights are gathered again |
-# | `dtype` | what is multiplied in dense layers, and sent there; and weights on their way. All else stays `float32` |
-# | `parallel` | attention and MLP side by side |
-# | `rate` | dropout |
+# | `rings` | the loss is handed `ring_gather_matmul` |
+# | `dtype` | of what the head multiplies, and of weights on their way; loss and embedding stay `float32` |
+# | `remat` | of embedding and loss, nothing is kept but what enters |
 #
-# A block communicates and multiplies only with what it is handed. So `rings` and `dtype` are a matter of handing it
-# the right functions.
-#
-# **Keys.** Place `i` on `data` uses `fold_in(key, i)`, and layer number `l` of the model computes microbatch `m` with
-# `layer_key(that, m, l)`. The block folds its place on `tensor` in by itself.
+# **Keys.** Place `i` on `data` uses `fold_in(key, i)`.
 #
 # | budget | |
 # |---|---|
 # | gathered over `data` | every split leaf once, at most twice |
 # | reduce-scattered over `data` | every split leaf's gradient once |
 # | permuted over `pipe` | a microbatch a tick, forward and backward; at most 1.5 times that |
+# | anything else over `pipe` | the outputs once, and their gradients once |
 # | all-reduced | every gradient over the axes on which its leaf is whole, and three numbers a token for the loss |
+# | sent over `tensor` | for layers as above; embedding and loss once each way, and again where `remat` asks for it |
+# | any other collective | none |
 # | exposed over `data`, 8 H100 | at most 0.7 times that of gathering in every tick |
 # | temporaries that live at once | at most 1.3 times the reference's |
 #
 # Values and gradients must equal one device's. The gradient is that of `jax.grad`, leaf by leaf, complete.
 #
-# Useful: begin with `remat=False` and get every gradient right; `gather_params` takes specs of one axis; `jax.jit`
-# around a block of ticks traces it once. Outputs of the last stage may be shared out over the stages with
-# `lax.psum_scatter`, so that each has the loss of some microbatches.
+# Useful: outputs of the last stage may be shared out over the stages with `lax.psum_scatter`, so that each has the loss
+# of some microbatches.
 
 
 # %%
@@ -281,170 +552,38 @@ def forward_3d(
         The mean loss of these rows, the same on every device of a pipeline.
     """
     ### BEGIN SOLUTION
+    axes, count = (data_axis, pipe_axis, tensor_axis), options.num_microbatches
     num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
-    num_repeats, _, each = jax.tree.leaves(params["layers"])[0].shape[:3]
-    count = options.num_microbatches
-    period = max(count, num_stages)
-    key = fold_key_over_axes(key, (data_axis,))
-    block = parallel_transformer_block if options.parallel else tp_transformer_block
-    ways = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
-    forth, back = ([(i, (i + step) % num_stages) for i in range(num_stages)] for step in (1, -1))
+    way = ring_gather_matmul if options.rings else gather_matmul
 
-    def low(x):
-        return x.astype(options.dtype)
+    def into(x, kernel, axis_name):
+        return way(x.astype(options.dtype), kernel.astype(options.dtype), axis_name).astype(x.dtype)
 
-    def multiply(way):
-        return lambda x, kernel, axis_name: way(low(x), low(kernel), axis_name).astype(x.dtype)
-
-    into, out_of = map(multiply, ways)
-
-    def gather(parts, specs):
-        travelling = jax.tree.map(
-            lambda leaf, spec: low(leaf) if data_axis in along(spec, data_axis) else leaf, parts, specs
-        )
-        whole = gather_params(travelling, jax.tree.map(lambda spec: along(spec, data_axis), specs), data_axis)
-        return jax.tree.map(lambda leaf, part: leaf.astype(part.dtype), whole, parts)
-
-    def reduce(gradients, specs, others):
-        return jax.tree.map(lambda g, spec: complete(g, spec, data_axis, others), gradients, specs)
-
-    def enter(parts, specs, others):
-        """Whole weights; what flows back to them is completed."""
-        weights = jax.custom_vjp(lambda parts: gather(parts, specs))
-        weights.defvjp(lambda parts: (gather(parts, specs), None), lambda _, g: (reduce(g, specs, others),))
-        return weights(parts)
-
-    def stage(group, x, microbatch, repeat):
-        for j, weights in enumerate(group):
-            own = layer_key(key, microbatch, (repeat * num_stages + index) * each + j)
-            x = block(weights, x, own, options.rate, into, out_of, tensor_axis)
-        return x
-
-    def position(repeat, local):
-        """Of a block's tick: microbatch, whether the repeat is the one before, and the slot that is filled, if any."""
-        t = repeat * period + local
-        late = (local < index).astype(jnp.int32)
-        behind = (t - num_stages) % period
-        returned = (t >= num_stages) & (behind < count)
-        microbatch = jnp.minimum((t - index) % period, count - 1)
-        return microbatch, late, jnp.minimum(behind, count - 1), returned
-
-    def put(both, one, at):
-        return lax.dynamic_update_index_in_dim(both, one, at, 0)
-
-    def choose(two, late):
-        return jax.tree.map(lambda leaf: leaf[1 - late], two)
-
-    def forwards(two, start, repeat, num_ticks):
-        def tick(carry, local):
-            waiting, arrived = carry
-            microbatch, late, slot, returned = position(repeat, local)
-            waiting = waiting.at[slot].set(jnp.where(returned, arrived, waiting[slot]))
-            x = jnp.where(index == 0, waiting[microbatch], arrived)
-            y = stage(choose(two, late), x, microbatch, jnp.maximum(repeat - late, 0))
-            return (waiting, lax.ppermute(y, pipe_axis, forth)), (x, y)
-
-        return lax.scan(tick, start, jnp.arange(num_ticks))
-
-    def backwards(two, start, inputs, leaving, repeat):
-        def tick(carry, given):
-            of_waiting, of_arrived, of_two = carry
-            local, x, of_y = given
-            microbatch, late, slot, returned = position(repeat, local)
-            of_y = of_y + lax.ppermute(of_arrived, pipe_axis, back)
-            # Else a compiler may find that all of this was computed before, keep it, and compute nothing again.
-            weights, x, of_y = lax.optimization_barrier((choose(two, late), x, of_y))
-            pull = jax.vjp(lambda w, x: stage(w, x, microbatch, jnp.maximum(repeat - late, 0)), weights, x)[1]
-            of_weights, of_x = pull(of_y)
-            of_two = jax.tree.map(lambda both, g: put(both, both[1 - late] + g, 1 - late), of_two, of_weights)
-            of_waiting = of_waiting.at[microbatch].add(jnp.where(index == 0, of_x, 0))
-            of_arrived = jnp.where(index == 0, 0, of_x) + jnp.where(returned, of_waiting[slot], 0)
-            of_waiting = of_waiting.at[slot].multiply(jnp.where(returned, 0.0, 1.0))
-            return (of_waiting, of_arrived, of_two), None
-
-        return lax.scan(tick, start, (jnp.arange(len(inputs)), inputs, leaving), reverse=True)[0]
-
-    def group(parts, repeat):
-        """The layers of a repeat, one by one: a stack of them would be a stack of their gradients too."""
-        return [jax.tree.map(lambda leaf, j=j: leaf[repeat, 0, j], parts) for j in range(each)]
-
-    of_group = [jax.tree.map(lambda spec: P(*spec[3:]), specs["layers"])] * each
-    of_layers, of_ends = (tensor_axis,), (pipe_axis, tensor_axis)
-    forwards_once, backwards_once = jax.jit(forwards, static_argnums=3), jax.jit(backwards)
-
-    def ticks(repeat):
-        return count + num_stages - 1 if repeat == num_repeats - 1 else period
-
-    def pair(before, own):
-        return jax.tree.map(lambda *both: jnp.stack(both), before, own)
-
-    def run(parts, x, weights_of):
-        """All repeats, the next one's weights on their way while one computes: outputs, and what the way back needs."""
-        carry, inputs = (x, jnp.zeros_like(x[0])), []
-        before = own = weights_of(group(parts, 0))
-        for repeat in range(num_repeats):
-            two = pair(before, own)
-            coming = weights_of(group(parts, repeat + 1)) if repeat + 1 < num_repeats else None
-            carry, (tick_inputs, outputs) = forwards_once(two, carry, repeat, ticks(repeat))
-            inputs.append(tick_inputs)
-            before, own = own, coming
-        return outputs[-count:], (inputs, two)
-
-    def run_saving(parts, x):
-        outputs, (inputs, two) = run(parts, x, lambda part: gather(part, of_group))
-        return outputs, (parts, inputs, two)
-
-    def run_back(saved, of_outputs):
-        parts, inputs, two = saved
-        waiting, totals, reduced = jnp.zeros_like(of_outputs), None, []
-        arrived = jnp.zeros_like(of_outputs[0])
-        for repeat in reversed(range(num_repeats)):
-            leaving = jnp.zeros_like(inputs[repeat])
-            if repeat == num_repeats - 1:
-                leaving = leaving.at[-count:].set(of_outputs)
-            coming = gather(group(parts, repeat - 2), of_group) if repeat > 1 else None
-            empty = jax.tree.map(jnp.zeros_like, two)
-            if totals:
-                empty = jax.tree.map(lambda both, own: put(both, own, 1), empty, totals)
-            start = waiting, arrived, empty
-            waiting, arrived, of_two = backwards_once(two, start, inputs[repeat], leaving, repeat)
-            totals, finished = choose(of_two, 1), choose(of_two, 0)
-            if repeat == 0:
-                finished = jax.tree.map(jnp.add, totals, finished)
-            reduced.append(reduce(finished, of_group, of_layers))
-            if repeat:
-                own = choose(two, 1)
-                two = pair(coming if repeat > 1 else own, own)
-        every = [jax.tree.map(lambda *layers: jnp.stack(layers)[None], *one) for one in reversed(reduced)]
-        return jax.tree.map(lambda *groups: jnp.stack(groups), *every), waiting
-
-    layers = jax.custom_vjp(lambda parts, x: run_saving(parts, x)[0])
-    layers.defvjp(run_saving, run_back)
+    def enter(parts, name):
+        return whole_weights(parts, specs[name], options.dtype, data_axis, (pipe_axis, tensor_axis))
 
     @jax.checkpoint
     def embed(parts, tokens):
-        return vocab_parallel_embed(enter(parts, specs["embed"], of_ends), tokens, tensor_axis)
+        return vocab_parallel_embed(enter(parts, "embed"), tokens, tensor_axis)
 
     batch = split_microbatches(batch, count)
     x = embed(params["embed"], batch["inputs"].reshape(-1, batch["inputs"].shape[-1]))
     x = x.reshape(count, -1, *x.shape[1:])
-    if options.remat:
-        outputs = layers(params["layers"], x)
-    else:
-        outputs, _ = run(params["layers"], x, lambda part: enter(part, of_group, of_layers))
+    outputs = layers_3d(params["layers"], specs["layers"], x, fold_key_over_axes(key, (data_axis,)), options, *axes)
 
-    head = enter(params["head"], specs["head"], of_ends)
+    head = enter(params["head"], "head")
 
-    def one_loss(given):
-        x, wanted = given
-        return vocab_parallel_loss(head, x, wanted, into, tensor_axis)
+    def loss_of(given):
+        x, targets = given
+        return vocab_parallel_loss(head, x, targets, into, tensor_axis)
 
     last, targets = index == num_stages - 1, batch["targets"]
-    losses_of = jax.checkpoint(one_loss) if options.remat else one_loss
+    losses_of = jax.checkpoint(loss_of) if options.remat else loss_of
+    outputs = jnp.where(last, outputs, 0)
     if count % num_stages:
         losses = lax.map(losses_of, (outputs, targets))
         return lax.psum(jnp.where(last, losses.mean(), 0), pipe_axis)
-    outputs = lax.psum_scatter(jnp.where(last, outputs, 0), pipe_axis, scatter_dimension=0, tiled=True)
+    outputs = lax.psum_scatter(outputs, pipe_axis, scatter_dimension=0, tiled=True)
     own = lax.dynamic_slice_in_dim(targets, index * len(outputs), len(outputs))
     return lax.pmean(lax.map(losses_of, (outputs, own)).mean(), pipe_axis)
     ### END SOLUTION

@@ -13,6 +13,7 @@ from autograder.chapters.tensor_parallel.alternatives import ALTERNATIVES
 from autograder.chapters.tensor_parallel.tasks import SLOWER
 from autograder.chapters.tp_transformer import step as tp_step
 from autograder.chapters.tp_transformer.tasks import FASTER
+from autograder.chapters.transformer_3d import parts as layers_3d
 from autograder.chapters.transformer_3d import tasks as in_3d
 from autograder.contract.task import load, references
 from autograder.release.reference_metrics import look
@@ -41,6 +42,7 @@ LIMITS = [
     ("single_device.remat_layers", "flops", 4 / 3, NAIVE, 1, 0),
     ("single_device.chunked_attention", "temporaries", 0.4, NAIVE, 1.15, 1.15),
     ("single_device.chunked_attention", "flops", 1.35, NAIVE, 1.15, 0),
+    ("transformer_3d.layers_3d", "temporaries", layers_3d.TEMPORARIES, REFERENCE, 1.15, 1.15),
     ("transformer_3d.forward_3d", "temporaries", in_3d.TEMPORARIES, REFERENCE, 1.15, 1.15),
     ("transformer_3d.forward_3d", "spent", in_3d.EXPOSED, NAIVE, 1.15, 1.15),
     ("async_tensor_parallel.ring_gather_matmul", "seconds", async_tp.TIME["gather"], NAIVE, 1.08, 1.15),

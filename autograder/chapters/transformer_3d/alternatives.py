@@ -23,7 +23,7 @@ from solutions.tp_transformer import (
     vocab_parallel_embed,
     vocab_parallel_loss,
 )
-from solutions.transformer_3d import forward_3d
+from solutions.transformer_3d import forward_3d, run_ticks, run_ticks_back, stage_3d, whole_weights
 
 
 def by_number_of_the_part(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
@@ -119,6 +119,151 @@ def entering(spec, dtype, data_axis, others):
 
     enter.defvjp(lambda part: (enter(part), None), back)
     return enter
+
+
+def leaf_after_leaf(parts, specs, dtype, data_axis, shared_axes):
+    """Each leaf enters by a function of its own, and its shares are summed axis by axis."""
+    return jax.tree.map(lambda part, spec: entering(spec, dtype, data_axis, shared_axes)(part), parts, specs)
+
+
+def by_the_transpose_of_a_gather(parts, specs, dtype, data_axis, shared_axes):
+    """The gradient's reduce-scatter is what JAX derives of the gather, and its all-reduces go over all axes at once."""
+
+    def gathered(part, spec):
+        dims = [dim for dim, axis in enumerate(along(spec, data_axis)) if axis == data_axis]
+        return lax.all_gather(part, data_axis, axis=dims[0], tiled=True) if dims else part
+
+    @jax.custom_vjp
+    def enter(parts):
+        def sent(part, spec):
+            split = data_axis in along(spec, data_axis)
+            return gathered(part.astype(dtype), spec).astype(jnp.float32) if split else part
+
+        return jax.tree.map(sent, parts, specs)
+
+    def back(parts, gradients):
+        _, scatter = jax.vjp(lambda parts: jax.tree.map(gathered, parts, specs), parts)
+        (scattered,) = scatter(gradients)
+
+        def completed(leaf, spec):
+            whole = tuple(axis for axis in (data_axis, *shared_axes) if axis not in along(spec, axis))
+            leaf = lax.psum(leaf / lax.axis_size(data_axis), whole)
+            for axis in whole:
+                leaf = as_varying(leaf, axis)
+            return leaf
+
+        return (jax.tree.map(completed, scattered, specs),)
+
+    enter.defvjp(lambda parts: (enter(parts), parts), back)
+    return enter(parts)
+
+
+def one_by_one(weights, x, key, microbatch, first, options, tensor_axis):
+    """A function for each kind of product, and the layers taken apart before the loop."""
+    gather, scatter = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
+    low = jnp.dtype(options.dtype)
+
+    def into(y, kernel, axis):
+        return gather(y.astype(low), kernel.astype(low), axis).astype(jnp.float32)
+
+    def out_of(y, kernel, axis):
+        return scatter(y.astype(low), kernel.astype(low), axis).astype(jnp.float32)
+
+    kind = parallel_transformer_block if options.parallel else tp_transformer_block
+    leaves, tree = jax.tree.flatten(weights)
+    for number, layer in enumerate(zip(*leaves, strict=True)):
+        own = layer_key(key, microbatch, number + first)
+        x = kind(tree.unflatten(layer), x, own, options.rate, into, out_of, tensor_axis)
+    return x
+
+
+def in_a_scan(weights, x, key, microbatch, first, options, tensor_axis):
+    """The layers are scanned, with their keys drawn before."""
+
+    def in_low(function):
+        def multiply(y, kernel, axis):
+            return function(*(a.astype(options.dtype) for a in (y, kernel)), axis).astype(y.dtype)
+
+        return multiply
+
+    functions = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
+    into, out_of = map(in_low, functions)
+    block = {True: parallel_transformer_block, False: tp_transformer_block}[options.parallel]
+    count = len(jax.tree.leaves(weights)[0])
+    keys = jax.vmap(lambda number: layer_key(key, microbatch, number))(first + jnp.arange(count))
+
+    def step(x, given):
+        layer, own = given
+        return block(layer, x, own, options.rate, into, out_of, tensor_axis), None
+
+    return lax.scan(step, x, (weights, keys))[0]
+
+
+def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, runs_blocks_again):
+    """The repeats' way back: with the last two groups kept, or each block run again from what it started with."""
+    repeats, _, depth = jax.tree.leaves(parts)[0].shape[:3]
+    stages, me, m = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), x.shape[0]
+    one = jax.tree.map(lambda spec: type(spec)(*spec[2:]), specs)
+
+    def compute(weights, y, microbatch, repeat):
+        return stage_3d(weights, y, key, microbatch, (repeat * stages + me) * depth, options, tensor_axis)
+
+    def gathers(parts, repeat):
+        group = jax.tree.map(lambda leaf: leaf[repeat, 0], parts)
+        return jax.vjp(lambda group: whole_weights(group, one, options.dtype, data_axis, (tensor_axis,)), group)
+
+    def forward(parts, x):
+        state, kept = (x, jnp.zeros_like(x[0])), []
+        groups = [gathers(parts, 0)]
+        for repeat in range(repeats):
+            if repeat + 1 < repeats:
+                groups.append(gathers(parts, repeat + 1))
+            two = groups[max(repeat - 1, 0)][0], groups[repeat][0]
+            started = state
+            state, (inputs, outputs) = run_ticks(compute, *two, state, repeat, repeat == repeats - 1, pipe_axis)
+            kept.append(started if runs_blocks_again else inputs)
+        return outputs[-m:], (parts, kept, None if runs_blocks_again else [group[0] for group in groups[-2:]])
+
+    def backward(saved, of_outputs):
+        parts, kept, last = saved
+        known = dict(enumerate(last, repeats - len(last))) if last else {}
+        back = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0]))
+        sums, done = {}, [None] * repeats
+        groups = {number: gathers(parts, number) for number in range(max(repeats - 2, 0), repeats)}
+        for repeat in range(repeats - 1, -1, -1):
+            if repeat > 1:
+                groups[repeat - 2] = gathers(parts, repeat - 2)
+            before, own = (known.get(i, groups[i][0]) for i in (max(repeat - 1, 0), repeat))
+            of_y = of_outputs if repeat == repeats - 1 else of_outputs[:0]
+            if runs_blocks_again:
+
+                def block(before, own, state, repeat=repeat):
+                    return run_ticks(compute, before, own, state, repeat, repeat == repeats - 1, pipe_axis)
+
+                (_, (inputs, outputs)), pull = jax.vjp(block, before, own, kept[repeat])
+                of_all = jnp.zeros_like(outputs).at[len(outputs) - len(of_y) :].set(of_y)
+                of_before, of_own, back = pull((back, (jnp.zeros_like(inputs), of_all)))
+            else:
+                given = back, kept[repeat], of_y, repeat, pipe_axis
+                back, of_before, of_own = run_ticks_back(compute, before, own, *given)
+            for number, more in ((repeat, of_own), (max(repeat - 1, 0), of_before)):
+                sums[number] = jax.tree.map(jnp.add, sums[number], more) if number in sums else more
+            (done[repeat],) = groups[repeat][1](sums.pop(repeat))
+        return jax.tree.map(lambda *layers: jnp.stack(layers)[:, None], *done), back[0]
+
+    if not options.remat:
+        return forward(parts, x)[0]
+    run = jax.custom_vjp(lambda parts, x: forward(parts, x)[0])
+    run.defvjp(forward, backward)
+    return run(parts, x)
+
+
+def with_the_last_groups_kept(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis):
+    return by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, False)
+
+
+def with_blocks_that_run_again(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis):
+    return by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, True)
 
 
 def in_ticks(
@@ -331,6 +476,9 @@ def choose_by_climbing(sizes, num_devices, batch, estimate):
 
 ALTERNATIVES = {
     "init_3d": (by_number_of_the_part, by_rows_of_indices),
+    "whole_weights": (leaf_after_leaf, by_the_transpose_of_a_gather),
+    "stage_3d": (one_by_one, in_a_scan),
+    "layers_3d": (with_the_last_groups_kept, with_blocks_that_run_again),
     "forward_3d": (with_ticks_that_recompute, with_layers_in_a_scan),
     "train_step_3d": (leaf_by_leaf, by_one_of_each),
     "choose_mesh": (choose_by_product, choose_by_climbing),

@@ -11,9 +11,16 @@ from typing import Any
 import jax
 
 from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
-from course.layout import along
-from solutions.fsdp import gather_params
-from solutions.transformer_3d import choose_mesh, complete, forward_3d, init_3d, tp_transformer_block, train_step_3d
+from solutions.transformer_3d import (
+    choose_mesh,
+    forward_3d,
+    init_3d,
+    layers_3d,
+    run_ticks,
+    stage_3d,
+    train_step_3d,
+    whole_weights,
+)
 
 
 def keeps_everything(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
@@ -27,37 +34,43 @@ def but(function: Callable[..., Any], **parts: Any) -> Callable[..., Any]:
     return FunctionType(function.__code__, {**function.__globals__, **parts}, function.__name__)
 
 
-def gathers_in_every_tick(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+def gathering_in_every_tick(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The parts travel through the ticks, and a layer is gathered whenever it is used."""
-    one = jax.tree.map(lambda spec: along(type(spec)(*spec[3:]), data_axis), specs["layers"])
 
-    def late(shards, each, axis_name):
-        return shards if isinstance(shards, list) else gather_params(shards, each, axis_name)
+    def gathers_in_every_tick(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+        layer_specs = specs.get("layers", specs)
+        of_stage = jax.tree.map(lambda spec: type(spec)(*spec[2:]), layer_specs)
 
-    def block(weights, *rest):
-        return tp_transformer_block(gather_params(weights, one, data_axis), *rest)
+        def late(weights, *rest):
+            return stage_3d(whole_weights(weights, of_stage, options.dtype, data_axis, (tensor_axis,)), *rest)
 
-    def gradient(g, spec, data, others):
-        return g if data in along(spec, data) and pipe_axis not in others else complete(g, spec, data, others)
+        layers = but(layers_3d, whole_weights=lambda parts, *rest: parts, stage_3d=late)
+        changed = layers if forward is layers_3d else but(forward, layers_3d=layers)
+        return changed(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
 
-    changed = but(forward_3d, gather_params=late, tp_transformer_block=block, complete=gradient)
-    return changed(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
+    return gathers_in_every_tick
 
 
+gathers_in_every_tick = gathering_in_every_tick(forward_3d)
 init, forward = partial(patch, init_3d), partial(patch, forward_3d)
+whole, stage, layers = partial(patch, whole_weights), partial(patch, stage_3d), partial(patch, layers_3d)
 step, choose = partial(patch, train_step_3d), partial(patch, choose_mesh)
 PLACED, NUMBERS = ("split dims", "state bytes per device"), ("gradient norm", "gradients", "values")
-COMPLETED = "jax.tree.map(lambda g, spec: complete(g, spec, data_axis, others), gradients, specs)"
-RINGS = ("replica=1 x stage=2 x model=4, rings, side by side, dropout",)
+GRADIENTS = ("gradient norm", "gradients")
+FIRST, RINGS = "data=2 x pipe=2 x tensor=2", ("replica=1 x stage=2 x model=4, rings, side by side, dropout",)
+LOW, LOW_STAGE = "data=1 x pipe=3 x tensor=2, bfloat16, dropout", "replica=1 x stage=1 x model=4, bfloat16, rings"
+DROPOUT = ("replica=2 x stage=3 x model=1, one microbatch, dropout",)
+TOTAL = "total = lax.psum(gradient, axes) / lax.axis_size(data_axis)"
+LOWERED = "x.astype(options.dtype), kernel.astype(options.dtype), axis_name"
 
-ROUND = {"lax.ppermute(y, pipe_axis, forth)": f"lax.ppermute({there_and_back('y', 'pipe_axis')}, pipe_axis, forth)"}
+ROUND = {"lax.ppermute(y, pipe_axis,": f"lax.ppermute({there_and_back('y', 'pipe_axis')}, pipe_axis,"}
 SCATTERED = {"lax.pmean(loss, data_axis)": f"lax.pmean({gathered_and_scattered('loss', 'data_axis')}, data_axis)"}
 GATHERED = {
-    "jax.tree.map(lambda leaf, part: leaf.astype(part.dtype), whole, parts)": (
-        "jax.tree.map(lambda leaf, part: leaf.astype(part.dtype)"
-        " + 0 * lax.all_gather(part, data_axis).sum(), whole, parts)"
+    "sent = part.astype(dtype)": (
+        "part = part + 0 * lax.all_gather(part, data_axis).sum()\n        sent = part.astype(dtype)"
     )
 }
+SQUARE = "jnp.sum(gradient**2)"
 
 MUTANTS = (
     init("leaves_data_out", {"shard_params(leaf[(0,) * skipped], data_axis, min_size)[1]": "P()"}, *PLACED),
@@ -77,25 +90,111 @@ MUTANTS = (
         {"leaf = cut(leaf, dim, data_axis)": "leaf = lax.all_gather(cut(leaf, dim, data_axis), data_axis)[0]"},
         *("communication", "values"),
     ),
+    whole("sums_over_data", {TOTAL: "total = lax.psum(gradient, axes)"}, *GRADIENTS),
+    whole("leaves_shares", {"(data_axis, *shared_axes)": "(data_axis,)"}, *GRADIENTS, "all-reduce bytes"),
+    whole("averages_shares", {TOTAL: "total = lax.pmean(gradient, axes)"}, *GRADIENTS),
+    whole(
+        "scatters_what_it_has_rounded",
+        {"lax.psum_scatter(gradient, data_axis": "lax.psum_scatter(gradient.astype(dtype), data_axis"}
+        | {TOTAL: f"gradient = gradient.astype('float32')\n        {TOTAL}"},
+        *GRADIENTS,
+        "reduce-scatter bytes over data",
+    ),
+    whole(
+        "sends_float32", {"part.astype(dtype)": "part.astype(dtype).astype(part.dtype)"}, "all-gather bytes over data"
+    ),
+    whole(
+        "sends_parts_round",
+        {"sent = part.astype(dtype)": f"sent = {there_and_back('part.astype(dtype)', 'data_axis')}"},
+        "other collectives",
+    ),
+    stage("takes_the_layers_in_reverse", {"leaf[j]": "leaf[-1 - j]"}, *NUMBERS),
+    stage("gives_all_layers_one_key", {"first + j": "first"}, *NUMBERS),
+    stage(
+        "forgets_rings",
+        {"if options.rings else": "if False else"},
+        "transfers in one piece",
+        shown_by=(FIRST, LOW_STAGE),
+    ),
+    stage(
+        "forgets_bfloat16",
+        {LOWERED: "x, kernel, axis_name"},
+        *("bfloat16 products", "bytes over tensor"),
+        shown_by=(FIRST, LOW_STAGE),
+    ),
+    stage(
+        "lowers_all_of_a_block",
+        {
+            "x = block(one, x,": "x = block(*jax.tree.map(lambda a: a.astype(options.dtype), (one, x)),",
+            "return x\n": "return x.astype('float32')\n",
+        },
+        *("bfloat16 products", "float32 elsewhere"),
+        shown_by=(FIRST, LOW_STAGE),
+    ),
+    stage(
+        "rounds_the_residual_stream",
+        {"out_of, tensor_axis)": "out_of, tensor_axis).astype(options.dtype).astype(x.dtype)"},
+        "bfloat16 products",
+        shown_by=(FIRST, LOW_STAGE),
+    ),
+    stage("sums_what_it_gives", {"return x\n": "return x + 0 * lax.psum(x, tensor_axis)\n"}, "all-reduce bytes"),
+    mutant(
+        "layers_3d",
+        gathering_in_every_tick(layers_3d),
+        "all-gather bytes over data",
+        "all-reduce bytes",
+        "reduce-scatter bytes over data",
+    ),
+    layers(
+        "keeps_gathered_weights",
+        {"return layers(parts, x) if options.remat else": "compute = jax.checkpoint(compute)\n    return"},
+        "live temporaries",
+    ),
+    layers("drops_what_late_stages_add", {"sum(all), of_own, *late)": "sum(all), of_own)"}, *GRADIENTS),
+    layers(
+        "numbers_a_stages_layers_in_a_row",
+        {"(repeat * num_stages + index)": "(index * num_repeats + repeat)"},
+        *NUMBERS,
+        shown_by=DROPOUT,
+    ),
+    layers(
+        "uses_its_own_repeats_weights_when_late",
+        {"run_ticks(compute, before or own, own,": "run_ticks(compute, own, own,"},
+        *NUMBERS,
+    ),
+    layers(
+        "completes_what_late_stages_add_apart",
+        {
+            "late = [of_before]": (
+                "more = jax.tree.map(lambda g: 0 * g, complete(of_before)[0])\n"
+                "            found[0] = jax.tree.map(jnp.add, found[0], more)\n"
+                "            late = [of_before]"
+            )
+        },
+        *("all-reduce bytes", "reduce-scatter bytes over data"),
+    ),
+    layers("sends_every_output_round", ROUND, "permute bytes over pipe", inside=run_ticks),
+    layers(
+        "gathers_what_a_stage_gives",
+        {"return x\n": f"return {gathered_and_scattered('x', 'tensor_axis')}\n"},
+        "bytes over tensor",
+        inside=stage_3d,
+    ),
     mutant("forward_3d", keeps_everything, "live temporaries"),
     mutant(
         "forward_3d",
         gathers_in_every_tick,
         "all-gather bytes over data",
+        "all-reduce bytes",
         "exposed over data",
         "reduce-scatter bytes over data",
     ),
+    forward("leaves_the_ends_unsummed", {"(pipe_axis, tensor_axis))": "(tensor_axis,))"}, *GRADIENTS),
     forward(
-        "sums_twice_over_stages",
-        {
-            f"return {COMPLETED}": (
-                f"found = {COMPLETED}\n"
-                "        if pipe_axis not in others:\n"
-                "            return found\n"
-                "        return jax.tree.map(lambda g: as_varying(lax.pmean(g, pipe_axis), pipe_axis), found)"
-            )
-        },
+        "sums_twice",
+        {TOTAL: f"{TOTAL}\n        total = lax.pmean(as_varying(total, axes[-1]), axes[-1]) if axes else total"},
         "all-reduce bytes",
+        inside=whole_weights,
     ),
     forward(
         "folds_the_stage_in",
@@ -103,12 +202,23 @@ MUTANTS = (
         *NUMBERS,
         shown_by=RINGS,
     ),
-    forward("forgets_rings", {"if options.rings else": "if False else"}, "transfers in one piece", shown_by=RINGS),
     forward(
-        "forgets_bfloat16",
-        {"return x.astype(options.dtype)": "return x"},
-        "bfloat16 products",
-        shown_by=("data=2 x pipe=2 x tensor=2", "data=2 x pipe=1 x tensor=2, bfloat16"),
+        "forgets_rings_in_the_loss",
+        {"if options.rings else": "if False else"},
+        "transfers in one piece",
+        shown_by=RINGS,
+    ),
+    forward(
+        "multiplies_the_head_in_float32", {LOWERED: "x, kernel, axis_name"}, "bfloat16 products", shown_by=(FIRST, LOW)
+    ),
+    forward(
+        "gathers_outputs_on_every_stage",
+        {
+            "outputs = jnp.where(last, outputs, 0)": (
+                f"outputs = jnp.where(last, outputs, 0)\n    outputs = {gathered_and_scattered('outputs', 'pipe_axis')}"
+            )
+        },
+        "other bytes over pipe",
     ),
     step(
         "clips_by_its_own_norm",
@@ -146,8 +256,22 @@ MUTANTS = (
         {"return best.choice": "return best and best.choice", "if best is None:": "if False:"},
         "every choice can be placed",
     ),
-    forward("sends_every_output_round", ROUND, "permute bytes over pipe"),
-    step("sends_every_output_round", ROUND, "permute bytes over pipe", inside=forward_3d),
+    step(
+        "gathers_gradients_to_take_their_norm",
+        {SQUARE: "jnp.sum(gradient**2) + 0 * lax.all_gather(gradient, (pipe_axis, tensor_axis)).sum()"},
+        "other collectives",
+    ),
+    step(
+        "gathers_gradients_axis_by_axis",
+        {
+            SQUARE: (
+                "jnp.sum(gradient**2) + 0 * lax.all_gather(gradient, pipe_axis).sum()"
+                " + 0 * lax.all_gather(gradient, tensor_axis).sum()"
+            )
+        },
+        *("bytes over tensor", "other bytes over pipe"),
+    ),
+    step("sends_every_output_round", ROUND, "permute bytes over pipe", inside=run_ticks),
     step("gathers_and_scatters_the_loss", SCATTERED, "reduce-scatter bytes over data"),
-    step("gathers_weights_three_times", GATHERED, "all-gather bytes over data", inside=forward_3d),
+    step("gathers_weights_three_times", GATHERED, "all-gather bytes over data", inside=whole_weights),
 )

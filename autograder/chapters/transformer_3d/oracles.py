@@ -32,7 +32,7 @@ from autograder.contract.draws import unseen_mesh
 from autograder.contract.facts import resident_bytes
 from autograder.contract.task import Case
 from course.layout import tensor_specs
-from course.model import full_loss
+from course.model import Model, full_loss
 from course.program.program import path_name
 
 SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=4, vocab=64, seq=8, max_seq=8)
@@ -113,17 +113,21 @@ def _is_spec(x: Any) -> bool:
     return isinstance(x, P)
 
 
-def held_by_each(tree: Any, case: Case[Sizes]) -> Any:
+def places_of(case: Case[Sizes]) -> list[dict[str, int]]:
+    """Each device's place on every axis, in the mesh's order."""
+    return [dict(zip(case.mesh, at, strict=True)) for at in product(*map(range, case.mesh.values()))]
+
+
+def held_by_each(tree: Any, case: Case[Sizes], specs: Any = None) -> Any:
     """What each device holds of whole arrays in stages, in the mesh's order: ``[devices, *part]``."""
-    places = [dict(zip(case.mesh, at, strict=True)) for at in product(*map(range, case.mesh.values()))]
 
     def held(leaf, spec):
-        return np.stack([_cut(np.asarray(leaf), spec, place, case) for place in places])
+        return np.stack([cut(np.asarray(leaf), spec, place, case) for place in places_of(case)])
 
-    return jax.tree.map(held, tree, specs_of(case))
+    return jax.tree.map(held, tree, specs_of(case) if specs is None else specs)
 
 
-def _cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case[Sizes]) -> np.ndarray:
+def cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case[Sizes]) -> np.ndarray:
     for dim in range(len(spec)):
         number = 0
         for axis in axes_named(spec, dim):
@@ -141,18 +145,20 @@ def heads_together(layers: Any) -> Any:
     return {**layers, "attention": {name: {"kernel": kernel} for name, kernel in kernels.items()}}
 
 
-@lru_cache(maxsize=32)
-def _one_device_loss(sizes: ModelSizes, count: int, places: int, parts: int) -> Callable[..., jax.Array]:
-    """``(whole params, batch, key) ->`` the loss of each place on the data axis, ``[places]``, on one device.
-
-    Masks of dropout are drawn for each of the ``parts`` of a sequence, with the keys of the devices that hold it.
-    """
+def model_in_parts(sizes: ModelSizes, parts: int) -> Model:
+    """The model on one device; masks of dropout are drawn for each part of a sequence, by the key of its device."""
     model = build_model(sizes)
 
     def keys_of(key):
         return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
 
-    in_parts = replace(model, layer=lambda params, x, key: model.layer(params, x, keys_of(key)))
+    return replace(model, layer=lambda params, x, key: model.layer(params, x, keys_of(key)))
+
+
+@lru_cache(maxsize=32)
+def _one_device_loss(sizes: ModelSizes, count: int, places: int, parts: int) -> Callable[..., jax.Array]:
+    """``(whole params, batch, key) ->`` the loss of each place on the data axis, ``[places]``, on one device."""
+    in_parts = model_in_parts(sizes, parts)
 
     def losses(params, batch, key):
         params = {**params, "layers": heads_together(params["layers"])}

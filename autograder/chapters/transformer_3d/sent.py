@@ -1,31 +1,37 @@
-"""What a step over three axes may send: the closed forms, and the facts that compare a program with them."""
+"""What a step over three axes may send and compute in bfloat16: the closed forms, and the facts that compare."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+
+import jax
 
 from autograder.chapters.transformer_3d.oracles import part_bytes
-from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, sizes_of
+from autograder.chapters.transformer_3d.wrapping.layers import stage_specs
+from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, named, sizes_of, stacked_of
 from autograder.contract import facts
-from autograder.contract.facts import Form, at, plain, unmeasured, worst
+from autograder.contract.facts import at, plain, unmeasured, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import Fact, Kind, Unit
+from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from course.program import Collective
 from course.schedules import num_ticks
 
-MOVES = ("all_gather", "reduce_scatter", "collective_permute", "all_to_all")
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
-_SUMS = "Which gradients are summed more often than once, or by devices that have parts of different things?"
+SUMS = "Which gradients are summed more often than once, or by devices that have parts of different things?"
+# The results of bfloat16 products in layers of this size, against float32.
+ROUNDED = 0.05
 
 
-def parts_over_data(case: Case[Sizes]) -> int:
-    """Bytes of the parts that a device holds of leaves that are split over the data axis."""
+def parts_over_data(case: Case[Sizes], layers: bool = False) -> int:
+    """Bytes of the parts that a device holds of leaves, or layers' alone, that are split over the data axis."""
     data = axes_of(case)[0]
-    return sum(held for held, split, _ in part_bytes(case) if data in split)
+    return sum(held for held, split, of_layers in part_bytes(case) if data in split and (of_layers or not layers))
 
 
-def gathered(case: Case[Sizes]) -> float:
+def gathered(case: Case[Sizes], layers: bool = False) -> float:
     """Bytes that a device sends to gather every split leaf over the data axis once, or to scatter its gradient."""
-    return case.sizes.steps * (sizes_of(case)[0] - 1) * parts_over_data(case)
+    return case.sizes.steps * (sizes_of(case)[0] - 1) * parts_over_data(case, layers)
 
 
 def microbatch_bytes(case: Case[Sizes]) -> float:
@@ -37,6 +43,11 @@ def microbatch_bytes(case: Case[Sizes]) -> float:
 def ticks_of(case: Case[Sizes]) -> int:
     """Ticks of the looped schedule, forward."""
     return num_ticks(sizes_of(case)[1], case.sizes.num_microbatches, case.sizes.num_repeats)
+
+
+def layer_runs(case: Case[Sizes]) -> int:
+    """How often a layer runs forward in all ticks, idle ones too."""
+    return ticks_of(case) * case.sizes.num_layers // sizes_of(case)[1] // case.sizes.num_repeats
 
 
 def permuted(case: Case[Sizes]) -> float:
@@ -62,33 +73,246 @@ def most_summed(case: Case[Sizes]) -> float:
 # --8<-- [end:sums]
 
 
-def sent_facts(evidence: list[Evidence]) -> list[Fact]:
-    """Over ``data``, over ``pipe``, and in all-reduces; bfloat16 takes half."""
+def over_data(evidence: list[Evidence], layers: bool = False, most: float = 2) -> list[Fact]:
+    """Gathers and reduce-scatters of parts; weights that travel in bfloat16 take half, gradients never."""
+
+    def form(e: Evidence) -> float:
+        return gathered(e.case, layers)
 
     def half(e: Evidence) -> float:
-        return (0.5 if e.case.sizes.bfloat16 else 1) * gathered(e.case)
+        return (0.5 if e.case.sizes.bfloat16 else 1) * form(e)
 
-    def over(name: str, kind: str, role: int, form: Callable[[Case[Sizes]], float], most: float, least: Form) -> Fact:
-        name, axes = f"{name} over {('data', 'pipe')[role]}", lambda case: (axes_of(case)[role],)
-        return facts.bytes_sent(name, evidence, kind, lambda e: most * form(e.case), least=least, axes=axes)
+    def data(case: Case[Sizes]) -> tuple[str]:
+        return (axes_of(case)[0],)
 
+    def in_float32(e: Evidence) -> Fact:
+        sent = [
+            c for c in e.costs.collectives if (c.kind, c.axes) == ("all_gather", data(e.case)) and c.dtype != "bf16"
+        ]
+        message = f"with dtype bfloat16 there are all-gathers of {sent[0].dtype} over {sent[0].axes[0]}" if sent else ""
+        return at(e, name, Kind.COMMUNICATION, message, sum(c.total_bytes for c in sent), 0, line=e.line)
+
+    name = "all-gather bytes over data"
+    gathers = facts.bytes_sent(name, evidence, "all_gather", lambda e: most * half(e), least=half, axes=data)
     return [
-        over("all-gather bytes", "all_gather", 0, gathered, 2, half),
-        over("reduce-scatter bytes", "reduce_scatter", 0, gathered, 1, half),
-        over("permute bytes", "collective_permute", 1, permuted, 1.5, lambda e: 0.5 * permuted(e.case)),
-        facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), lambda e: most_summed(e.case), _SUMS),
+        worst([gathers, *(in_float32(e) for e in evidence if e.case.sizes.bfloat16)]),
+        facts.bytes_sent("reduce-scatter bytes over data", evidence, "reduce_scatter", form, axes=data),
     ]
 
 
-def no_pieces(evidence: list[Evidence]) -> Fact:
-    """With rings, what is gathered and scattered over the tensor axis is the embedding's, forward and backward."""
+def whole_facts(evidence: list[Evidence]) -> list[Fact]:
+    """Each split leaf gathered once and scattered once, each whole one all-reduced, and nothing else."""
+
+    def whole(e: Evidence, one_by_one: bool) -> float:
+        total = 0.0
+        for held, split, of_layers in part_bytes(e.case):
+            data, pipe, tensor = axes_of(e.case)
+            axes = [axis for axis in (data, tensor, *([] if of_layers else [pipe])) if axis not in split]
+            sizes = [e.case.mesh[axis] for axis in axes]
+            total += held * (sum(2 * (n - 1) / n for n in sizes) if one_by_one else 2 - 2 / math.prod(sizes))
+        return total
+
+    summed = facts.bytes_sent(
+        "all-reduce bytes", evidence, "all_reduce", lambda e: whole(e, True), least=lambda e: whole(e, False), hint=SUMS
+    )
+    return [*over_data(evidence, most=1), summed, nothing_else(evidence, DATA | {("all_reduce", None)})]
+
+
+def layers_facts(evidence: list[Evidence]) -> list[Fact]:
+    """Over each axis, of the layers alone."""
+    return [
+        *over_data(evidence, layers=True),
+        permuted_fact(evidence),
+        over_tensor(evidence, lambda case: layer_moves(case)),
+        facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), layer_sums, SUMS),
+        nothing_else(evidence, DATA | TENSOR | {("collective_permute", 1), ("all_reduce", None)}),
+    ]
+
+
+def sent_facts(evidence: list[Evidence]) -> list[Fact]:
+    """Over each axis, and in all-reduces; bfloat16 takes half."""
+
+    def around(e: Evidence) -> float:
+        """The last stage's outputs shared out once, and their gradients once."""
+        s, stages = e.case.sizes, sizes_of(e.case)[1]
+        return 2 * s.steps * (stages - 1) / stages * s.num_microbatches * microbatch_bytes(e.case)
+
+    pipe = "other bytes over pipe"
+    return [
+        *over_data(evidence),
+        permuted_fact(evidence),
+        facts.bytes_sent(
+            pipe,
+            evidence,
+            ("all_gather", "reduce_scatter"),
+            around,
+            times=(0, 1),
+            axes=lambda case: (axes_of(case)[1],),
+            hint="Which stages need the outputs, and who has the gradient of which?",
+        ),
+        over_tensor(evidence, lambda case: layer_moves(case) + end_moves(case)),
+        facts.bytes_at_most("all-reduce bytes", evidence, ("all_reduce",), lambda e: most_summed(e.case), SUMS),
+        nothing_else(
+            evidence,
+            DATA | TENSOR | {(kind, 1) for kind in ("collective_permute", *SCATTERED)} | {("all_reduce", None)},
+        ),
+    ]
+
+
+def permuted_fact(evidence: list[Evidence]) -> Fact:
+    """A microbatch a tick over the pipe axis, forward and backward; half as much again where it is computed again."""
+    return facts.bytes_sent(
+        "permute bytes over pipe",
+        evidence,
+        "collective_permute",
+        lambda e: permuted(e.case),
+        times=(0.5, 1.5),
+        axes=lambda case: (axes_of(case)[1],),
+    )
+
+
+SCATTERED = ("all_gather", "reduce_scatter")
+# Kinds of collectives, and the place of the one axis that they go over.
+DATA = frozenset((kind, 0) for kind in SCATTERED)
+TENSOR = frozenset((kind, 2) for kind in (*SCATTERED, "collective_permute"))
+
+
+def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None]]) -> Fact:
+    """No collective but those ``(kind, place of its axis)``; all-reduces have any axes.
+
+    Of bfloat16 are weights that are gathered over the data axis, and what is sent over the tensor axis.
+    """
+    name, known = "other collectives", set(known)
+
+    def look(e: Evidence) -> Fact:
+        axes = axes_of(e.case)
+
+        def fine(c: Collective) -> bool:
+            if c.dtype == "bf16" and c.axes != (axes[2],) and (c.kind, c.axes) != ("all_gather", (axes[0],)):
+                return False
+            return (c.kind, None) in known or (len(c.axes) == 1 and (c.kind, axes.index(c.axes[0])) in known)
+
+        others = [c for c in e.costs.collectives if not fine(c)]
+        message, line = "", e.line
+        if others:
+            most = max(others, key=lambda c: c.total_bytes)
+            line, over = most.line, " and ".join(most.axes)
+            message = (
+                f"on mesh {e.case.mesh_text} there is {plain(most.kind)} of {most.dtype}{list(most.shape)} over "
+                f"{over}: what does a device need that it does not have?"
+            )
+        return at(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
+
+    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
+
+
+def over_tensor(evidence: list[Evidence], form: Callable[[Case[Sizes]], float]) -> Fact:
+    """What is gathered, scattered and permuted over the tensor axis is at most a closed form."""
+    return facts.bytes_sent(
+        "bytes over tensor",
+        evidence,
+        (*SCATTERED, "collective_permute"),
+        lambda e: form(e.case),
+        times=(0, 1),
+        axes=lambda case: (axes_of(case)[2],),
+        hint="Which activations does a device need whole, and how often?",
+    )
+
+
+# --8<-- [start:moves]
+def moves_of_a_layer(case: Case[Sizes], again: bool) -> float:
+    """Bytes over the tensor axis for a layer and a microbatch: gathers, scatters, and in rings both once more backward.
+
+    Attention and MLP gather and scatter once each, or once together where they are side by side. ``again`` adds the
+    layer computed again. Backward, a gather's transpose is a scatter; a ring's also sends what it has not kept.
+    """
+    s = case.sizes
+    half = (sizes_of(case)[2] - 1) * microbatch_bytes(case) * (0.5 if s.bfloat16 else 1)
+    backward = 3 if s.rings else 2
+    return half * (2 if s.parallel else 4) / 2 * (2 + backward + (2 if again else 0))
+
+
+# --8<-- [end:moves]
+
+
+def stage_moves(case: Case[Sizes]) -> float:
+    """Of the layers of a stage on one microbatch, forward and backward."""
+    return case.sizes.num_layers / sizes_of(case)[1] * moves_of_a_layer(case, again=False)
+
+
+def layer_moves(case: Case[Sizes]) -> float:
+    """Of all ticks, idle ones too."""
+    return case.sizes.steps * layer_runs(case) * moves_of_a_layer(case, again=case.sizes.remat)
+
+
+def end_moves(case: Case[Sizes]) -> float:
+    """Of embedding (float32) and loss: all microbatches each way, and again where they are computed again."""
+    s = case.sizes
+    whole = s.steps * s.num_microbatches * (sizes_of(case)[2] - 1) * microbatch_bytes(case)
+    loss = (3 if s.rings else 2) + (1 if s.remat else 0)
+    return whole * (3 + loss * (0.5 if s.bfloat16 else 1))
+
+
+def stage_sums(e: Evidence) -> float:
+    """Shares of what is whole on the tensor axis, which the wrapper sums."""
+    n, stages = sizes_of(e.case)[2], sizes_of(e.case)[1]
+    layers = zip(jax.tree.leaves(stage_specs(e.case)), jax.tree.leaves(stacked_of(e.case)["layers"]), strict=True)
+    held = sum(4 * leaf.size / stages for spec, leaf in layers if axes_of(e.case)[2] not in named(spec))
+    return 2 * (n - 1) / n * held
+
+
+def layer_sums(e: Evidence) -> float:
+    """Every gradient of a layer over the axes that its leaf is whole on."""
+    data, _, tensor = axes_of(e.case)
+    pairs = [(held, axis, split) for held, split, layer in part_bytes(e.case) if layer for axis in (data, tensor)]
+    return sum(
+        2 * (e.case.mesh[axis] - 1) / e.case.mesh[axis] * held for held, axis, split in pairs if axis not in split
+    )
+
+
+def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], rounded: float = ROUNDED) -> list[Fact]:
+    """In bfloat16: dense products and they alone; every function and sum in float32; results near those of float32.
+
+    Args:
+        evidence: The cases in bfloat16.
+        runs: How often a layer runs forward in a case. Each run takes two products of attention forward and four
+            backward, in float32, and two more where it is computed again.
+        rounded: How near results are.
+    """
+    names = "bfloat16 products", "float32 elsewhere"
+    if not evidence:
+        return [
+            unmeasured(name, Kind.COMPUTE, "no case of this check computes in bfloat16", weight=0) for name in names
+        ]
+
+    def look(e: Evidence) -> Fact:
+        count, products = runs(e.case), e.costs.products
+        low, plainly = (products.get(f"{dtype} x {dtype}", 0) for dtype in ("bf16", "f32"))
+        least, most, dense = 6 * count, 8 * count, (6 if e.case.sizes.parallel else 12) * count
+        near = worst([facts.arrays_match(names[0], [e], of, tolerance=rounded) for of in ("values", "gradients")])
+        message, kind = near.message, Kind.COMPUTE if near.passed else near.kind
+        if low < dense or not least <= plainly <= most or low + plainly < sum(products.values()):
+            message = (
+                f"with dtype bfloat16 there are {low} products of bfloat16 and {sum(products.values()) - low} others. "
+                "Those of dense layers, head included, are of bfloat16, forward and backward, and those of attention "
+                f"of float32: here between {least} and {most}"
+            )
+        how = {"direction": Limit.BETWEEN, "unit": Unit.PRODUCTS}
+        return at(e, names[0], kind, message, plainly, (least, most), **how)
+
+    hint = "What a product gives is cast back before anything else is done with it"
+    return [worst([look(e) for e in evidence]), facts.precise_in(names[1], evidence, "f32", hint)]
+
+
+def no_pieces(evidence: list[Evidence], times: float) -> Fact:
+    """With rings, what is gathered and scattered over the tensor axis is so many times the embedding's rows."""
     name = "transfers in one piece"
 
     def look(e: Evidence) -> Fact:
         tensor = axes_of(e.case)[2]
         sent = [c for c in e.costs.collectives if c.axes == (tensor,) and c.kind in ("all_gather", "reduce_scatter")]
         once = (sizes_of(e.case)[2] - 1) * microbatch_bytes(e.case) * e.case.sizes.num_microbatches
-        total, limit = sum(c.total_bytes for c in sent), 3 * e.case.sizes.steps * once
+        total, limit = sum(c.total_bytes for c in sent), times * e.case.sizes.steps * once
         message, line = "", e.line
         if total > limit * (1 + facts.ROUNDING):
             most = max(sent, key=lambda c: c.total_bytes)

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d.oracles import SIZES, given_specs, run_on_one_device, specs_of, unseen
-from autograder.chapters.transformer_3d.sent import no_pieces, sent_facts
+from autograder.chapters.transformer_3d.parts import THREE
+from autograder.chapters.transformer_3d.sent import layer_runs, low_facts, no_pieces, sent_facts
 from autograder.chapters.transformer_3d.wrapping.model import (
     Sizes,
     axes_of,
@@ -22,7 +23,7 @@ from autograder.chapters.transformer_3d.wrapping.model import (
 from autograder.contract import facts, limits
 from autograder.contract.draws import draw_batch, draw_batches, draw_keys, draw_leaves, draw_rate
 from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("transformer_3d")
@@ -75,8 +76,6 @@ INIT_3D = Task(
 
 # Of the reference's; and of the time that gathering in every tick adds.
 TEMPORARIES, EXPOSED = 1.3, 0.7
-# The results of bfloat16 products in layers of this size, against float32.
-ROUNDED = 0.05
 
 
 def draw_forward(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
@@ -109,33 +108,12 @@ def forward_facts(judged: Judged) -> list[Fact]:
     exposed = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
     return [
         *facts.values_and_gradients([e for e in judged.cases if not e.case.sizes.bfloat16], gradients=gradients),
-        _in_bfloat16([e for e in judged.cases if e.case.sizes.bfloat16]),
+        *low_facts([e for e in judged.cases if e.case.sizes.bfloat16], layer_runs),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
         limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
         *sent_facts(judged.all),
-        no_pieces(judged.cases),
+        no_pieces(judged.cases, 3),
     ]
-
-
-def _in_bfloat16(cases: list[Evidence]) -> Fact:
-    """Where it is asked for, most products are of bfloat16, and loss and gradients are near those of float32."""
-    name = "bfloat16 products"
-    if not cases:
-        return facts.unmeasured(name, Kind.COMPUTE, "no case of this check computes in bfloat16", weight=0)
-
-    def look(e: Evidence) -> Fact:
-        low, every = e.costs.products.get("bf16 x bf16", 0), sum(e.costs.products.values())
-        near = facts.worst([facts.arrays_match(name, [e], of, tolerance=ROUNDED) for of in ("values", "gradients")])
-        message, kind = "", Kind.COMPUTE if near.passed else near.kind
-        if low <= every - low:
-            message = (
-                f"with dtype bfloat16 there are {low} products of bfloat16 and {every - low} others: those of all "
-                "dense layers outnumber those of attention, forward and backward"
-            )
-        how = {"direction": Limit.MOST, "unit": Unit.PRODUCTS}
-        return facts.at(e, name, kind, message or near.message, low, every, **how)
-
-    return facts.worst([look(e) for e in cases])
 
 
 _TWO_LAYERS = SIZES.but(num_layers=2, num_repeats=1)
@@ -154,7 +132,7 @@ _CUBE = {"data": 2, "pipe": 2, "tensor": 2}
 
 FORWARD_3D = Task(
     wrapping=WRAPPINGS["forward_3d"],
-    points=8,
+    points=5,
     point=("live temporaries", "exposed over data"),
     cases=(
         Case("data=2 x pipe=2 x tensor=2", _CUBE, SIZES, quick=True),
@@ -165,17 +143,25 @@ FORWARD_3D = Task(
             quick=True,
         ),
         Case(
-            "data=2 x pipe=1 x tensor=2, bfloat16",
-            {"data": 2, "pipe": 1, "tensor": 2},
-            _OPTIONS.but(bfloat16=True, dropout=0.0, num_microbatches=2),
+            "data=1 x pipe=3 x tensor=2, bfloat16, dropout",
+            {"data": 1, "pipe": 3, "tensor": 2},
+            _OPTIONS.but(bfloat16=True, num_layers=6, num_microbatches=2),
         ),
-        Case("data=4 x pipe=1 x tensor=2, no remat", {"data": 4, "pipe": 1, "tensor": 2}, _OPTIONS.but(remat=False)),
         Case(
-            "data=1 x pipe=8 x tensor=1",
-            {"data": 1, "pipe": 8, "tensor": 1},
-            _OPTIONS.but(num_layers=16, num_repeats=2),
+            "data=2 x pipe=2 x tensor=1, bfloat16, side by side, no remat",
+            {"data": 2, "pipe": 2, "tensor": 1},
+            SIZES.but(bfloat16=True, parallel=True, remat=False, num_microbatches=3),
         ),
-        Case("data=1 x pipe=1 x tensor=1", {"data": 1, "pipe": 1, "tensor": 1}, _OPTIONS),
+        Case(
+            "data=2 x pipe=1 x tensor=3, bfloat16, rings, side by side, no remat",
+            {"data": 2, "pipe": 1, "tensor": 3},
+            _TWO_LAYERS.but(**THREE, bfloat16=True, rings=True, parallel=True, remat=False),
+        ),
+        Case(
+            "data=4 x pipe=1 x tensor=2, rings, dropout, no remat",
+            {"data": 4, "pipe": 1, "tensor": 2},
+            SIZES.but(rings=True, dropout=0.25, remat=False, max_seq=16),
+        ),
     ),
     unseen=_unseen_forward,
     draw=draw_forward,

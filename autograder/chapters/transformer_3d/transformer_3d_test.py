@@ -2,24 +2,26 @@
 
 import math
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d import CONTRACT
 from autograder.chapters.transformer_3d.oracles import held_by_each, part_bytes, part_shapes, specs_of
 from autograder.chapters.transformer_3d.sent import gathered, permuted, ticks_of
-from autograder.chapters.transformer_3d.wrapping.model import in_stages, named, sizes_of, stacked_of, whole_of
-from autograder.proof.central_differences import check, places
+from autograder.chapters.transformer_3d.wrapping.model import axes_of, in_stages, named, sizes_of, stacked_of, whole_of
+from autograder.proof.central_differences import check, places, returned
 from autograder.proof.mutants import judged_on, judged_unseen
 from course.mesh import make_mesh
 from solutions import transformer_3d
 
 TASKS = {task.name: task for task in CONTRACT.tasks}
 FORWARD, STEP = TASKS["forward_3d"], TASKS["train_step_3d"]
+PARTS = [TASKS[name] for name in ("whole_weights", "stage_3d", "layers_3d")]
 SIX = {(2, 2, 2), (1, 2, 4), (4, 1, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)}
 OPTIONS = {
     "rings": {"rings": True},
@@ -34,9 +36,21 @@ TWO = ((2, 2, 2), "rings"), ((4, 1, 2), "bfloat16")
 PAIRS = places(*TWO, *(pair for pair in product(sorted(SIX), OPTIONS) if pair not in TWO), least=2)
 
 
-def whole_again(held, case):
-    """Global arrays from what each device holds."""
-    mesh = make_mesh(case.mesh)
+def test_cases_have_every_pair_of_options():
+    def options(case):
+        s, (_, stages, _) = case.sizes, sizes_of(case)
+        deep, uneven = s.num_layers > stages * s.num_repeats, s.num_microbatches % stages > 0
+        return s.rings, s.remat, s.parallel, s.dropout > 0, s.num_repeats > 1, s.bfloat16, deep, uneven
+
+    every = [options(case) for case in FORWARD.cases]
+    for one, other in combinations(range(8), 2):
+        assert len({(found[one], found[other]) for found in every}) == 4, (one, other)
+    assert all(any(3 in case.mesh.values() for case in task.cases) for task in (FORWARD, *PARTS))
+
+
+def whole_again(held, case, part=None):
+    """Global arrays from what each device holds, of all parameters or of a part."""
+    mesh, likes = make_mesh(case.mesh), (specs_of(case), stacked_of(case))
 
     def join(parts, spec, like):
         whole, index = np.zeros(like.shape, np.float32), NamedSharding(mesh, spec).devices_indices_map(like.shape)
@@ -44,7 +58,38 @@ def whole_again(held, case):
             whole[index[device]] = part
         return whole
 
-    return jax.tree.map(join, held, specs_of(case), stacked_of(case))
+    return jax.tree.map(join, held, *(tree[part] if part else tree for tree in likes))
+
+
+def joined(held, case):
+    """Activations of all microbatches from what the devices of stage 0 hold."""
+    data, pipe, tensor = axes_of(case)
+    order = {axis: i for i, axis in enumerate(case.mesh)}
+    by_place = held.reshape(*case.mesh.values(), *held.shape[1:]).transpose(
+        order[pipe], order[data], order[tensor], *range(3, 3 + held.ndim - 1)
+    )[0]
+    return np.concatenate([np.concatenate(list(rows), axis=-2) for rows in by_place], axis=1)
+
+
+@pytest.mark.parametrize(("place", "wrt"), [(0, "params"), (1, "x"), (2, "x"), (2, "params")])
+def test_oracles_of_its_parts_equal_central_differences(place, wrt):
+    """Gradients of weights are of the mean over data, those of activations of each pipeline's own rows."""
+    task = PARTS[place]
+    case = task.cases[1 if place == 0 else 0]
+    mean = sizes_of(case)[0] if wrt == "params" else 1
+
+    def loss(values, inputs):
+        upstream = inputs["upstream"]
+        if place == 2:
+            upstream = held_by_each(upstream, case, P(None, *(axes_of(case)[i] for i in (0, 2))))
+        return returned(values, {"upstream": upstream}) / mean
+
+    def gradients(found):
+        if wrt == "params":
+            return whole_again(found, case) if place == 0 else whole_again(found["layers"], case, "layers")
+        return found["x"] if place == 1 else joined(found["x"], case)
+
+    check(task, case.name, wrt, loss, gradients, rel=2e-2, least=2e-4)
 
 
 @pytest.mark.parametrize("case", places(*FORWARD.cases[:2]), ids=lambda case: case.name)

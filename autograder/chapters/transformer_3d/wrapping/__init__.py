@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from autograder.chapters.transformer_3d.wrapping.choice import Models, wrap_choice
+from autograder.chapters.transformer_3d.wrapping.layers import wrap_layers, wrap_stage, wrap_whole
 from autograder.chapters.transformer_3d.wrapping.model import (
     Sizes,
     axes_of,
@@ -145,6 +146,9 @@ def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
 _OPTIONS, _AXES = "(params, specs, batch, key, options", "data_axis, pipe_axis, tensor_axis"
 WRAPPINGS = (
     Wrapping("init_3d", f"(params, num_repeats, min_size, {_AXES})", wrap_init, Sizes),
+    Wrapping("whole_weights", "(parts, specs, dtype, data_axis, shared_axes)", wrap_whole, Sizes),
+    Wrapping("stage_3d", "(weights, x, key, microbatch, first, options, tensor_axis)", wrap_stage, Sizes),
+    Wrapping("layers_3d", f"(parts, specs, x, key, options, {_AXES})", wrap_layers, Sizes),
     Wrapping("forward_3d", f"{_OPTIONS}, {_AXES})", wrap_forward, Sizes),
     Wrapping("train_step_3d", f"{_OPTIONS}, {_AXES}, learning_rate, largest_norm)", wrap_step, Sizes),
     Wrapping("choose_mesh", "(sizes, num_devices, batch, estimate)", wrap_choice, Models),
