@@ -120,8 +120,9 @@ def gathers() -> dict[str, object]:
     ticks, kept, once = table.rows.values()
     more, fewer = many.rows.values()
     assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * kept["sent over data"], "sends twice as much"
-    assert once.step > ticks.step and once.temporaries > ticks.temporaries, "not shorter, and more is held"
-    assert kept.temporaries > 2 * once.temporaries and kept["over data"] < once["over data"]
+    assert 0.9 * ticks.step < once.step < ticks.step, "hardly shorter"
+    assert once.temporaries > ticks.temporaries, "more is held"
+    assert kept.temporaries > 1.8 * once.temporaries and kept["over data"] < once["over data"]
     assert more["over data"] > 2.5 * ticks["over data"] and fewer["over data"] < 1.2 * once["over data"], (
         "hardly at all"
     )
