@@ -295,6 +295,7 @@ def _unseen_layers(rng: np.random.Generator) -> Case[Sizes]:
 LAYERS_3D = Task(
     wrapping=WRAPPINGS["layers_3d"],
     points=5,
+    point=("live temporaries",),
     cases=(
         Case("data=2 x pipe=2 x tensor=2", CUBE, SIZES.but(num_layers=6, num_repeats=3), quick=True),
         Case(
