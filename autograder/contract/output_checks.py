@@ -45,11 +45,14 @@ def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
 
 
 def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
-    """Every leaf has the shape and dtype of ``like``.
+    """It has the form of ``like``, and every leaf its shape and dtype.
 
     Raises:
-        Mismatch: One has not; the message names it, the mesh, and both.
+        Mismatch: It has not; the message names the leaf, the mesh, and both.
     """
+    if hasattr(like, "shape") and not hasattr(tree, "shape"):
+        raise Mismatch(f"{name} returned {describe(tree)} on mesh {case.mesh_text}, expected {describe(like)}")
+    same_tree(name, tree, like)
     for (path, leaf), struct in zip(jax.tree.leaves_with_path(tree), jax.tree.leaves(like), strict=True):
         if not hasattr(leaf, "shape") or (leaf.shape, leaf.dtype) != (struct.shape, struct.dtype):
             raise Mismatch(

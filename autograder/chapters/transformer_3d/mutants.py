@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType
 from typing import Any
 
 import jax
 
 from autograder.chapters.mutant import gathered_and_scattered, mutant, patch, there_and_back
+from solutions.tp_transformer import tp_transformer_block
 from solutions.transformer_3d import (
     choose_mesh,
     forward_3d,
@@ -37,7 +38,8 @@ def but(function: Callable[..., Any], **parts: Any) -> Callable[..., Any]:
 def gathering_in_every_tick(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The parts travel through the ticks, and a layer is gathered whenever it is used."""
 
-    def gathers_in_every_tick(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
+    @wraps(forward)
+    def gathers_in_every_tick(params, specs, x, key, options, data_axis, pipe_axis, tensor_axis):
         layer_specs = specs.get("layers", specs)
         of_stage = jax.tree.map(lambda spec: type(spec)(*spec[2:]), layer_specs)
 
@@ -46,11 +48,22 @@ def gathering_in_every_tick(forward: Callable[..., Any]) -> Callable[..., Any]:
 
         layers = but(layers_3d, whole_weights=lambda parts, *rest: parts, stage_3d=late)
         changed = layers if forward is layers_3d else but(forward, layers_3d=layers)
-        return changed(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis)
+        return changed(params, specs, x, key, options, data_axis, pipe_axis, tensor_axis)
 
+    gathers_in_every_tick.__name__ = "gathers_in_every_tick"
     return gathers_in_every_tick
 
 
+LOW_NORM = "rms_norm(*jax.tree.map(lambda a: a.astype('bfloat16'), (mlp['norm'], x))).astype('float32')"
+low_block = patch(tp_transformer_block, "low_block", {'rms_norm(mlp["norm"], x)': LOW_NORM})
+
+
+@wraps(stage_3d)
+def takes_norms_in_bfloat16(*given):
+    return but(stage_3d, tp_transformer_block=low_block.function)(*given)
+
+
+takes_norms_in_bfloat16.__name__ = "takes_norms_in_bfloat16"
 gathers_in_every_tick = gathering_in_every_tick(forward_3d)
 init, forward = partial(patch, init_3d), partial(patch, forward_3d)
 whole, stage, layers = partial(patch, whole_weights), partial(patch, stage_3d), partial(patch, layers_3d)
@@ -67,7 +80,7 @@ ROUND = {"lax.ppermute(y, pipe_axis,": f"lax.ppermute({there_and_back('y', 'pipe
 SCATTERED = {"lax.pmean(loss, data_axis)": f"lax.pmean({gathered_and_scattered('loss', 'data_axis')}, data_axis)"}
 GATHERED = {
     "sent = part.astype(dtype)": (
-        "part = part + 0 * lax.all_gather(part, data_axis).sum()\n        sent = part.astype(dtype)"
+        "part = part + 0 * sum(lax.all_gather((part, 2 * part), data_axis)).sum()\n        sent = part.astype(dtype)"
     )
 }
 SQUARE = "jnp.sum(gradient**2)"
@@ -97,8 +110,7 @@ MUTANTS = (
         "scatters_what_it_has_rounded",
         {"lax.psum_scatter(gradient, data_axis": "lax.psum_scatter(gradient.astype(dtype), data_axis"}
         | {TOTAL: f"gradient = gradient.astype('float32')\n        {TOTAL}"},
-        *GRADIENTS,
-        "reduce-scatter bytes over data",
+        *("gradients", "other collectives", "reduce-scatter bytes over data"),
     ),
     whole(
         "sends_float32", {"part.astype(dtype)": "part.astype(dtype).astype(part.dtype)"}, "all-gather bytes over data"
@@ -122,15 +134,7 @@ MUTANTS = (
         *("bfloat16 products", "bytes over tensor"),
         shown_by=(FIRST, LOW_STAGE),
     ),
-    stage(
-        "lowers_all_of_a_block",
-        {
-            "x = block(one, x,": "x = block(*jax.tree.map(lambda a: a.astype(options.dtype), (one, x)),",
-            "return x\n": "return x.astype('float32')\n",
-        },
-        *("bfloat16 products", "float32 elsewhere"),
-        shown_by=(FIRST, LOW_STAGE),
-    ),
+    mutant("stage_3d", takes_norms_in_bfloat16, *NUMBERS, "float32 elsewhere", shown_by=(FIRST, LOW_STAGE)),
     stage(
         "rounds_the_residual_stream",
         {"out_of, tensor_axis)": "out_of, tensor_axis).astype(options.dtype).astype(x.dtype)"},
@@ -258,15 +262,15 @@ MUTANTS = (
     ),
     step(
         "gathers_gradients_to_take_their_norm",
-        {SQUARE: "jnp.sum(gradient**2) + 0 * lax.all_gather(gradient, (pipe_axis, tensor_axis)).sum()"},
+        {SQUARE: "(jnp.sum(gradient**2) + 0 * lax.all_gather(gradient, (pipe_axis, tensor_axis)).sum())"},
         "other collectives",
     ),
     step(
         "gathers_gradients_axis_by_axis",
         {
             SQUARE: (
-                "jnp.sum(gradient**2) + 0 * lax.all_gather(gradient, pipe_axis).sum()"
-                " + 0 * lax.all_gather(gradient, tensor_axis).sum()"
+                "(jnp.sum(gradient**2) + 0 * lax.all_gather(gradient, pipe_axis).sum()"
+                " + 0 * lax.all_gather(gradient, tensor_axis).sum())"
             )
         },
         *("bytes over tensor", "other bytes over pipe"),
