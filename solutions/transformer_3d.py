@@ -322,12 +322,16 @@ if __name__ == "__main__":
 # gradient is summed over ticks, on each device, and reduce-scattered **once**, while the repeat before runs backward.
 #
 # The ticks themselves are those that you have written for `looping_train_step`. Here they are again, with their way
-# back. `compute(weights, x, microbatch, repeat)` is a stage; `before` and `own` are the weights of the repeat
-# before and of the block's own. `run_ticks` returns what the next block starts with, and of each tick its input and
-# output. The last block has as many ticks as there are microbatches and `num_stages - 1` more, the others
-# `max(num_microbatches, num_stages)`. `run_ticks_back` takes the gradients of both results (of the outputs those of the
-# last ticks, the others are zero) and the inputs, and runs the ticks in reverse: a permute's transpose is the permute
-# with its pairs turned round, `start_tick` is linear, and each tick's layers are computed again.
+# back. `compute(weights, x, microbatch, repeat)` is a stage; `own` are the weights of the block's own repeat, and
+# `before` those of the repeat before, or `None` where no stage is late. Stages are late in a block's first
+# `num_stages - 1` ticks: these choose between the two, and all others use `own`.
+#
+# `run_ticks` returns what the next block starts with, the inputs of its ticks, and its last outputs. The last block has
+# as many ticks as there are microbatches and `num_stages - 1` more, the others `max(num_microbatches, num_stages)`.
+# `run_ticks_back` takes the gradients of what the block returned (of the outputs those of the last ticks, the others
+# are zero), the gradient `of_own` that the block after it has found for the same weights, or `None`, and the inputs. It
+# runs the ticks in reverse: a permute's transpose is the permute with its pairs turned round, `start_tick` is linear,
+# and each tick's layers are computed again.
 
 
 # %%
@@ -345,50 +349,67 @@ def start_tick(carry, local, block, pipe_axis):
     return (waiting, jnp.where(index == 0, waiting[microbatch], arrived)), microbatch
 
 
+def spans(before, num_stages, num_ticks):
+    """A block's ticks in which a stage may be late, each with the weights that it then uses, and all others."""
+    first = 0 if before is None else num_stages - 1
+    return [(before, jnp.arange(first))] * (first > 0) + [(None, jnp.arange(first, num_ticks))]
+
+
+def late_or_own(late, before, own):
+    return own if before is None else jax.tree.map(partial(jnp.where, late), before, own)
+
+
 @partial(jax.jit, static_argnums=(0, 5, 6))
 def run_ticks(compute, before, own, carry, block, last, pipe_axis):
-    """The ticks of a block: ``carry`` afterwards, and all ``(inputs, outputs)``."""
+    """The ticks of a block: ``carry`` afterwards, the inputs of all ticks, and the last outputs."""
     num_stages, index, count = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), len(carry[0])
-    two = jax.tree.map(lambda *both: jnp.stack(both), before, own)
+    ring, inputs, outputs = [(i, (i + 1) % num_stages) for i in range(num_stages)], [], None
+    for others, ticks in spans(before, num_stages, count + num_stages - 1 if last else max(count, num_stages)):
 
-    def tick(carry, local):
-        (waiting, x), microbatch = start_tick(carry, local, block, pipe_axis)
-        late = (local < index).astype(jnp.int32)
-        weights = jax.tree.map(lambda leaf: leaf[1 - late], two)
-        y = compute(weights, x, microbatch, jnp.maximum(block - late, 0))
-        return (waiting, lax.ppermute(y, pipe_axis, [(i, (i + 1) % num_stages) for i in range(num_stages)])), (x, y)
+        def tick(carry, local, others=others):
+            (waiting, x), microbatch = start_tick(carry, local, block, pipe_axis)
+            late = local < index
+            repeat = jnp.maximum(block - late.astype(jnp.int32), 0)
+            y = compute(late_or_own(late, others, own), x, microbatch, repeat)
+            return (waiting, lax.ppermute(y, pipe_axis, ring)), (x, y)
 
-    num_ticks = count + num_stages - 1 if last else max(count, num_stages)
-    return lax.scan(tick, carry, jnp.arange(num_ticks))
+        carry, (x, outputs) = lax.scan(tick, carry, ticks)
+        inputs.append(x)
+    return carry, inputs, outputs
 
 
-@partial(jax.jit, static_argnums=(0, 7))
-def run_ticks_back(compute, before, own, of_carry, inputs, of_outputs, block, pipe_axis):
-    """The same ticks in reverse: the gradients of ``carry``, ``before`` and ``own``."""
+@partial(jax.jit, static_argnums=(0, 8))
+def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, block, pipe_axis):
+    """The same ticks in reverse: the gradients of ``carry`` and ``before``, and that of ``own`` added to ``of_own``."""
     num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
-    two = jax.tree.map(lambda *both: jnp.stack(both), before, own)
+    ring = [((i + 1) % num_stages, i) for i in range(num_stages)]
+    of_before = jax.tree.map(jnp.zeros_like, before)
+    of_own = jax.tree.map(jnp.zeros_like, own) if of_own is None else of_own
+    leaving = [jnp.zeros_like(x) for x in inputs]
+    leaving[-1] = leaving[-1].at[len(inputs[-1]) - len(of_outputs) :].set(of_outputs)
+    for others, ticks in reversed(spans(before, num_stages, sum(map(len, inputs)))):
 
-    def tick(carry, given):
-        (of_waiting, of_arrived), of_two = carry
-        local, x, of_y = given
-        of_y += lax.ppermute(of_arrived, pipe_axis, [((i + 1) % num_stages, i) for i in range(num_stages)])
-        start, microbatch = jax.vjp(lambda carry: start_tick(carry, local, block, pipe_axis), of_carry, has_aux=True)[
-            1:
-        ]
-        late = (local < index).astype(jnp.int32)
-        # Else a compiler may find that all of this was computed before, keep it, and compute nothing again.
-        given = jax.tree.map(lambda leaf: leaf[1 - late], two), x, of_y
-        weights, x, of_y = lax.optimization_barrier(given)
-        pull = jax.vjp(lambda w, x: compute(w, x, microbatch, jnp.maximum(block - late, 0)), weights, x)[1]
-        of_weights, of_x = pull(of_y)
-        of_two = jax.tree.map(lambda both, g: both.at[1 - late].add(g), of_two, of_weights)
-        (of_carry_before,) = start((of_waiting, of_x))
-        return (of_carry_before, of_two), None
+        def tick(carry, given, others=others):
+            (of_waiting, of_arrived), of_before, of_own = carry
+            local, x, of_y = given
+            of_y += lax.ppermute(of_arrived, pipe_axis, ring)
+            begin = partial(start_tick, local=local, block=block, pipe_axis=pipe_axis)
+            _, start, microbatch = jax.vjp(begin, carry[0], has_aux=True)
+            late = local < index
+            # Else a compiler may find that all of this was computed before, keep it, and compute nothing again.
+            weights, x, of_y = lax.optimization_barrier((late_or_own(late, others, own), x, of_y))
+            repeat = jnp.maximum(block - late.astype(jnp.int32), 0)
+            of_weights, of_x = jax.vjp(lambda w, x: compute(w, x, microbatch, repeat), weights, x)[1](of_y)
+            if others is None:
+                of_own = jax.tree.map(jnp.add, of_own, of_weights)
+            else:
+                of_before = jax.tree.map(lambda sum, g: sum + jnp.where(late, g, 0), of_before, of_weights)
+                of_own = jax.tree.map(lambda sum, g: sum + jnp.where(late, 0, g), of_own, of_weights)
+            return (start((of_waiting, of_x))[0], of_before, of_own), None
 
-    start = of_carry, jax.tree.map(jnp.zeros_like, two)
-    leaving = jnp.zeros_like(inputs).at[len(inputs) - len(of_outputs) :].set(of_outputs)
-    of_carry, of_two = lax.scan(tick, start, (jnp.arange(len(inputs)), inputs, leaving), reverse=True)[0]
-    return of_carry, *(jax.tree.map(lambda both, i=i: both[i], of_two) for i in (0, 1))
+        here = ticks, inputs.pop(), leaving.pop()
+        (carry, of_before, of_own), _ = lax.scan(tick, (carry, of_before, of_own), here, reverse=True)
+    return carry, of_before, of_own
 
 
 # %% [markdown]
@@ -445,7 +466,7 @@ def layers_3d(
     ### BEGIN SOLUTION
     num_repeats, _, each = jax.tree.leaves(parts)[0].shape[:3]
     num_stages, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
-    of_group = jax.tree.map(lambda spec: P(*spec[2:]), specs)
+    late, of_group = num_stages > 1, jax.tree.map(lambda spec: P(*spec[2:]), specs)
 
     def compute(weights, x, microbatch, repeat):
         first = (repeat * num_stages + index) * each
@@ -462,23 +483,22 @@ def layers_3d(
         for repeat in range(num_repeats):
             last = repeat == num_repeats - 1
             coming = None if last else enter(parts_of(parts, repeat + 1))
-            carry, (given, outputs) = run_ticks(compute, before or own, own, carry, repeat, last, pipe_axis)
-            inputs, kept, before, own = [*inputs, given], {repeat - 1: before, repeat: own}, own, coming
-        return outputs[-len(x) :], (parts, inputs, kept)
+            carry, given, outputs = run_ticks(compute, before, own, carry, repeat, last, pipe_axis)
+            inputs, before, own = [*inputs, given], own if late else None, coming
+        return outputs[-len(x) :], (parts, inputs)
 
     def run_back(saved, of_outputs):
-        parts, inputs, kept = saved  # the two groups that are whole at the end need not be gathered again
-        carry, groups, late, found = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), {}, [], []
+        parts, inputs = saved
+        groups = {i: jax.vjp(enter, parts_of(parts, i)) for i in range(num_repeats)[-1 - late :]}
+        carry, found, of_own = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), [], None
         for repeat in reversed(range(num_repeats)):
-            for ahead in range(repeat, max(repeat - 2, 0) - 1, -1):
-                if ahead not in groups:
-                    whole, complete = jax.vjp(enter, parts_of(parts, ahead))
-                    groups[ahead] = kept.get(ahead, whole), complete
-            (own, complete), (before, _) = groups[repeat], groups[max(repeat - 1, 0)]
+            if (ahead := repeat - 1 - late) >= 0:
+                groups[ahead] = jax.vjp(enter, parts_of(parts, ahead))
+            own, complete = groups.pop(repeat)
+            before = groups[repeat - 1][0] if repeat and late else None
             given = inputs[repeat], of_outputs[: 0 if found else len(of_outputs)], repeat, pipe_axis
-            carry, of_before, of_own = run_ticks_back(compute, before, own, carry, *given)
-            found = [*complete(jax.tree.map(lambda *all: sum(all), of_own, *late)), *found]
-            late = [of_before]
+            carry, of_before, of_own = run_ticks_back(compute, before, own, carry, of_own, *given)
+            found, of_own = [*complete(of_own), *found], of_before
         return jax.tree.map(lambda *groups: jnp.stack(groups)[:, None], *found), carry[0]
 
     layers = jax.custom_vjp(lambda parts, x: run(parts, x)[0])

@@ -213,42 +213,41 @@ def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, ru
         return jax.vjp(lambda group: whole_weights(group, one, options.dtype, data_axis, (tensor_axis,)), group)
 
     def forward(parts, x):
-        state, kept = (x, jnp.zeros_like(x[0])), []
-        groups = [gathers(parts, 0)]
+        state, kept, groups = (x, jnp.zeros_like(x[0])), [], []
         for repeat in range(repeats):
-            if repeat + 1 < repeats:
-                groups.append(gathers(parts, repeat + 1))
-            two = groups[max(repeat - 1, 0)][0], groups[repeat][0]
+            groups.append(gathers(parts, repeat)[0])
+            two = groups[-2] if repeat and stages > 1 else None, groups[-1]
             started = state
-            state, (inputs, outputs) = run_ticks(compute, *two, state, repeat, repeat == repeats - 1, pipe_axis)
+            state, inputs, outputs = run_ticks(compute, *two, state, repeat, repeat == repeats - 1, pipe_axis)
             kept.append(started if runs_blocks_again else inputs)
-        return outputs[-m:], (parts, kept, None if runs_blocks_again else [group[0] for group in groups[-2:]])
+        return outputs[-m:], (parts, kept, None if runs_blocks_again else groups[-2:])
 
     def backward(saved, of_outputs):
         parts, kept, last = saved
         known = dict(enumerate(last, repeats - len(last))) if last else {}
         back = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0]))
-        sums, done = {}, [None] * repeats
+        more, done = None, [None] * repeats
         groups = {number: gathers(parts, number) for number in range(max(repeats - 2, 0), repeats)}
         for repeat in range(repeats - 1, -1, -1):
             if repeat > 1:
                 groups[repeat - 2] = gathers(parts, repeat - 2)
-            before, own = (known.get(i, groups[i][0]) for i in (max(repeat - 1, 0), repeat))
+            before, own = (known.get(i, groups[i][0]) if i >= 0 else None for i in (repeat - 1, repeat))
+            before = before if stages > 1 else None
             of_y = of_outputs if repeat == repeats - 1 else of_outputs[:0]
             if runs_blocks_again:
 
                 def block(before, own, state, repeat=repeat):
                     return run_ticks(compute, before, own, state, repeat, repeat == repeats - 1, pipe_axis)
 
-                (_, (inputs, outputs)), pull = jax.vjp(block, before, own, kept[repeat])
+                (_, inputs, outputs), pull = jax.vjp(block, before, own, kept[repeat])
                 of_all = jnp.zeros_like(outputs).at[len(outputs) - len(of_y) :].set(of_y)
-                of_before, of_own, back = pull((back, (jnp.zeros_like(inputs), of_all)))
+                of_before, of_own, back = pull((back, jax.tree.map(jnp.zeros_like, inputs), of_all))
+                of_own = of_own if more is None else jax.tree.map(jnp.add, of_own, more)
             else:
-                given = back, kept[repeat], of_y, repeat, pipe_axis
+                given = back, more, kept[repeat], of_y, repeat, pipe_axis
                 back, of_before, of_own = run_ticks_back(compute, before, own, *given)
-            for number, more in ((repeat, of_own), (max(repeat - 1, 0), of_before)):
-                sums[number] = jax.tree.map(jnp.add, sums[number], more) if number in sums else more
-            (done[repeat],) = groups[repeat][1](sums.pop(repeat))
+            more = of_before
+            (done[repeat],) = groups.pop(repeat)[1](of_own)
         return jax.tree.map(lambda *layers: jnp.stack(layers)[:, None], *done), back[0]
 
     if not options.remat:

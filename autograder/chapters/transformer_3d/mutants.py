@@ -154,7 +154,11 @@ MUTANTS = (
         {"return layers(parts, x) if options.remat else": "compute = jax.checkpoint(compute)\n    return"},
         "live temporaries",
     ),
-    layers("drops_what_late_stages_add", {"sum(all), of_own, *late)": "sum(all), of_own)"}, *GRADIENTS),
+    layers(
+        "drops_what_late_stages_add",
+        {"of_own = [*complete(of_own), *found], of_before": "of_own = [*complete(of_own), *found], None"},
+        *GRADIENTS,
+    ),
     layers(
         "numbers_a_stages_layers_in_a_row",
         {"(repeat * num_stages + index)": "(index * num_repeats + repeat)"},
@@ -163,16 +167,16 @@ MUTANTS = (
     ),
     layers(
         "uses_its_own_repeats_weights_when_late",
-        {"run_ticks(compute, before or own, own,": "run_ticks(compute, own, own,"},
+        {"run_ticks(compute, before, own,": "run_ticks(compute, before and own, own,"},
         *NUMBERS,
     ),
     layers(
         "completes_what_late_stages_add_apart",
         {
-            "late = [of_before]": (
-                "more = jax.tree.map(lambda g: 0 * g, complete(of_before)[0])\n"
-                "            found[0] = jax.tree.map(jnp.add, found[0], more)\n"
-                "            late = [of_before]"
+            "found, of_own = [*complete(of_own), *found], of_before": (
+                "found = [*complete(of_own), *found]\n"
+                "            more = complete(of_before)[0] if before else None\n"
+                "            of_own = jax.tree.map(lambda g, part: g + 0 * part.sum(), of_before, more)"
             )
         },
         *("all-reduce bytes", "reduce-scatter bytes over data"),
