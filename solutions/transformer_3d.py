@@ -373,7 +373,7 @@ def run_ticks(compute, before, own, carry, block, last, pipe_axis):
             y = compute(late_or_own(late, others, own), x, microbatch, repeat)
             return (waiting, lax.ppermute(y, pipe_axis, ring)), (x, y)
 
-        carry, (x, outputs) = lax.scan(tick, carry, ticks)
+        carry, (x, outputs) = lax.scan(tick, carry, ticks, unroll=num_stages == 1)
         inputs.append(x)
     return carry, inputs, outputs
 
@@ -408,7 +408,9 @@ def run_ticks_back(compute, before, own, carry, of_own, inputs, of_outputs, bloc
             return (start((of_waiting, of_x))[0], of_before, of_own), None
 
         here = ticks, inputs.pop(), leaving.pop()
-        (carry, of_before, of_own), _ = lax.scan(tick, (carry, of_before, of_own), here, reverse=True)
+        (carry, of_before, of_own), _ = lax.scan(
+            tick, (carry, of_before, of_own), here, reverse=True, unroll=num_stages == 1
+        )
     return carry, of_before, of_own
 
 
@@ -479,26 +481,29 @@ def layers_3d(
         return jax.tree.map(lambda leaf: leaf[repeat, 0], parts)
 
     def run(parts, x):
-        carry, inputs, before, own = (x, jnp.zeros_like(x[0])), [], None, enter(parts_of(parts, 0))
+        carry, inputs, whole = (x, jnp.zeros_like(x[0])), [], {0: enter(parts_of(parts, 0))}
         for repeat in range(num_repeats):
-            last = repeat == num_repeats - 1
-            coming = None if last else enter(parts_of(parts, repeat + 1))
-            carry, given, outputs = run_ticks(compute, before, own, carry, repeat, last, pipe_axis)
-            inputs, before, own = [*inputs, given], own if late else None, coming
-        return outputs[-len(x) :], (parts, inputs)
+            parts, carry = lax.optimization_barrier((parts, carry))  # no gather comes earlier
+            if repeat + 1 < num_repeats:
+                whole[repeat + 1] = enter(parts_of(parts, repeat + 1))
+            before, last = whole.get(repeat - 1) if late else None, repeat == num_repeats - 1
+            carry, given, outputs = run_ticks(compute, before, whole[repeat], carry, repeat, last, pipe_axis)
+            inputs.append(given)
+        return outputs[-len(x) :], (parts, inputs, dict(list(whole.items())[-1 - late :]))
 
     def run_back(saved, of_outputs):
-        parts, inputs = saved
-        groups = {i: jax.vjp(enter, parts_of(parts, i)) for i in range(num_repeats)[-1 - late :]}
-        carry, found, of_own = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), [], None
+        parts, inputs, whole = saved  # what is whole at the end need not be gathered again
+        carry, found, of_own, complete = (jnp.zeros_like(of_outputs), jnp.zeros_like(of_outputs[0])), [], None, {}
         for repeat in reversed(range(num_repeats)):
-            if (ahead := repeat - 1 - late) >= 0:
-                groups[ahead] = jax.vjp(enter, parts_of(parts, ahead))
-            own, complete = groups.pop(repeat)
-            before = groups[repeat - 1][0] if repeat and late else None
+            parts, carry, found[2:] = lax.optimization_barrier((parts, carry, found[2:]))
+            for i in range(repeat, max(repeat - 2 - late, -1), -1):
+                if i not in complete:
+                    again, complete[i] = jax.vjp(enter, parts_of(parts, i))
+                    whole = {i: again} | whole
+            before = whole.get(repeat - 1) if late else None
             given = inputs[repeat], of_outputs[: 0 if found else len(of_outputs)], repeat, pipe_axis
-            carry, of_before, of_own = run_ticks_back(compute, before, own, carry, of_own, *given)
-            found, of_own = [*complete(of_own), *found], of_before
+            carry, of_before, of_own = run_ticks_back(compute, before, whole[repeat], carry, of_own, *given)
+            found, of_own = [*complete[repeat](of_own), *found], of_before
         return jax.tree.map(lambda *groups: jnp.stack(groups)[:, None], *found), carry[0]
 
     layers = jax.custom_vjp(lambda parts, x: run(parts, x)[0])

@@ -143,14 +143,14 @@ class Config:
 
 
 LARGE, SMALL = Config(BILLION, 2**16), Config(Sizes(layers=16, width=128, heads=8, vocab=1024, seq=64), 2**10)
-# By mesh: repeats and microbatches.
+# By mesh: repeats, microbatches, and whether products are rings.
 MESHES = {
-    (2, 2, 2): (4, 4),
-    (1, 2, 4): (4, 4),
-    (4, 1, 2): (8, 2),
-    (8, 1, 1): (8, 1),
-    (1, 8, 1): (2, 16),
-    (1, 1, 8): (8, 2),
+    (2, 2, 2): (8, 4, True),
+    (1, 2, 4): (8, 4, True),
+    (4, 1, 2): (16, 2, True),
+    (8, 1, 1): (16, 2, False),
+    (1, 8, 1): (2, 16, False),
+    (1, 1, 8): (8, 2, False),
 }
 
 
@@ -198,9 +198,9 @@ def stacks_and_specs(config, mesh, repeats):
 
 def ours(config, mesh, mesh_of=abstract_mesh):
     """By ``forward_3d``; every device gives back its own copy of what it holds."""
-    (repeats, microbatches), sizes = MESHES[mesh], dict(zip(AXES, mesh, strict=True))
+    (repeats, microbatches, rings), sizes = MESHES[mesh], dict(zip(AXES, mesh, strict=True))
     shapes, specs = stacks_and_specs(config, mesh, repeats)
-    options = Options(num_microbatches=microbatches)
+    options = Options(num_microbatches=microbatches, rings=rings)
 
     def local(params, batch):
         loss, gradients = jax.value_and_grad(forward_3d)(varying(params, AXES), specs, batch, KEY, options, *AXES)
@@ -336,7 +336,7 @@ def barrier() -> Table:
         held = memory(parse(exported), exported).temporaries / GIB
         table.add((" x ".join(map(str, mesh)), with_barrier), held, *compiled(step))
 
-    with patch.dict(MESHES, {(4, 1, 2): (16, 1)}):
+    with patch.dict(MESHES, {(4, 1, 2): (16, 1, False), (8, 1, 1): (16, 1, False)}):
         add((4, 1, 2), "yes")
         add((8, 1, 1), "yes")
         with patch.object(lax, "optimization_barrier", lambda operand: operand):

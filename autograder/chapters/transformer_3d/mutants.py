@@ -156,7 +156,7 @@ MUTANTS = (
     ),
     layers(
         "drops_what_late_stages_add",
-        {"of_own = [*complete(of_own), *found], of_before": "of_own = [*complete(of_own), *found], None"},
+        {"*found], of_before": "*found], None"},
         *GRADIENTS,
     ),
     layers(
@@ -167,15 +167,15 @@ MUTANTS = (
     ),
     layers(
         "uses_its_own_repeats_weights_when_late",
-        {"run_ticks(compute, before, own,": "run_ticks(compute, before and own, own,"},
+        {"run_ticks(compute, before, whole[repeat],": "run_ticks(compute, before and whole[repeat], whole[repeat],"},
         *NUMBERS,
     ),
     layers(
         "completes_what_late_stages_add_apart",
         {
-            "found, of_own = [*complete(of_own), *found], of_before": (
-                "found = [*complete(of_own), *found]\n"
-                "            more = complete(of_before)[0] if before else None\n"
+            "found, of_own = [*complete[repeat](of_own), *found], of_before": (
+                "found = [*complete[repeat](of_own), *found]\n"
+                "            more = complete[repeat - 1](of_before)[0] if before else None\n"
                 "            of_own = jax.tree.map(lambda g, part: g + 0 * part.sum(), of_before, more)"
             )
         },
