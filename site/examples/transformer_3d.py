@@ -120,13 +120,13 @@ def gathers() -> dict[str, object]:
     ticks, kept, once = table.rows.values()
     more, fewer = many.rows.values()
     assert ticks["sent over data"] > 2 * once["sent over data"] == 2 * kept["sent over data"], "sends twice as much"
-    assert 0.9 * ticks.step < once.step < ticks.step, "hardly shorter"
+    assert 0.85 * ticks.step < once.step < 0.92 * ticks.step, "about a tenth shorter"
     assert once.temporaries > ticks.temporaries, "more is held"
     assert kept.temporaries > 1.8 * once.temporaries and kept["over data"] < once["over data"]
     assert more["over data"] > 2.5 * ticks["over data"] and fewer["over data"] < 1.2 * once["over data"], (
         "hardly at all"
     )
-    assert more["8xH100"] > 1.05 * fewer["8xH100"]
+    assert more["8xH100"] > 1.2 * fewer["8xH100"], "a fifth and more"
     say(times=f"{more['8xA5000'] / fewer['8xA5000']:.2f}")
     s, of = case.sizes, f"{case.mesh_text}, {case.sizes.num_layers} layers of width {case.sizes.width:,}, "
     of += f"{s.num_repeats} repeats,\n{s.num_microbatches} microbatches of {s.seq} tokens"
@@ -248,7 +248,7 @@ def placed(config, mesh, mesh_of=abstract_mesh):
 def guided(config, mesh, mesh_of=abstract_mesh):
     """The strategy ``compiler`` of ``meshcraft train``, to which the devices of ``pipe`` are more of ``data``."""
 
-    class Sizes3d(strategy.Sizes):
+    class Sizes3d(strategy.ModelSizes):
         """Those of a model whose vocabulary is not that of bytes."""
 
         def model(self):
@@ -256,7 +256,7 @@ def guided(config, mesh, mesh_of=abstract_mesh):
 
     (data, pipe, tensor), s = mesh, config.sizes
     shape, sizes = {"data": data * pipe, "tensor": tensor}, Sizes3d(s.width, s.inner, s.layers, s.heads, s.seq)
-    made = strategy.compiler(sizes, mesh_of(shape), strategy.Options(remat=True, min_size=config.least))
+    made = strategy.compiler(sizes, mesh_of(shape), strategy.StrategyOptions(remat=True, min_size=config.least))
 
     def step(params, batch):
         loss, gradients = made.loss_and_gradients(params, batch)
