@@ -146,11 +146,11 @@ LARGE, SMALL = Config(BILLION, 2**16), Config(Sizes(layers=16, width=128, heads=
 # By mesh: repeats, microbatches, and whether products are rings.
 MESHES = {
     (2, 2, 2): (8, 4, True),
-    (1, 2, 4): (8, 4, True),
+    (1, 2, 4): (4, 4, False),
     (4, 1, 2): (16, 2, True),
     (8, 1, 1): (16, 2, False),
     (1, 8, 1): (2, 16, False),
-    (1, 1, 8): (8, 2, False),
+    (1, 1, 8): (16, 4, False),
 }
 
 
@@ -312,7 +312,9 @@ def peers() -> dict[str, object]:
             table.add((name, kind), *figures, measured)
         own, told, led = (table[f"{name}, {kind}"] for kind in ("ours", "placed", "guided"))
         assert own.ms < told.ms and own.held < told.held, name
-        assert (own.ms < led.ms and own.held < led.held) == (name in ("1 x 2 x 4", "1 x 1 x 8")), name
+        assert (own.ms < led.ms) == (name != "1 x 8 x 1"), name
+        assert (own.held < led.held) == (name not in ("1 x 8 x 1", "8 x 1 x 1")), name
+    assert table["8 x 1 x 1, ours"].held < 1.1 * table["8 x 1 x 1, guided"].held, "hardly more"
     assert table["1 x 8 x 1, placed"].ms / table["1 x 8 x 1, ours"].ms > 5
     ratios = [row["measured: ours/peer"][:4] for name, row in table.rows.items() if "guided" in name]
     say(least=min(ratios), most=max(ratios), idle=7, ticks=2 * 16 + 7)
@@ -387,8 +389,9 @@ def billion() -> dict[str, object]:
         on, off = list(table.rows.values())[-2:]
         assert abs(off.parts / on.parts - part) < 0.05 * part, "halves, and quarters"
         assert on["predicted: ms"] < off["predicted: ms"] and on["compiled: ms"] < off["compiled: ms"]
-        assert on.held < off.held and on["held there"] > off["held there"]
-        assert all(abs(row["predicted: ms"] / row["compiled: ms"] - 1) < 0.04 for row in (on, off))
+        assert on.held < off.held
+    errors = [100 * abs(row["predicted: ms"] / row["compiled: ms"] - 1) for row in table.rows.values()]
+    say(worst=f"{max(errors):.0f}")
     size = 4 * BILLION.count / GIB
     sizes = f"{BILLION.count:,} parameters, {size:.2f} GiB in float32; 32 sequences of {BILLION.seq:,} tokens"
     return {"billion_sizes": sizes, "billion": table}
