@@ -59,7 +59,8 @@ MUTANTS = (
         mixed_precision_loss,
         "takes_loss_in_bfloat16",
         {'logits.astype(jnp.float32), batch["targets"])': 'logits, batch["targets"]).astype(jnp.float32)'},
-        FUNCTIONS,
+        *("values", FUNCTIONS),
+        shown_by=("width 48",),
     ),
     patch(
         mixed_precision_loss, "takes_norms_in_bfloat16", {"scale, x.astype(jnp.float32)": "low(scale), x"}, FUNCTIONS
@@ -93,7 +94,7 @@ MUTANTS = (
         {
             "    return x * lax": (
                 "    low = (x * x).astype(jnp.bfloat16)\n"
-                "    while low.shape[-1] % 2 == 0:\n"
+                "    for _ in range(3):\n"
                 "        low = low[..., ::2] + low[..., 1::2]\n"
                 "    return x * lax"
             ),
