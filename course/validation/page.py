@@ -142,20 +142,12 @@ def planner(figures: Sequence[Figure]) -> str:
 
 def chips(_: Sequence[Figure]) -> str:
     """The planner's factors."""
-    found = [
-        [
-            chip,
-            f"{f.factor:.3f}",
-            f"{f.lowest:.2f} to {f.highest:.2f}",
-            str(f.runs),
-            _percent(f.error, ".1f"),
-            _percent(f.unseen, ".1f"),
-            "; ".join(f.papers),
-        ]
-        for chip, f in factors().items()
-    ]
-    head = ("chip", "factor", "single runs", "runs", "mean error", "unseen", "fitted on")
-    return _table(head[:1] + head[-1:] + head[1:-1], [[row[0], row[-1], *row[1:-1]] for row in found], 2)
+    found = []
+    for chip, f in factors().items():
+        spread = f"{f.lowest:.2f} to {f.highest:.2f}"
+        errors = [_percent(share, ".1f") for share in (f.error, f.unseen)]
+        found.append([chip, "; ".join(f.papers), f"{f.factor:.3f}", spread, str(f.runs), *errors])
+    return _table(("chip", "fitted on", "factor", "single runs", "runs", "mean error", "unseen"), found, 2)
 
 
 def _xla_tables(figures: Sequence[Figure], machine: str) -> dict[str, Figure]:
