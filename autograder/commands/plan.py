@@ -48,7 +48,7 @@ def plan(
         str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --plan`.")
     ] = "cast",
     optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
-    remat: Annotated[str, typer.Option(help="What may be tried of none, attention, selective, block.")] = "none,block",
+    remat: Annotated[str, typer.Option(help="What may be tried of none, attention, half, block.")] = "none,block",
     schedule: Annotated[str | None, typer.Option(help="1f1b (if left out), gpipe or breadth_first.")] = None,
     kernels: Annotated[
         str | None, typer.Option(help="fused (if left out: attention keeps no scores), materialised or plain.")

@@ -130,12 +130,12 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     # Of every two products the second: keys, what attention mixes, and the other one of a gated MLP.
     second = product(n, h, k) + product(n, q, h) + gated * product(n, h, m)
     block = forward + dense - back[-1][0] - kernel((3 if single else 4) * own)
-    again = {"none": 0.0, "attention": mix_again, "block": block, "selective": second + forward - mix}
+    again = {"none": 0.0, "attention": mix_again, "block": block, "half": second + forward - mix}
     sent_again = {
         "none": 0.0,
         "attention": 0.0,
         "block": sent - back[-1][1],
-        "selective": sum(more for _, more in into),
+        "half": sum(more for _, more in into),
     }
     return Passes(forward + dense, backward, sent, sum(more for _, more in turned), again, sent_again)
 

@@ -97,7 +97,7 @@ def layer_bytes(sizes: Sizes, training: Training, tensor: int, sequences: int, r
     into = e * tokens * sizes.width // split
     if remat == "block":
         return into, every - dropped, turned
-    if remat == "selective":
+    if remat == "half":
         # Queries, values, what attention mixes, and one product of the MLP; a gated one's last product is the seventh.
         products = e * tokens * (2 * sizes.queries + sizes.keys + sizes.inner) // tensor
         kept = min(every, into * (1 + sizes.gated) + products)

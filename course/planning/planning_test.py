@@ -177,7 +177,7 @@ def test_parts_add_up_and_only_what_is_there_costs():
         ({"remats": ()}, "no remat is given"),
         ({"schedule": "zero"}, "no schedule is called 'zero'; there are: 1f1b, gpipe, breadth_first"),
         ({"kernels": "flash"}, "no kernels is called 'flash'; there are: fused, materialised, plain"),
-        ({"schedule": "breadth_first", "remats": ("selective",)}, "no remat is called 'selective'"),
+        ({"schedule": "breadth_first", "remats": ("half",)}, "no remat is called 'half'"),
         ({"margin": float("nan")}, "margin is nan"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_llama_has_its_parameters_and_fewer_bytes_and_seconds_than_its_whole_h
     assert LLAMA.count == pytest.approx(8.03e9, rel=5e-3)
     assert replace(LLAMA, layers=80, width=8192, heads=64, hidden=28_672).count == pytest.approx(70.55e9, rel=5e-3)
     found, whole, joined = (
-        estimate(sizes, H100, 16, Choice(8, 1, 1, 2, 32, "selective", True))
+        estimate(sizes, H100, 16, Choice(8, 1, 1, 2, 32, "half", True))
         for sizes in (LLAMA, replace(LLAMA, kv_heads=0), replace(LLAMA, parallel=True))
     )
     assert found.bytes < whole.bytes and joined.seconds < found.seconds < whole.seconds

@@ -9,7 +9,7 @@ from course.budget import REMAT as BUDGETED
 
 # Added for what no closed form has: workspaces, fragmentation, buffers of collectives. As in ``meshcraft memory``.
 MARGIN = 0.2
-REMAT = (*BUDGETED, "selective")
+REMAT = (*BUDGETED, "half")
 KERNELS = ("fused", "materialised", "plain")
 SCHEDULES = ("1f1b", "gpipe", "breadth_first")
 
@@ -26,7 +26,7 @@ class Training:
             else the last one has it, and the others wait.
         scanned: Whether the layers of a repeat run in a scan, which then saves what they keep.
         pairs: Whether the weights of two repeats are put side by side for each block of ticks.
-        remats: What may be tried of ``REMAT``: ``attention`` computes its scores again, ``selective`` the second of
+        remats: What may be tried of ``REMAT``: ``attention`` computes its scores again, ``half`` the second of
             every two products and all that is no product, ``block`` everything of a layer.
         margin: Of memory, as a share of what is counted.
         kernels: ``fused``: attention keeps no scores, and skips those that are masked; ``materialised``: it keeps
