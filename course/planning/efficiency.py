@@ -25,7 +25,7 @@ class Fitted(msgspec.Struct, frozen=True):
         lowest, highest: Of single runs.
         runs: How many there are.
         error: Mean error of their predicted times.
-        unseen: The same with the factor fitted on the other papers.
+        unseen: The same with the factor fitted on the other papers; None where there are none.
         papers: Where the runs are from; ``course/validation/published.toml`` has each with its source.
     """
 
@@ -34,7 +34,7 @@ class Fitted(msgspec.Struct, frozen=True):
     highest: float
     runs: int
     error: float
-    unseen: float
+    unseen: float | None
     papers: tuple[str, ...]
 
 

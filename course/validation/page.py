@@ -135,7 +135,8 @@ def planner(figures: Sequence[Figure]) -> str:
     for name, f in seconds.items():
         held = sizes.get(name)
         cells = [number(held.published), number(held.found), _error(held)] if held else ["", "", ""]
-        found.append([name, number(f.published), number(f.found), _error(f), _error(unseen[name]), *cells])
+        other = _error(unseen[name]) if name in unseen else ""
+        found.append([name, number(f.published), number(f.found), _error(f), other, *cells])
     head = ("run", "published, s", "planner, s", "error", "unseen", "published, GB", "planner, GB", "error")
     return _table(head, found, 1)
 

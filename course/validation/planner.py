@@ -103,11 +103,12 @@ def fit(every: list[Run]) -> dict[str, Fitted]:
     for device in dict.fromkeys(run.machine.device for run in every):
         own = [run for run in every if run.machine.device == device]
         reached, one = [run.reached for run in own], factor(own)
-        unseen = fmean(abs(run.reached / factor(others(run, own)) - 1) for run in own)
+        elsewhere = [(run, others(run, own)) for run in own]
+        unseen = [abs(run.reached / factor(rest) - 1) for run, rest in elsewhere if rest]
         error = fmean(abs(share / one - 1) for share in reached)
         papers = tuple(dict.fromkeys(run.paper for run in own))
-        one, least, most, error, unseen = (round(n, 4) for n in (one, min(reached), max(reached), error, unseen))
-        found[device] = Fitted(one, least, most, len(own), error, unseen, papers)
+        one, least, most, error = (round(number, 4) for number in (one, min(reached), max(reached), error))
+        found[device] = Fitted(one, least, most, len(own), error, round(fmean(unseen), 4) if unseen else None, papers)
     return found
 
 
@@ -127,7 +128,8 @@ def main() -> None:
         print(f"{run.paper:26} {run.name:34} {seconds}  {memory}")
     for device, found in factors().items():
         reached = f"{found.factor:.3f} of the peaks, single runs {found.lowest:.3f} to {found.highest:.3f}"
-        print(f"{device}: {reached}; mean error {found.error:.1%} over {found.runs} runs, unseen {found.unseen:.1%}")
+        unseen = "no other paper" if found.unseen is None else f"{found.unseen:.1%} on unseen papers"
+        print(f"{device}: {reached}; mean error {found.error:.1%} over {found.runs} runs, {unseen}")
 
 
 if __name__ == "__main__":

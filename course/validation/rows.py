@@ -191,10 +191,11 @@ def planned(short: bool) -> Iterator[Figure]:
     published = runs()
     for run in published[-2:] if short else published:
         found = run.estimate(factors()[run.machine.device].factor)
-        unseen = run.estimate().seconds / factor(others(run, published))
-        name = f"{run.paper}: {run.name}"
-        for lens, seconds in (("planner", found.seconds), ("unseen", unseen)):
-            yield Figure(PLANNED_TIME, name, lens, run.seconds, seconds, "s", run.source)
+        name, rest = f"{run.paper}: {run.name}", others(run, published)
+        yield Figure(PLANNED_TIME, name, "planner", run.seconds, found.seconds, "s", run.source)
+        if rest:
+            unseen = run.estimate().seconds / factor(rest)
+            yield Figure(PLANNED_TIME, name, "unseen", run.seconds, unseen, "s", run.source)
         if run.memory:
             yield Figure(PLANNED_MEMORY, name, "planner", run.memory / 1e9, found.bytes / 1e9, "GB", run.source)
 
