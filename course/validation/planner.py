@@ -1,6 +1,7 @@
 """The planner against published runs, and the one factor a chip that is fitted on them.
 
-``python -m course.validation.planner`` prints every run; ``--write`` fits the factors again and keeps them.
+``python -m course.validation.planner`` prints every run; ``--write`` fits the factors again and keeps them, and the
+planner's rows of the validation.
 """
 
 from __future__ import annotations
@@ -112,15 +113,26 @@ def fit(every: list[Run]) -> dict[str, Fitted]:
     return found
 
 
+def _keep() -> None:
+    """Put the planner's rows in place of those that the validation has recorded."""
+    from course.validation import report
+    from course.validation.rows import PLANNED_MEMORY, PLANNED_TIME, planned
+
+    kept = report.recorded()
+    rest = [row for row in kept.rows if row.group not in (PLANNED_TIME, PLANNED_MEMORY)]
+    report.keep(report.Recorded(kept.versions, [*rest, *planned(short=False)], kept.gaps))
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m course.validation.planner", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="fit the factors again, and keep them")
+    parser.add_argument("--write", action="store_true", help="fit the factors again, and keep them and the rows")
     write = parser.parse_args().write
     every = runs()
     if write:
         FILE.write_bytes(msgspec.json.format(msgspec.json.encode(fit(every)), indent=2) + b"\n")
         factors.cache_clear()
+        _keep()
     for run in every:
         found = run.estimate(factors()[run.machine.device].factor)
         memory = f"{found.bytes / 1e9:6.1f} GB {found.bytes / run.memory - 1:+.1%}" if run.memory else ""
