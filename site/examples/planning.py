@@ -111,5 +111,6 @@ def published() -> Table:
     assert all(0.95 < same.mfu / measured < 1.08 and same.fits for measured, same, *_ in found), "within a tenth"
     assert all(same.mfu < whole.mfu <= best.mfu for _, same, whole, best in found)
     assert sum(whole.choice.tensor < same.choice.tensor for _, same, whole, _ in found) == 5, "five split tensor less"
-    assert all(best.choice.fsdp for *_, best in found)
+    assert sum(whole.choice.remat == "attention" for _, _, whole, _ in found) == 8
+    assert all(best.choice.fsdp and best.choice.pipe <= same.choice.pipe for _, same, _, best in found)
     return table
