@@ -13,7 +13,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 AXES = ("data", "pipe", "tensor")
-MAY_BE_ZERO = {"hidden": "four times the width", "parameters": "as many as the sizes make", "min_size": "splitting all"}
+MAY_BE_ZERO = {
+    "hidden": "four times the width",
+    "parameters": "as many as the sizes make",
+    "kv_heads": "as many as there are heads",
+    "head_width": "the width over the heads",
+    "min_size": "splitting all",
+}
 REMAT = ("none", "attention", "block")
 
 
@@ -25,6 +31,10 @@ class Sizes:
         layers, width, heads, vocab, seq: As they are called.
         hidden: Width inside the MLP; 0 stands for four times ``width``.
         parameters: How many there are, where that is known otherwise; 0 has them counted.
+        kv_heads: Heads of keys and values, each shared by a group of query heads; 0 stands for ``heads``.
+        head_width: Of one head; 0 stands for ``width / heads``.
+        gated: Whether the MLP multiplies two matrix products of its input, as SwiGLU does.
+        parallel: Whether attention and MLP have one input, and are added to the residual together.
     """
 
     layers: int
@@ -34,10 +44,24 @@ class Sizes:
     seq: int
     hidden: int = 0
     parameters: int = 0
+    kv_heads: int = 0
+    head_width: int = 0
+    gated: bool = False
+    parallel: bool = False
 
     @property
     def inner(self) -> int:
         return self.hidden or 4 * self.width
+
+    @property
+    def queries(self) -> int:
+        """Width of all heads' queries."""
+        return self.heads * (self.head_width or self.width // self.heads)
+
+    @property
+    def keys(self) -> int:
+        """Width of all heads' keys; values are as wide."""
+        return self.queries * (self.kv_heads or self.heads) // self.heads
 
     @property
     def count(self) -> int:
@@ -78,6 +102,7 @@ PLANS = {
     "float32": Precision(4, 4, 0, 4, 4, "everything in float32"),
     "cast": Precision(4, 4, 0, 4, 2, "kept in float32, computed in bfloat16"),
     "mixed": Precision(2, 2, 4, 4, 2, "half precision, with a float32 copy in the optimizer"),
+    "mixed32": Precision(2, 4, 4, 4, 2, "the same, with gradients in float32"),
     "bfloat16": Precision(2, 2, 0, 2, 2, "everything in bfloat16"),
 }
 # How many running means an optimizer keeps, and bytes a parameter that it is counted beside them.
@@ -123,15 +148,15 @@ class Budget:
 
 def leaves(sizes: Sizes) -> dict[str, LeafSize]:
     """The leaves of ``course.model.transformer``'s parameters by name; those under ``layers`` over all layers."""
-    d, m, v, n = sizes.width, sizes.inner, sizes.vocab, sizes.layers
+    d, m, v, n, q = sizes.width, sizes.inner, sizes.vocab, sizes.layers, sizes.queries
     return {
         "embed/token": LeafSize(v * d, False, True),
         "embed/position": LeafSize(sizes.seq * d, False, False),
         "layers/attention_norm/scale": LeafSize(n * d, True, False),
-        "layers/attention/qkv/kernel": LeafSize(n * 3 * d * d, True, True),
-        "layers/attention/out/kernel": LeafSize(n * d * d, True, True),
+        "layers/attention/qkv/kernel": LeafSize(n * d * (q + 2 * sizes.keys), True, True),
+        "layers/attention/out/kernel": LeafSize(n * q * d, True, True),
         "layers/mlp/norm/scale": LeafSize(n * d, True, False),
-        "layers/mlp/up/kernel": LeafSize(n * d * m, True, True),
+        "layers/mlp/up/kernel": LeafSize(n * d * m * (1 + sizes.gated), True, True),
         "layers/mlp/up/bias": LeafSize(n * m, True, True),
         "layers/mlp/down/kernel": LeafSize(n * m * d, True, True),
         "layers/mlp/down/bias": LeafSize(n * d, True, False),
@@ -142,8 +167,11 @@ def leaves(sizes: Sizes) -> dict[str, LeafSize]:
 
 
 def flops_per_token(sizes: Sizes) -> int:
-    """``6 N + 12 L d s``: forward and backward, causal masking not taken off (PaLM, appendix B)."""
-    return 6 * sizes.count + 12 * sizes.layers * sizes.width * sizes.seq
+    """``6 N + 12 L d s``: forward and backward, causal masking not taken off (PaLM, appendix B).
+
+    ``d`` is the width of all heads' queries.
+    """
+    return 6 * sizes.count + 12 * sizes.layers * sizes.queries * sizes.seq
 
 
 def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
@@ -156,20 +184,22 @@ def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor
         tensor: Devices that each layer is split over.
         dropout: Whether its masks are saved, one byte an element.
     """
-    plain, scores = _per_layer(sizes, element, tensor, dropout)
-    return round(sizes.layers * sequences * (plain + scores))
+    return round(sizes.layers * sequences * sum(saved_per_layer(sizes, element, tensor, dropout)))
 
 
-def _per_layer(sizes: Sizes, element: int, tensor: int, dropout: bool) -> tuple[float, float]:
+def saved_per_layer(
+    sizes: Sizes, element: int, tensor: int, dropout: bool, sequence_parallel: bool = False
+) -> tuple[float, float]:
     """Bytes a sequence and layer: of what grows with ``s``, and of the attention scores, which grow with its square.
 
-    Four arrays of the width are whole on every device of a tensor axis (the inputs of two norms and of two matrix
-    products), and two masks; twelve are split (q, k, v, the mixed values, two of the MLP's inner width).
+    Two arrays of the width for each norm (what enters it, and what enters the products behind it) and a mask are whole
+    on every device of a tensor axis, or split along the sequence with ``sequence_parallel``. Queries, keys, values,
+    what attention mixes and the MLP's arrays are split: two of its inner width, three if gated.
     """
-    s, mask = sizes.seq, int(dropout)
-    inner = 4 + 2 * sizes.inner / sizes.width
-    plain = s * sizes.width * (4 * element + 2 * mask + inner * element / tensor)
-    return plain, sizes.heads * s * s * (2 * element + mask) / tensor
+    s, mask, norms = sizes.seq, int(dropout), 1 if sizes.parallel else 2
+    whole = norms * sizes.width * (2 * element + mask) / (tensor if sequence_parallel else 1)
+    split = 2 * sizes.queries + 2 * sizes.keys + (2 + sizes.gated) * sizes.inner
+    return s * (whole + split * element / tensor), sizes.heads * s * s * (2 * element + mask) / tensor
 
 
 def budget(
@@ -221,13 +251,13 @@ def _checked(
     if unknown:
         raise ValueError(f"mesh axis {unknown[0]!r} is not known here; the axes are: {', '.join(AXES)}")
     for what, number in [*asdict(sizes).items(), *counts.items(), *mesh.items()]:
-        least = 0 if what in MAY_BE_ZERO else 1
+        least = 0 if what in MAY_BE_ZERO or isinstance(number, bool) else 1
         if number < least:
             stands = "" if least else f", which stands for {MAY_BE_ZERO[what]}"
             raise ValueError(f"{what} is {number}, and it must be at least {least}{stands}")
     axes = {axis: mesh.get(axis, 1) for axis in AXES}
     for what, number, parts, by in (
-        ("width", sizes.width, sizes.heads, "heads"),
+        ("width", sizes.width, 1 if sizes.head_width else sizes.heads, "heads"),
         ("heads", sizes.heads, axes["tensor"], "tensor"),
         ("layers", sizes.layers, axes["pipe"], "pipe"),
         ("batch", counts["batch"], axes["data"] * counts["microbatches"], "data x microbatches"),
@@ -282,7 +312,7 @@ def _activation_rows(
     size, t, local = plan.activation, axes["tensor"], sizes.layers // axes["pipe"]
     b = batch // axes["data"] // microbatches
     flying = b * (microbatches if axes["pipe"] > 1 else 1)
-    plain, scores = _per_layer(sizes, size, t, dropout)
+    plain, scores = saved_per_layer(sizes, size, t, dropout)
     kept = {"none": plain + scores, "attention": plain, "block": float(size * sizes.seq * sizes.width)}[remat]
     again = {"none": 0.0, "attention": scores, "block": plain + scores}[remat]
     formula = f"{flying:,} x {local:,} x {round(kept):,}"

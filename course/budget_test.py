@@ -124,7 +124,7 @@ def test_json_has_the_rows_and_their_sum():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"plan": "float8"}, "no plan is called 'float8'; there are: float32, cast, mixed, bfloat16"),
+        ({"plan": "float8"}, "no plan is called 'float8'; there are: float32, cast, mixed, mixed32, bfloat16"),
         ({"optimizer": "lion"}, "no optimizer is called 'lion'; there are: adam"),
         ({"remat": "dots"}, "no remat is called 'dots'; there are: none, attention, block"),
         ({"mesh": {"expert": 2}}, "mesh axis 'expert' is not known here; the axes are: data, pipe, tensor"),

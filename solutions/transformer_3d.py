@@ -45,7 +45,7 @@ from course.layout import Options, along, tensor_specs
 from course.machines import machine
 from course.mesh import abstract_mesh, as_varying, make_mesh, shard_map_with_specs
 from course.model import full_loss, layer_key, split_heads, transformer
-from course.planning import Choice, Estimate, estimate
+from course.planning import COURSE, Choice, Estimate, estimate
 from course.predict import predict
 from course.program import export
 from solutions.async_tensor_parallel import matmul_ring_scatter, ring_gather_matmul
@@ -717,7 +717,7 @@ if __name__ == "__main__":
         for choice in (Choice(8, 1, 1, 1, 8, "none", True), Choice(1, 1, 8, 1, 8, "none", False)):
             name = f"{rows:2} sequences, {choice.data} x {choice.pipe} x {choice.tensor}:"
             try:
-                found = estimate(small, h100, rows, choice)
+                found = estimate(small, h100, rows, choice, COURSE)
                 print(name, f"{1e3 * found.seconds:6.1f} ms, MFU {found.mfu:.0%}, fits: {found.fits}")
             except ValueError as error:
                 print(name, error)

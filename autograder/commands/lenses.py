@@ -57,7 +57,7 @@ def memory(
     parameters: Annotated[int, typer.Option(help="Their number, where it is known; 0: counted from the sizes.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 1,
     microbatches: Annotated[int, typer.Option(help="Parts that each device's share is run in.")] = 1,
-    plan: Annotated[str, typer.Option(help="float32, cast, mixed or bfloat16.")] = "mixed",
+    plan: Annotated[str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16.")] = "mixed",
     optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
     remat: Annotated[str, typer.Option(help="none, attention or block.")] = "none",
     dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="Whether its masks are saved.")] = True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from course.budget import Sizes
     from course.machine import Machine
     from course.planning import Estimate
+    from course.planning.efficiency import Fitted
     from course.planning.search import Plans, Rejected
 
 
@@ -27,12 +29,38 @@ def plan(
     vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 32_000,
     seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
     hidden: Annotated[int, typer.Option(help="Width inside the MLP; 0: four times the width.")] = 0,
+    kv_heads: Annotated[int, typer.Option(help="Heads of keys and values; 0: as many as heads.")] = 0,
+    head_width: Annotated[int, typer.Option(help="Of one head; 0: the width over the heads.")] = 0,
+    gated: Annotated[bool, typer.Option("--gated", help="A gated MLP, as SwiGLU.")] = False,
+    parallel: Annotated[bool, typer.Option("--parallel-block", help="Attention and MLP with one input.")] = False,
     batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 64,
     machine: Annotated[str, typer.Option(help="A machine, as `meshcraft machines` names it.")] = "8xH100",
-    dtypes: Annotated[str, typer.Option(help="float32, cast, mixed or bfloat16, as for `memory --plan`.")] = "cast",
+    devices: Annotated[int, typer.Option(help="So many of its devices; 0: as many as it has.")] = 0,
+    nodes: Annotated[int, typer.Option(help="On so many nodes; 0: as few as hold them.")] = 0,
+    efficiency: Annotated[
+        float | None,
+        typer.Option(help="Share of all peaks, 1: idealised; if left out, what published runs reach on the chip."),
+    ] = None,
+    course: Annotated[
+        bool, typer.Option("--course", help="The course's own step: breadth-first, plain kernels, rings, pairs.")
+    ] = False,
+    dtypes: Annotated[
+        str, typer.Option(help="float32, cast, mixed, mixed32 or bfloat16, as for `memory --plan`.")
+    ] = "cast",
     optimizer: Annotated[str, typer.Option(help="adam, adam16, momentum or sgd.")] = "adam",
-    remat: Annotated[str, typer.Option(help="What may be tried of none, attention and block.")] = "none,block",
-    rings: Annotated[bool, typer.Option("--rings/--no-rings", help="Send beside products over `tensor`.")] = True,
+    remat: Annotated[str, typer.Option(help="What may be tried of none, attention, half, block.")] = "none,block",
+    schedule: Annotated[str | None, typer.Option(help="1f1b (if left out), gpipe or breadth_first.")] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="fused (if left out: attention keeps no scores), materialised or plain.")
+    ] = None,
+    rings: Annotated[
+        bool | None, typer.Option("--rings/--no-rings", help="Send beside products over `tensor`.")
+    ] = None,
+    pairs: Annotated[
+        bool | None, typer.Option("--pairs/--no-pairs", help="Weights of two repeats side by side.")
+    ] = None,
+    sequence_parallel: Annotated[bool, typer.Option(help="`tensor` splits the sequence between products.")] = True,
+    zero1: Annotated[bool, typer.Option("--zero1", help="`data` splits the optimizer's state, without FSDP.")] = False,
     margin: Annotated[float, typer.Option(help="Of memory, for what is not counted, as a share of it.")] = 0.2,
     every: Annotated[bool, typer.Option("--all", help="Every way that was looked at, each with its reason.")] = False,
     card: Annotated[
@@ -44,34 +72,34 @@ def plan(
 
     Exit status 0 if one fits, 1 if none does.
     """
-    from course.budget import MAY_BE_ZERO, Sizes
-    from course.planning import Training
+    from course.planning import COURSE, DEFAULT
     from course.planning.search import search
 
-    where = find_machine(machine)
+    where, known = _where(machine, devices, nodes, efficiency)
     if card is not None and (card.is_dir() or card.suffix != ".json"):
         raise UsageError(f"--card {card}: name a file that ends in .json")
-    sizes = Sizes(layers, width, heads, vocab, seq, hidden)
-    for what, number in {**vars(sizes), "batch": batch}.items():
-        if number < 1 and what not in MAY_BE_ZERO:
-            raise UsageError(f"--{what} {number}: it must be at least 1")
-    if hidden < 0:
-        raise UsageError(f"--hidden {hidden}: it must be at least 0, which stands for {MAY_BE_ZERO['hidden']}")
-    if width % heads:
-        raise UsageError(f"--width {width} is not divisible by --heads {heads}")
-    remats = tuple(part.strip() for part in remat.split(",") if part.strip())
+    sizes = _sizes(batch, layers, width, heads, vocab, seq, hidden, kv_heads, head_width)
+    sizes = replace(sizes, gated=gated, parallel=parallel)
+    step = {"plan": dtypes, "optimizer": optimizer, "zero1": zero1, "sequence_parallel": sequence_parallel}
+    step |= {"margin": margin, "remats": tuple(part.strip() for part in remat.split(",") if part.strip())}
+    given = {"schedule": schedule, "kernels": kernels, "rings": rings, "pairs": pairs}
     try:
-        training = Training(dtypes, optimizer, rings, remats=remats, margin=margin)
+        training = replace(COURSE if course else DEFAULT, **step, **{k: v for k, v in given.items() if v is not None})
     except ValueError as error:
         raise UsageError(str(error)) from None
     found = search(sizes, where, batch, training)
     if as_json:
         best = found.best and found.best.to_json()
         rejected = [one.to_json() for one in found.rejected]
-        about = {"machine": where.name, "batch": batch, "looked_at": found.count}
-        print_json({**about, "best": best, "rejected": rejected})
+        about = {
+            "machine": where.name,
+            "batch": batch,
+            "efficiency": where.efficiency.matmul,
+            "training": vars(training),
+        }
+        print_json({**about, "looked_at": found.count, "best": best, "rejected": rejected})
     else:
-        _print(found, where, sizes, batch, every)
+        _print(found, where, sizes, batch, every, _reached(where, known))
     if card is not None and found.best is not None:
         from course.measured.card import write
         from course.planning.cards import lines, plan_card
@@ -86,13 +114,65 @@ def plan(
     raise typer.Exit(0 if found.best else SHORT)
 
 
-def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool) -> None:
+def _where(machine: str, devices: int, nodes: int, efficiency: float | None) -> tuple[Machine, Fitted | None]:
+    """A machine of that size and efficiency, and what is known of its chip where that was taken."""
+    from course.machines import scaled
+    from course.planning.efficiency import at_efficiency, fitted
+
+    where = find_machine(machine)
+    for what, number in (("devices", devices), ("nodes", nodes)):
+        if number < 0:
+            raise UsageError(f"--{what} {number}: it must be at least 0")
+    try:
+        if devices or nodes:
+            devices = devices or nodes * where.num_devices
+            where = scaled(where, devices, nodes or -(-devices // where.num_devices))
+        known = fitted(where) if efficiency is None else None
+        share = known.factor if known else efficiency
+        return where if share is None else at_efficiency(where, share), known
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _sizes(batch: int, *numbers: int) -> Sizes:
+    """The model's sizes, in the order of ``Sizes``'s first, and then heads of keys and values and the width of one."""
+    from course.budget import MAY_BE_ZERO, Sizes
+
+    names = ("layers", "width", "heads", "vocab", "seq", "hidden", "kv_heads", "head_width")
+    sizes = Sizes(**dict(zip(names, numbers, strict=True)))
+    for what, number in {**dict(zip(names, numbers, strict=True)), "batch": batch}.items():
+        if number < (0 if what in MAY_BE_ZERO else 1):
+            stands = f"0, which stands for {MAY_BE_ZERO[what]}" if what in MAY_BE_ZERO else "1"
+            raise UsageError(f"--{what.replace('_', '-')} {number}: it must be at least {stands}")
+    for what, number, by, parts in (
+        ("width", sizes.width, "heads", 1 if sizes.head_width else sizes.heads),
+        ("heads", sizes.heads, "kv-heads", sizes.kv_heads or 1),
+    ):
+        if number % parts:
+            raise UsageError(f"--{what} {number} is not divisible by --{by} {parts}")
+    return sizes
+
+
+def _reached(where: Machine, known: Fitted | None) -> str:
+    """The share of the peaks that times are predicted at, and where it is from."""
+    if known:
+        spread = f"single runs reach {known.lowest:.2f} to {known.highest:.2f}"
+        return f"times at {known.factor:.2f} of the peaks, fitted on {known.runs} published runs on this chip: {spread}"
+    if where.calibrated:
+        return "times at measured rates"
+    if where.efficiency.matmul == 1:
+        return "times at the published peaks, which no run reaches"
+    return f"times at {where.efficiency.matmul:g} of the peaks"
+
+
+def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool, reached: str) -> None:
     from rich.text import Text
 
     from course.render.quantities import capacity_text
 
     tokens = batch * sizes.seq
-    show(Text(f"{sizes.count:,} parameters, {tokens:,} tokens a step, {where.name}: {found.count:,} ways\n"))
+    show(Text(f"{sizes.count:,} parameters, {tokens:,} tokens a step, {where.name}: {found.count:,} ways"))
+    show(Text(f"{reached}\n", style="dim"))
     best = [found.best] if found.best is not None else []
     if every:
         show(_configurations([*best, *found.rejected], lambda one: one.said))

@@ -6,15 +6,18 @@ import pytest
 
 from course.budget import Sizes
 from course.machines import machine
+from course.planning import COURSE
+from course.planning.efficiency import at_efficiency, factors
 from course.planning.search import search
 
 SMALL = ("plan", "--layers", "4", "--width", "512", "--heads", "4", "--vocab", "1024", "--seq", "256", "--batch", "8")
+REACHED = at_efficiency(machine("8xH100"), factors()[machine("8xH100").device].factor)
 LARGE = ("plan", "--layers", "8", "--width", "16384", "--heads", "128", "--batch", "4", "--machine", "8xA5000")
 
 
 def test_plan_shows_the_best_of_each_mesh_and_why_the_others_are_not_it(meshcraft):
     ended = meshcraft(*SMALL, columns=80)
-    found = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8)
+    found = search(Sizes(4, 512, 4, 1024, 256), REACHED, 8)
     assert ended.status == 0 and found.best
     assert f"{found.count:,} ways" in ended.out and ended.out.count("the best") == 1
     mesh = " x ".join(map(str, found.best.choice[:3]))
@@ -36,7 +39,7 @@ def test_every_configuration_is_shown_with_its_reason_if_asked(meshcraft):
 def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, tmp_path):
     file = tmp_path / "cards" / "plan.json"
     ended = meshcraft(*SMALL, "--card", str(file))
-    best = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8).best
+    best = search(Sizes(4, 512, 4, 1024, 256), REACHED, 8).best
     assert best
     card = json.loads(file.read_text())
     (name, row), (device,) = next(iter(card["rows"].items())), card["cards"]
@@ -51,6 +54,21 @@ def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, 
     assert json.loads(meshcraft(*SMALL, "--card", str(file), "--json").out)["best"], "nothing but JSON"
     below_a_file = meshcraft(*SMALL, "--card", str(file / "plan.json"))
     assert below_a_file.status == 2 and "plan.json cannot be written: " in " ".join(below_a_file.err.split())
+
+
+def test_a_model_and_a_machine_of_any_size_can_be_named_and_the_step_of_the_course(meshcraft):
+    llama = (
+        "--layers 32 --width 4096 --heads 32 --kv-heads 8 --gated --hidden 14336 --vocab 128256 --seq 8192 --batch 512"
+    )
+    ended = meshcraft("plan", *llama.split(), "--devices", "512", "--nodes", "64", "--zero1")
+    text = " ".join(ended.out.split())
+    assert "8,064,533,760 parameters" in text and "64x8xH100" in text and "512 x 1 x 1" in text
+    assert f"times at {REACHED.efficiency.matmul:.2f} of the peaks, fitted on 8 published runs" in text
+    found = json.loads(meshcraft(*SMALL, "--course", "--efficiency", "1", "--json").out)
+    best = search(Sizes(4, 512, 4, 1024, 256), machine("8xH100"), 8, COURSE).best
+    assert best and found["best"] == json.loads(json.dumps(best.to_json())) and found["efficiency"] == 1
+    assert found["training"]["schedule"] == "breadth_first" and found["training"]["pairs"]
+    assert "which no run reaches" in meshcraft(*SMALL, "--machine", "8xTPUv5e").out
 
 
 def test_plan_exits_1_where_nothing_fits(meshcraft):
@@ -68,12 +86,17 @@ def test_plan_exits_1_where_nothing_fits(meshcraft):
         (["--layers", "0"], "--layers 0: it must be at least 1"),
         (["--hidden=-1"], "--hidden -1: it must be at least 0, which stands for four times the width"),
         (["--width", "100", "--heads", "3"], "--width 100 is not divisible by --heads 3"),
-        (["--dtypes", "float8"], "no plan is called 'float8'; there are: float32, cast, mixed, bfloat16"),
+        (["--dtypes", "float8"], "no plan is called 'float8'; there are: float32, cast, mixed, mixed32, bfloat16"),
         (["--optimizer", "lion"], "no optimizer is called 'lion'"),
         (["--remat", "some"], "no remat is called 'some'; there are: none, attention, block"),
         (["--remat", ","], "no remat is given"),
         (["--card", "card.txt"], "--card card.txt: name a file that ends in .json"),
         (["--margin", "nan"], "margin is nan: it is a share, 0 or more"),
+        (["--devices", "12", "--nodes", "5"], "12 devices cannot be on 5 nodes"),
+        (["--nodes=-1"], "--nodes -1: it must be at least 0"),
+        (["--efficiency", "1.5"], "efficiency is 1.5: it is a share of the peaks"),
+        (["--kv-heads", "3"], "--heads 16 is not divisible by --kv-heads 3"),
+        (["--schedule", "zero"], "no schedule is called 'zero'; there are: 1f1b, gpipe, breadth_first"),
     ],
 )
 def test_wrong_use_says_what_to_do(meshcraft, arguments, sentence):

@@ -13,6 +13,6 @@ configurations.
 
 from course.planning.choices import Choice, refusal
 from course.planning.estimate import Estimate, estimate, estimator
-from course.planning.training import MARGIN, Training
+from course.planning.training import COURSE, DEFAULT, MARGIN, Training
 
-__all__ = ["MARGIN", "Choice", "Estimate", "Training", "estimate", "estimator", "refusal"]
+__all__ = ["COURSE", "DEFAULT", "MARGIN", "Choice", "Estimate", "Training", "estimate", "estimator", "refusal"]

@@ -11,7 +11,7 @@ from course.planning.estimate import Estimate
 from course.planning.training import Training
 from course.render.quantities import bytes_text, capacity_text, count_text, seconds_text
 
-SIZES = ("layers", "width", "hidden", "heads", "vocab", "seq")
+SIZES = ("layers", "width", "hidden", "heads", "kv_heads", "vocab", "seq")
 
 
 def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, training: Training) -> dict[str, Any]:
@@ -29,13 +29,18 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
     device |= {"count": machine.num_devices, "memory": machine.memory_bytes}
     row = {
         "mesh": choice.mesh,
-        "sizes": {name: getattr(sizes, name) for name in SIZES} | {"hidden": sizes.inner},
+        "sizes": {name: getattr(sizes, name) for name in SIZES}
+        | {"hidden": sizes.inner, "kv_heads": sizes.kv_heads or sizes.heads},
         "parameters": sizes.count,
         "batch": batch,
         "num_microbatches": choice.microbatches,
         "num_repeats": choice.repeats,
         "remat": choice.remat,
         "fsdp": choice.fsdp,
+        "efficiency": machine.efficiency.matmul,
+        "schedule": training.schedule,
+        "kernels": training.kernels,
+        "zero1": training.zero1,
         "rings": training.rings,
         "dtypes": training.plan,
         "optimizer": training.optimizer,
@@ -61,7 +66,8 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
     (name, row), (device,) = next(iter(data["rows"].items())), data["cards"]
     sizes = row["sizes"]
     options = [f"microbatches {row['num_microbatches']}", f"repeats {row['num_repeats']}", f"remat {row['remat']}"]
-    options += [said for what, said in (("fsdp", "FSDP"), ("rings", "rings")) if row[what]]
+    options += [said for what, said in (("fsdp", "FSDP"), ("zero1", "ZeRO-1"), ("rings", "rings")) if row[what]]
+    options += [f"schedule {row['schedule']}", f"kernels {row['kernels']}"]
     model = ", ".join(f"{what} {sizes[what]:,}" for what in SIZES)
     return {
         "run": f"{name}, predicted {row['predicted']}",
@@ -69,7 +75,8 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
         "model": f"{row['parameters']:,} parameters: {model}",
         "step": f"{row['batch']} rows of {sizes['seq']:,} tokens, {', '.join(options)}",
         "dtypes": f"{row['dtypes']}; optimizer {row['optimizer']}",
-        "time": f"{seconds_text(row['seconds'])} a step, {row['tokens_per_second']:,.0f} tokens/s, "
+        "time": f"{seconds_text(row['seconds'])} a step at {row['efficiency']:g} of the peaks, "
+        f"{row['tokens_per_second']:,.0f} tokens/s, "
         f"MFU {row['mfu']:.1%} of {count_text(row['peak_flops'], 'FLOP/s')}",
         "memory": f"{bytes_text(row['bytes'])} a device, without the margin",
         **in_words(device),

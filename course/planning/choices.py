@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from course.budget import REMAT, Sizes
+from course.budget import Sizes
+from course.planning.training import Training
 
 Mesh = tuple[int, int, int]
 
@@ -16,9 +17,9 @@ class Choice(NamedTuple):
     Attributes:
         data, pipe, tensor: Sizes of the mesh axes, ``tensor`` innermost.
         microbatches: Parts that a pipeline's share of the batch is run in.
-        repeats: Groups of layers that each stage holds, run breadth-first; without a pipeline, how many groups the
-            layers form whose weights are gathered, and whose gradients are reduced, together.
-        remat: ``none``, ``attention`` or ``block``, as ``course.budget`` has them.
+        repeats: Groups of layers that each stage holds; without a pipeline, how many groups the layers form whose
+            weights are gathered, and whose gradients are reduced, together.
+        remat: One of ``course.planning.training.REMAT``.
         fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
     """
 
@@ -57,16 +58,23 @@ class Indivisible:
         return f"{self.cause}={self.size}"
 
 
-def indivisible(sizes: Sizes, batch: int, mesh: Mesh) -> Indivisible | None:
+def indivisible(sizes: Sizes, batch: int, mesh: Mesh, training: Training) -> Indivisible | None:
     """The first thing that keeps a model from being placed on a mesh, however that is used; None if nothing does."""
     data, pipe, tensor = mesh
-    split = {"heads": sizes.heads, "hidden": sizes.inner, "vocab": sizes.vocab, "seq": sizes.seq}
+    split = {"heads": sizes.heads, "hidden": sizes.inner}
+    if training.course:
+        split["vocab"] = sizes.vocab
+    if training.sequence_parallel:
+        split["seq"] = sizes.seq
     every = [Indivisible(what, number, "tensor", tensor) for what, number in split.items()]
-    every += [Indivisible("layers", sizes.layers, "pipe", pipe), Indivisible("batch", batch, "data", data)]
+    # Stages may differ in their layers, and what has none is no stage.
+    uneven = not training.course and sizes.layers >= pipe
+    every += [] if uneven else [Indivisible("layers", sizes.layers, "pipe", pipe)]
+    every.append(Indivisible("batch", batch, "data", data))
     return next((one for one in every if one.number % one.size), None)
 
 
-def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice) -> str:
+def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice, training: Training) -> str:
     """Why a step cannot be placed so; empty if it can. Memory is another question."""
     for what in ("data", "pipe", "tensor", "microbatches", "repeats"):
         number = getattr(choice, what)
@@ -74,13 +82,18 @@ def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice) -> str:
             return f"{what} is {number!r}, and it must be a whole number of at least 1"
     if choice.devices != num_devices:
         return f"data x pipe x tensor is {choice.devices}, and there are {num_devices} devices"
-    if why := indivisible(sizes, batch, choice[:3]):
+    if why := indivisible(sizes, batch, choice[:3], training):
         return str(why)
-    share, layers = batch // choice.data, sizes.layers // choice.pipe
+    share, layers = batch // choice.data, -(-sizes.layers // choice.pipe)
     if share % choice.microbatches:
         return f"a share of {share} sequences cannot be taken in {choice.microbatches} microbatches"
-    if layers % choice.repeats:
+    if layers % choice.repeats if training.course else layers < choice.repeats:
         return f"{layers} layers on a stage cannot be taken in {choice.repeats} repeats"
-    if choice.remat not in REMAT:
-        return f"no remat is called {choice.remat!r}; there are: {', '.join(REMAT)}"
+    if choice.remat not in training.remats_known:
+        return f"no remat is called {choice.remat!r}; there are: {', '.join(training.remats_known)}"
     return ""
+
+
+def group_layers(sizes: Sizes, choice: Choice) -> int:
+    """Layers of one repeat on the stage that has most."""
+    return -(-sizes.layers // (choice.pipe * choice.repeats))

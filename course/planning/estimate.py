@@ -1,7 +1,7 @@
 """The time and the memory of one step of a Transformer on a mesh, by closed forms.
 
-The step is that of the course: a breadth-first pipeline over ``pipe``, layers split over ``tensor``, FSDP or plain
-data parallelism over ``data``, whose transfers run beside the ticks of the next group of layers.
+A pipeline over ``pipe``, layers split over ``tensor``, FSDP, ZeRO-1 or plain data parallelism over ``data``, whose
+transfers run beside the ticks of the next group of layers. Where stages differ, the one with most layers counts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,17 @@ from typing import Any
 
 from course.budget import OPTIMIZERS, PLANS, Precision, Sizes, flops_per_token
 from course.machine import Machine
-from course.planning.choices import Choice, Mesh, refusal
+from course.planning.choices import Choice, group_layers, refusal
 from course.planning.layers import Passes, TensorRank, embedding_passes, layer_passes, loss_passes
-from course.planning.links import axis_group, collective_seconds, permute_seconds
-from course.planning.memory import end_elements, group_elements, layer_bytes, memory_by_name, resident_elements
+from course.planning.links import Links, axis_group
+from course.planning.memory import (
+    end_elements,
+    group_elements,
+    layer_bytes,
+    memory_by_name,
+    resident_elements,
+    stage_elements,
+)
 from course.planning.training import DEFAULT, Training
 from course.schedules import num_ticks
 
@@ -95,17 +102,18 @@ def estimate(sizes: Sizes, machine: Machine, batch: int, choice: Choice, trainin
 def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Callable[[Choice], Estimate]:
     """``estimate`` for many choices: what they have in common is computed once."""
 
+    links, flops = Links(machine), flops_per_token(sizes) * batch * sizes.seq
+
     @cache
-    def passes(mesh: Mesh, sequences: int) -> tuple[Passes, Passes, Passes]:
-        rank = TensorRank(machine, training, axis_group(mesh, 2), sequences)
+    def passes(tensor: range, sequences: int) -> tuple[Passes, Passes, Passes]:
+        rank = TensorRank(machine, links, training, tensor, sequences)
         return layer_passes(sizes, rank), loss_passes(sizes, rank), embedding_passes(sizes, rank)
 
     def one(choice: Choice) -> Estimate:
-        if said := refusal(sizes, machine.num_devices, batch, choice):
+        if said := refusal(sizes, machine.num_devices, batch, choice, training):
             raise ValueError(said)
-        sequences = batch // choice.data // choice.microbatches
-        parts = _Step(sizes, machine, training, choice, sequences).parts(*passes(choice[:3], sequences))
-        flops = flops_per_token(sizes) * batch * sizes.seq
+        sequences, tensor = batch // choice.data // choice.microbatches, axis_group(choice[:3], 2)
+        parts = _Step(sizes, machine, links, training, choice, sequences).parts(*passes(tensor, sequences))
         mfu = flops / (sum(parts.values()) * machine.num_devices * machine.peak(training.dtype))
         resident = memory_by_name(sizes, batch, choice, training)
         return Estimate(choice, parts, resident, mfu, machine.memory_bytes, training.margin)
@@ -119,6 +127,7 @@ class _Step:
 
     sizes: Sizes
     machine: Machine
+    links: Links
     training: Training
     choice: Choice
     sequences: int
@@ -127,11 +136,11 @@ class _Step:
         """Seconds by cause."""
         _, pipe, tensor, microbatches, repeats, remat, _ = self.choice
         sizes, training = self.sizes, self.training
-        layers = sizes.layers // pipe // repeats
+        layers = group_layers(sizes, self.choice)
         ticks, busy = num_ticks(pipe, microbatches, repeats), microbatches * repeats
 
         handed_on = training.element * self.sequences * sizes.seq * sizes.width / tensor
-        permute = permute_seconds(self.machine, self._group(1), handed_on)
+        permute = self.links.permute(self._group(1), handed_on)
         again, sent_again = layers * layer.again[remat], layers * layer.sent_again[remat]
         computing = layers * (layer.forward + layer.backward)
         sending = layers * (layer.sent_forward + layer.sent_backward) + sent_again
@@ -140,7 +149,7 @@ class _Step:
 
         shared = training.share_loss and microbatches % pipe == 0
         turns = microbatches / pipe if shared else microbatches
-        loss_again = loss.forward if remat == "block" else 0.0
+        loss_again = loss.forward if training.course and remat == "block" else 0.0
         ends = [(loss, turns), (embedding, microbatches)]
         useful = microbatches / pipe * (loss.forward + loss.backward)
         useful += microbatches * (embedding.forward + embedding.backward)
@@ -164,60 +173,75 @@ class _Step:
     def _end_elements(self) -> float:
         return end_elements(self.sizes, self.choice.tensor)
 
-    def _group(self, axis: int) -> tuple[int, ...]:
+    def _group(self, axis: int) -> range:
         return axis_group(self.choice[:3], axis)
 
     def _copying(self, ticks: int, in_tick: int, turns: float) -> float:
         """Traffic of loops besides their work; ``in_tick`` counts sequences times layers of a tick.
 
-        A loop that saves something writes it, reads it and puts it into an array that was filled with zeros. Gradients
-        of the weights are added up over ticks, those of the head over ``turns``. A pair of repeats is made in the
-        forward pass and twice in the backward pass, each time read and written twice; a repeat's gradients are averaged
-        and stacked.
+        A scan over layers writes what it saves, reads it and puts it into an array that was filled with zeros, and so
+        it does with gradients. The course's step runs its ticks in a scan too, in which gradients of the weights are
+        added up, those of the head over ``turns``; elsewhere the product that gives a gradient adds to it as well. A
+        pair of repeats is made in the forward pass and twice in the backward pass, each time read and written twice; a
+        repeat's gradients are averaged and stacked.
         """
         choice, training = self.choice, self.training
         gradient, group = self._bytes.gradient, group_elements(self.sizes, choice)
-        every, scores = layer_bytes(self.sizes, choice.tensor, 1, training.element)
-        kept = {"none": every, "attention": every - scores, "block": 0}[choice.remat]
-        loops = (ticks > 1) * (choice.remat != "block") + training.scanned
-        saved = 3 * loops * (kept if ticks > 1 else every) * in_tick * ticks
-        added = 3 * gradient * (group * ticks * (ticks > 1) + group * training.scanned)
-        added += 3 * gradient * self._end_elements / 2 * (turns if turns > 1 else 0)
-        pairs = choice.repeats * group * (16 * training.element + 14 * gradient) if training.pairs else 0
-        return self.machine.kernel_seconds(saved + added + pairs)
+        # What the course's step computes again of a tick, no loop saves.
+        lost = training.course and choice.remat == "block"
+        kept, *_ = layer_bytes(self.sizes, training, choice.tensor, 1, choice.remat)
+        loops = (training.course and ticks > 1) + training.scanned
+        copied = 0.0 if lost else 3 * loops * kept * in_tick * ticks
+        copied += 3 * gradient * group * choice.repeats * choice.microbatches * training.scanned
+        if training.course:
+            copied += 3 * gradient * (group * ticks * (ticks > 1) + self._end_elements / 2 * turns * (turns > 1))
+        if training.pairs:
+            copied += choice.repeats * group * (16 * training.element + 14 * gradient)
+        return self.machine.kernel_seconds(copied)
 
     def _outside_ticks(self, outputs: float) -> float:
-        """Over ``pipe``: outputs handed out for the loss, and gradients of embedding and head, needed on all stages."""
+        """Over ``pipe``: outputs handed out for the loss, and gradients of embedding and head where several stages have
+        them: all of the course's."""
         sizes = {"reduce_scatter": outputs, "all_gather": outputs}
-        sizes["all_reduce"] = self._bytes.gradient * self._end_elements
-        return sum(collective_seconds(self.machine, kind, self._group(1), size) for kind, size in sizes.items())
+        sizes["all_reduce"] = self.training.course * self._bytes.gradient * self._end_elements
+        return sum(self.links.collective(kind, self._group(1), size) for kind, size in sizes.items())
 
     def _over_data(self, forward: float, backward: float) -> float:
         """The exposed part of the transfers over ``data`` when those of a repeat run beside the ticks of the next one.
 
-        The ends of the model, the first gather and the last sum have nothing beside them.
+        The ends of the model, the first gather and the last sum have nothing beside them. One microbatch at a time
+        without a pipeline gathers weights and sums gradients for each of them, if they are split; sums of what is whole
+        run beside the last one alone. ZeRO-1 sums each device's part of the gradients, and gathers parameters.
         """
         choice, plan, weights = self.choice, self._bytes, group_elements(self.sizes, self.choice)
         ends, rest = self._end_elements, choice.repeats - 1
-        period = max(choice.microbatches, choice.pipe)
+        ends = ends if self.training.course else ends / min(2, choice.pipe)
+        alone = choice.pipe == 1 and self.training.schedule != "breadth_first"
+        period, times = (1, choice.microbatches) if alone else (max(choice.microbatches, choice.pipe), 1)
 
         def seconds(kind: str, element: int, elements: float) -> float:
-            return collective_seconds(self.machine, kind, self._group(0), element * elements)
+            return self.links.collective(kind, self._group(0), element * elements)
+
+        def summed(elements: float) -> float:
+            if not self.training.zero1:
+                return seconds("all_reduce", plan.gradient, elements)
+            return seconds("reduce_scatter", plan.gradient, elements) + seconds("all_gather", plan.activation, elements)
 
         if not choice.fsdp:
-            reduce = seconds("all_reduce", plan.gradient, weights)
-            hidden = rest * max(0.0, reduce - period * backward)
-            return reduce + hidden + seconds("all_reduce", plan.gradient, ends)
+            reduce = summed(weights)
+            return reduce + rest * max(0.0, reduce - period * backward) + summed(ends)
         gather = seconds("all_gather", plan.activation, weights)
         scatter = seconds("reduce_scatter", plan.gradient, weights)
         hidden = rest * (max(0.0, gather - period * forward) + max(0.0, gather + scatter - period * backward))
         both = seconds("all_gather", plan.activation, ends) + seconds("reduce_scatter", plan.gradient, ends)
-        return gather + scatter + hidden + both
+        return times * (gather + scatter + hidden + both)
 
     def _update(self) -> float:
         """Gradients are read; parameters, the optimizer's copy and its means are read and written."""
         choice, plan, (moments, extra) = self.choice, self._bytes, OPTIMIZERS[self.training.optimizer]
-        own = resident_elements(self.sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
+        counted = resident_elements if self.training.course else stage_elements
+        parts = choice.data if choice.fsdp or self.training.zero1 else 1
+        own = counted(self.sizes, parts, choice.pipe, choice.tensor)
         each = plan.gradient + extra + 2 * (plan.parameter + plan.master + moments * plan.moment)
         if plan.activation != plan.parameter:
             each += plan.parameter + plan.activation  # cast for the next step

@@ -2,8 +2,8 @@
 
 The kernels are those that the timeline makes of ``course.model.TransformerLayer`` and of the loss with a split
 vocabulary: their arrays are counted below, in numbers of elements read or written. On ``t`` devices of the axis
-``tensor``, norms and residuals have ``1/t`` of the tokens; products, attention and GELU all tokens and ``1/t`` of the
-features. Nothing here is fitted.
+``tensor``, norms and residuals have ``1/t`` of the tokens, or all of them without sequence parallelism; products,
+attention and the MLP's elementwise work all tokens and ``1/t`` of the features. Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from course.budget import Sizes
 from course.machine import Machine
-from course.planning.links import collective_seconds, permute_seconds
+from course.planning.links import Links
 from course.planning.training import Training
 
 
@@ -42,19 +42,25 @@ class TensorRank:
 
     Attributes:
         machine: What it belongs to.
+        links: Of the machine.
         training: What is the same on every mesh.
         group: The devices that share each layer.
         sequences: Of a microbatch.
     """
 
     machine: Machine
+    links: Links
     training: Training
-    group: tuple[int, ...]
+    group: range
     sequences: int
 
     @property
     def parts(self) -> int:
         return len(self.group)
+
+    def own(self, tokens: int) -> float:
+        """Of so many tokens, those whose norms this device computes."""
+        return tokens / self.parts if self.training.sequence_parallel else tokens
 
     def kernel(self, elements: float, element: int = 0) -> float:
         """Of elementwise work that reads and writes so many elements, of the training's size unless said."""
@@ -76,7 +82,7 @@ class TensorRank:
         if self.parts == 1:
             return whole, 0.0
         if not self.training.rings:
-            return whole, collective_seconds(self.machine, "all_gather", self.group, size)
+            return whole, self.links.collective("all_gather", self.group, size)
         chunk = rows / self.parts
         step = self.product(chunk, inner, columns) + self.kernel(2 * chunk * (columns + keep * inner))
         filled = self.kernel(rows * (columns + keep * inner))  # with zeros, before chunks are put in their places
@@ -88,69 +94,98 @@ class TensorRank:
         if self.parts == 1:
             return whole, 0.0
         if not self.training.rings:
-            return whole, collective_seconds(self.machine, "reduce_scatter", self.group, size)
+            return whole, self.links.collective("reduce_scatter", self.group, size)
         chunk = rows / self.parts
         first = self.product(chunk, inner, columns)
         return self._ring(whole, first, first, size, self.kernel(3 * chunk * columns))
 
     def _ring(self, whole: float, first: float, step: float, size: float, behind: float = 0.0) -> tuple[float, float]:
         """One chunk alone, then each step beside the transfer of a chunk; ``behind`` needs both of them."""
-        sent = permute_seconds(self.machine, self.group, size / self.parts)
+        sent = self.links.permute(self.group, size / self.parts)
         return whole, first + (self.parts - 1) * (max(step, sent) + behind) - whole
 
 
 def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     """Of one layer."""
-    t, b, s, e = rank.parts, rank.sequences, sizes.seq, rank.training.element
-    n, h, m, a = b * s, sizes.width, sizes.inner // t, sizes.heads // t
-    d = h // sizes.heads
-    own, scores, mixed = n / t * h, float(b) * a * s * s, n * h / t
+    t, n, h = rank.parts, rank.sequences * sizes.seq, sizes.width
+    m, q = sizes.inner // t, sizes.queries // t
+    k = max(sizes.keys // t, sizes.queries // sizes.heads)
+    own, gated, single = rank.own(n) * h, sizes.gated, sizes.parallel
     product, kernel = rank.product, rank.kernel
-    # Scores are float32, and what is mixed of the training's size.
-    score = product(s, d, s, batch=b * a, bytes_moved=4 * scores + 2 * mixed * e)
-    softmax = 2 * kernel(scores, 4) + kernel(scores, 4 + e)
-    mix = product(s, s, d, batch=b * a)
+    mix, mix_back, mix_again = (fused_attention if rank.training.kernels == "fused" else attention)(sizes, rank)
     # Norms: one reads one array and the other the two that make it; each then writes. Last, three are added.
-    forward = score + softmax + mix + kernel(12 * own) + kernel(2 * n * m)
-    qkv, up = rank.gathered(n, h, 3 * h // t, True), rank.gathered(n, h, m, True)
-    out, down = rank.scattered(n, h // t, h), rank.scattered(n, m, h)
-    dense = sum(whole for whole, _ in (qkv, up, out, down))
-    sent = sum(more for _, more in (qkv, up, out, down))
+    forward = mix + kernel((6 if single else 12) * own) + kernel((2 + gated) * n * m)
+    # The columns of what a layer multiplies its input with, and the rows of what brings it back to the width.
+    columns, rows = [q + 2 * k, m * (1 + gated)], [q, m]
+    if single:
+        columns, rows = [sum(columns)], [sum(rows)]
+    into, back = [rank.gathered(n, h, c, True) for c in columns], [rank.scattered(n, r, h) for r in rows]
+    dense, sent = (sum(each) for each in zip(*into, *back, strict=True))
 
-    wide = product(s, s, d, batch=b * a, bytes_moved=4 * scores + (4 + e) * mixed, dtype="f32")
-    backward = score_gradient(kernel, scores, e) + 2 * mix + 2 * wide
-    backward += kernel(20 * own) + kernel(4 * n * m) + kernel(mixed, 8 + 4 * e)
-    turned = [rank.scattered(n, 3 * h // t, h), rank.scattered(n, m, h)]
-    turned += [rank.gathered(n, h, h // t, True), rank.gathered(n, h, m, True)]
-    of_weights = product(h, n, 3 * h // t) + product(h, n, m) + product(h // t, n, h) + product(m, n, h)
-    backward += of_weights + sum(whole for whole, _ in turned)
+    backward = mix_back + kernel((10 if single else 20) * own) + kernel((4 + 2 * gated) * n * m)
+    turned = [rank.scattered(n, c, h) for c in columns] + [rank.gathered(n, h, r, True) for r in rows]
+    backward += sum(product(h, n, c) for c in columns) + sum(product(r, n, h) for r in rows)
+    backward += sum(whole for whole, _ in turned)
     # The backward pass needs everything but what the layer gave: its last product and sum are not computed again.
-    again = {"none": 0.0, "attention": score + softmax, "block": forward + dense - down[0] - kernel(4 * own)}
-    sent_again = {"none": 0.0, "attention": 0.0, "block": sent - down[1]}
+    # Of every two products the second: keys, what attention mixes, and the other one of a gated MLP.
+    second = product(n, h, k) + product(n, q, h) + gated * product(n, h, m)
+    block = forward + dense - back[-1][0] - kernel((3 if single else 4) * own)
+    again = {"none": 0.0, "attention": mix_again, "block": block, "half": second + forward - mix}
+    sent_again = {
+        "none": 0.0,
+        "attention": 0.0,
+        "block": sent - back[-1][1],
+        "half": sum(more for _, more in into),
+    }
     return Passes(forward + dense, backward, sent, sum(more for _, more in turned), again, sent_again)
 
 
-def score_gradient(kernel, scores: float, element: int) -> float:
-    """Of the softmax's backward pass: two kernels that read scores and the gradient of what they became."""
-    return kernel(scores, 4 + element) + kernel(scores, 8 + element)
+def attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float]:
+    """Of scores, softmax and mixing, all kept: forward, backward, and what a layer without scores computes again.
+
+    Plain programs have scores in float32, and what is mixed in the training's size.
+    """
+    plain, e = rank.training.kernels == "plain", rank.training.element
+    wide = 4 if plain else e
+    b, a, s, d = rank.sequences, sizes.heads // rank.parts, sizes.seq, sizes.queries // sizes.heads
+    scores, mixed = float(b) * a * s * s, float(b) * s * a * d
+    product, kernel = rank.product, rank.kernel
+    score = product(s, d, s, batch=b * a, bytes_moved=wide * scores + 2 * mixed * e)
+    softmax = 2 * kernel(scores, wide) + kernel(scores, wide + e)
+    mix = product(s, s, d, batch=b * a)
+    dtype = "f32" if plain else ""
+    turned = product(s, s, d, batch=b * a, bytes_moved=wide * scores + (wide + e) * mixed, dtype=dtype)
+    # Two kernels read scores and the gradient of what they became; q, k and v get theirs in one array.
+    back = kernel(scores, wide + e) + kernel(scores, 2 * wide + e) + kernel(mixed, 2 * wide + 4 * e)
+    return score + softmax + mix, back + 2 * mix + 2 * turned, score + softmax
+
+
+def fused_attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float]:
+    """The same for one kernel that keeps no scores: what is masked is skipped, and the backward pass computes scores
+    again, which makes five products of two (Dao 2023, FlashAttention-2)."""
+    s, t = sizes.seq, rank.parts
+    arrays = 2.0 * rank.sequences * s * (sizes.queries + sizes.keys) / t * rank.training.element
+    flops = 2.0 * rank.sequences * s * s * sizes.queries / t
+    seconds = rank.machine.matmul_seconds
+    return seconds(flops, arrays, rank.training.dtype), seconds(2.5 * flops, 2 * arrays, rank.training.dtype), 0.0
 
 
 def loss_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     """Of norm, logits and cross-entropy; the logits are split over ``tensor``."""
     t, n, h = rank.parts, rank.sequences * sizes.seq, sizes.width
-    v, own = sizes.vocab // rank.parts, rank.sequences * sizes.seq / rank.parts * sizes.width
+    v, own = -(-sizes.vocab // rank.parts), rank.own(n) * h
     logits, back = rank.gathered(n, h, v, True), rank.scattered(n, v, h)
     forward = logits[0] + rank.kernel(3 * own) + rank.kernel(2 * n * v)
     backward = rank.product(h, n, v) + back[0] + rank.kernel(7 * own) + rank.kernel(5 * n * v)
-    sums = 3 * collective_seconds(rank.machine, "all_reduce", rank.group, 4.0 * n) if t > 1 else 0.0
+    sums = 3 * rank.links.collective("all_reduce", rank.group, 4.0 * n) if t > 1 else 0.0
     return Passes(forward, backward, logits[1] + sums, back[1])
 
 
 def embedding_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     """Of looking tokens up in a split table, and of its gradient, which is as large as the table."""
     n, h, e = rank.sequences * sizes.seq, sizes.width, rank.training.element
-    own, table = n / rank.parts * h, sizes.vocab // rank.parts * h
+    own, table = rank.own(n) * h, -(-sizes.vocab // rank.parts) * h
     kinds = ("reduce_scatter", "all_gather")
-    out, back = (collective_seconds(rank.machine, kind, rank.group, e * n * h) for kind in kinds)
+    out, back = (rank.links.collective(kind, rank.group, e * n * h) for kind in kinds)
     forward = rank.kernel(4 * n * h) + rank.kernel(2 * own)
     return Passes(forward, rank.kernel(4 * n * h) + rank.kernel(2 * own + table), out, back)

@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 from course.machine import Machine
 from course.planning.choices import Mesh
 
 # What each of n devices sends of the whole array, in a ring.
 _SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+# Bytes by which the slowest pair of a permute is found where rates do not depend on the size.
+_MEDIUM = 2.0**20
 
 
-def axis_group(mesh: Mesh, axis: int) -> tuple[int, ...]:
+def axis_group(mesh: Mesh, axis: int) -> range:
     """The devices of the first group along an axis: the last axis is innermost, as ``course.mesh`` lays them out."""
     stride = 1
     for size in mesh[axis + 1 :]:
         stride *= size
-    return tuple(range(0, stride * mesh[axis], stride))
+    return range(0, stride * mesh[axis], stride)
 
 
-def collective_seconds(machine: Machine, kind: str, group: tuple[int, ...], size: float) -> float:
-    """Of one collective over a group.
+class Links:
+    """A machine's collectives. Where the rate does not depend on the size, it is looked up once for each group."""
 
-    Args:
-        machine: Where.
-        kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
-        group: Its devices.
-        size: Bytes of the whole array.
-    """
-    n = len(group)
-    if n == 1 or not size:
-        return 0.0
-    wire = _SENT[kind] * (n - 1) / n * size
-    latency, rate = machine.transfer(kind, group, wire, size)
-    return latency + wire / rate
+    def __init__(self, machine: Machine):
+        self._rates: Callable[..., tuple[float, float]] = cache(lambda *given: _rate(machine, *given))
+        self._sized = machine.calibrated
+
+    def collective(self, kind: str, group: range, size: float) -> float:
+        """Seconds of one collective over a group.
+
+        Args:
+            kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
+            group: Its devices.
+            size: Bytes of the whole array.
+        """
+        n = len(group)
+        if n == 1 or not size:
+            return 0.0
+        wire = _SENT[kind] * (n - 1) / n * size
+        latency, rate = self._rates(kind, group, size if self._sized else _MEDIUM)
+        return latency + wire / rate
+
+    def permute(self, group: range, size: float) -> float:
+        """Seconds of handing a block of so many bytes on to the next device, all at once; the slowest pair counts."""
+        if len(group) == 1 or not size:
+            return 0.0
+        latency, rate = self._rates("collective_permute", group, size if self._sized else _MEDIUM)
+        return latency + size / rate
 
 
-def permute_seconds(machine: Machine, group: tuple[int, ...], size: float) -> float:
-    """Of handing a block of so many bytes on to the next device, all at once; the slowest pair counts."""
-    if len(group) == 1 or not size:
-        return 0.0
-    pairs = zip(group, (*group[1:], group[0]), strict=True)
-    times = (machine.transfer("collective_permute", group, size, size, pair=pair) for pair in pairs)
-    return max(latency + size / rate for latency, rate in times)
+def _rate(machine: Machine, kind: str, group: range, size: float) -> tuple[float, float]:
+    """Seconds before the bytes, and bytes a second: for a permute those of the pair that takes longest."""
+    devices = tuple(group)
+    if kind != "collective_permute":
+        return machine.transfer(kind, devices, size, size)
+    pairs = zip(devices, (*devices[1:], devices[0]), strict=True)
+    found = (machine.transfer(kind, devices, size, size, pair=pair) for pair in pairs)
+    return max(found, key=lambda one: one[0] + size / one[1])

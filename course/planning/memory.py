@@ -1,65 +1,112 @@
 """Bytes resident on one device at the peak of a planned step, by closed forms.
 
-State is counted as ``course.budget`` counts it, leaf by leaf. Activations are what JAX's autodiff saves of the
-course's Transformer, whose norms keep what they compute on the way and whose GELU keeps its steps: more than fused
-kernels need, and what a program of these chapters holds.
+State is counted as ``course.budget`` counts it, leaf by leaf. What layers keep for the backward pass is what the
+kernels keep: Korthikanti et al. 2022, section 4, written for any model, with or without the scores of attention; or,
+for the course's own step, what JAX's autodiff saves of the course's Transformer, which is more. How many microbatches
+are in flight is a matter of the schedule: ``course.schedules.activations_form`` has the closed forms.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from course.budget import OPTIMIZERS, PLANS, Sizes, leaves, resident_parameters
-from course.planning.choices import Choice
+from course.budget import OPTIMIZERS, PLANS, Sizes, leaves, resident_parameters, saved_per_layer
+from course.planning.choices import Choice, group_layers
 from course.planning.training import Training
 from course.schedules import num_ticks
+from course.schedules.measures import activations_form
 
 MEANINGS = {
     "parameters": "this device's part",
     "gradients": "as large",
     "optimizer": "its copy of the parameters, and its means",
     "weights at work": "groups of layers that are whole, and their gradients",
-    "activations": "what ticks keep for the backward pass",
-    "microbatches": "what goes into the layers and comes out of the last repeat",
-    "at work": "a tick in its backward pass, or the logits of a microbatch",
+    "activations": "what layers keep for the backward pass",
+    "microbatches": "what goes into the layers and comes out of them",
+    "at work": "a layer in its backward pass, or the logits",
 }
 STATE = ("parameters", "gradients", "optimizer")
 
 
 def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training) -> dict[str, int]:
-    """Bytes on one device, all of ``MEANINGS``."""
-    plan, e = PLANS[training.plan], training.element
-    moments, extra = OPTIMIZERS[training.optimizer]
-    own = resident_elements(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
-
-    sequences = batch // choice.data // choice.microbatches
-    layers = sizes.layers // choice.pipe // choice.repeats
-    ticks = num_ticks(choice.pipe, choice.microbatches, choice.repeats)
-    every, scores = layer_bytes(sizes, choice.tensor, sequences, e)
-    between = e * sequences * sizes.seq * sizes.width // choice.tensor
-    kept = {"none": layers * every, "attention": layers * (every - scores), "block": between}[choice.remat]
-    # The MLP's arrays, half of them where no loop saves them: what is fused is then not written.
-    mlp = 6 * e * sequences * sizes.seq * sizes.inner // choice.tensor
-    again = {"none": 0, "attention": scores, "block": layers * (every - mlp // 2)}[choice.remat]
-    # Gradients of the scores are as large as they are, and there when the MLP's arrays are gone. The ends of the model
-    # are whole when no layer is at work.
-    layer = again + max(0, scores - mlp // 2)
-    ends = choice.fsdp * (e + plan.gradient) * end_elements(sizes, choice.tensor)
-    loss = logit_bytes(sizes, choice.tensor, sequences, e) + round(ends)
-    block = 2 * choice.microbatches + choice.microbatches + choice.pipe - 1
+    """Bytes on one device, all of ``MEANINGS``; of the stage that needs most."""
+    plan, (moments, extra) = PLANS[training.plan], OPTIMIZERS[training.optimizer]
+    counted = resident_elements if training.course else stage_elements
+    own = counted(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
+    optimized = own // choice.data if training.zero1 and not choice.fsdp else own
+    work = _course_work if training.course else _work
     return {
         "parameters": plan.parameter * own,
         "gradients": plan.gradient * own,
-        "optimizer": (plan.master + moments * plan.moment + extra) * own,
-        "weights at work": _weights_at_work(sizes, choice, training),
-        "activations": ticks * kept,
-        "microbatches": block * between,
-        "at work": max(layer, loss),
+        "optimizer": (plan.master + moments * plan.moment + extra) * optimized,
+        **work(sizes, batch // choice.data // choice.microbatches, choice, training),
     }
 
 
-def layer_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tuple[int, int]:
-    """Bytes that one layer saves of a microbatch for its backward pass, and those of them in attention's scores.
+def _work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
+    """What is not state: of the first stage, with most microbatches in flight, or of the last, with the logits."""
+    kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
+    several = 1 if one_by_one(choice, training) else choice.microbatches
+    # Logits in float32, what the softmax makes of them, and their gradient.
+    logits = 3 * 4 * sequences * sizes.seq * -(-sizes.vocab // choice.tensor)
+    logits *= several if not training.share_loss else -(-several // choice.pipe)
+    stages = []
+    for stage, loss in ((0, logits * training.share_loss), (choice.pipe - 1, logits)):
+        layers = in_flight(choice, training, stage) * -(-sizes.layers // choice.pipe)
+        stages.append((round(layers * kept), max(again + turned, loss)))
+    activations, at_work = max(stages, key=sum)
+    split = choice.tensor if training.sequence_parallel else 1
+    return {
+        "weights at work": _weights_at_work(sizes, choice, training),
+        "activations": activations,
+        "microbatches": 2 * several * training.element * sequences * sizes.seq * sizes.width // split,
+        "at work": at_work,
+    }
+
+
+def one_by_one(choice: Choice, training: Training) -> bool:
+    """True if a microbatch's backward pass begins before all have gone forward."""
+    return training.schedule == "1f1b" or (training.schedule == "gpipe" and choice.pipe == 1)
+
+
+def in_flight(choice: Choice, training: Training, stage: int) -> float:
+    """Microbatches of which a stage keeps all that its layers keep."""
+    name, repeats = training.schedule, choice.repeats
+    if one_by_one(choice, training):
+        name = "interleaved" if repeats > 1 else "1f1b"
+    return activations_form(name, stage, choice.pipe, choice.microbatches, repeats)
+
+
+def layer_bytes(sizes: Sizes, training: Training, tensor: int, sequences: int, remat: str) -> tuple[int, int, int]:
+    """Bytes of a layer and a microbatch: kept for the backward pass, computed again in it, and of its gradients.
+
+    The backward pass of the MLP has gradients of its arrays, that of attention those of its scores; in a plain program
+    the MLP's arrays, half of them where no loop saves them, are gone before the scores' gradients are there.
+    """
+    e, tokens = training.element, sequences * sizes.seq
+    split = tensor if training.sequence_parallel else 1
+    if training.kernels == "plain":
+        every, scores = plain_bytes(sizes, tensor, sequences, e)
+        mlp = 6 * e * tokens * sizes.inner // tensor // 2
+        dropped, turned = mlp, max(0, scores - mlp)
+    else:
+        plain, scores = saved_per_layer(sizes, e, tensor, training.dropout, training.sequence_parallel)
+        scores = 0 if training.kernels == "fused" else round(sequences * scores)
+        every, mlp = round(sequences * plain) + scores, e * (2 + sizes.gated) * tokens * sizes.inner // tensor
+        dropped, turned = 0, max(mlp, 2 * e * sequences * sizes.heads * sizes.seq**2 // tensor if scores else 0)
+    into = e * tokens * sizes.width // split
+    if remat == "block":
+        return into, every - dropped, turned
+    if remat == "half":
+        # Queries, values, what attention mixes, and one product of the MLP; a gated one's last product is the seventh.
+        products = e * tokens * (2 * sizes.queries + sizes.keys + sizes.inner) // tensor
+        kept = min(every, into * (1 + sizes.gated) + products)
+        return kept, every - kept, turned
+    return (every - scores, scores, turned) if remat == "attention" else (every, 0, turned)
+
+
+def plain_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tuple[int, int]:
+    """Bytes that one layer of the course's Transformer saves of a microbatch, and those of them in attention's scores.
 
     Of the width, a device has eight arrays with its part of the tokens, two of them (what enters the products) with
     all tokens if the layer is split, and four with its part of the features; six of the MLP's inner width; and of the
@@ -72,15 +119,54 @@ def layer_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tupl
     return element * plain + scores, scores
 
 
-def logit_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> int:
-    """Logits of a microbatch, their gradient, and one more array while it is computed."""
-    return 3 * element * sequences * sizes.seq * sizes.vocab // tensor
+def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
+    """Weights that are whole while they are at work, in the size that is computed with, and their gradients.
+
+    With FSDP and without a pipeline that is a group of layers, and the next one, gathered beside it. A pipeline has its
+    whole stage, because every microbatch needs it.
+    """
+    plan, group = PLANS[training.plan], group_elements(sizes, choice)
+    if not choice.fsdp:
+        return round(layer_elements(sizes, choice.tensor) / sizes.layers * training.element) * (plan.master == 0)
+    if choice.pipe > 1:
+        return round(group * choice.repeats * (training.element + plan.gradient))
+    return round(group * (min(2, choice.repeats) * training.element + plan.gradient))
+
+
+def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
+    """What is not state of the course's own step: breadth-first, and ticks of the bubble keep garbage like others.
+
+    Each block of ticks has the weights of two groups of layers, this one's and the one before. With remat two pairs
+    are there at a time, and the gradients of one; without it those of all blocks are kept.
+    """
+    plan, e = PLANS[training.plan], training.element
+    block, layers = choice.remat == "block", group_layers(sizes, choice)
+    kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
+    between = e * sequences * sizes.seq * sizes.width // choice.tensor
+    # The ends of the model are whole when no layer is at work; the logits come with their gradient, and one more array.
+    loss = 3 * e * sequences * sizes.seq * sizes.vocab // choice.tensor
+    loss += round(choice.fsdp * (e + plan.gradient) * end_elements(sizes, choice.tensor))
+    pairs = choice.repeats if choice.remat == "none" else min(2, choice.repeats)
+    return {
+        "weights at work": round(2 * group_elements(sizes, choice) * (pairs * e + plan.gradient)),
+        "activations": num_ticks(choice.pipe, choice.microbatches, choice.repeats) * kept * (1 if block else layers),
+        "microbatches": (2 * choice.microbatches + choice.microbatches + choice.pipe - 1) * between,
+        "at work": max(again * (layers if block else 1) + turned, loss),
+    }
 
 
 @cache
 def resident_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
     """Parameters resident on one device; ``data`` is 1 where that axis does not split them."""
     return resident_parameters(sizes, {"data": data, "pipe": pipe, "tensor": tensor}, data > 1, 0)
+
+
+@cache
+def stage_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
+    """The same on the largest stage, with the embedding or the head; with both where there is one stage."""
+    layers = layer_elements(sizes, tensor) / sizes.layers * -(-sizes.layers // pipe)
+    ends = end_elements(sizes, tensor) / min(2, pipe)
+    return round((layers + ends) / data)
 
 
 @cache
@@ -97,13 +183,4 @@ def end_elements(sizes: Sizes, tensor: int) -> float:
 
 def group_elements(sizes: Sizes, choice: Choice) -> float:
     """Parameters of the layers of one repeat, as a device computes with them: whole over ``data``."""
-    return layer_elements(sizes, choice.tensor) / (choice.pipe * choice.repeats)
-
-
-def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
-    """Each block of ticks has the weights of two groups of layers, this one's and the one before.
-
-    With remat two pairs are there at a time, and the gradients of one; without it those of all blocks are kept.
-    """
-    pairs = choice.repeats if choice.remat == "none" else min(2, choice.repeats)
-    return round(2 * group_elements(sizes, choice) * (pairs * training.element + PLANS[training.plan].gradient))
+    return layer_elements(sizes, choice.tensor) / sizes.layers * group_layers(sizes, choice)

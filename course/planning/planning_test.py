@@ -1,6 +1,7 @@
 """The planner's closed forms against programs, against the calculator of memory, and its search against brute force."""
 
 import itertools
+import time
 from dataclasses import replace
 
 import jax
@@ -9,13 +10,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from course.budget import Sizes, budget
-from course.machines import FREE_NETWORK, H100, TWO_A100, machine
+from course.machines import A100, FREE_NETWORK, H100, TWO_A100, machine, scaled
 from course.mesh import abstract_mesh
 from course.model import transformer
-from course.planning import Choice, Training, estimate, estimator, refusal
+from course.planning import COURSE, DEFAULT, Choice, Training, estimate, estimator, refusal
+from course.planning.efficiency import at_efficiency, factors, fitted
 from course.planning.estimate import CAUSES
 from course.planning.layers import TensorRank, layer_passes
-from course.planning.links import axis_group, collective_seconds, permute_seconds
+from course.planning.links import Links, axis_group
 from course.planning.memory import MEANINGS
 from course.planning.search import Kind, choices, meshes, search
 from course.program import export, parse, timeline
@@ -45,7 +47,7 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     def backward(params, x, gradient):
         return jax.vjp(jax.checkpoint(lambda p, x: model.layer(p, x)), params, x)[1](gradient)
 
-    found = layer_passes(sizes, TensorRank(H100, Training(dtype), (0,), 4))
+    found = layer_passes(sizes, TensorRank(H100, Links(H100), replace(COURSE, plan=dtype), range(1), 4))
     with jax.numpy_dtype_promotion("standard"):
         once = timeline(parse(program(lambda p, x: model.layer(p, x), {"p": layer, "x": x})), H100).seconds
         again = timeline(parse(program(backward, {"p": layer, "x": x, "gradient": x})), H100).seconds
@@ -62,8 +64,8 @@ def test_the_bubble_is_that_of_the_schedule(choice):
     """On a free network, and without what is outside of the ticks."""
     choice = Choice._make(choice)
     where = replace(FREE_NETWORK, num_devices=choice.devices)
-    found = estimate(SIZES, where, 16, choice).parts
-    tiny = estimate(replace(SIZES, layers=choice.pipe * choice.repeats), where, 16, choice).parts
+    found = estimate(SIZES, where, 16, choice, COURSE).parts
+    tiny = estimate(replace(SIZES, layers=choice.pipe * choice.repeats), where, 16, choice, COURSE).parts
     ticks = found["computing"] - tiny["computing"] + found["recomputing"] - tiny["recomputing"]
     idle = found["bubble"] - tiny["bubble"]
     form = bubble_form("breadth_first", choice.pipe, choice.microbatches, choice.repeats)
@@ -78,7 +80,7 @@ def test_state_is_what_the_calculator_of_memory_counts(mesh, fsdp):
         return
     for plan, optimizer in (("cast", "adam"), ("mixed", "adam16"), ("float32", "sgd")):
         choice = Choice._make((*mesh, 1, 1, "block", fsdp))
-        held = estimate(SIZES, H100, 8, choice, Training(plan, optimizer)).resident
+        held = estimate(SIZES, H100, 8, choice, replace(COURSE, plan=plan, optimizer=optimizer)).resident
         known = budget(SIZES, batch=8, mesh=choice.mesh, plan=plan, optimizer=optimizer, fsdp=fsdp)
         assert {name: held[name] for name in ("parameters", "gradients", "optimizer")} == {
             name: known.row(name).bytes for name in ("parameters", "gradients", "optimizer")
@@ -87,23 +89,22 @@ def test_state_is_what_the_calculator_of_memory_counts(mesh, fsdp):
 
 
 def test_axes_lie_as_meshes_lay_them_out_and_collectives_take_what_rings_take():
-    assert axis_group((2, 2, 4), 2) == (0, 1, 2, 3)
-    assert axis_group((2, 2, 4), 1) == (0, 4) and axis_group((2, 2, 4), 0) == (0, 8)
-    size, link = 8e6, H100.links[0]
-    group = tuple(range(8))
+    assert [tuple(axis_group((2, 2, 4), axis)) for axis in (2, 1, 0)] == [(0, 1, 2, 3), (0, 4), (0, 8)]
+    size, link, links = 8e6, H100.links[0], Links(H100)
+    group = range(8)
     for kind, steps in (("all_gather", 7), ("all_reduce", 14)):
         form = steps * link.latency + steps / 8 * size / link.bandwidth
-        assert collective_seconds(H100, kind, group, size) == pytest.approx(form)
+        assert links.collective(kind, group, size) == pytest.approx(form)
     between = TWO_A100.links[1]
-    assert permute_seconds(TWO_A100, (0, 8), size) == pytest.approx(between.latency + size / between.bandwidth)
-    assert permute_seconds(H100, (0,), size) == collective_seconds(H100, "all_gather", (3,), size) == 0
+    assert Links(TWO_A100).permute(range(0, 16, 8), size) == pytest.approx(between.latency + size / between.bandwidth)
+    assert links.permute(range(1), size) == links.collective("all_gather", range(3, 4), size) == 0
 
 
 def test_every_mesh_and_every_way_to_use_it_is_there_once():
     assert len(list(meshes(8))) == len(set(meshes(8))) == 10
-    found = list(choices(SIZES, (2, 2, 2), 16))
+    found = list(choices(SIZES, (2, 2, 2), 16, COURSE))
     assert len(found) == len(set(found)) == 4 * 3 * 2 * 2
-    assert all(refusal(SIZES, 8, 16, choice) == "" for choice in found)
+    assert all(refusal(SIZES, 8, 16, choice, COURSE) == "" for choice in found)
 
 
 @pytest.mark.parametrize(
@@ -120,20 +121,20 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
 )
 def test_what_cannot_be_placed_is_said(change, said):
     choice = Choice(2, 2, 2, 4, 2, "none", True)._replace(**change)
-    assert said in refusal(SIZES, 8, 16, choice)
+    assert said in refusal(SIZES, 8, 16, choice, COURSE)
     with pytest.raises(ValueError, match=r"is|cannot|called"):
-        estimate(SIZES, H100, 16, choice)
+        estimate(SIZES, H100, 16, choice, COURSE)
 
 
 def test_the_best_is_the_fastest_that_fits_and_every_other_one_has_a_reason():
     where = machine("8xA5000")
-    plans = search(LARGE, where, 16)
-    one, every = estimator(LARGE, where, 16), []
+    plans = search(LARGE, where, 16, COURSE)
+    one, every = estimator(LARGE, where, 16, COURSE), []
     numbers = range(1, 17)
     for mesh in itertools.product((1, 2, 4, 8), repeat=3):
         for rest in itertools.product(numbers, numbers, ("none", "block"), (False, True)):
             choice = Choice._make((*mesh, *rest))
-            if refusal(LARGE, 8, 16, choice) == "" and (mesh[0] > 1 or not choice.fsdp):
+            if refusal(LARGE, 8, 16, choice, COURSE) == "" and (mesh[0] > 1 or not choice.fsdp):
                 every.append(one(choice))
     fitting = [found for found in every if found.fits]
     assert plans.best and plans.best.seconds == min(found.seconds for found in fitting)
@@ -174,9 +175,102 @@ def test_parts_add_up_and_only_what_is_there_costs():
         ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
         ({"remats": ("some",)}, "no remat is called 'some'"),
         ({"remats": ()}, "no remat is given"),
+        ({"schedule": "zero"}, "no schedule is called 'zero'; there are: 1f1b, gpipe, breadth_first"),
+        ({"kernels": "flash"}, "no kernels is called 'flash'; there are: fused, materialised, plain"),
+        ({"schedule": "breadth_first", "remats": ("half",)}, "no remat is called 'half'"),
         ({"margin": float("nan")}, "margin is nan"),
     ],
 )
 def test_a_training_that_is_not_known_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         Training(**wrong)
+
+
+GPT = {"22B": (48, 6144, 64), "175B": (96, 12288, 96), "530B": (105, 20480, 128), "1T": (128, 25600, 160)}
+LLAMA = Sizes(32, 4096, 32, 128_256, 8192, hidden=14_336, kv_heads=8, gated=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "pipe", "repeats", "batch", "sequences", "kept", "split"),
+    [
+        ("22B", 1, 48, 4, 4, 59.25, 9.5625),
+        ("175B", 8, 3, 64, 1, 66.84375, 12.3515625),
+        ("530B", 35, 3, 280, 1, 114.0234375, 23.076171875),
+        ("1T", 64, 1, 512, 1, 131.25, 26.5625),
+    ],
+)
+def test_activations_of_interleaved_pipelines_are_those_of_the_paper(
+    name, pipe, repeats, batch, sequences, kept, split
+):
+    """GiB of Korthikanti et al. 2022, figure 1: all kept, and with sequence parallelism and scores computed again."""
+    sizes, where = Sizes(*GPT[name], 51_200, 2048), scaled(A100, 8 * pipe, pipe)
+    for remat, parallel, known in (("none", False, kept), ("attention", True, split)):
+        how = Training("mixed32", kernels="materialised", dropout=True, sequence_parallel=parallel)
+        choice = Choice(1, pipe, 8, batch // sequences, repeats, remat, False)
+        found = estimate(sizes, where, batch, choice, how).resident["activations"]
+        assert found / 2**30 == pytest.approx(known)
+
+
+def activations(training, choice, **changes):
+    choice = Choice._make(choice)
+    return estimate(replace(SIZES, **changes), scaled(H100, choice.devices), 16, choice, training).resident[
+        "activations"
+    ]
+
+
+def test_microbatches_in_flight_are_those_of_the_schedule():
+    once = activations(DEFAULT, (1, 1, 1, 16, 8, "none", False))
+    assert activations(DEFAULT, (1, 1, 1, 1, 8, "none", False)) == 16 * once, "accumulation has one at a time"
+    for schedule, repeats, flying in (("1f1b", 1, 4), ("1f1b", 2, 5.5), ("gpipe", 1, 16), ("breadth_first", 2, 17.5)):
+        found = activations(Training(schedule=schedule), (1, 4, 1, 16, repeats, "none", False))
+        assert found == pytest.approx(once / 4 * flying)
+    assert activations(Training(schedule="gpipe"), (1, 1, 1, 16, 8, "none", False)) == once
+    # Six layers are two on the largest of four stages.
+    assert activations(DEFAULT, (1, 4, 1, 16, 1, "none", False), layers=6) == pytest.approx(once)
+    assert refusal(replace(SIZES, layers=6), 4, 16, Choice(1, 4, 1, 16, 1, "none", False), COURSE)
+
+
+def test_fused_attention_keeps_nothing_that_grows_with_the_square_of_the_sequence():
+    one = (1, 1, 1, 16, 8, "none", False)
+    short, long = (activations(DEFAULT, one, seq=seq) for seq in (1024, 4096))
+    assert long == 4 * short
+    assert activations(Training(kernels="materialised"), one, seq=4096) > 4 * long
+
+
+def test_zero1_splits_the_optimizer_alone_and_fsdp_everything():
+    whole, zero1, fsdp = (
+        estimate(SIZES, H100, 16, Choice(8, 1, 1, 1, 8, "none", split), Training(zero1=zero1)).resident
+        for split, zero1 in ((False, False), (False, True), (True, True))
+    )
+    assert (
+        zero1["optimizer"] == whole["optimizer"] // 8 == fsdp["optimizer"]
+        and zero1["parameters"] == whole["parameters"]
+    )
+    assert fsdp["parameters"] == pytest.approx(whole["parameters"] / 8, rel=1e-6)
+
+
+def test_a_llama_has_its_parameters_and_fewer_bytes_and_seconds_than_its_whole_heads():
+    assert LLAMA.count == pytest.approx(8.03e9, rel=5e-3)
+    assert replace(LLAMA, layers=80, width=8192, heads=64, hidden=28_672).count == pytest.approx(70.55e9, rel=5e-3)
+    found, whole, joined = (
+        estimate(sizes, H100, 16, Choice(8, 1, 1, 2, 32, "half", True))
+        for sizes in (LLAMA, replace(LLAMA, kv_heads=0), replace(LLAMA, parallel=True))
+    )
+    assert found.bytes < whole.bytes and joined.seconds < found.seconds < whole.seconds
+
+
+def test_a_search_over_4096_devices_takes_seconds_and_a_configuration_less_than_a_millisecond():
+    began = time.process_time()
+    plans = search(Sizes(*GPT["1T"], 51_200, 2048), scaled(H100, 4096, 512), 4096)
+    took = time.process_time() - began
+    assert plans.best and plans.count > 4000 and took < 5 and took / plans.count < 1e-3
+
+
+def test_a_share_of_the_peaks_takes_as_much_longer_and_a_chip_without_runs_has_none():
+    choice = Choice(8, 1, 1, 1, 8, "none", True)
+    ideal, half = (estimate(LARGE, at_efficiency(H100, share), 16, choice) for share in (1, 0.5))
+    assert half.seconds == pytest.approx(2 * ideal.seconds, rel=0.02) and half.mfu < ideal.mfu
+    assert fitted(scaled(H100, 512, 64)) is factors()[H100.device] and not fitted(machine("8xTPUv5e"))
+    assert not fitted(machine("8xH100-calibrated"))
+    with pytest.raises(ValueError, match="efficiency is 0: it is a share of the peaks"):
+        at_efficiency(H100, 0)

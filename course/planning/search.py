@@ -33,12 +33,18 @@ def meshes(num_devices: int) -> Iterator[Mesh]:
             yield data, pipe, num_devices // data // pipe
 
 
-def choices(sizes: Sizes, mesh: Mesh, batch: int, remats: tuple[str, ...] = ("none", "block")) -> Iterator[Choice]:
-    """All configurations of a mesh that a model can be placed on; ``fsdp`` only where ``data`` is above 1."""
+def choices(sizes: Sizes, mesh: Mesh, batch: int, training: Training = DEFAULT) -> Iterator[Choice]:
+    """All configurations of a mesh that a model can be placed on; ``fsdp`` only where ``data`` is above 1.
+
+    Without a pipeline, every layer is a group of its own, unless the schedule is breadth-first: nothing else is faster.
+    """
     data, pipe, tensor = mesh
+    layers = -(-sizes.layers // pipe)
+    alone = pipe == 1 and training.schedule != "breadth_first"
+    several = (layers,) if alone else divisors(layers) if training.schedule != "gpipe" else (1,)
     for microbatches in divisors(batch // data):
-        for repeats in divisors(sizes.layers // pipe):
-            for remat in remats:
+        for repeats in several:
+            for remat in training.remats:
                 for fsdp in (False, True) if data > 1 else (False,):
                     yield Choice(data, pipe, tensor, microbatches, repeats, remat, fsdp)
 
@@ -148,10 +154,10 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
     large: list[Estimate] = []
     refused: list[Rejected] = []
     for mesh in meshes(machine.num_devices):
-        if why := indivisible(sizes, batch, mesh):
+        if why := indivisible(sizes, batch, mesh, training):
             refused.append(Rejected(mesh, Kind.CANNOT, why))
             continue
-        for choice in choices(sizes, mesh, batch, training.remats):
+        for choice in choices(sizes, mesh, batch, training):
             found = one(choice)
             (fit if found.fits else large).append(found)
     fit.sort(key=lambda e: (e.seconds, e.bytes, e.choice))

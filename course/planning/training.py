@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from course.budget import OPTIMIZERS, PLANS, REMAT
+from course.budget import OPTIMIZERS, PLANS
+from course.budget import REMAT as BUDGETED
 
 # Added for what no closed form has: workspaces, fragmentation, buffers of collectives. As in ``meshcraft memory``.
 MARGIN = 0.2
+REMAT = (*BUDGETED, "half")
+KERNELS = ("fused", "materialised", "plain")
+SCHEDULES = ("1f1b", "gpipe", "breadth_first")
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,19 @@ class Training:
             else the last one has it, and the others wait.
         scanned: Whether the layers of a repeat run in a scan, which then saves what they keep.
         pairs: Whether the weights of two repeats are put side by side for each block of ticks.
-        remats: What may be tried of ``course.budget.REMAT``.
+        remats: What may be tried of ``REMAT``: ``attention`` computes its scores again, ``half`` the second of
+            every two products and all that is no product, ``block`` everything of a layer.
         margin: Of memory, as a share of what is counted.
+        kernels: ``fused``: attention keeps no scores, and skips those that are masked; ``materialised``: it keeps
+            them, in the training's size; ``plain``: what JAX's autodiff keeps of a plain program in a scan, scores in
+            float32 and what norms and GELU compute on the way.
+        schedule: ``1f1b``: interleaved where a stage has several repeats; ``gpipe``: all microbatches are in flight,
+            and their logits; both take one microbatch at a time without a pipeline. ``breadth_first``: that of the
+            course's own step, which has all in flight on every mesh, computes the layers of a repeat again together,
+            needs layers that stages and repeats divide, and has embedding and head on every stage.
+        zero1: Whether ``data`` splits the optimizer's state where it does not split everything.
+        sequence_parallel: Whether ``tensor`` splits the sequence where it does not split the features.
+        dropout: Whether its masks are kept, one byte an element.
 
     Raises:
         ValueError: A name is unknown, or the margin is no share; the message says what there is.
@@ -31,24 +46,42 @@ class Training:
 
     plan: str = "cast"
     optimizer: str = "adam"
-    rings: bool = True
-    share_loss: bool = True
+    rings: bool = False
+    share_loss: bool = False
     scanned: bool = False
-    pairs: bool = True
+    pairs: bool = False
     remats: tuple[str, ...] = ("none", "block")
     margin: float = MARGIN
+    kernels: str = "fused"
+    schedule: str = "1f1b"
+    zero1: bool = False
+    sequence_parallel: bool = True
+    dropout: bool = False
 
     def __post_init__(self) -> None:
-        for what, given, known in (("plan", self.plan, PLANS), ("optimizer", self.optimizer, OPTIMIZERS)):
+        names = [
+            ("plan", self.plan, PLANS),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("schedule", self.schedule, SCHEDULES),
+        ]
+        names += [("kernels", self.kernels, KERNELS), *(("remat", remat, self.remats_known) for remat in self.remats)]
+        for what, given, known in names:
             if given not in known:
                 raise ValueError(f"no {what} is called {given!r}; there are: {', '.join(known)}")
-        for remat in self.remats:
-            if remat not in REMAT:
-                raise ValueError(f"no remat is called {remat!r}; there are: {', '.join(REMAT)}")
         if not self.remats:
-            raise ValueError(f"no remat is given; there are: {', '.join(REMAT)}")
+            raise ValueError(f"no remat is given; there are: {', '.join(self.remats_known)}")
         if not 0 <= self.margin < float("inf"):
             raise ValueError(f"margin is {self.margin:g}: it is a share, 0 or more; 0.2 adds a fifth")
+
+    @property
+    def course(self) -> bool:
+        """True for the schedule of the course's own step."""
+        return self.schedule == "breadth_first"
+
+    @property
+    def remats_known(self) -> tuple[str, ...]:
+        """Those of ``REMAT`` that its schedule has."""
+        return BUDGETED if self.course else REMAT
 
     @property
     def element(self) -> int:
@@ -62,3 +95,5 @@ class Training:
 
 
 DEFAULT = Training()
+# The step of the chapters, whose programs the lenses see.
+COURSE = Training(rings=True, share_loss=True, pairs=True, kernels="plain", schedule="breadth_first")

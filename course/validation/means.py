@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from course.validation.rows import CLOSED, LOOPING, MEMORY, RINGS, TIME, Figure
+from course.validation.rows import CLOSED, LOOPING, MEMORY, PLANNED_MEMORY, PLANNED_TIME, RINGS, TIME, Figure
 
 GOALS = {
     (CLOSED, "timeline"): 5e-5,
@@ -17,6 +17,9 @@ GOALS = {
     (TIME, "replay"): 0.12,
     (LOOPING, "timeline"): 0.03,
     (RINGS, "compiled"): 0.01,
+    (PLANNED_TIME, "planner"): 0.15,
+    (PLANNED_TIME, "unseen"): 0.20,
+    (PLANNED_MEMORY, "planner"): 0.20,
 }
 
 

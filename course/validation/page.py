@@ -7,11 +7,23 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from course.planning.efficiency import factors
 from course.render.page_parts import write_parts
 from course.validation import rows
 from course.validation.means import means
 from course.validation.plot import Series, ratio_svg
-from course.validation.rows import CLOSED, LOOPING, MEMORY, RINGS, TABLES, TIME, Figure, bubble_name
+from course.validation.rows import (
+    CLOSED,
+    LOOPING,
+    MEMORY,
+    PLANNED_MEMORY,
+    PLANNED_TIME,
+    RINGS,
+    TABLES,
+    TIME,
+    Figure,
+    bubble_name,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "site" / "pages" / "validation.md"
@@ -115,6 +127,30 @@ def others(figures: Sequence[Figure]) -> str:
     return _table(("", "lens", "published or counted", "lens gives", "error", "on a GPU of ours"), found, 2)
 
 
+def planner(figures: Sequence[Figure]) -> str:
+    """Published runs by the planner: step time at the chip's factor and at the other papers', and memory."""
+    kinds = (PLANNED_TIME, "planner"), (PLANNED_TIME, "unseen"), (PLANNED_MEMORY, "planner")
+    seconds, unseen, sizes = ({f.name: f for f in _of(figures, *kind)} for kind in kinds)
+    found = []
+    for name, f in seconds.items():
+        held = sizes.get(name)
+        cells = [number(held.published), number(held.found), _error(held)] if held else ["", "", ""]
+        other = _error(unseen[name]) if name in unseen else ""
+        found.append([name, number(f.published), number(f.found), _error(f), other, *cells])
+    head = ("run", "published, s", "planner, s", "error", "unseen", "published, GB", "planner, GB", "error")
+    return _table(head, found, 1)
+
+
+def chips(_: Sequence[Figure]) -> str:
+    """The planner's factors."""
+    found = []
+    for chip, f in factors().items():
+        spread = f"{f.lowest:.2f} to {f.highest:.2f}"
+        errors = [_percent(share, ".1f") for share in (f.error, f.unseen)]
+        found.append([chip, "; ".join(f.papers), f"{f.factor:.3f}", spread, str(f.runs), *errors])
+    return _table(("chip", "fitted on", "factor", "single runs", "runs", "mean error", "unseen"), found, 2)
+
+
 def _xla_tables(figures: Sequence[Figure], machine: str) -> dict[str, Figure]:
     """The figures of XLA's tables on a machine, by what each is of."""
     by_name = {figure.name: figure for figure in _of(figures, TABLES)}
@@ -206,6 +242,8 @@ BLOCKS: dict[str, Callable[[Sequence[Figure]], str]] = {
     "spread": spread,
     "others": others,
     "tables": tables,
+    "planner": planner,
+    "chips": chips,
 }
 PLOTS: dict[str, Callable[[Sequence[Figure]], str]] = {
     "validation_memory.svg": memory_plot,

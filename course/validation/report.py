@@ -49,9 +49,13 @@ def recorded() -> Recorded:
 
 def write(rows: list[Figure]) -> None:
     """Keep the result and bring the site's page up to date."""
-    kept = msgspec.to_builtins(Recorded(versions(), rows, gaps()))
-    RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    page.write(rows)
+    keep(Recorded(versions(), rows, gaps()))
+
+
+def keep(found: Recorded) -> None:
+    """Keep a result as it is, and write the page from it."""
+    RESULTS.write_text(json.dumps(msgspec.to_builtins(found), indent=1, ensure_ascii=False) + "\n")
+    page.write(found.rows)
 
 
 def show(rows: list[Figure]) -> None:

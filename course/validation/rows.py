@@ -12,16 +12,19 @@ from jax.sharding import PartitionSpec as P
 
 from course.machines import FREE_NETWORK, machine
 from course.mesh import abstract_mesh
+from course.planning.efficiency import factors
 from course.program import Program, bubble, costs, export, memory, parse, timeline
 from course.program.compiled import GpuReport, compile_all
 from course.program.compiled.plugin import AotMissing
 from course.schedules import num_ticks
 from course.validation.gap import A5000, compiled_runs
 from course.validation.pipelines import pipeline, uva_pipeline
+from course.validation.planner import factor, others, runs
 from course.validation.rings import gather_matmul
 from course.validation.single_device import RUNS, Sizes, single_device
 
 MEMORY, TIME, TABLES = "A5000, memory", "A5000, time", "XLA's tables, 8xH100"
+PLANNED_TIME, PLANNED_MEMORY = "planner, time", "planner, memory"
 LOOPING, RINGS, CLOSED = "looping pipeline", "ring matmul, 8xH100", "closed forms"
 UVA = "P. Lippe, Training Models at Scale, University of Amsterdam, 2024"
 BUBBLES = [(s, m, r) for s in (1, 2, 4, 8) for m in (1, 2, 4, 8, 16) for r in (1, 2, 4)]
@@ -183,6 +186,20 @@ def tables() -> Iterator[Figure]:
             yield Figure(TABLES, f"{what}, {name}", "timeline", rate, gives, unit, source, counts, note)
 
 
+def planned(short: bool) -> Iterator[Figure]:
+    """Published runs by the planner: at the chip's factor, and at the one that other papers' runs alone would give."""
+    published = runs()
+    for run in published[-2:] if short else published:
+        found = run.estimate(factors()[run.machine.device].factor)
+        name, rest = f"{run.paper}: {run.name}", others(run, published)
+        yield Figure(PLANNED_TIME, name, "planner", run.seconds, found.seconds, "s", run.source)
+        if rest:
+            unseen = run.estimate().seconds / factor(rest)
+            yield Figure(PLANNED_TIME, name, "unseen", run.seconds, unseen, "s", run.source)
+        if run.memory:
+            yield Figure(PLANNED_MEMORY, name, "planner", run.memory / 1e9, found.bytes / 1e9, "GB", run.source)
+
+
 def every(short: bool = False, aot: bool = True) -> Iterator[Figure]:
     """All figures.
 
@@ -195,3 +212,4 @@ def every(short: bool = False, aot: bool = True) -> Iterator[Figure]:
     yield from looping()
     yield from rings(aot)
     yield from tables()
+    yield from planned(short)

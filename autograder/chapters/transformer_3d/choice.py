@@ -17,7 +17,7 @@ from autograder.contract.verdict import Fact, Kind, Limit, Unit
 from autograder.contract.wrapping import wrappings
 from course.budget import Sizes
 from course.machines import machine
-from course.planning import Choice, estimator, refusal
+from course.planning import COURSE, Choice, estimator, refusal
 from course.planning.search import search
 
 PLACED, MEMORY, MFU = "every choice can be placed", "memory fits", "predicted MFU"
@@ -28,7 +28,7 @@ NEAR = 0.95
 @lru_cache(maxsize=256)
 def best(sizes: Sizes, batch: int, where: str) -> tuple[float, Choice] | None:
     """The largest MFU of all choices that fit, and the choice; None if none does."""
-    found = search(sizes, machine(where), batch).best
+    found = search(sizes, machine(where), batch, COURSE).best
     return found and (found.mfu, found.choice)
 
 
@@ -66,7 +66,7 @@ def _placed(e: Evidence) -> Fact:
                 messages.append(f"{_said(e, question, answer)} refuses, where there is a choice that fits.")
         elif choice is None:
             messages.append(f"{_said(e, question, answer)} is no Choice. Raise ValueError where nothing fits.")
-        elif why := refusal(sizes, machine_of(e.case).num_devices, batch, choice):
+        elif why := refusal(sizes, machine_of(e.case).num_devices, batch, choice, COURSE):
             messages.append(f"{_said(e, question, answer)} cannot be placed{'' if e.secret else ': ' + why}.")
     return _fact(PLACED, e, messages, Kind.VALUES)
 
@@ -94,8 +94,8 @@ def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
     found = []
     for question, answer in _answered(e):
         (sizes, batch), choice = question, _choice(answer)
-        if choice is not None and not refusal(sizes, machine_of(e.case).num_devices, batch, choice):
-            found.append((question, estimator(sizes, machine_of(e.case), batch)(choice)))
+        if choice is not None and not refusal(sizes, machine_of(e.case).num_devices, batch, choice, COURSE):
+            found.append((question, estimator(sizes, machine_of(e.case), batch, COURSE)(choice)))
     return found
 
 

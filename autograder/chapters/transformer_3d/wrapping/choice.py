@@ -15,7 +15,7 @@ from autograder.contract.wrapping import Mismatch, Wrapped
 from course import budget
 from course.machine import Machine
 from course.machines import machine
-from course.planning import Choice, estimator
+from course.planning import COURSE, Choice, estimator
 
 # Bytes of all answers of a case as text.
 MOST = 4096
@@ -55,7 +55,7 @@ def wrap_choice(function: Callable[..., Any], case: Case[Models]) -> Wrapped:
     def every():
         where, found = machine_of(case), []
         for sizes, batch in questions(case):
-            found.append(asked(function, sizes, where.num_devices, batch, estimator(sizes, where, batch)))
+            found.append(asked(function, sizes, where.num_devices, batch, estimator(sizes, where, batch, COURSE)))
         if all(answer is None for answer in found):
             raise Mismatch("choose_mesh returned None every time (is a return missing?), expected a Choice")
         return tuple(_formed(answer) for answer in found)
