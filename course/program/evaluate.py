@@ -159,7 +159,7 @@ class _Run:
     def _branch(self, op: Op) -> None:
         index = self.known.get(op.operands[0])
         if index is None and not self.data_branches:
-            raise unsupported(op, op.line, f"which branch runs {_UNKNOWN}")
+            raise unsupported(op, op.line, f"which branch runs {_UNKNOWN}; compute both sides and select one")
         if index is None:
             position = self._more_expensive(op)
             self.on_data.add(op)
@@ -200,7 +200,7 @@ class _Run:
             self._run(condition)
             proceed = self.known.get(condition.returns[0])
             if proceed is None:
-                raise unsupported(op, op.line, f"how often this loop runs {_UNKNOWN}")
+                raise unsupported(op, op.line, f"how often this loop runs {_UNKNOWN}; fix its trips, as lax.scan does")
             self._decide(int(bool(proceed)), op)
             if not proceed:
                 break

@@ -76,7 +76,7 @@ def export(
 
     jitted = jax.jit(program, donate_argnums=donated, keep_unused=True)
     try:
-        with _whole_tracebacks():
+        with whole_tracebacks():
             exported = jax_export.export(jitted, platforms=(platform,))(*structs)
     except (ValueError, NotImplementedError) as error:
         if not re.search("AbstractMesh cannot be used|callback", str(error)):
@@ -87,7 +87,7 @@ def export(
         ) from None
     ordered = dict(sorted(results[0].items()))  # jax flattens a dict by sorted keys
     outputs = _leaves(ordered, out_specs() if callable(out_specs) else out_specs, lambda _: "result")
-    artefact = bytes(_relocated(exported, locate).serialize())
+    artefact = bytes(relocated(exported, locate).serialize())
     result = Program(dict(mesh), platform, signature, outputs, donated, artefact)
     if len(artefact) > MAX_BYTES - 2**16:
         raise ProgramError(f"the program has {len(artefact):,} bytes and at most {MAX_BYTES:,} are allowed")
@@ -115,7 +115,7 @@ def _leaves(trees: dict[str, Any], specs: dict[str, Any], role: Callable[[str], 
 
 
 @contextmanager
-def _whole_tracebacks() -> Iterator[None]:
+def whole_tracebacks() -> Iterator[None]:
     """Let locations reach the learner's frame however deep it lies below library frames."""
     with _LOCK:
         before = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
@@ -126,8 +126,12 @@ def _whole_tracebacks() -> Iterator[None]:
             jax.config.update("jax_traceback_in_locations_limit", before)
 
 
-def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Exported:
-    """The same export whose operations point to ``cell:line:column``, and to no path of this machine."""
+def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = False) -> jax_export.Exported:
+    """The same export whose operations point to ``cell:line:column``, and to no path of this machine.
+
+    Raises:
+        ProgramError: A constant is larger than one may be; not where ``lenient``.
+    """
     context = make_ir_context()
     with context:
         module = ir.Module.parse(exported.mlir_module())
@@ -139,7 +143,7 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
             if whole.attr not in short:
                 short[whole.attr] = _short_location(whole, locate) or unknown
             op.location = short[whole.attr]
-            if op.name == "stablehlo.constant":
+            if op.name == "stablehlo.constant" and not lenient:
                 with at_line(op, "unknown line"):
                     check_constant(op)
             for region in op.regions:

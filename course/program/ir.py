@@ -31,8 +31,16 @@ MOVES = set(
 CHEAP = {"constant", "reshape", "optimization_barrier", "partition_id", "replica_id", "return"}
 # What compilers fold into layouts and addresses: it costs no time, and waits for nothing but its operands.
 FOLDED = set("constant reshape transpose slice dynamic_slice optimization_barrier partition_id replica_id".split())
+# CHLO's, which XLA makes arithmetic of, and what libraries or single kernels compute. Predictions price them; a
+# submission holds none.
+FUNCTIONS = set(
+    "acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf_inv erfc is_inf is_neg_inf is_pos_inf lgamma "
+    "next_after polygamma sinh square zeta".split()
+)
+ELEMENTWISE |= FUNCTIONS
+LIBRARY = {"fft", "select_and_scatter"}
 OTHER = {"case", "dot_general", "reduce", "while", "sort", "reduce_window", "rng_bit_generator"}
-KNOWN = COLLECTIVES | ELEMENTWISE | MOVES | CHEAP | OTHER
+KNOWN = COLLECTIVES | (ELEMENTWISE - FUNCTIONS) | MOVES | CHEAP | OTHER
 
 
 @dataclass(eq=False, slots=True)

@@ -1,0 +1,217 @@
+"""From anything that ``jax.jit`` takes to a Program, for predictions: no contract says what it may consist of."""
+
+from __future__ import annotations
+
+import math
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export as jax_export
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
+from jax.sharding import AbstractMesh, NamedSharding
+
+from course.mesh import abstract_mesh
+from course.program.export import Locate, relocated, whole_tracebacks
+from course.program.partition import partitioned
+from course.program.program import Leaf, Program, ProgramError, Spec, spec_of
+from course.program.stablehlo import is_one_shard_map
+
+_MESH = re.compile(r"#sdy\.mesh<\[(.*?)\](, device_ids=.*)?>")
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+_COURSE = str(Path(__file__).parents[1])
+
+
+def own_lines(filename: str) -> str | None:
+    """How locations name a source file: its path below the working folder, nothing for libraries and the course."""
+    if filename.startswith((*_LIBRARIES, _COURSE, "<")) and "ipykernel" not in filename:
+        return None
+    try:
+        return str(Path(filename).resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return Path(filename).name
+
+
+def capture(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    platform: str = "cpu",
+    locate: Locate = own_lines,
+) -> Program:
+    """Trace a function on shapes and keep what it compiles to, whatever it consists of.
+
+    The mesh is the one that its shardings name. What it donates, which arguments are static and how those lie whose
+    sharding is given is as ``jax.jit`` has it; XLA chooses how the others lie.
+
+    Args:
+        function: Whatever ``jax.jit`` takes, or made by it.
+        args, kwargs: Arrays or ``jax.ShapeDtypeStruct`` in the place of arrays, with shardings or without.
+        platform: ``cpu`` or ``cuda``.
+        locate: Names the source files that locations may point to.
+
+    Raises:
+        ProgramError: It cannot be traced, calls back into Python, has no mesh of its own or several.
+    """
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    try:
+        with whole_tracebacks():
+            exported = jax_export.export(jitted, platforms=(platform,))(*args, **(kwargs or {}))
+    except Exception as error:  # the function's, or of any part of JAX
+        raise _explained(error, locate) from None
+    if exported.ordered_effects or exported.unordered_effects:
+        effects = ", ".join(
+            sorted({str(effect) for effect in (*exported.ordered_effects, *exported.unordered_effects)})
+        )
+        raise ProgramError(f"the function has effects ({effects}), which no analysis can follow; take them out")
+    with make_ir_context():
+        module = ir.Module.parse(exported.mlir_module())
+        main = next(
+            op for op in module.body.operations if getattr(op, "sym_name", None) and op.sym_name.value == "main"
+        )
+        mesh = _mesh_of(module, exported.nr_devices)
+        results = [found.get("jax.result_info") for found in _attributes(main, "res_attrs", len(exported.out_avals))]
+        said = {
+            "inputs": [str(argument.location) for argument in main.regions[0].blocks[0].arguments],
+            "outputs": [f'"{found.value}"' if found else "" for found in results],
+        }
+        given = _attributes(main, "arg_attrs", len(said["inputs"]))
+        donated = tuple(
+            i for i, found in enumerate(given) if "jax.buffer_donor" in found or "tf.aliasing_output" in found
+        )
+    where = abstract_mesh(mesh)
+    exported = _flat(exported, where)
+    inputs, outputs = (
+        _leaves(avals, shardings(where), _names(said[what], what[:-1]), role)
+        for what, avals, shardings, role in (
+            ("inputs", exported.in_avals, exported.in_shardings_jax, "batch"),
+            ("outputs", exported.out_avals, exported.out_shardings_jax, "result"),
+        )
+    )
+    artefact = bytes(relocated(exported, locate, lenient=True).serialize())
+    program = Program(mesh, platform, inputs, outputs, donated, artefact)
+    program.check_form()
+    return _settled(program) if program.num_devices > 1 else program
+
+
+def _settled(program: Program) -> Program:
+    """The Program with the specs that XLA chooses, where shardings were not given."""
+    if is_one_shard_map(program):
+        return program
+    found = partitioned(program, settle=True)
+    both = ((program.inputs, found.inputs), (program.outputs, found.outputs))
+    inputs, outputs = (
+        tuple(replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)) for leaves, specs in both
+    )
+    return replace(program, inputs=inputs, outputs=outputs)
+
+
+def _flat(exported: jax_export.Exported, mesh: AbstractMesh) -> jax_export.Exported:
+    """The export with arguments and results in a row, without those that nothing uses, on axes of type ``Auto``."""
+    kept = exported.module_kept_var_idx
+
+    def auto(shardings: Sequence[Any]) -> tuple[Any, ...]:  # of explicit axes too
+        return tuple(found and NamedSharding(mesh, found.spec) for found in shardings)
+
+    structure = jax.tree.structure((tuple([0] * len(kept)), {}))
+    return replace(
+        exported,
+        in_tree=structure,
+        fun_name="program",
+        in_avals=tuple(_plain(exported.in_avals[i]) for i in kept),
+        out_avals=tuple(map(_plain, exported.out_avals)),
+        _in_named_shardings=auto([exported._in_named_shardings[i] for i in kept]),
+        _out_named_shardings=auto(exported._out_named_shardings),
+        in_shardings_hlo=tuple(exported.in_shardings_hlo[i] for i in kept),
+        module_kept_var_idx=tuple(range(len(kept))),
+        out_tree=jax.tree.structure(tuple([0] * len(exported.out_avals))),
+    )
+
+
+def _plain(aval: Any) -> Any:
+    """Shape and dtype alone, of a random key those of the array that holds it."""
+    data = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        data = jax.eval_shape(jax.random.key_data, data)
+    return jax.core.ShapedArray(data.shape, data.dtype)
+
+
+def _attributes(main: Any, which: str, count: int) -> list[dict[str, Any]]:
+    each = main.attributes.get(which, [])
+    return [{found[i].name: found[i].attr for i in range(len(found))} for found in each] or [{} for _ in range(count)]
+
+
+def _mesh_of(module: Any, count: int) -> dict[str, int]:
+    """The mesh that a module declares."""
+    found: dict[str, int] = {}
+    for op in module.body.operations:
+        if op.operation.name != "sdy.mesh":
+            continue
+        said = _MESH.search(str(op.operation.attributes["mesh"]))
+        axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', said[1])} if said else {}
+        if said and said[2]:
+            raise ProgramError(
+                f"mesh {axes} has its devices in another order than jax.devices(); make it with jax.make_mesh, whose "
+                "order is the machine's"
+            )
+        if found and axes and axes != found:
+            raise ProgramError(
+                f"the function has two meshes, {found} and {axes}; give it one, with all of the axes, and name those "
+                "that each part is split over"
+            )
+        found = found or axes
+    if not found and count > 1:
+        raise ProgramError(
+            f"the function is for {count} devices and has no mesh; give arguments a NamedSharding, or use jax.set_mesh"
+        )
+    if math.prod(found.values()) != count:
+        raise ProgramError(f"the function's mesh {found} and its {count} devices are not the same")
+    return found or {"device": 1}
+
+
+def _names(said: list[str], fallback: str) -> list[str]:
+    """Names of leaves from what JAX calls them, ``params['w']`` or ``result[0]``; each once."""
+    names: list[str] = []
+    for number, text in enumerate(said):
+        inside = re.search(r'"((?:[^"\\]|\\.)*)"', text)
+        parts = re.findall(r"\w+", inside[1].replace("\\", "")) if inside else []
+        name = "/".join(parts)[:180] or f"{fallback}/{number}"
+        names.append(name if name not in names else f"{name}/{number}")
+    return names
+
+
+def _leaves(avals: Sequence[Any], shardings: Sequence[Any], names: list[str], role: str) -> tuple[Leaf, ...]:
+    found = []
+    for aval, sharding, name in zip(avals, shardings, names, strict=True):
+        dtype = jax.numpy.dtype(aval.dtype).name
+        found.append(Leaf(name, tuple(aval.shape), dtype, _spec(sharding, len(aval.shape)), role))
+    return tuple(found)
+
+
+def _spec(sharding: Any, ndim: int) -> Spec:
+    return spec_of(sharding.spec, ndim) if isinstance(sharding, NamedSharding) else ((),) * ndim
+
+
+def _explained(error: Exception, locate: Locate) -> ProgramError:
+    """What kept a function from being traced: where, what and what to do."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
+    where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if re.search("AbstractMesh cannot be used|callback", str(error)):
+        return ProgramError(
+            f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program "
+            "holds only what devices compute. Take it out; a plain print(x) shows shapes while the function is traced"
+        )
+    if isinstance(error, ProgramError):
+        return error
+    return ProgramError(
+        f"{where}the function cannot be traced with these arguments: {type(error).__name__}: {said[:300]}. Does "
+        "jax.jit(function).lower(...) take them?"
+    )
