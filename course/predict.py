@@ -43,8 +43,8 @@ def predict(
     """Predict a step on a machine, without the machine. The same step gives the same figures.
 
     Args:
-        program: A Program exported for the CPU, or whatever ``jax.jit`` takes. Where shardings are left to the compiler,
-            it is predicted as XLA partitions it.
+        program: A Program exported for the CPU, or whatever ``jax.jit`` takes. Where shardings are left to the
+            compiler, it is predicted as XLA partitions it.
         machine: A machine or its name; ``meshcraft machines`` lists them.
         args, kwargs: Of a function: arrays, or ``jax.ShapeDtypeStruct`` in their place, with shardings or without.
         aot: Whether to ask the deviceless GPU compiler too. If the step as written has no price, what it makes of it

@@ -212,6 +212,6 @@ def _explained(error: Exception, locate: Locate) -> ProgramError:
     if isinstance(error, ProgramError):
         return error
     return ProgramError(
-        f"{where}the function cannot be traced with these arguments: {type(error).__name__}: {said[:300]}. Does "
-        "jax.jit(function).lower(...) take them?"
+        f"{where}the function cannot be traced with these arguments; jax says {type(error).__name__}: "
+        f"{said[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes"
     )

@@ -49,7 +49,7 @@ def export(
         function: Called with one tree an input, by keyword; returns a dict of trees. It holds its own
             ``shard_map`` over all of ``mesh``.
         inputs: A tree of arrays or ``jax.ShapeDtypeStruct`` (global shapes) for each input.
-        in_specs: A tree of ``PartitionSpec`` like each input, or one spec for all of its leaves.
+        in_specs: A tree of ``PartitionSpec`` for each input, or a prefix of one: a spec is that of all leaves below.
         mesh: Axis sizes by name.
         out_specs: The same for each result; a callable is asked after tracing.
         roles: What each input is: ``state``, ``batch`` (if not said) or ``key``.
@@ -106,12 +106,15 @@ def _leaves(trees: dict[str, Any], specs: dict[str, Any], role: Callable[[str], 
     found = []
     for name, tree in trees.items():
         leaves = jax.tree.leaves_with_path(tree)
-        each = jax.tree.leaves(specs[name], is_leaf=lambda spec: isinstance(spec, P))
-        each = each * len(leaves) if isinstance(specs[name], P) else each
+        each = jax.tree.leaves(jax.tree.broadcast(specs[name], tree, is_leaf=_is_spec), is_leaf=_is_spec)
         for (path, leaf), of_leaf in zip(leaves, each, strict=True):
             shape, dtype = tuple(leaf.shape), jax.numpy.dtype(leaf.dtype).name
             found.append(Leaf(path_name(name, path), shape, dtype, spec_of(of_leaf, len(shape)), role(name)))
     return tuple(found)
+
+
+def _is_spec(spec: Any) -> bool:
+    return spec is None or isinstance(spec, P)
 
 
 @contextmanager

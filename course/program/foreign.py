@@ -106,29 +106,26 @@ def scatter_reductions(main: Block, count: int) -> None:
     for op in walk(main):
         for value in op.operands:
             readers.setdefault(value, []).append(op)
-    returned = {value for block in blocks_of(main) for value in block.returns}
-    for block in blocks_of(main):
+    blocks = [main, *(region for op in walk(main) for region in op.regions if op.kind in ("while", "case"))]
+    returned = {value for block in blocks for value in block.returns}
+    for block in blocks:
         makers = {result: op for op in block.ops for result in op.results}
+        gone: set[Op] = set()
         for place, op in enumerate(block.ops):
-            read = readers.get(op.results[0], []) if op.kind == "all_reduce" and len(op.results) == 1 else []
-            if (
-                len(read) != 1
-                or read[0].kind != "dynamic_slice"
-                or op.results[0] in returned
-                or read[0] not in block.ops
-            ):
+            if op.kind != "all_reduce" or len(op.results) != 1 or op.results[0] in returned:
                 continue
-            if (dim := _own_block(op, read[0], makers, count)) is not None:
+            part, *others = readers.get(op.results[0], [op])
+            if others or part.kind != "dynamic_slice" or makers.get(part.results[0]) is not part:
+                continue
+            dim = _own_block(op, part, makers, count)
+            if dim is not None:
                 attributes = {**op.attributes, "scatter_dimension": dim}
-                part = read[0].results
-                block.ops[place] = Op("reduce_scatter", op.operands, part, attributes, op.regions, op.line, op.function)
-                block.ops.remove(read[0])
-                return scatter_reductions(main, count)
-
-
-def blocks_of(main: Block) -> list[Block]:
-    """The block, and those of its loops and branches."""
-    return [main, *(region for op in walk(main) for region in op.regions if op.kind in ("while", "case"))]
+                results = part.results
+                block.ops[place] = Op(
+                    "reduce_scatter", op.operands, results, attributes, op.regions, op.line, op.function
+                )
+                gone.add(part)
+        block.ops = [op for op in block.ops if op not in gone]
 
 
 def _own_block(reduced: Op, part: Op, makers: dict[Value, Op], count: int) -> int | None:
