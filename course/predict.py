@@ -62,10 +62,9 @@ def predict(
     """
     same = False
     if callable(program) and not isinstance(program, type):
-        function, given = program, (args or (), kwargs)
-        program, same = capture(function, *given), True
-        gpu_program = capture(function, *given, platform="cuda") if aot else None
-        name = name or getattr(function, "__name__", "")
+        name, same = name or getattr(program, "__name__", ""), True
+        programs = programs_of(program, args or (), kwargs, aot=aot)
+        program, gpu_program = programs["cpu"], programs.get("cuda")
     elif args is not None or kwargs is not None:
         raise TypeError("args and kwargs are a function's; a Program has its inputs' shapes already")
     for what, given in (("program", program), ("gpu_program", gpu_program)):
@@ -91,6 +90,25 @@ def predict(
         return Prediction(where, *read_off(compiled, where), compiled, "", model_flops, name, str(error))
     compiled, reason = _compiled(None if same else module, gpu_program, where) if aot else (None, NOT_ASKED)
     return Prediction(where, *found, compiled, reason, model_flops, name)
+
+
+def programs_of(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, aot: bool = False
+) -> dict[str, Program]:
+    """A function's Programs: ``cpu`` for the analyses, and with ``aot`` ``cuda`` for the GPU compiler.
+
+    What has no form for CPUs, such as a kernel in Pallas, is the one for GPUs there too.
+
+    Raises:
+        ProgramError: The function cannot be traced.
+    """
+    cuda = {"cuda": capture(function, args, kwargs, platform="cuda")} if aot else {}
+    try:
+        return {"cpu": capture(function, args, kwargs), **cuda}
+    except ProgramError:
+        if not aot:
+            raise
+        return {"cpu": cuda["cuda"], **cuda}
 
 
 def described(given: object) -> str:

@@ -177,7 +177,7 @@ def _of_script(
     from autograder.commands.script import arguments_of, function_of
     from course.mesh import NUM_EMULATED_DEVICES, emulate_devices
     from course.predict import predict as look
-    from course.program import capture
+    from course.predict import programs_of
 
     where = find_machine(machine or DEFAULT_MACHINE)
     with suppress(RuntimeError):  # jax has started, with as many as it has
@@ -185,8 +185,7 @@ def _of_script(
     with redirect_stdout(sys.stderr):
         function, module = function_of(what)
         args, kwargs = arguments_of(arguments, module, axes)
-        platforms = ("cpu", "cuda") if aot else ("cpu",)
-        programs = {platform: capture(function, args, kwargs, platform=platform) for platform in platforms}
+        programs = programs_of(function, args, kwargs, aot=aot)
     name = Path(what).name
     options = {"aot": aot, "gpu_program": programs.get("cuda"), "model_flops": model_flops, "name": name}
     return look(programs["cpu"], where, **options), programs

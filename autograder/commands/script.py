@@ -103,6 +103,8 @@ def _dtype(name: str) -> str:
 
 
 def _imported(path: Path) -> ModuleType:
+    from course.program.capture import own_lines
+
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -112,10 +114,10 @@ def _imported(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(str(path.parent))
-        ]
-        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else path.name
+        own = [(own_lines(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, SyntaxError) and error.filename:
+            own.append((own_lines(error.filename), error.lineno))
+        where = next((f"{name}:{line}" for name, line in reversed(own) if name), path.name)
         raise UsageError(
             f"{where}: the script cannot be imported: {_said(error)}. What it does when it is run as a program belongs "
             'below `if __name__ == "__main__":`'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import sysconfig
@@ -25,12 +26,12 @@ from course.program.stablehlo import is_one_shard_map
 
 _MESH = re.compile(r"#sdy\.mesh<\[(.*?)\](, device_ids=.*)?>")
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
-_COURSE = str(Path(__file__).parents[1])
+_OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("course", "autograder"))
 
 
 def own_lines(filename: str) -> str | None:
     """How locations name a source file: its path below the working folder, nothing for libraries and the course."""
-    if filename.startswith((*_LIBRARIES, _COURSE, "<")) and "ipykernel" not in filename:
+    if filename.startswith((*_LIBRARIES, *_OURS, "<")) and "ipykernel" not in filename:
         return None
     try:
         return str(Path(filename).resolve().relative_to(Path.cwd()))
@@ -60,17 +61,23 @@ def capture(
     Raises:
         ProgramError: It cannot be traced, calls back into Python, has no mesh of its own or several.
     """
-    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    jitted = function if hasattr(function, "trace") else jax.jit(function)
+    if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves((args, kwargs))):
+        raise ProgramError(
+            f"{_defined(function, locate)}the function takes mutable references (jax.new_ref), and a Program holds "
+            "arrays alone; take arrays, and return the new ones"
+        )
     try:
         with whole_tracebacks():
             exported = jax_export.export(jitted, platforms=(platform,))(*args, **(kwargs or {}))
     except Exception as error:  # the function's, or of any part of JAX
-        raise _explained(error, locate) from None
+        raise _explained(error, function, locate) from None
     if exported.ordered_effects or exported.unordered_effects:
         effects = ", ".join(
             sorted({str(effect) for effect in (*exported.ordered_effects, *exported.unordered_effects)})
         )
-        raise ProgramError(f"the function has effects ({effects}), which no analysis can follow; take them out")
+        where = _defined(function, locate)
+        raise ProgramError(f"{where}the function has effects ({effects}), which no analysis can follow; take them out")
     with make_ir_context():
         module = ir.Module.parse(exported.mlir_module())
         main = next(
@@ -199,10 +206,16 @@ def _spec(sharding: Any, ndim: int) -> Spec:
     return spec_of(sharding.spec, ndim) if isinstance(sharding, NamedSharding) else ((),) * ndim
 
 
-def _explained(error: Exception, locate: Locate) -> ProgramError:
+def _defined(function: Callable[..., Any], locate: Locate) -> str:
+    """``script.py:12: ``, where a function is defined; empty if nobody says."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{locate(code.co_filename)}:{code.co_firstlineno}: " if code and locate(code.co_filename) else ""
+
+
+def _explained(error: Exception, function: Callable[..., Any], locate: Locate) -> ProgramError:
     """What kept a function from being traced: where, what and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
-    where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+    where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else _defined(function, locate)
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if re.search("AbstractMesh cannot be used|callback", str(error)):
         return ProgramError(

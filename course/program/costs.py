@@ -264,7 +264,7 @@ def collectives_of(op: Op, mesh: dict[str, int], device: int) -> list[Collective
     group = groups.of(device)
     if not group:
         return []
-    size = len(group)
+    size = math.prod(mesh[axis] for axis in groups.axes) if groups.pairs else len(group)
     found = []
     for operand in op.operands:
         wire = wire_bytes(op, operand.bytes, size, device)

@@ -125,7 +125,8 @@ class _Run:
     """Evaluates for one device what its decisions depend on, and nothing else."""
 
     def __init__(self, module: Module, device: int):
-        self.main, self.device, self.data_branches = module.main, device, module.data_branches
+        self.main, self.device = module.main, device
+        self.data_branches, self.alike = module.data_branches, module.alike
         self.known: Known = {}
         self.found: list[int] = []
         self.on_data: set[Op] = set()
@@ -179,9 +180,11 @@ class _Run:
         Raises:
             ProgramError: A side holds a collective: devices that take different sides would wait for each other.
         """
-        for inner in (inner for region in op.regions for inner in walk(region)):
+        for inner in (inner for region in op.regions for inner in walk(region) if not self.alike):
             if inner.kind in COLLECTIVES:
-                raise unsupported(inner, inner.line, "a collective in a branch that depends on data may not be reached")
+                raise unsupported(
+                    inner, inner.line, "a collective in a branch that depends on data may not be reached; move it out"
+                )
         work, start = [], len(self.found)
         for region in op.regions:
             self._run(region)

@@ -20,7 +20,7 @@ MATMULS = {"stablehlo.convolution", "stablehlo.dot"}
 # The kind that each of these counts as.
 LIKE = {
     **dict.fromkeys(MATMULS, "dot_general"),
-    "chlo.top_k": "sort",
+    **dict.fromkeys(("chlo.top_k", "mhlo.topk"), "sort"),
     "stablehlo.if": "case",
     "mhlo.copy": "reshape",
     "stablehlo.map": "abs",

@@ -152,6 +152,8 @@ def main(folder: Path) -> None:
     dumped = folder / "dumped"
     threading.Thread(target=_end_when_dumped, args=(folder, dumped), daemon=True).start()
     try:
+        import jax
+
         from course.program.audit import audit
         from course.program.run import lowered
 
@@ -162,7 +164,8 @@ def main(folder: Path) -> None:
         said = exported.in_shardings_jax(mesh)
         free = [i for i, sharding in enumerate(said) if sharding is None] if request["settle"] else []
         flags = {"xla_dump_to": str(dumped), "xla_dump_hlo_pass_re": "spmd-partitioning", "xla_dump_hlo_as_proto": True}
-        lowered(program, exported, mesh, free).compile(compiler_options=flags)
+        with jax.set_mesh(mesh):  # for programs whose inputs are all free
+            lowered(program, exported, mesh, free).compile(compiler_options=flags)
         _end_when_dumped(folder, dumped)
     except Exception as error:  # any part of the compiler may complain, in a type of its own
         said = error if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"

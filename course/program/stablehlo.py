@@ -55,12 +55,14 @@ def parse(program: Program, *, data_branches: bool = False, lenient: bool = Fals
         ProgramError: An op that the analyses do not know, or work that is not inside ``shard_map``.
     """
     module = audit(program, lenient=lenient).module
+    alike = False
     if lenient and not is_one_shard_map(program):
         with make_ir_context():
             module = ir.Module.parse(partitioned(program).module)
         with module.context, readable():
             main = _Reader(module, program, lenient=True).partitioned()
         scatter_reductions(main, program.num_devices)
+        alike = True
     else:
         with module.context, readable():
             main = _Reader(module, program, lenient=lenient).read()
@@ -70,7 +72,7 @@ def parse(program: Program, *, data_branches: bool = False, lenient: bool = Fals
                 check_axes(op, program.mesh)
     add_in_place(main)
     remove_dead_code(main)
-    return Module(main, dict(program.mesh), data_branches)
+    return Module(main, dict(program.mesh), data_branches, alike)
 
 
 def is_one_shard_map(program: Program) -> bool:
@@ -216,7 +218,8 @@ class _Reader:
         if op.name in ("stablehlo.return", "sdy.return", "func.return"):
             block.returns = operands
             return
-        if values := self._replaced(op, operands, block, known, depth):
+        values = self._replaced(op, operands, block, known, depth)
+        if values is not None:
             known.update({hash(r): v for r, v in zip(op.results, values, strict=True)})
             return
         results = [_value(result.type) for result in op.results]
@@ -238,13 +241,13 @@ class _Reader:
 
     def _replaced(
         self, op: Any, operands: list[Value], block: Block, known: dict[int, Value], depth: int
-    ) -> list[Value]:
-        """What an operation gives that stands for others: a call, or what says only how values lie."""
+    ) -> list[Value] | None:
+        """What an operation gives that stands for others: a call, or what says only how values lie; else none."""
         if callee := called(op):
             return self._inline(self.functions[callee].regions[0].blocks[0], operands, block, {}, depth, op)
         if self.lenient and op.name == "sdy.manual_computation":  # on one device
             return self._inline(op.regions[0].blocks[0], operands, block, known, depth, op)
-        return operands if self.lenient and op.name in _ANNOTATIONS else []
+        return operands if self.lenient and op.name in _ANNOTATIONS else None
 
     def _inline(
         self, body: Any, operands: list[Value], block: Block, known: dict[int, Value], depth: int, call: Any
@@ -284,7 +287,7 @@ def _kind(op: Any, line: str, lenient: bool) -> str:
     dialect, _, kind = op.name.partition(".")
     if dialect == "chlo" and kind == "erf":
         return "erf"
-    if lenient and (kind in FUNCTIONS if dialect == "chlo" else kind in LIBRARY):
+    if lenient and kind in (LIBRARY if dialect == "stablehlo" else FUNCTIONS | {"erf"}):
         return kind
     if lenient and op.name in LIKE:
         return LIKE[op.name]

@@ -253,7 +253,8 @@ def _cookbook_step(folder: Path) -> Call:
     book = module(folder / "docs", "the-training-cookbook")
     config = book.Config()
     state = jax.tree.map(jax.ref.new_ref, book.init_train_state(config))
-    batch = {name: jnp.zeros((16, 128), jnp.uint8, device=config.act_ids) for name in ("observed_ids", "target_ids")}
+    ids = jax.device_put(jnp.zeros((16, 128), jnp.uint8), config.act_ids)
+    batch = {"observed_ids": ids, "target_ids": ids}
     return book.train_step, (config, state, batch)
 
 
@@ -362,7 +363,7 @@ def _scan_mlp(folder: Path) -> Call:
 
 @program("google/flax", "examples/gemma/transformer.py", "Transformer", "nnx, sliding windows, soft caps")
 def _gemma(folder: Path) -> Call:
-    absent("orbax.checkpoint", "kagglehub", "sentencepiece", "tensorflow")
+    absent("jaxtyping", "kagglehub", "sentencepiece")
     found = module(folder / "examples/gemma", "transformer")
     config = module(folder / "examples/gemma", "transformer_cfg").TransformerConfig.gemma2_2b()
     config = __import__("dataclasses").replace(config, num_layers=4)
@@ -424,21 +425,27 @@ def _bonsai_umt5(folder: Path) -> Call:
     found = _bonsai(folder, "umt5")
     build = partial(found.UMT5Model, found.ModelConfig())
     tokens = shape(16, 512, dtype=I32)
-    call = nnx_forward(lambda rngs: build(rngs=rngs), tokens, tokens)
-    return call
+    return nnx_forward(lambda rngs: build(rngs=rngs), tokens, None, tokens)
 
 
-@program("jax-ml/bonsai", "bonsai/models/qwen3/modeling.py", "Qwen3", "explicit mesh, FSDP and TP in one model")
+@program(
+    "jax-ml/bonsai",
+    "bonsai/models/qwen3/modeling.py",
+    "forward",
+    "nnx modules as arguments, explicit mesh, FSDP and TP, a cache",
+)
 def _bonsai_qwen(folder: Path) -> Call:
+    from flax import nnx
+
     found = _bonsai(folder, "qwen3")
     mesh = jax.make_mesh((4, 2), ("fsdp", "tp"), axis_types=(AxisType.Explicit,) * 2)
     jax.set_mesh(mesh)
     config = found.ModelConfig.qwen3_0_6b(use_fsdp=True, use_tp=True)
     config = __import__("dataclasses").replace(config, num_layers=4)
     tokens = shape(8, 1024, dtype=I32, sharding=NamedSharding(mesh, P("fsdp")))
-    build = partial(found.Qwen3, config)
-    call, args = nnx_forward(lambda rngs: build(rngs=rngs), tokens)
-    return lambda params, rest, tokens: call(params, rest, tokens), args
+    model = nnx.eval_shape(lambda: found.Qwen3(config, rngs=nnx.Rngs(0)))
+    cache = nnx.eval_shape(lambda: found.init_cache(config, 8, 1024, 0, F32))
+    return found.forward, (model, cache, tokens, 0)
 
 
 # Research code
@@ -461,7 +468,7 @@ def _vit(folder: Path) -> Call:
 
 @program("google-research/big_vision", "big_vision/models/vit.py", "_Model", "scan over layers with remat")
 def _big_vision(folder: Path) -> Call:
-    absent("tensorflow", "einops", "ml_collections", "clu")
+    absent("einops", "ml_collections", "clu")
     package(folder, "big_vision", "big_vision.models")
     sys.modules["big_vision.utils"] = MagicMock()
     found = module(folder, "big_vision.models.vit")
