@@ -279,7 +279,7 @@ def test_tiles_along_no_axes_are_refused():
     [
         ('axis_ref<name = "b">', '<["a"=2, "b"=2]>', [[0, 1], [2, 3]]),
         ('axis_ref<name = "a">', '<["a"=2, "b"=2], device_ids=[0, 2, 1, 3]>', [[0, 1], [2, 3]]),
-        ('axis_ref<name = "a", sub_axis_info = #x<pre_size = 2, size = 2>>', '<["a"=4]>', [[0, 1], [2, 3]]),
+        ('axis_ref<name = "a", sub_axis_info = (2)2>', '<["a"=4]>', [[0, 1], [2, 3]]),
     ],
 )
 def test_groups_by_axes_are_read(axes, mesh, rows):

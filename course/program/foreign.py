@@ -75,9 +75,7 @@ def rows_of_axes(text: str, meshes: dict[str, str]) -> np.ndarray:
     said = meshes[name[1]] if name else ""
     chosen = {
         axis: (int(before or 1), int(size or 0))
-        for axis, before, size in re.findall(
-            r'axis_ref<name = "([^"]+)"(?:[^>]*?pre_size = (\d+)[^>]*?size = (\d+))?', text
-        )
+        for axis, before, size in re.findall(r'axis_ref<name = "([^"]+)"(?:, sub_axis_info = \((\d+)\)(\d+))?>', text)
     }
     shape: list[int] = []
     along: dict[str, int] = {}
