@@ -8,49 +8,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from course.validation.corpus.programs import ENTRIES, Entry
+from course.validation.corpus.record import MACHINE, Row, keep
 
-RESULTS = Path(__file__).parent / "results.json"
-MACHINE, TIME_LIMIT = "8xH100", 900
-_PACKAGES = ("jax", "jaxlib", "flax", "optax")
-
-
-@dataclass(frozen=True)
-class Row:
-    """What came out for a program.
-
-    Attributes:
-        name, repository, commit, path, function, style: Which it is.
-        refused: The sentence, where it has no price; empty where it was accepted.
-        devices: That it is for.
-        operations: As written.
-        flops, xla_flops: Of a device, each loop's body once: ours, and those of XLA's own cost analysis.
-        temporaries, compiled_temporaries: Bytes: by liveness, and as the deviceless GPU compiler assigned them.
-        seconds, replayed: Of a step: the timeline's, and that compiler's schedule replayed.
-        compiled_reason: Why there is nothing of that compiler.
-    """
-
-    name: str
-    repository: str
-    commit: str
-    path: str
-    function: str
-    style: str
-    refused: str = ""
-    devices: int = 0
-    operations: int = 0
-    flops: float = 0.0
-    xla_flops: float = 0.0
-    temporaries: int = 0
-    compiled_temporaries: int | None = None
-    seconds: float = 0.0
-    replayed: float | None = None
-    compiled_reason: str = ""
+TIME_LIMIT = 900
 
 
 def judged(entry: Entry, folder: Path, aot: bool) -> dict[str, Any]:
@@ -146,14 +110,8 @@ def rows(folder: Path, names: list[str], aot: bool) -> Iterator[Row]:
             said = json.loads(last[0]) if last else {"refused": "FAILED: " + done.stderr.strip()[-600:]}
         except subprocess.TimeoutExpired:
             said = {"refused": f"FAILED: not done after {TIME_LIMIT} seconds"}
-        about = {key: value for key, value in asdict_entry(entry).items()}
+        about = {field: getattr(entry, field) for field in ("name", *Entry.__dataclass_fields__) if field != "make"}
         yield Row(**about, **said)
-
-
-def asdict_entry(entry: Entry) -> dict[str, str]:
-    """What a row says of its program."""
-    fields = ("name", "repository", "commit", "path", "function", "style")
-    return {field: getattr(entry, field) for field in fields}
 
 
 def main() -> int:
@@ -172,33 +130,19 @@ def main() -> int:
     for row in rows(options.folder, options.names, not options.no_aot):
         print(shown(row), flush=True)
         if options.write:
-            keep(row)
+            keep(row, [entry.name for entry in ENTRIES])
     return 0
 
 
 def shown(row: Row) -> str:
     """A row as one line."""
-    if row.refused and not row.seconds:
+    if not row.accepted:
         return f"{row.name}: REFUSED {row.refused}"
-    figures = [f"{row.devices} devices", f"FLOPs {row.flops / max(row.xla_flops, 1) - 1:+.2%}"]
-    if row.compiled_temporaries is not None and row.replayed is not None:
-        figures.append(f"temporaries {row.temporaries / 2**20:.1f} / {row.compiled_temporaries / 2**20:.1f} MiB")
-        figures.append(f"time {row.seconds * 1e3:.3f} / {row.replayed * 1e3:.3f} ms")
-        figures.append(
-            f"{row.temporaries / max(1, row.compiled_temporaries) - 1:+.1%} {row.seconds / row.replayed - 1:+.1%}"
-        )
-    else:
-        figures.append(f"{row.temporaries / 2**20:.1f} MiB, {row.seconds * 1e3:.3f} ms; {row.compiled_reason}")
-    return f"{row.name}: {', '.join(figures)} {row.refused}"
-
-
-def keep(row: Row) -> None:
-    """Put a row into the table in place of its older one."""
-    found = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    by_name = {old["name"]: old for old in found} | {row.name: asdict(row)}
-    ordered = [by_name[entry.name] for entry in ENTRIES if entry.name in by_name]
-    versions = {name: version(name) for name in _PACKAGES}
-    RESULTS.write_text(json.dumps({"versions": versions, "machine": MACHINE, "rows": ordered}, indent=1) + "\n")
+    figures = [f"{row.devices} devices, FLOPs {row.flops_error:+.2%}"]
+    for what, error in (("temporaries", row.memory_error), ("time", row.time_error)):
+        figures.append(f"{what} {error:+.1%}" if error is not None else f"{what} not measured")
+    figures.append(f"{row.temporaries / 2**20:.1f} MiB, {1e3 * row.seconds:.3f} ms")
+    return f"{row.name}: {', '.join(figures)} {row.refused or row.compiled_reason[:200]}"
 
 
 if __name__ == "__main__":
