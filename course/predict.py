@@ -73,6 +73,7 @@ def predict(
                 f"predict takes a Program as its {what}, not {described(given)}: course.program.export gives one, "
                 "Program.load(bytes) reads one that was saved, and a function is predicted with args=(...)"
             )
+    assert isinstance(program, Program)
     _check_flops(model_flops)
     where = resolved(machine)
     where.require_fits(program.mesh)

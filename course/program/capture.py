@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax import export as jax_export
+from jax.core import ShapedArray
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 from jax.sharding import AbstractMesh, NamedSharding
@@ -61,7 +62,7 @@ def capture(
     Raises:
         ProgramError: It cannot be traced, calls back into Python, has no mesh of its own or several.
     """
-    jitted = function if hasattr(function, "trace") else jax.jit(function)
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
     if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves((args, kwargs))):
         raise ProgramError(
             f"{_defined(function, locate)}the function takes mutable references (jax.new_ref), and a Program holds "
@@ -80,9 +81,8 @@ def capture(
         raise ProgramError(f"{where}the function has effects ({effects}), which no analysis can follow; take them out")
     with make_ir_context():
         module = ir.Module.parse(exported.mlir_module())
-        main = next(
-            op for op in module.body.operations if getattr(op, "sym_name", None) and op.sym_name.value == "main"
-        )
+        tops: list[Any] = [op.operation for op in module.body.operations]
+        main = next(op for op in tops if op.name == "func.func" and op.attributes["sym_name"].value == "main")
         mesh = _mesh_of(module, exported.nr_devices)
         results = [found.get("jax.result_info") for found in _attributes(main, "res_attrs", len(exported.out_avals))]
         said = {
@@ -147,7 +147,7 @@ def _plain(aval: Any) -> Any:
     data = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, data)
-    return jax.core.ShapedArray(data.shape, data.dtype)
+    return ShapedArray(data.shape, data.dtype)
 
 
 def _attributes(main: Any, which: str, count: int) -> list[dict[str, Any]]:

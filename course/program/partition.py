@@ -79,7 +79,7 @@ def partitioned(program: Program, *, settle: bool = False) -> Partitioned:
                 f"XLA did not partition the program within {TIME_LIMIT:g} seconds; scan over its layers"
             ) from None
         answer = folder / "answer.json"
-        said = json.loads(answer.read_text()) if answer.exists() else {"error": _last_line(done.stderr)}
+        said: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"error": _last_line(done.stderr)}
         if "error" in said:
             raise ProgramError(
                 f"XLA cannot partition the program: {said['error'][:400]}. State the shardings that it stumbles over "
@@ -174,7 +174,7 @@ def main(folder: Path) -> None:
 
 def _end_when_dumped(folder: Path, dumped: Path) -> None:
     """Wait for the partitioned module, answer and end the process."""
-    from jaxlib import _hlo, _jax
+    from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
     while True:
         time.sleep(0.05)
@@ -205,7 +205,7 @@ def _end(folder: Path, answer: dict[str, Any]) -> None:
 
 def _tiles(sharding: Any) -> tuple[list[int], list[int]]:
     """Shape and devices of an ``OpSharding``'s tiles; empty where the array is whole everywhere."""
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     found = _hlo.HloSharding.from_proto(sharding)
     if not found.is_tiled():

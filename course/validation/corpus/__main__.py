@@ -71,7 +71,7 @@ def xla_flops(program: Any) -> float:
     import jax
     from jax.extend.mlir import ir
     from jax.interpreters.mlir import make_ir_context
-    from jaxlib import _jax
+    from jaxlib import _jax  # type: ignore[attr-defined]
 
     from course.program.audit import audit
     from course.program.foreign import rows_of_axes
@@ -81,7 +81,7 @@ def xla_flops(program: Any) -> float:
         partitioned(program).module if program.num_devices > 1 else audit(program, lenient=True).exported.mlir_module()
     )
     with make_ir_context():
-        text = ir.Module.parse(data).operation.get_asm(enable_debug_info=False)
+        text = str(ir.Module.parse(data).operation.get_asm(enable_debug_info=False))
     meshes = dict(re.findall(r"sdy\.mesh @(\w+) = (<.*>)", text))
     text = re.sub(  # the way back knows of no groups by axes
         r"#stablehlo\.replica_group_mesh_axes<.*?\]>",
@@ -107,10 +107,12 @@ def rows(folder: Path, names: list[str], aot: bool) -> Iterator[Row]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
             last = done.stdout.strip().splitlines()[-1:] if not done.returncode else []
-            said = json.loads(last[0]) if last else {"refused": "FAILED: " + done.stderr.strip()[-600:]}
+            said: dict[str, Any] = json.loads(last[0]) if last else {"refused": "FAILED: " + done.stderr.strip()[-600:]}
         except subprocess.TimeoutExpired:
             said = {"refused": f"FAILED: not done after {TIME_LIMIT} seconds"}
-        about = {field: getattr(entry, field) for field in ("name", *Entry.__dataclass_fields__) if field != "make"}
+        about: dict[str, Any] = {
+            field: getattr(entry, field) for field in ("name", *Entry.__dataclass_fields__) if field != "make"
+        }
         yield Row(**about, **said)
 
 

@@ -252,7 +252,7 @@ def _cookbook(folder: Path) -> Call:
 def _cookbook_step(folder: Path) -> Call:
     book = module(folder / "docs", "the-training-cookbook")
     config = book.Config()
-    state = jax.tree.map(jax.ref.new_ref, book.init_train_state(config))
+    state = jax.tree.map(jax.new_ref, book.init_train_state(config))
     ids = jax.device_put(jnp.zeros((16, 128), jnp.uint8), config.act_ids)
     batch = {"observed_ids": ids, "target_ids": ids}
     return book.train_step, (config, state, batch)
@@ -552,7 +552,7 @@ def _llama3(folder: Path) -> Call:
 def _uva(folder: Path, name: str) -> Any:
     absent("ml_collections")
     jax.tree_map = jax.tree.map  # type: ignore[attr-defined]  # as it was called
-    sys.modules["ml_collections"].ConfigDict = _Settings
+    sys.modules["ml_collections"].ConfigDict = _Settings  # type: ignore[attr-defined]
     return module(folder / "docs/tutorial_notebooks/scaling/JAX", name)
 
 
