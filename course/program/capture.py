@@ -69,6 +69,7 @@ def capture(
             "arrays alone; take arrays, and return the new ones"
         )
     try:
+        _check_host(jitted.trace(*args, **(kwargs or {})).jaxpr.jaxpr, locate)
         with whole_tracebacks():
             exported = jax_export.export(jitted, platforms=(platform,))(*args, **(kwargs or {}))
     except Exception as error:  # the function's, or of any part of JAX
@@ -125,6 +126,11 @@ def _flat(exported: jax_export.Exported, mesh: AbstractMesh) -> jax_export.Expor
     kept = exported.module_kept_var_idx
 
     def auto(shardings: Sequence[Any]) -> tuple[Any, ...]:  # of explicit axes too
+        for kind in {found.memory_kind for found in shardings if found} - {None, "device"}:
+            raise ProgramError(
+                f"an argument or result lies in memory {kind!r}, and the lenses know the device's own alone; leave "
+                "memory_kind out"
+            )
         return tuple(found and NamedSharding(mesh, found.spec) for found in shardings)
 
     structure = jax.tree.structure((tuple([0] * len(kept)), {}))
@@ -206,6 +212,30 @@ def _spec(sharding: Any, ndim: int) -> Spec:
     return spec_of(sharding.spec, ndim) if isinstance(sharding, NamedSharding) else ((),) * ndim
 
 
+def _check_host(jaxpr: Any, locate: Locate) -> None:
+    """Raises ``ProgramError`` where the host takes part: exports for CPUs leave it out or refuse it without a line."""
+    for eqn in jaxpr.eqns:
+        kinds = {str(getattr(place, "memory_kind", None) or place) for place in eqn.params.get("devices", ())}
+        if "callback" in eqn.primitive.name or any(re.search("host|Host", kind) for kind in kinds):
+            traceback_ = eqn.source_info.traceback
+            own = ((locate(frame.file_name), frame.line_num) for frame in (traceback_.frames if traceback_ else ()))
+            where = next((f"{name}:{line}: " for name, line in own if name), "")
+            if "callback" in eqn.primitive.name:
+                raise ProgramError(
+                    f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
+                    "Program holds only what devices compute. Take it out; a plain print(x) shows shapes while the "
+                    "function is traced"
+                )
+            raise ProgramError(
+                f"{where}the program moves data to the host's memory, which no analysis prices; keep it on the device, "
+                "or compute it again (jax.checkpoint)"
+            )
+        for value in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                _check_host(inner, locate)
+
+
 def _defined(function: Callable[..., Any], locate: Locate) -> str:
     """``script.py:12: ``, where a function is defined; empty if nobody says."""
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -217,11 +247,6 @@ def _explained(error: Exception, function: Callable[..., Any], locate: Locate) -
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
     where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else _defined(function, locate)
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if re.search("AbstractMesh cannot be used|callback", str(error)):
-        return ProgramError(
-            f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a Program "
-            "holds only what devices compute. Take it out; a plain print(x) shows shapes while the function is traced"
-        )
     if isinstance(error, ProgramError):
         return error
     return ProgramError(

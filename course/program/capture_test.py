@@ -199,6 +199,7 @@ def doubles(x):
         ),
         (lambda x: x @ jnp.ones((9, 9)), r"^here:\d+: the function cannot be traced .* TypeError: dot_general .*lower"),
         (lambda x: jax.debug.print("{}", x), r"^here:\d+: the program calls back into Python .*Take it out"),
+        (lambda x: jax.device_put(x, jax.memory.Space.Host), r"^here:\d+: the program moves data to the host"),
         (lambda x: x.missing, r"^here:\d+: .* AttributeError"),
         (doubles, r"^here:\d+: while in lax\.while_loop: how often this loop runs depends .*; fix its trips"),
         (lambda x: 1 / 0, r"^here:\d+: .* ZeroDivisionError: division by zero"),

@@ -29,6 +29,7 @@ import numpy as np
 from course.program.program import Program, ProgramError, Spec
 
 TIME_LIMIT = 300.0
+MAX_EMULATED = 2048  # more would be another process's to XLA:CPU
 _ROOT = Path(__file__).parents[2]
 _DUMPED = "*.after_spmd-partitioning.*.hlo.pb"
 
@@ -57,6 +58,11 @@ def partitioned(program: Program, *, settle: bool = False) -> Partitioned:
     Raises:
         ProgramError: XLA refuses it, or it takes too long.
     """
+    if program.num_devices > MAX_EMULATED:
+        raise ProgramError(
+            f"XLA partitions for at most {MAX_EMULATED:,} emulated devices and mesh {program.mesh} has "
+            f"{program.num_devices:,}; use a smaller mesh, or write the step as one shard_map"
+        )
     with tempfile.TemporaryDirectory(prefix="meshcraft-") as name:
         folder = Path(name)
         (folder / "program").write_bytes(program.serialise())
