@@ -216,11 +216,12 @@ def _check_host(jaxpr: Any, locate: Locate) -> None:
     """Raises ``ProgramError`` where the host takes part: exports for CPUs leave it out or refuse it without a line."""
     for eqn in jaxpr.eqns:
         kinds = {str(getattr(place, "memory_kind", None) or place) for place in eqn.params.get("devices", ())}
-        if "callback" in eqn.primitive.name or any(re.search("host|Host", kind) for kind in kinds):
+        calls = "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print"
+        if calls or any(re.search("host|Host", kind) for kind in kinds):
             traceback_ = eqn.source_info.traceback
             own = ((locate(frame.file_name), frame.line_num) for frame in (traceback_.frames if traceback_ else ()))
             where = next((f"{name}:{line}: " for name, line in own if name), "")
-            if "callback" in eqn.primitive.name:
+            if calls:
                 raise ProgramError(
                     f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
                     "Program holds only what devices compute. Take it out; a plain print(x) shows shapes while the "
