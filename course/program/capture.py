@@ -26,6 +26,7 @@ from course.program.program import Leaf, Program, ProgramError, Spec, spec_of
 from course.program.stablehlo import is_one_shard_map
 
 _MESH = re.compile(r"#sdy\.mesh<\[(.*?)\](, device_ids=.*)?>")
+_DONATED = {"jax.buffer_donor", "tf.aliasing_output"}
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("course", "autograder"))
 
@@ -62,6 +63,34 @@ def capture(
     Raises:
         ProgramError: It cannot be traced, calls back into Python, has no mesh of its own or several.
     """
+    exported = _exported(function, args, kwargs or {}, platform, locate)
+    with make_ir_context():
+        module = ir.Module.parse(exported.mlir_module())
+        tops: list[Any] = [op.operation for op in module.body.operations]
+        main = next(op for op in tops if op.name == "func.func" and op.attributes["sym_name"].value == "main")
+        mesh = _mesh_of(tops, exported.nr_devices)
+        given = [str(argument.location) for argument in main.regions[0].blocks[0].arguments]
+        donated = tuple(i for i, found in enumerate(_attributes(main, "arg_attrs")) if _DONATED & found.keys())
+        results = [found.get("jax.result_info") for found in _attributes(main, "res_attrs")]
+        named = {"input": given, "result": [f'"{found.value}"' if found else "" for found in results]}
+    where = abstract_mesh(mesh)
+    exported = _flat(exported, where)
+    inputs, outputs = (
+        _leaves(avals, shardings(where), _names(named[what], what, len(avals)), role)
+        for what, avals, shardings, role in (
+            ("input", exported.in_avals, exported.in_shardings_jax, "batch"),
+            ("result", exported.out_avals, exported.out_shardings_jax, "result"),
+        )
+    )
+    artefact = bytes(relocated(exported, locate, lenient=True).serialize())
+    program = Program(mesh, platform, inputs, outputs, donated, artefact)
+    program.check_form()
+    return _settled(program) if program.num_devices > 1 else program
+
+
+def _exported(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], platform: str, locate: Locate
+) -> jax_export.Exported:
     jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
     if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves((args, kwargs))):
         raise ProgramError(
@@ -69,44 +98,18 @@ def capture(
             "arrays alone; take arrays, and return the new ones"
         )
     try:
-        _check_host(jitted.trace(*args, **(kwargs or {})).jaxpr.jaxpr, locate)
+        _check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
         with whole_tracebacks():
-            exported = jax_export.export(jitted, platforms=(platform,))(*args, **(kwargs or {}))
+            exported = jax_export.export(jitted, platforms=(platform,))(*args, **kwargs)
     except Exception as error:  # the function's, or of any part of JAX
         raise _explained(error, function, locate) from None
-    if exported.ordered_effects or exported.unordered_effects:
-        effects = ", ".join(
-            sorted({str(effect) for effect in (*exported.ordered_effects, *exported.unordered_effects)})
+    effects = sorted({str(effect) for effect in (*exported.ordered_effects, *exported.unordered_effects)})
+    if effects:
+        raise ProgramError(
+            f"{_defined(function, locate)}the function has effects ({', '.join(effects)}), which no analysis can "
+            "follow; take them out"
         )
-        where = _defined(function, locate)
-        raise ProgramError(f"{where}the function has effects ({effects}), which no analysis can follow; take them out")
-    with make_ir_context():
-        module = ir.Module.parse(exported.mlir_module())
-        tops: list[Any] = [op.operation for op in module.body.operations]
-        main = next(op for op in tops if op.name == "func.func" and op.attributes["sym_name"].value == "main")
-        mesh = _mesh_of(module, exported.nr_devices)
-        results = [found.get("jax.result_info") for found in _attributes(main, "res_attrs", len(exported.out_avals))]
-        said = {
-            "inputs": [str(argument.location) for argument in main.regions[0].blocks[0].arguments],
-            "outputs": [f'"{found.value}"' if found else "" for found in results],
-        }
-        given = _attributes(main, "arg_attrs", len(said["inputs"]))
-        donated = tuple(
-            i for i, found in enumerate(given) if "jax.buffer_donor" in found or "tf.aliasing_output" in found
-        )
-    where = abstract_mesh(mesh)
-    exported = _flat(exported, where)
-    inputs, outputs = (
-        _leaves(avals, shardings(where), _names(said[what], what[:-1]), role)
-        for what, avals, shardings, role in (
-            ("inputs", exported.in_avals, exported.in_shardings_jax, "batch"),
-            ("outputs", exported.out_avals, exported.out_shardings_jax, "result"),
-        )
-    )
-    artefact = bytes(relocated(exported, locate, lenient=True).serialize())
-    program = Program(mesh, platform, inputs, outputs, donated, artefact)
-    program.check_form()
-    return _settled(program) if program.num_devices > 1 else program
+    return exported
 
 
 def _settled(program: Program) -> Program:
@@ -156,18 +159,18 @@ def _plain(aval: Any) -> Any:
     return ShapedArray(data.shape, data.dtype)
 
 
-def _attributes(main: Any, which: str, count: int) -> list[dict[str, Any]]:
-    each = main.attributes.get(which, [])
-    return [{found[i].name: found[i].attr for i in range(len(found))} for found in each] or [{} for _ in range(count)]
+def _attributes(main: Any, which: str) -> list[dict[str, Any]]:
+    """The attributes of each argument or result of a function, by name; none where it says nothing of any."""
+    return [{found[i].name: found[i].attr for i in range(len(found))} for found in main.attributes.get(which, [])]
 
 
-def _mesh_of(module: Any, count: int) -> dict[str, int]:
-    """The mesh that a module declares."""
+def _mesh_of(tops: list[Any], count: int) -> dict[str, int]:
+    """The mesh that a module's operations declare."""
     found: dict[str, int] = {}
-    for op in module.body.operations:
-        if op.operation.name != "sdy.mesh":
+    for op in tops:
+        if op.name != "sdy.mesh":
             continue
-        said = _MESH.search(str(op.operation.attributes["mesh"]))
+        said = _MESH.search(str(op.attributes["mesh"]))
         axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', said[1])} if said else {}
         if said and said[2]:
             raise ProgramError(
@@ -189,10 +192,10 @@ def _mesh_of(module: Any, count: int) -> dict[str, int]:
     return found or {"device": 1}
 
 
-def _names(said: list[str], fallback: str) -> list[str]:
+def _names(said: list[str], fallback: str, count: int) -> list[str]:
     """Names of leaves from what JAX calls them, ``params['w']`` or ``result[0]``; each once."""
     names: list[str] = []
-    for number, text in enumerate(said):
+    for number, text in enumerate(said or [""] * count):
         inside = re.search(r'"((?:[^"\\]|\\.)*)"', text)
         parts = re.findall(r"\w+", inside[1].replace("\\", "")) if inside else []
         name = "/".join(parts)[:180] or f"{fallback}/{number}"
