@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from course import prediction
 from course.machine import Machine
 from course.machines import chosen
 from course.prediction import NOT_ASKED
-from course.program import Module, Program, ProgramError, costs, memory, parse, timeline
+from course.program import Module, Program, ProgramError, capture, costs, memory, parse, timeline
 from course.render.panels import prediction_html
 from course.render.tables import as_text, prediction_tables
 
@@ -29,21 +30,27 @@ class Prediction(prediction.Prediction):
 
 
 def predict(
-    program: Program,
+    program: Program | Callable[..., Any],
     machine: str | Machine = "8xH100",
     *,
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
     aot: bool = False,
     gpu_program: Program | None = None,
     model_flops: float | None = None,
     name: str = "",
 ) -> Prediction:
-    """Predict a Program on a machine, without the machine. The same Program gives the same figures.
+    """Predict a step on a machine, without the machine. The same step gives the same figures.
 
     Args:
-        program: Exported for the CPU.
+        program: A Program exported for the CPU, or whatever ``jax.jit`` takes. Where shardings are left to the
+            compiler, it is predicted as XLA partitions it.
         machine: A machine, its name (``meshcraft machines`` lists them) or the path of a machine file.
-        aot: Whether to ask the deviceless GPU compiler too.
-        gpu_program: The same function exported with ``platform="cuda"``, which that compiler needs.
+        args, kwargs: Of a function: arrays, or ``jax.ShapeDtypeStruct`` in their place, with shardings or without.
+        aot: Whether to ask the deviceless GPU compiler too. If the step as written has no price, what it makes of it
+            is predicted alone.
+        gpu_program: The same Program exported with ``platform="cuda"``, which that compiler needs; of a function it
+            is made.
         model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
         name: What to call it.
 
@@ -52,21 +59,58 @@ def predict(
         LookupError: No machine has that name.
         ValueError: The machine file cannot be used, the mesh has more devices than the machine, or ``model_flops`` is
             no positive number.
-        ProgramError: An operation, a trip count or a branch cannot be resolved.
+        ProgramError: The function cannot be traced, or an operation, a trip count or a branch cannot be resolved.
     """
+    same = False
+    if callable(program) and not isinstance(program, type):
+        name, same = name or getattr(program, "__name__", ""), True
+        programs = programs_of(program, args or (), kwargs, aot=aot)
+        program, gpu_program = programs["cpu"], programs.get("cuda")
+    elif args is not None or kwargs is not None:
+        raise TypeError("args and kwargs are a function's; a Program has its inputs' shapes already")
     for what, given in (("program", program), ("gpu_program", gpu_program)):
         if not isinstance(given, Program) and not (what == "gpu_program" and given is None):
             raise TypeError(
-                f"predict takes a Program as its {what}, not {described(given)}: course.program.export gives one, and "
-                "Program.load(bytes) reads one that was saved"
+                f"predict takes a Program as its {what}, not {described(given)}: course.program.export gives one, "
+                "Program.load(bytes) reads one that was saved, and a function is predicted with args=(...)"
             )
+    assert isinstance(program, Program)
     _check_flops(model_flops)
     where = resolved(machine)
     where.require_fits(program.mesh)
-    module = parse(program)
-    found = (costs(module), memory(module, program), timeline(module, where))
-    compiled, reason = _compiled(module, gpu_program, where) if aot else (None, NOT_ASKED)
+    try:
+        module = parse(program, data_branches=True, lenient=True)
+        found = (costs(module), memory(module, program), timeline(module, where))
+    except ProgramError as error:
+        if not aot:
+            raise
+        compiled, reason = _compiled(None, gpu_program, where)
+        if compiled is None:
+            raise ProgramError(f"{error}; and the GPU compiler does not help: {reason}") from None
+        from course.program.compiled.lenses import read_off
+
+        return Prediction(where, *read_off(compiled, where), compiled, "", model_flops, name, str(error))
+    compiled, reason = _compiled(None if same else module, gpu_program, where) if aot else (None, NOT_ASKED)
     return Prediction(where, *found, compiled, reason, model_flops, name)
+
+
+def programs_of(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, aot: bool = False
+) -> dict[str, Program]:
+    """A function's Programs: ``cpu`` for the analyses, and with ``aot`` ``cuda`` for the GPU compiler.
+
+    What has no form for CPUs, such as a kernel in Pallas, is the one for GPUs there too.
+
+    Raises:
+        ProgramError: The function cannot be traced.
+    """
+    cuda = {"cuda": capture(function, args, kwargs, platform="cuda")} if aot else {}
+    try:
+        return {"cpu": capture(function, args, kwargs), **cuda}
+    except ProgramError:
+        if not aot:
+            raise
+        return {"cpu": cuda["cuda"], **cuda}
 
 
 def described(given: object) -> str:
@@ -99,17 +143,17 @@ def _check_flops(model_flops: float | None) -> None:
         raise ValueError(f"model_flops is {model_flops:g}: a step needs a positive, finite number of FLOPs")
 
 
-def _compiled(module: Module, program: Program | None, machine: Machine) -> tuple[GpuReport | None, str]:
-    """The GPU compiler's report, or why there is none."""
+def _compiled(module: Module | None, program: Program | None, machine: Machine) -> tuple[GpuReport | None, str]:
+    """The GPU compiler's report, or why there is none; ``module`` is what it is to agree with, if anything."""
     if program is None:
         return None, 'the GPU compiler needs the same function exported with platform="cuda"'
     from course.program.compiled import AotMissing, compile_for
     from course.program.compiled.agreement import disagreement
 
     try:
-        different = disagreement(module, parse(program))
+        different = module and disagreement(module, parse(program, data_branches=True, lenient=True))
         if different:
             return None, f"the exports for CPUs and for GPUs are not the same program: {different}"
-        return compile_for(program, machine), ""
+        return compile_for(program, machine, lenient=True), ""
     except (AotMissing, ProgramError) as error:
         return None, str(error)

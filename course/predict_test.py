@@ -75,6 +75,39 @@ def test_the_compiler_is_asked_only_when_it_is_wanted_and_says_why_it_did_not_an
     assert 'platform="cuda"' in repr(without) and "platform=&quot;cuda&quot;" in without._repr_html_()
 
 
+SOLVER = """HloModule jit_call, is_scheduled=true, num_partitions=1
+
+ENTRY %main (x: f32[64,64]) -> f32[64,64] {
+  %x = f32[64,64]{1,0} parameter(0), metadata={op_name="x"}
+  %solved = f32[64,64]{1,0} custom-call(%x), custom_call_target="cusolver_potrf_ffi"
+  ROOT %product = f32[64,64]{1,0} dot(%solved, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def test_what_has_no_price_as_written_is_read_off_the_compilers_schedule(monkeypatch):
+    from course.program import ProgramError, compiled
+    from course.program.compiled.replay import replay
+    from course.program.compiled.report import GpuMemory, GpuReport
+    from course.program.compiled.schedule import parse_schedule
+
+    def solve(x):
+        return jnp.linalg.cholesky(x) @ x
+
+    with pytest.raises(ProgramError, match=r"predict_test\.py:\d+: the lenses cannot price .*potrf"):
+        predict(solve, MACHINE, args=(struct(64, 64),))
+    schedule, mesh = parse_schedule(SOLVER), {"device": 1}
+    replayed = replay(schedule, mesh, MACHINE)
+    report = GpuReport(MACHINE.name, mesh, {}, {}, GpuMemory(7, 16384, 16384, 0, 0), (), replayed, schedule)
+    monkeypatch.setattr(compiled, "compile_for", lambda *_, **__: report)
+    found = predict(solve, MACHINE, args=(struct(64, 64),), aot=True)
+    assert found.timeline.seconds == found.timeline.busy == replayed.seconds == 2 * 64**3
+    assert (found.costs.flops, found.costs.products) == (2 * 64**3, {"f32 x f32": 1})
+    assert (found.memory.temporaries, found.memory.peak) == (7, 2 * 16384 + 7)
+    assert "potrf" in found.remarks["the program as written"] and "potrf" in repr(found)
+    assert "schedule" in found._repr_html_() and json.dumps(found.to_json())
+
+
 def test_a_missing_compiler_is_a_reason_and_no_failure(program, monkeypatch):
     from course.program import compiled
 

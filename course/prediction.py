@@ -55,6 +55,7 @@ class Prediction:
         compiled_reason: Empty where ``compiled`` is there.
         model_flops: What the model needs for the step on all devices, if it was said.
         name: What was predicted.
+        refused: Why the program as written has no price: the figures are then read off the GPU compiler's schedule.
     """
 
     machine: Machine
@@ -65,12 +66,18 @@ class Prediction:
     compiled_reason: str = NOT_ASKED
     model_flops: float | None = None
     name: str = ""
+    refused: str = ""
 
     @property
     def remarks(self) -> dict[str, str]:
         """Why something that was requested is missing, and what a figure needs to be understood, by its name."""
         found = {}
-        if self.compiled is not None:
+        if self.refused:
+            found["the program as written"] = (
+                f"{self.refused}. So all figures are those of the GPU compiler's schedule: no critical path, no "
+                "temporaries by line, and FLOPs of what it names as matrix products alone"
+            )
+        elif self.compiled is not None:
             found["two step times"] = TWO_STEPS
         elif self.compiled_reason != NOT_ASKED:
             found["GPU compiler"] = self.compiled_reason
@@ -164,6 +171,7 @@ class Prediction:
             "lines": [asdict(line) for line in self.lines()],
             "compiled": compiled,
             "compiled_reason": self.compiled_reason,
+            "refused": self.refused,
             "remarks": self.remarks,
         }
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autograder.commands import terminal
-from autograder.commands.lenses import Devices, Nodes, find_machine
+from autograder.commands.lenses import Devices, Nodes, find_machine, parse_mesh
 from autograder.commands.terminal import SHORT, UsageError, complain, require_chapter, spinner
 from course.curriculum import CHAPTERS
 
@@ -50,8 +51,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of
 
 
 def predict(
-    what: Annotated[str, typer.Argument(metavar="FILE|CHAPTER", help="A Program file, or a chapter.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="SCRIPT:FUNCTION|FILE|CHAPTER", help="script.py:step, a Program file, or a chapter."),
+    ],
     function: Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One of the chapter's.")] = None,
+    arguments: Annotated[
+        str | None, typer.Option("--args", help="Of a script's function: `params, f32[64@data, 128], rate=0.1`.")
+    ] = None,
+    mesh: Annotated[
+        str, typer.Option(help="Axis sizes for --args, where the script has no mesh: data=4,model=2.")
+    ] = "",
     machine: MachineName = None,
     devices: Devices = None,
     nodes: Nodes = None,
@@ -62,18 +72,30 @@ def predict(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """How long a step would take on a machine, and what it would hold: of a Program, or of the course's own solution.
+    """How long a step would take on a machine, and what it would hold: of any function, a Program, or our own solution.
+
+    `meshcraft predict script.py:step --args "params, f32[64@data, 128]"` takes whatever `jax.jit` does. The arguments
+    are written as in a call: names of the script, `jax`, `jnp`, `P`, and shapes, split over axes where `@` says so.
+    Where shardings are left to the compiler, the step is predicted as XLA partitions it.
 
     A Program file is what `--save FILE` writes, here or with `meshcraft profile`, and what
     `course.program.export(...).serialise()` gives.
     """
-    _check_what(what, function)
+    script = _is_script(what, function)
+    if not script:
+        _check_what(what, function)
+        if arguments is not None or mesh:
+            raise UsageError(
+                "--args and --mesh are of a script's function: meshcraft predict script.py:step --args ..."
+            )
     file = [] if function else [Path(what), Path(what + GPU_SUFFIX)]
     targets = {"--trace": trace, "--picture": picture, "--save": save}
     _check(machine, model_flops, targets, aot=aot, inputs=file)
     where = _sized(machine, devices, nodes)
     with spinner(f"predicting {function or what}"), _explained():
-        if function is None:
+        if script:
+            found, programs = _of_script(what, arguments or "", parse_mesh(mesh), where, aot, model_flops)
+        elif function is None:
             found, programs = _of_file(what, where, aot, model_flops)
         else:
             require_chapter(what)
@@ -149,6 +171,34 @@ def _explained() -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
+def _is_script(what: str, function: str | None) -> bool:
+    """True for ``script.py:step``."""
+    file, colon, name = what.rpartition(":")
+    if function is None and what.endswith(".py"):
+        raise UsageError(f"which function of {what}? Write {what}:FUNCTION, and its arguments with --args")
+    return function is None and bool(colon and name) and file.endswith(".py")
+
+
+def _of_script(
+    what: str, arguments: str, axes: dict[str, int], machine: Machine | None, aot: bool, model_flops: float | None
+) -> tuple[Prediction, dict[str, Program]]:
+    from autograder.commands.script import arguments_of, function_of
+    from course.mesh import NUM_EMULATED_DEVICES, emulate_devices
+    from course.predict import predict as look
+    from course.predict import programs_of
+
+    where = machine or find_machine(DEFAULT_MACHINE)
+    with suppress(RuntimeError):  # jax has started, with as many as it has
+        emulate_devices(max(where.num_devices, NUM_EMULATED_DEVICES))
+    with redirect_stdout(sys.stderr):
+        function, module = function_of(what)
+        args, kwargs = arguments_of(arguments, module, axes)
+        programs = programs_of(function, args, kwargs, aot=aot)
+    name = Path(what).name
+    options = {"aot": aot, "gpu_program": programs.get("cuda"), "model_flops": model_flops, "name": name}
+    return look(programs["cpu"], where, **options), programs
+
+
 def _of_file(
     what: str, machine: Machine | None, aot: bool, model_flops: float | None
 ) -> tuple[Prediction, dict[str, Program]]:
@@ -182,7 +232,7 @@ def _read(path: Path) -> Program:
     from course.program import Program, ProgramError
 
     try:
-        return Program.load(path.read_bytes())
+        return Program.load(path.read_bytes(), limit=None)
     except ProgramError as error:
         raise UsageError(f"{path}: {error}") from None
     except OSError as error:

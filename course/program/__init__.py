@@ -5,6 +5,7 @@ A Program is a learner's jitted step, exported as StableHLO: ``export`` makes on
 says how long it would take on a machine.
 """
 
+from course.program.capture import capture
 from course.program.costs import Collective, Costs, costs
 from course.program.export import Locate, export, signature_of
 from course.program.form import form
@@ -28,6 +29,7 @@ __all__ = [
     "ProgramError",
     "Timeline",
     "bubble",
+    "capture",
     "compile_program",
     "costs",
     "export",

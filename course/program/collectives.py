@@ -55,8 +55,7 @@ class DeviceClass:
 def groups_of(op: Op, mesh: dict[str, int]) -> Groups:
     """The groups of a collective.
 
-    Raises:
-        ProgramError: They are no axes of the mesh.
+    Those that are no axes, as of ``axis_index_groups``, run over the axes that they lie along.
     """
     places = np.arange(math.prod(mesh.values())).reshape(list(mesh.values()))
     if op.kind == "collective_permute":
@@ -73,7 +72,19 @@ def groups_of(op: Op, mesh: dict[str, int]) -> Groups:
             rows = _rows(axes, mesh, places)
             if {frozenset(row) for row in rows} == wanted:
                 return Groups(axes, rows)
-    raise unsupported(op, op.line, f"its groups {sorted(map(sorted, wanted))} are no axes of mesh {mesh}")
+    rows = tuple(tuple(sorted(group)) for group in sorted(wanted, key=sorted) if len(group) > 1)
+    shape = tuple(mesh.values())
+    along = {i for row in rows for i, place in enumerate(np.unravel_index(row, shape)) if len(set(place)) > 1}
+    return Groups(tuple(axis for i, axis in enumerate(mesh) if i in along), rows)
+
+
+def check_axes(op: Op, mesh: dict[str, int]) -> None:
+    """Raises ``ProgramError`` where the groups of a collective are no axes of the mesh."""
+    found = groups_of(op, mesh)
+    size, devices = (math.prod(mesh[axis] for axis in axes) for axes in (found.axes, mesh))
+    whole = not found.groups or sum(map(len, found.groups)) == devices
+    if op.kind != "collective_permute" and not (whole and all(len(group) == size for group in found.groups)):
+        raise unsupported(op, op.line, f"its groups {sorted(map(sorted, found.groups))} are no axes of mesh {mesh}")
 
 
 def _rows(axes: tuple[str, ...], mesh: dict[str, int], places: np.ndarray) -> tuple[tuple[int, ...], ...]:

@@ -195,13 +195,13 @@ def _of_block(block: Block, mesh: dict[str, int], device: int, known: Special) -
     found = _BlockCosts()
     for op in block.ops:
         if op.kind in COLLECTIVES:
-            found.collectives += _collectives(op, mesh, device)
+            found.collectives += collectives_of(op, mesh, device)
         elif op.kind == "dot_general":
             found.flops += dot_flops(op)
             dtypes = " x ".join(operand.dtype for operand in op.operands)
             found.products[dtypes] += 1
             _note_line(found.lines, dtypes, op)
-        elif op.kind in ELEMENTWISE or op.kind in ("sort", "rng_bit_generator"):
+        elif op.kind in ELEMENTWISE or op.kind in ("sort", "rng_bit_generator", "fft"):
             found.elementwise += elementwise_operations(op)
         elif op.kind == "reduce" or op.kind == "reduce_window":
             found.elementwise += reduce_operations(op)
@@ -235,6 +235,8 @@ def reduce_operations(op: Op) -> float:
 def elementwise_operations(op: Op) -> int:
     """Operations on real numbers: one an element, and on complex numbers what each is made of."""
     elements = sum(result.elements for result in op.results)
+    if op.kind == "fft":  # 5 n log2 n (C. Van Loan, Computational Frameworks for the FFT, 1992)
+        return int(5 * max(op.operands[0].elements, elements) * math.log2(math.prod(op.attributes["fft_length"])))
     if not any("complex" in value.dtype for value in (*op.operands, *op.results)):
         return elements
     return elements * _OF_COMPLEX.get(op.kind, 8)
@@ -244,7 +246,8 @@ def dot_flops(op: Op) -> float:
     """``2 x (elements of the result) x (contracted elements)``, and four times that for complex numbers."""
     contracted = dims_of(op.attributes["dot_dimension_numbers"], "lhs_contracting_dimensions")
     each = 8.0 if "complex" in op.results[0].dtype else 2.0
-    return each * op.results[0].elements * math.prod(op.operands[0].shape[dim] for dim in contracted)
+    share = op.attributes.get("share", 1.0)  # of a convolution, without padding
+    return share * each * op.results[0].elements * math.prod(op.operands[0].shape[dim] for dim in contracted)
 
 
 def _touched(op: Op) -> float:
@@ -255,13 +258,13 @@ def _touched(op: Op) -> float:
     return float(sum(value.bytes for value in (*op.operands, *op.results)))
 
 
-def _collectives(op: Op, mesh: dict[str, int], device: int) -> list[Collective]:
-    """One entry an operand, since a collective of several arrays sends each."""
+def collectives_of(op: Op, mesh: dict[str, int], device: int) -> list[Collective]:
+    """What a device executes of a collective: one entry an operand, since one of several arrays sends each."""
     groups = groups_of(op, mesh)
     group = groups.of(device)
     if not group:
         return []
-    size = math.prod(mesh[axis] for axis in groups.axes)
+    size = math.prod(mesh[axis] for axis in groups.axes) if groups.pairs else len(group)
     found = []
     for operand in op.operands:
         wire = wire_bytes(op, operand.bytes, size, device)

@@ -125,7 +125,8 @@ class _Run:
     """Evaluates for one device what its decisions depend on, and nothing else."""
 
     def __init__(self, module: Module, device: int):
-        self.main, self.device, self.data_branches = module.main, device, module.data_branches
+        self.main, self.device = module.main, device
+        self.data_branches, self.alike = module.data_branches, module.alike
         self.known: Known = {}
         self.found: list[int] = []
         self.on_data: set[Op] = set()
@@ -159,7 +160,7 @@ class _Run:
     def _branch(self, op: Op) -> None:
         index = self.known.get(op.operands[0])
         if index is None and not self.data_branches:
-            raise unsupported(op, op.line, f"which branch runs {_UNKNOWN}")
+            raise unsupported(op, op.line, f"which branch runs {_UNKNOWN}; compute both sides and select one")
         if index is None:
             position = self._more_expensive(op)
             self.on_data.add(op)
@@ -179,9 +180,11 @@ class _Run:
         Raises:
             ProgramError: A side holds a collective: devices that take different sides would wait for each other.
         """
-        for inner in (inner for region in op.regions for inner in walk(region)):
+        for inner in (inner for region in op.regions for inner in walk(region) if not self.alike):
             if inner.kind in COLLECTIVES:
-                raise unsupported(inner, inner.line, "a collective in a branch that depends on data may not be reached")
+                raise unsupported(
+                    inner, inner.line, "a collective in a branch that depends on data may not be reached; move it out"
+                )
         work, start = [], len(self.found)
         for region in op.regions:
             self._run(region)
@@ -200,7 +203,7 @@ class _Run:
             self._run(condition)
             proceed = self.known.get(condition.returns[0])
             if proceed is None:
-                raise unsupported(op, op.line, f"how often this loop runs {_UNKNOWN}")
+                raise unsupported(op, op.line, f"how often this loop runs {_UNKNOWN}; fix its trips, as lax.scan does")
             self._decide(int(bool(proceed)), op)
             if not proceed:
                 break

@@ -49,7 +49,7 @@ def export(
         function: Called with one tree an input, by keyword; returns a dict of trees. It holds its own
             ``shard_map`` over all of ``mesh``.
         inputs: A tree of arrays or ``jax.ShapeDtypeStruct`` (global shapes) for each input.
-        in_specs: A tree of ``PartitionSpec`` like each input, or one spec for all of its leaves.
+        in_specs: A tree of ``PartitionSpec`` for each input, or a prefix of one: a spec is that of all leaves below.
         mesh: Axis sizes by name.
         out_specs: The same for each result; a callable is asked after tracing.
         roles: What each input is: ``state``, ``batch`` (if not said) or ``key``.
@@ -76,7 +76,7 @@ def export(
 
     jitted = jax.jit(program, donate_argnums=donated, keep_unused=True)
     try:
-        with _whole_tracebacks():
+        with whole_tracebacks():
             exported = jax_export.export(jitted, platforms=(platform,))(*structs)
     except (ValueError, NotImplementedError) as error:
         if not re.search("AbstractMesh cannot be used|callback", str(error)):
@@ -87,7 +87,7 @@ def export(
         ) from None
     ordered = dict(sorted(results[0].items()))  # jax flattens a dict by sorted keys
     outputs = _leaves(ordered, out_specs() if callable(out_specs) else out_specs, lambda _: "result")
-    artefact = bytes(_relocated(exported, locate).serialize())
+    artefact = bytes(relocated(exported, locate).serialize())
     result = Program(dict(mesh), platform, signature, outputs, donated, artefact)
     if len(artefact) > MAX_BYTES - 2**16:
         raise ProgramError(f"the program has {len(artefact):,} bytes and at most {MAX_BYTES:,} are allowed")
@@ -106,16 +106,19 @@ def _leaves(trees: dict[str, Any], specs: dict[str, Any], role: Callable[[str], 
     found = []
     for name, tree in trees.items():
         leaves = jax.tree.leaves_with_path(tree)
-        each = jax.tree.leaves(specs[name], is_leaf=lambda spec: isinstance(spec, P))
-        each = each * len(leaves) if isinstance(specs[name], P) else each
+        each = jax.tree.leaves(jax.tree.broadcast(specs[name], tree, is_leaf=_is_spec), is_leaf=_is_spec)
         for (path, leaf), of_leaf in zip(leaves, each, strict=True):
             shape, dtype = tuple(leaf.shape), jax.numpy.dtype(leaf.dtype).name
             found.append(Leaf(path_name(name, path), shape, dtype, spec_of(of_leaf, len(shape)), role(name)))
     return tuple(found)
 
 
+def _is_spec(spec: Any) -> bool:
+    return spec is None or isinstance(spec, P)
+
+
 @contextmanager
-def _whole_tracebacks() -> Iterator[None]:
+def whole_tracebacks() -> Iterator[None]:
     """Let locations reach the learner's frame however deep it lies below library frames."""
     with _LOCK:
         before = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
@@ -126,8 +129,12 @@ def _whole_tracebacks() -> Iterator[None]:
             jax.config.update("jax_traceback_in_locations_limit", before)
 
 
-def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Exported:
-    """The same export whose operations point to ``cell:line:column``, and to no path of this machine."""
+def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = False) -> jax_export.Exported:
+    """The same export whose operations point to ``cell:line:column``, and to no path of this machine.
+
+    Raises:
+        ProgramError: A constant is larger than one may be; not where ``lenient``.
+    """
     context = make_ir_context()
     with context:
         module = ir.Module.parse(exported.mlir_module())
@@ -139,7 +146,7 @@ def _relocated(exported: jax_export.Exported, locate: Locate) -> jax_export.Expo
             if whole.attr not in short:
                 short[whole.attr] = _short_location(whole, locate) or unknown
             op.location = short[whole.attr]
-            if op.name == "stablehlo.constant":
+            if op.name == "stablehlo.constant" and not lenient:
                 with at_line(op, "unknown line"):
                     check_constant(op)
             for region in op.regions:

@@ -31,8 +31,13 @@ MOVES = set(
 CHEAP = {"constant", "reshape", "optimization_barrier", "partition_id", "replica_id", "return"}
 # What compilers fold into layouts and addresses: it costs no time, and waits for nothing but its operands.
 FOLDED = set("constant reshape transpose slice dynamic_slice optimization_barrier partition_id replica_id".split())
+# What a partitioned module has by CHLO's names, and what libraries or single kernels compute: predictions price them,
+# and a submission holds none.
+FUNCTIONS = set("acos acosh asin asinh atan atanh cosh sinh".split())
+ELEMENTWISE |= FUNCTIONS
+LIBRARY = {"fft", "select_and_scatter"}
 OTHER = {"case", "dot_general", "reduce", "while", "sort", "reduce_window", "rng_bit_generator"}
-KNOWN = COLLECTIVES | ELEMENTWISE | MOVES | CHEAP | OTHER
+KNOWN = COLLECTIVES | (ELEMENTWISE - FUNCTIONS) | MOVES | CHEAP | OTHER
 
 
 @dataclass(eq=False, slots=True)
@@ -86,13 +91,15 @@ class Op:
 class Module:
     """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'.
 
-    ``data_branches`` says that a branch may depend on data: it then counts as the more expensive side. ``followed``
-    keeps what ``evaluate`` found each device to do.
+    ``data_branches`` says that a branch may depend on data: it then counts as the more expensive side. ``alike`` says
+    that all devices take the same one, as XLA's partitioner sees to it. ``followed`` keeps what ``evaluate`` found each
+    device to do.
     """
 
     main: Block
     mesh: dict[str, int]
     data_branches: bool = False
+    alike: bool = False
     followed: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
 

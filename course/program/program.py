@@ -110,14 +110,18 @@ class Program:
         return MAGIC + len(header).to_bytes(4, "big") + header + self.artefact
 
     @classmethod
-    def load(cls, data: bytes) -> Program:
+    def load(cls, data: bytes, *, limit: int | None = MAX_BYTES) -> Program:
         """The Program in ``data``; its header is checked for form, its artefact is not touched.
+
+        Args:
+            data: What ``serialise`` gave.
+            limit: Most bytes, if any.
 
         Raises:
             ProgramError: ``data`` is not a Program; the message says what is wrong with it.
         """
-        if len(data) > MAX_BYTES:
-            raise ProgramError(f"a Program has at most {MAX_BYTES:,} bytes and this one has {len(data):,}")
+        if limit is not None and len(data) > limit:
+            raise ProgramError(f"a Program has at most {limit:,} bytes and this one has {len(data):,}")
         start = len(MAGIC) + 4
         if not data.startswith(MAGIC) or len(data) < start:
             raise ProgramError("this is not a Program: it does not begin as one")

@@ -347,9 +347,9 @@ def function_name(op: Any) -> str:
 
 
 def source_line(op: Any) -> str:
-    """``cell:line`` of the innermost frame of an operation's location, empty if it has none."""
+    """``cell:line`` of the innermost frame of an operation's location, empty if it has none but the course's own."""
     found = _FRAME.search(str(op.location))
-    return f"{found[1]}:{found[2]}" if found else ""
+    return f"{found[1]}:{found[2]}" if found and not found[1].startswith("/") else ""
 
 
 def _text(attribute: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -74,11 +75,20 @@ def work_of(program: Program) -> str:
     return hashlib.sha256(replace(program, artefact=text.encode()).serialise()).hexdigest()
 
 
-def lowered(program: Program, exported: jax_export.Exported, mesh: Mesh) -> jax.stages.Lowered:
-    """What ``exported`` computes for the Program's inputs on a mesh; donated inputs stay donated."""
+def lowered(
+    program: Program, exported: jax_export.Exported, mesh: Mesh, free: Sequence[int] = ()
+) -> jax.stages.Lowered:
+    """What ``exported`` computes for the Program's inputs on a mesh; donated inputs stay donated.
+
+    How the inputs lie whose numbers are in ``free`` is left to the compiler.
+    """
     structs = [
-        jax.ShapeDtypeStruct(leaf.shape, jax.numpy.dtype(leaf.dtype), sharding=NamedSharding(mesh, leaf.partition_spec))
-        for leaf in program.inputs
+        jax.ShapeDtypeStruct(
+            leaf.shape,
+            jax.numpy.dtype(leaf.dtype),
+            sharding=None if i in free else NamedSharding(mesh, leaf.partition_spec),
+        )
+        for i, leaf in enumerate(program.inputs)
     ]
     return jax.jit(exported.call, donate_argnums=program.donated, keep_unused=True).lower(*structs)
 

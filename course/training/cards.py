@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from course.measured.card import card, in_words
@@ -104,23 +105,22 @@ def predicted(
     """
     from course.predict import predict
     from course.program import ProgramError
-    from course.program.export import export
 
-    strategy = make(sizes, abstract_mesh(axes), options)
-    if strategy.unpriced:
-        return {"machine": machine, "not applicable": strategy.unpriced}
+    where = abstract_mesh(axes)
+    strategy = make(sizes, where, options)
 
-    def gradients(params: Any, batch: Any) -> dict[str, Any]:
-        loss, found = strategy.loss_and_gradients(params, batch)
-        return {"loss": loss, "gradients": found}
+    def lying(spec: P) -> NamedSharding:
+        return NamedSharding(where, spec)
 
-    rows = jax.ShapeDtypeStruct((batch, sizes.seq), np.int32)
-    inputs = {"params": sizes.shapes(), "batch": {"inputs": rows, "targets": rows}}
-    specs = {"params": strategy.specs, "batch": strategy.batch_spec}
-    out_specs = {"loss": P(), "gradients": strategy.specs}
+    def placed(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    params = jax.tree.map(lying, strategy.specs, is_leaf=lambda spec: isinstance(spec, P))
+    rows = jax.ShapeDtypeStruct((batch, sizes.seq), np.int32, sharding=lying(strategy.batch_spec))
+    given = jax.tree.map(placed, sizes.shapes(), params), {"inputs": rows, "targets": rows}
     try:
-        program = export(gradients, inputs, specs, mesh=axes, roles={"params": "state"}, out_specs=out_specs)
-        found = predict(program, machine, model_flops=float(sizes.model_flops * batch * sizes.seq))
+        step = jax.jit(strategy.loss_and_gradients, out_shardings=(lying(P()), params))
+        found = predict(step, machine, args=given, model_flops=float(sizes.model_flops * batch * sizes.seq))
     except (ProgramError, ValueError) as error:
         return {"machine": machine, "not applicable": str(error)}
     seconds = found.timeline.seconds

@@ -120,7 +120,6 @@ class Strategy:
         loss: ``(params, batch) -> scalar``, the mean over all rows, the same on every device.
         loss_and_gradients: ``(params, batch) -> (loss, gradients)``: that loss, and its gradient, whole arrays as the
             parameters are.
-        unpriced: Why the lenses cannot look at it; empty where they can.
     """
 
     name: str
@@ -128,7 +127,6 @@ class Strategy:
     batch_spec: P
     loss: Callable[[Params, Batch], jax.Array]
     loss_and_gradients: Callable[[Params, Batch], tuple[jax.Array, Params]]
-    unpriced: str = ""
 
 
 # On a mesh without devices too: that is enough to export.
@@ -175,8 +173,7 @@ def compiler(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOpti
     def loss_and_gradients(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
         return accumulated(jax.value_and_grad(loss), params, batch, options.num_microbatches)
 
-    unpriced = "the compiler partitions it: its collectives are not in the program that the lenses read"
-    return Strategy("compiler", specs, rows, loss, loss_and_gradients, unpriced)
+    return Strategy("compiler", specs, rows, loss, loss_and_gradients)
 
 
 def accumulated(

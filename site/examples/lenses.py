@@ -24,6 +24,7 @@ from course.mesh import abstract_mesh
 from course.program import ProgramError, costs, export, memory, parse, timeline
 from course.program.compiled import compile_all
 from course.render import side_by_side
+from course.validation.corpus.record import recorded as recorded_corpus
 from course.validation.gap import copying
 from course.validation.report import recorded
 from course.validation.rings import gather_matmul
@@ -160,6 +161,67 @@ def disagree() -> Table:
         inner_s=inner.measured,
         block_s=block.measured,
     )
+    return table
+
+
+GUIDED = """\
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+@jax.jit
+def step(params, x):
+    def loss(params):
+        h = jax.lax.with_sharding_constraint(x @ params["up"], NamedSharding(mesh, P("data", "model")))
+        return jnp.mean((jax.nn.gelu(h) @ params["down"]) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+"""
+GIVEN = "{'up': f32[4096@data, 16384@model], 'down': f32[16384@model, 4096@data]}, f32[8192@data, 4096]"
+
+
+@example
+def guided() -> dict[str, str]:
+    """A step whose shardings are left to the compiler, predicted from the command line."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "guided.py"
+        file.write_text(GUIDED)
+        told = printed("predict", f"{file}:step", "--args", GIVEN)
+    said = told.split("\n\n")
+    return {"guided": GUIDED, "guided_command": f'meshcraft predict guided.py:step --args \\\n  "{GIVEN}"',
+            "guided_told": "\n\n".join((said[0], said[-1]))}  # fmt: skip
+
+
+@example
+def corpus() -> Table:
+    """Public programs: what came out for each."""
+    rows = recorded_corpus()
+    heads = ("repository", "function", "an example of")
+    table = Table(heads, "devices d", "FLOPs s", "temporaries s", "time s", markdown=True)
+
+    def error(value: float | None) -> str:
+        return "" if value is None else "exact" if abs(value) < 5e-4 else f"{value:+.1%}"
+
+    for row in rows:
+        if row.accepted:
+            errors = error(row.flops_error), error(row.memory_error), error(row.time_error)
+            file = row.path.rpartition("/")[0].rpartition("/")[2] or row.path
+            table.add((row.repository, f"`{row.function}` of {file}", row.style), row.devices, *errors)
+    found = [row for row in rows if row.accepted]
+    for name in ("flops", "memory", "time"):
+        errors = [(abs(e), row.function) for row in found if (e := getattr(row, f"{name}_error")) is not None]
+        mean, (worst, of) = sum(e for e, _ in errors) / len(errors), max(errors)
+        say(
+            **{
+                name: f"{100 * mean:.2g}",
+                f"{name}_worst": f"{100 * worst:.2g}",
+                f"{name}_of": of,
+                f"{name}_rows": len(errors),
+            }
+        )
+    refused = "\n".join(textwrap.fill(f"{row.function}: {row.refused}", 96) for row in rows if not row.accepted)
+    say(programs=len(rows), accepted=len(found), refused_corpus=refused, repositories=len({r.repository for r in rows}))
     return table
 
 

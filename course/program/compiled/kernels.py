@@ -12,6 +12,7 @@ The rules, all of them:
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from course.machine import Machine
@@ -21,6 +22,7 @@ _FREE = set(
     "parameter constant tuple get-tuple-element bitcast partition-id replica-id after-all opt-barrier domain "
     "add-dependency get-dimension-size".split()
 )
+CONVOLUTIONS = "__cudnn$conv"
 _SLICES = {"slice", "dynamic-slice", "gather"}
 # Element i of the result is computed from element i of each operand of the same size.
 _MOVES = _FREE | set(
@@ -69,6 +71,9 @@ def work_of(schedule: Schedule, computation: Computation, instruction: Instructi
         results = [array for array in instruction.results if array.dtype != "s8"]  # a library's workspace is in s8
         size = sum(given) + sum(array.bytes for array in results or instruction.results)
         return Work(flops, operands[0].results[0].dtype, float(size), 0.0)
+    if instruction.target.startswith(CONVOLUTIONS):
+        flops = convolution_flops(instruction, [operand.results[0] for operand in operands])
+        return Work(flops, operands[0].results[0].dtype, float(sum(given) + instruction.results[0].bytes), 0.0)
     written = float(sum(array.bytes for array in instruction.results))
     if instruction.opcode in _SLICES:
         return Work(0.0, "", 2 * written, 0.0)
@@ -81,6 +86,17 @@ def matmul_flops(instruction: Instruction, left: Array) -> float:
     """``2 x (elements of the result) x (contracted elements)``; ``left`` is the first operand."""
     contracted = math.prod(left.shape[dim] for dim in instruction.dims("lhs_contracting"))
     return 2.0 * instruction.results[0].elements * contracted
+
+
+def convolution_flops(instruction: Instruction, operands: list[Array]) -> float:
+    """Of a library's convolution or one of its gradients: ``2 x (its output's elements) x (the kernel's for each)``."""
+    made, labels = instruction.results[0], re.search(r"dim_labels=\w+_(\w+)->", instruction.text)
+    if instruction.target.endswith("BackwardFilter"):
+        output, kernel = operands[1], made
+    else:
+        output, kernel = (operands[0] if instruction.target.endswith("BackwardInput") else made), operands[1]
+    features = kernel.shape[labels[1].index("o")] if labels else 1
+    return 2.0 * output.elements * kernel.elements / max(1, features)
 
 
 def _arithmetic(schedule: Schedule, computation: Computation) -> tuple[float, str, float]:

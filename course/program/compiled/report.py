@@ -98,9 +98,10 @@ def compile_for(
     flags: Mapping[str, int | bool | str] = DEFAULT_FLAGS,
     *,
     time_limit: float = TIME_LIMIT,
+    lenient: bool = False,
 ) -> GpuReport:
     """Compile one Program; as ``compile_all``."""
-    return compile_all([program], machine, flags, time_limit=time_limit)[0]
+    return compile_all([program], machine, flags, time_limit=time_limit, lenient=lenient)[0]
 
 
 def compile_all(
@@ -109,6 +110,7 @@ def compile_all(
     flags: Mapping[str, int | bool | str] = DEFAULT_FLAGS,
     *,
     time_limit: float = TIME_LIMIT,
+    lenient: bool = False,
 ) -> list[GpuReport]:
     """Compile Programs for a machine's GPUs, in one process that is started for them and ends with them.
 
@@ -117,6 +119,7 @@ def compile_all(
         machine: A GPU machine with at least as many devices as each mesh.
         flags: Compiler options, ``xla_gpu_...``.
         time_limit: Seconds that all of them may take together.
+        lenient: Whether they may consist of anything, as ``audit`` has it.
 
     Raises:
         AotMissing: The extra ``aot`` is not installed, is for another jax, or has no wheel for this platform.
@@ -132,6 +135,7 @@ def compile_all(
         for index, program in enumerate(programs):
             (folder / f"{index}.program").write_bytes(program.serialise())
         request = {"programs": len(programs), "target_config": target, "flags": dict(flags), "plugin": PACKAGES[0]}
+        request["lenient"] = lenient
         (folder / "request.json").write_text(json.dumps(request))
         _run_worker(folder, plugin, time_limit)
         answer = json.loads((folder / "result.json").read_text())

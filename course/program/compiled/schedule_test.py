@@ -245,3 +245,22 @@ def test_branch_costs_as_much_as_its_dearer_side():
 def test_efficiency_of_the_machine_scales_the_replay():
     half = replace(PLAIN, efficiency=Efficiency(memory=0.5))
     assert replay(schedule_of(LOOP, BODY), MESH, half).seconds == pytest.approx(5 * 4.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "made"),
+    [
+        ("Forward", ("8,16,16,32", "64,3,3,32"), "8,16,16,64"),
+        ("BackwardInput", ("8,16,16,64", "64,3,3,32"), "8,16,16,32"),
+        ("BackwardFilter", ("8,16,16,32", "8,16,16,64"), "64,3,3,32"),
+    ],
+)
+def test_library_convolution_and_its_gradients_count_the_same_flops(target, operands, made):
+    a, b = operands
+    entry = f"""  %a = f32[{a}] parameter(0)
+  %b = f32[{b}] parameter(1)
+  ROOT %r = (f32[{made}], u8[99]) custom-call(%a, %b), window={{size=3x3 pad=1_1x1_1}}, \
+dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{target}\""""
+    found = work(entry)
+    assert (found.flops, found.dtype) == (2 * 8 * 16 * 16 * 64 * 9 * 32, "f32")
+    assert found.bytes == 4 * (8 * 16 * 16 * (32 + 64) + 64 * 9 * 32)

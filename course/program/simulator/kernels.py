@@ -181,7 +181,7 @@ def _traffic(op: Op, reads: dict[Value, float], chains: dict[Value, _Chain]) -> 
         return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations
     if op.kind in _ADDRESSES:
         return 2.0 * written, operations
-    if op.kind in ELEMENTWISE:
+    if op.kind in ELEMENTWISE or op.kind == "fft":
         operations += elementwise_operations(op)
     elif op.kind == "rng_bit_generator":
         operations += op.results[0].elements

@@ -1,0 +1,259 @@
+"""From anything that ``jax.jit`` takes to a Program, for predictions: no contract says what it may consist of."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export as jax_export
+from jax.core import ShapedArray
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
+from jax.sharding import AbstractMesh, NamedSharding
+
+from course.mesh import abstract_mesh
+from course.program.export import Locate, relocated, whole_tracebacks
+from course.program.partition import partitioned
+from course.program.program import Leaf, Program, ProgramError, Spec, spec_of
+from course.program.stablehlo import is_one_shard_map
+
+_MESH = re.compile(r"#sdy\.mesh<\[(.*?)\](, device_ids=.*)?>")
+_DONATED = {"jax.buffer_donor", "tf.aliasing_output"}
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+_OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("course", "autograder"))
+
+
+def own_lines(filename: str) -> str | None:
+    """How locations name a source file: its path below the working folder, nothing for libraries and the course."""
+    if filename.startswith((*_LIBRARIES, *_OURS, "<")) and "ipykernel" not in filename:
+        return None
+    try:
+        return str(Path(filename).resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return Path(filename).name
+
+
+def capture(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    platform: str = "cpu",
+    locate: Locate = own_lines,
+) -> Program:
+    """Trace a function on shapes and keep what it compiles to, whatever it consists of.
+
+    The mesh is the one that its shardings name. What it donates, which arguments are static and how those lie whose
+    sharding is given is as ``jax.jit`` has it; XLA chooses how the others lie.
+
+    Args:
+        function: Whatever ``jax.jit`` takes, or made by it.
+        args, kwargs: Arrays or ``jax.ShapeDtypeStruct`` in the place of arrays, with shardings or without.
+        platform: ``cpu`` or ``cuda``.
+        locate: Names the source files that locations may point to.
+
+    Raises:
+        ProgramError: It cannot be traced, calls back into Python, has no mesh of its own or several.
+    """
+    exported = _exported(function, args, kwargs or {}, platform, locate)
+    with make_ir_context():
+        module = ir.Module.parse(exported.mlir_module())
+        tops: list[Any] = [op.operation for op in module.body.operations]
+        main = next(op for op in tops if op.name == "func.func" and op.attributes["sym_name"].value == "main")
+        mesh = _mesh_of(tops, exported.nr_devices)
+        given = [str(argument.location) for argument in main.regions[0].blocks[0].arguments]
+        donated = tuple(i for i, found in enumerate(_attributes(main, "arg_attrs")) if _DONATED & found.keys())
+        results = [found.get("jax.result_info") for found in _attributes(main, "res_attrs")]
+        named = {"input": given, "result": [f'"{found.value}"' if found else "" for found in results]}
+    where = abstract_mesh(mesh)
+    exported = _flat(exported, where)
+    inputs, outputs = (
+        _leaves(avals, shardings(where), _names(named[what], what, len(avals)), role)
+        for what, avals, shardings, role in (
+            ("input", exported.in_avals, exported.in_shardings_jax, "batch"),
+            ("result", exported.out_avals, exported.out_shardings_jax, "result"),
+        )
+    )
+    artefact = bytes(relocated(exported, locate, lenient=True).serialize())
+    program = Program(mesh, platform, inputs, outputs, donated, artefact)
+    program.check_form()
+    return _settled(program) if program.num_devices > 1 else program
+
+
+def _exported(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], platform: str, locate: Locate
+) -> jax_export.Exported:
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+    if any(isinstance(leaf, jax.Ref) for leaf in jax.tree.leaves((args, kwargs))):
+        raise ProgramError(
+            f"{_defined(function, locate)}the function takes mutable references (jax.new_ref), and a Program holds "
+            "arrays alone; take arrays, and return the new ones"
+        )
+    try:
+        _check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
+        with whole_tracebacks():
+            exported = jax_export.export(jitted, platforms=(platform,))(*args, **kwargs)
+    except Exception as error:  # the function's, or of any part of JAX
+        raise _explained(error, function, locate) from None
+    effects = sorted({str(effect) for effect in (*exported.ordered_effects, *exported.unordered_effects)})
+    if effects:
+        raise ProgramError(
+            f"{_defined(function, locate)}the function has effects ({', '.join(effects)}), which no analysis can "
+            "follow; take them out"
+        )
+    return exported
+
+
+def _settled(program: Program) -> Program:
+    """The Program with the specs that XLA chooses, where shardings were not given."""
+    if is_one_shard_map(program):
+        return program
+    found = partitioned(program, settle=True)
+    both = ((program.inputs, found.inputs), (program.outputs, found.outputs))
+    inputs, outputs = (
+        tuple(replace(leaf, spec=spec) for leaf, spec in zip(leaves, specs, strict=True)) for leaves, specs in both
+    )
+    return replace(program, inputs=inputs, outputs=outputs)
+
+
+def _flat(exported: jax_export.Exported, mesh: AbstractMesh) -> jax_export.Exported:
+    """The export with arguments and results in a row, without those that nothing uses, on axes of type ``Auto``."""
+    kept = exported.module_kept_var_idx
+
+    def auto(shardings: Sequence[Any]) -> tuple[Any, ...]:  # of explicit axes too
+        for kind in {found.memory_kind for found in shardings if found} - {None, "device"}:
+            raise ProgramError(
+                f"an argument or result lies in memory {kind!r}, and the lenses know the device's own alone; leave "
+                "memory_kind out"
+            )
+        return tuple(found and NamedSharding(mesh, found.spec) for found in shardings)
+
+    structure = jax.tree.structure((tuple([0] * len(kept)), {}))
+    return replace(
+        exported,
+        in_tree=structure,
+        fun_name="program",
+        in_avals=tuple(_plain(exported.in_avals[i]) for i in kept),
+        out_avals=tuple(map(_plain, exported.out_avals)),
+        _in_named_shardings=auto([exported._in_named_shardings[i] for i in kept]),
+        _out_named_shardings=auto(exported._out_named_shardings),
+        in_shardings_hlo=tuple(exported.in_shardings_hlo[i] for i in kept),
+        module_kept_var_idx=tuple(range(len(kept))),
+        out_tree=jax.tree.structure(tuple([0] * len(exported.out_avals))),
+    )
+
+
+def _plain(aval: Any) -> Any:
+    """Shape and dtype alone, of a random key those of the array that holds it."""
+    data = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        data = jax.eval_shape(jax.random.key_data, data)
+    return ShapedArray(data.shape, data.dtype)
+
+
+def _attributes(main: Any, which: str) -> list[dict[str, Any]]:
+    """The attributes of each argument or result of a function, by name; none where it says nothing of any."""
+    return [{found[i].name: found[i].attr for i in range(len(found))} for found in main.attributes.get(which, [])]
+
+
+def _mesh_of(tops: list[Any], count: int) -> dict[str, int]:
+    """The mesh that a module's operations declare."""
+    found: dict[str, int] = {}
+    for op in tops:
+        if op.name != "sdy.mesh":
+            continue
+        said = _MESH.search(str(op.attributes["mesh"]))
+        axes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', said[1])} if said else {}
+        if said and said[2]:
+            raise ProgramError(
+                f"mesh {axes} has its devices in another order than jax.devices(); make it with jax.make_mesh, whose "
+                "order is the machine's"
+            )
+        if found and axes and axes != found:
+            raise ProgramError(
+                f"the function has two meshes, {found} and {axes}; give it one, with all of the axes, and name those "
+                "that each part is split over"
+            )
+        found = found or axes
+    if not found and count > 1:
+        raise ProgramError(
+            f"the function is for {count} devices and has no mesh; give arguments a NamedSharding, or use jax.set_mesh"
+        )
+    if math.prod(found.values()) != count:
+        raise ProgramError(f"the function's mesh {found} and its {count} devices are not the same")
+    return found or {"device": 1}
+
+
+def _names(said: list[str], fallback: str, count: int) -> list[str]:
+    """Names of leaves from what JAX calls them, ``params['w']`` or ``result[0]``; each once."""
+    names: list[str] = []
+    for number, text in enumerate(said or [""] * count):
+        inside = re.search(r'"((?:[^"\\]|\\.)*)"', text)
+        parts = re.findall(r"\w+", inside[1].replace("\\", "")) if inside else []
+        name = "/".join(parts)[:180] or f"{fallback}/{number}"
+        names.append(name if name not in names else f"{name}/{number}")
+    return names
+
+
+def _leaves(avals: Sequence[Any], shardings: Sequence[Any], names: list[str], role: str) -> tuple[Leaf, ...]:
+    found = []
+    for aval, sharding, name in zip(avals, shardings, names, strict=True):
+        dtype = jax.numpy.dtype(aval.dtype).name
+        found.append(Leaf(name, tuple(aval.shape), dtype, _spec(sharding, len(aval.shape)), role))
+    return tuple(found)
+
+
+def _spec(sharding: Any, ndim: int) -> Spec:
+    return spec_of(sharding.spec, ndim) if isinstance(sharding, NamedSharding) else ((),) * ndim
+
+
+def _check_host(jaxpr: Any, locate: Locate) -> None:
+    """Raises ``ProgramError`` where the host takes part: exports for CPUs leave it out or refuse it without a line."""
+    for eqn in jaxpr.eqns:
+        kinds = {str(getattr(place, "memory_kind", None) or place) for place in eqn.params.get("devices", ())}
+        calls = "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print"
+        if calls or any(re.search("host|Host", kind) for kind in kinds):
+            traceback_ = eqn.source_info.traceback
+            own = ((locate(frame.file_name), frame.line_num) for frame in (traceback_.frames if traceback_ else ()))
+            where = next((f"{name}:{line}: " for name, line in own if name), "")
+            if calls:
+                raise ProgramError(
+                    f"{where}the program calls back into Python (jax.debug.print, pure_callback, io_callback), and a "
+                    "Program holds only what devices compute. Take it out; a plain print(x) shows shapes while the "
+                    "function is traced"
+                )
+            raise ProgramError(
+                f"{where}the program moves data to the host's memory, which no analysis prices; keep it on the device, "
+                "or compute it again (jax.checkpoint)"
+            )
+        for value in jax.tree.leaves(tuple(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                _check_host(inner, locate)
+
+
+def _defined(function: Callable[..., Any], locate: Locate) -> str:
+    """``script.py:12: ``, where a function is defined; empty if nobody says."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{locate(code.co_filename)}:{code.co_firstlineno}: " if code and locate(code.co_filename) else ""
+
+
+def _explained(error: Exception, function: Callable[..., Any], locate: Locate) -> ProgramError:
+    """What kept a function from being traced: where, what and what to do."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
+    where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else _defined(function, locate)
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, ProgramError):
+        return error
+    return ProgramError(
+        f"{where}the function cannot be traced with these arguments; jax says {type(error).__name__}: "
+        f"{said[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes"
+    )
