@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from course.program.ir import Block, Op, Value, walk
+from dataclasses import replace
+
+from course.program.evaluate import counted_trips
+from course.program.ir import CHEAP, ELEMENTWISE, Block, Op, Value, walk
+
+MAX_UNROLLED = 8
+_OF_BITS = (ELEMENTWISE | CHEAP | {"broadcast_in_dim", "slice"}) - {"partition_id", "replica_id"}
 
 
 def add_in_place(main: Block) -> None:
@@ -43,3 +49,51 @@ def _is_zero(value: Value, makers: dict[Value, Op]) -> bool:
     if op is None or op.kind != "constant":
         return False
     return bool(op.attributes.get("zero"))
+
+
+def unroll_rounds(main: Block) -> None:
+    """Write out the few rounds of a random generator.
+
+    JAX lowers threefry to a loop of five trips for CPUs alone, and to the same arithmetic without a loop for every
+    other platform, whose compilers make one kernel of it. So a loop is unrolled that makes a constant number of trips,
+    at most ``MAX_UNROLLED``, and does elementwise arithmetic on integers and nothing else.
+    """
+    makers = {result: op for op in walk(main) for result in op.results}
+    same: dict[Value, Value] = {}
+    for block in [main, *(region for op in walk(main) for region in op.regions)]:
+        ops: list[Op] = []
+        for op in block.ops:
+            trips = counted_trips(op, makers)
+            written_out = trips is not None and trips <= MAX_UNROLLED and all(map(_is_of_bits, op.regions[1].ops))
+            ops += _unrolled(op, trips, same) if trips is not None and written_out else [op]
+        block.ops = ops
+    if same:
+        for block in [main, *(region for op in walk(main) for region in op.regions)]:
+            for op in block.ops:
+                op.operands = [_followed(operand, same) for operand in op.operands]
+            block.returns = [_followed(value, same) for value in block.returns]
+
+
+def _is_of_bits(op: Op) -> bool:
+    return op.kind in _OF_BITS and all("i" in value.dtype for value in (*op.operands, *op.results))
+
+
+def _unrolled(loop: Op, trips: int, same: dict[Value, Value]) -> list[Op]:
+    """The body ``trips`` times over; ``same`` is told what the loop's results and each trip's arguments are."""
+    body, carried, ops = loop.regions[1], loop.operands, []
+    for _ in range(trips):
+        own = dict(zip(body.arguments, carried, strict=True))
+        for op in body.ops:
+            results = [Value(result.shape, result.dtype, result.bits) for result in op.results]
+            operands = [own.get(operand, operand) for operand in op.operands]
+            ops.append(replace(op, operands=operands, results=results))
+            own.update(zip(op.results, results, strict=True))
+        carried = [own.get(value, value) for value in body.returns]
+    same.update(zip(loop.results, carried, strict=True))
+    return ops
+
+
+def _followed(value: Value, same: dict[Value, Value]) -> Value:
+    while value in same:
+        value = same[value]
+    return value

@@ -17,7 +17,7 @@ from course.program.audit import audit, readable
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
 from course.program.rules import MAX_DEPTH, MAX_OPS, called, function_name, source_line
-from course.program.simplify import add_in_place
+from course.program.simplify import add_in_place, unroll_rounds
 
 _ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
 _AXES = r'(?:"[\w.\-]+"(?:, "[\w.\-]+")*)?'
@@ -38,6 +38,7 @@ def parse(program: Program, *, data_branches: bool = False) -> Module:
     module = audit(program).module
     with module.context, readable():
         main = _Reader(module, program).read()
+    unroll_rounds(main)
     add_in_place(main)
     remove_dead_code(main)
     return Module(main, dict(program.mesh), data_branches)

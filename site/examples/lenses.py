@@ -23,8 +23,8 @@ from course.machines import machine
 from course.mesh import abstract_mesh
 from course.program import ProgramError, costs, export, memory, parse, timeline
 from course.program.compiled import compile_all
+from course.program.compiled.comparison import copying
 from course.render import side_by_side
-from course.validation.gap import copying
 from course.validation.report import recorded
 from course.validation.rings import gather_matmul
 
