@@ -86,13 +86,15 @@ class Op:
 class Module:
     """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'.
 
-    ``data_branches`` says that a branch may depend on data: it then counts as the more expensive side. ``followed``
-    keeps what ``evaluate`` found each device to do.
+    ``data_branches`` says that a branch may depend on data: it then counts as the more expensive side. ``shorter`` is
+    the same without loops that always make one trip, for analyses of what runs; None where it has no such loop.
+    ``followed`` keeps what ``evaluate`` found each device to do.
     """
 
     main: Block
     mesh: dict[str, int]
     data_branches: bool = False
+    shorter: Module | None = field(default=None, compare=False, repr=False)
     followed: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course.program.evaluate import counted_trips
-from course.program.ir import CHEAP, ELEMENTWISE, Block, Op, Value, walk
+from course.program.ir import CHEAP, COLLECTIVES, ELEMENTWISE, Block, Op, Value, remove_dead_code, walk
 
-MAX_UNROLLED = 8
+MAX_UNROLLED = 5
 _OF_BITS = (ELEMENTWISE | CHEAP | {"broadcast_in_dim", "slice"}) - {"partition_id", "replica_id"}
 
 
@@ -64,8 +64,7 @@ def unroll_rounds(main: Block) -> None:
         ops: list[Op] = []
         for op in block.ops:
             trips = counted_trips(op, makers)
-            written_out = trips is not None and trips <= MAX_UNROLLED and all(map(_is_of_bits, op.regions[1].ops))
-            ops += _unrolled(op, trips, same) if trips is not None and written_out else [op]
+            ops += _unrolled(op, trips, same) if trips is not None and _is_of_bits(op.regions[1], trips) else [op]
         block.ops = ops
     if same:
         for block in [main, *(region for op in walk(main) for region in op.regions)]:
@@ -74,8 +73,13 @@ def unroll_rounds(main: Block) -> None:
             block.returns = [_followed(value, same) for value in block.returns]
 
 
-def _is_of_bits(op: Op) -> bool:
-    return op.kind in _OF_BITS and all("i" in value.dtype for value in (*op.operands, *op.results))
+def _is_of_bits(body: Block, trips: int) -> bool:
+    values = [*body.arguments, *(value for op in body.ops for value in (*op.operands, *op.results))]
+    return (
+        trips <= MAX_UNROLLED
+        and all(op.kind in _OF_BITS for op in body.ops)
+        and all("i" in value.dtype for value in values)
+    )
 
 
 def _unrolled(loop: Op, trips: int, same: dict[Value, Value]) -> list[Op]:
@@ -97,3 +101,40 @@ def _followed(value: Value, same: dict[Value, Value]) -> Value:
     while value in same:
         value = same[value]
     return value
+
+
+def without_single_trips(main: Block) -> Block | None:
+    """The program with the body of each loop that always makes one trip in the loop's place; None if there is none.
+
+    XLA removes such loops, and with them the stacks of one element that they update whole. Those that communicate stay.
+    """
+    makers = {result: op for op in walk(main) for result in op.results}
+    single = {
+        op
+        for op in walk(main)
+        if counted_trips(op, makers) == 1 and not any(inner.kind in COLLECTIVES for inner in walk(op.regions[1]))
+    }
+    if not single:
+        return None
+    found = _inlined(main, single, {})
+    remove_dead_code(found)
+    return found
+
+
+def _inlined(block: Block, single: set[Op], same: dict[Value, Value]) -> Block:
+    """A copy of the block; ``same`` is told what the arguments and results of removed loops are."""
+    ops: list[Op] = []
+    for op in block.ops:
+        operands = [same.get(operand, operand) for operand in op.operands]
+        if op in single:
+            same.update(zip(op.regions[1].arguments, operands, strict=True))
+            inside = _inlined(op.regions[1], single, same)
+            same.update(zip(op.results, inside.returns, strict=True))
+            ops += inside.ops
+        elif op.kind == "dynamic_update_slice" and op.operands[1].elements == op.results[0].elements:
+            ops.append(Op("reshape", operands[1:2], op.results, {}, [], op.line))
+        else:
+            ops.append(
+                replace(op, operands=operands, regions=[_inlined(region, single, same) for region in op.regions])
+            )
+    return Block(block.arguments, ops, [same.get(value, value) for value in block.returns])

@@ -17,7 +17,7 @@ from course.program.audit import audit, readable
 from course.program.ir import COLLECTIVES, KNOWN, Block, Module, Op, Value, remove_dead_code, unsupported
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
 from course.program.rules import MAX_DEPTH, MAX_OPS, called, function_name, source_line
-from course.program.simplify import add_in_place, unroll_rounds
+from course.program.simplify import add_in_place, unroll_rounds, without_single_trips
 
 _ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
 _AXES = r'(?:"[\w.\-]+"(?:, "[\w.\-]+")*)?'
@@ -41,7 +41,8 @@ def parse(program: Program, *, data_branches: bool = False) -> Module:
     unroll_rounds(main)
     add_in_place(main)
     remove_dead_code(main)
-    return Module(main, dict(program.mesh), data_branches)
+    mesh, shorter = dict(program.mesh), without_single_trips(main)
+    return Module(main, mesh, data_branches, Module(shorter, mesh, data_branches) if shorter else None)
 
 
 class _Reader:

@@ -123,6 +123,7 @@ def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> list
         ValueError: The machine has fewer devices than the mesh.
     """
     machine.require_fits(module.mesh)
+    module = module.shorter or module
     steps = schedule(module, machine)
     early = {block: ready_first(found) for block, found in steps.items()}
     classes = device_classes(module, lambda op, groups, group: _label(op, groups, group, machine))
