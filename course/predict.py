@@ -64,9 +64,10 @@ def predict(
     where = resolved(machine)
     where.require_fits(program.mesh)
     module = parse(program)
-    found = (costs(module), memory(module, program), timeline(module, where))
+    time = timeline(module, where)
+    held = memory(module, program, early=time.early)
     compiled, reason = _compiled(module, gpu_program, where) if aot else (None, NOT_ASKED)
-    return Prediction(where, *found, compiled, reason, model_flops, name)
+    return Prediction(where, costs(module), held, time, compiled, reason, model_flops, name)
 
 
 def described(given: object) -> str:
