@@ -12,10 +12,10 @@ GOALS = {
     (CLOSED, "timeline"): 5e-5,
     (CLOSED, "costs"): 5e-5,
     (CLOSED, "memory"): 5e-5,
-    (MEMORY, "liveness"): 0.10,
+    (MEMORY, "liveness"): 0.08,
     (MEMORY, "compiled"): 0.05,
-    (TIME, "timeline"): 0.20,
-    (TIME, "replay"): 0.12,
+    (TIME, "timeline"): 0.08,
+    (TIME, "replay"): 0.08,
     (LOOPING, "timeline"): 0.03,
     (RINGS, "compiled"): 0.01,
 }
