@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak trials validate aot build constraints lint site serve system browser validate-gpu measure-single-device clean
+.PHONY: setup demo test test-full test-latest bench mutation attacks fuzz soak trials validate kernels aot build constraints lint site serve system browser validate-gpu measure-single-device clean
 
 setup: $(READY)
 
@@ -63,6 +63,10 @@ trials: $(READY)
 # Every published figure against the lenses: ARGS="--short" for a few, "--write" to keep them.
 validate: $(READY) aot
 	@$(BIN)/python -m course.validation $(ARGS)
+
+# What timeline and liveness make of a corpus of programs, beside what the GPU compiler makes of it.
+kernels: $(READY) aot
+	@$(BIN)/python -m autograder.proof.kernels $(ARGS)
 
 # XLA's GPU compiler, which needs no GPU, in a folder of its own; without it the compiled lens says so.
 aot: $(READY)

@@ -80,7 +80,8 @@ def predict(
     where.require_fits(program.mesh)
     try:
         module = parse(program, data_branches=True, lenient=True)
-        found = (costs(module), memory(module, program), timeline(module, where))
+        time = timeline(module, where)
+        found = (costs(module), memory(module, program, early=time.early), time)
     except ProgramError as error:
         if not aot:
             raise

@@ -92,14 +92,16 @@ class Module:
     """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'.
 
     ``data_branches`` says that a branch may depend on data: it then counts as the more expensive side. ``alike`` says
-    that all devices take the same one, as XLA's partitioner sees to it. ``followed`` keeps what ``evaluate`` found each
-    device to do.
+    that all devices take the same one, as XLA's partitioner sees to it. ``shorter`` is the same without loops that
+    always make one trip, for analyses of what runs; None where it has no such loop. ``followed`` keeps what
+    ``evaluate`` found each device to do.
     """
 
     main: Block
     mesh: dict[str, int]
     data_branches: bool = False
     alike: bool = False
+    shorter: Module | None = field(default=None, compare=False, repr=False)
     followed: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
 

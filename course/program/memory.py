@@ -134,7 +134,8 @@ def memory(module: Module, program: Program, *, early: bool = False) -> Memory:
         program: For the signature: which inputs are donated.
         early: Count a collective's result from where the timeline issues it ready-first; else in program order.
     """
-    main = issued_early(module.main) if early else module.main
+    main = (module.shorter or module).main
+    main = issued_early(main) if early else main
     state, free = _State(), elided_buffers(main)
     for value in main.arguments:
         state.new(value, None, "argument")

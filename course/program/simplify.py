@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from course.program.ir import Block, Op, Value, walk
+from dataclasses import replace
+
+from course.program.evaluate import counted_trips
+from course.program.ir import CHEAP, COLLECTIVES, ELEMENTWISE, Block, Op, Value, remove_dead_code, walk
+
+MAX_UNROLLED = 5
+_OF_BITS = (ELEMENTWISE | CHEAP | {"broadcast_in_dim", "slice"}) - {"partition_id", "replica_id"}
 
 
 def add_in_place(main: Block) -> None:
@@ -43,3 +49,92 @@ def _is_zero(value: Value, makers: dict[Value, Op]) -> bool:
     if op is None or op.kind != "constant":
         return False
     return bool(op.attributes.get("zero"))
+
+
+def unroll_rounds(main: Block) -> None:
+    """Write out the few rounds of a random generator.
+
+    JAX lowers threefry to a loop of five trips for CPUs alone, and to the same arithmetic without a loop for every
+    other platform, whose compilers make one kernel of it. So a loop is unrolled that makes a constant number of trips,
+    at most ``MAX_UNROLLED``, and does elementwise arithmetic on integers and nothing else.
+    """
+    makers = {result: op for op in walk(main) for result in op.results}
+    same: dict[Value, Value] = {}
+    for block in [main, *(region for op in walk(main) for region in op.regions)]:
+        ops: list[Op] = []
+        for op in block.ops:
+            trips = counted_trips(op, makers)
+            ops += _unrolled(op, trips, same) if trips is not None and _is_of_bits(op.regions[1], trips) else [op]
+        block.ops = ops
+    if same:
+        for block in [main, *(region for op in walk(main) for region in op.regions)]:
+            for op in block.ops:
+                op.operands = [_followed(operand, same) for operand in op.operands]
+            block.returns = [_followed(value, same) for value in block.returns]
+
+
+def _is_of_bits(body: Block, trips: int) -> bool:
+    values = [*body.arguments, *(value for op in body.ops for value in (*op.operands, *op.results))]
+    return (
+        trips <= MAX_UNROLLED
+        and all(op.kind in _OF_BITS for op in body.ops)
+        and all("i" in value.dtype for value in values)
+    )
+
+
+def _unrolled(loop: Op, trips: int, same: dict[Value, Value]) -> list[Op]:
+    """The body ``trips`` times over; ``same`` is told what the loop's results and each trip's arguments are."""
+    body, carried, ops = loop.regions[1], loop.operands, []
+    for _ in range(trips):
+        own = dict(zip(body.arguments, carried, strict=True))
+        for op in body.ops:
+            results = [Value(result.shape, result.dtype, result.bits) for result in op.results]
+            operands = [own.get(operand, operand) for operand in op.operands]
+            ops.append(replace(op, operands=operands, results=results))
+            own.update(zip(op.results, results, strict=True))
+        carried = [own.get(value, value) for value in body.returns]
+    same.update(zip(loop.results, carried, strict=True))
+    return ops
+
+
+def _followed(value: Value, same: dict[Value, Value]) -> Value:
+    while value in same:
+        value = same[value]
+    return value
+
+
+def without_single_trips(main: Block) -> Block | None:
+    """The program with the body of each loop that always makes one trip in the loop's place; None if there is none.
+
+    XLA removes such loops, and with them the stacks of one element that they update whole. Those that communicate stay.
+    """
+    makers = {result: op for op in walk(main) for result in op.results}
+    single = {
+        op
+        for op in walk(main)
+        if counted_trips(op, makers) == 1 and not any(inner.kind in COLLECTIVES for inner in walk(op.regions[1]))
+    }
+    if not single:
+        return None
+    found = _inlined(main, single, {})
+    remove_dead_code(found)
+    return found
+
+
+def _inlined(block: Block, single: set[Op], same: dict[Value, Value]) -> Block:
+    """A copy of the block; ``same`` is told what the arguments and results of removed loops are."""
+    ops: list[Op] = []
+    for op in block.ops:
+        operands = [same.get(operand, operand) for operand in op.operands]
+        if op in single:
+            same.update(zip(op.regions[1].arguments, operands, strict=True))
+            inside = _inlined(op.regions[1], single, same)
+            same.update(zip(op.results, inside.returns, strict=True))
+            ops += inside.ops
+        elif op.kind == "dynamic_update_slice" and op.operands[1].elements == op.results[0].elements:
+            ops.append(Op("reshape", operands[1:2], op.results, {}, [], op.line))
+        else:
+            ops.append(
+                replace(op, operands=operands, regions=[_inlined(region, single, same) for region in op.regions])
+            )
+    return Block(block.arguments, ops, [same.get(value, value) for value in block.returns])

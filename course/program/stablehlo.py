@@ -33,7 +33,7 @@ from course.program.ir import (
 from course.program.partition import partitioned
 from course.program.program import Leaf, Program, ProgramError, Spec, without_size_one
 from course.program.rules import MAX_DEPTH, MAX_OPS, called, function_name, source_line
-from course.program.simplify import add_in_place
+from course.program.simplify import add_in_place, unroll_rounds, without_single_trips
 
 _ZERO = re.compile(r"dense<(false|0|0\.0+e[+-]00)>")
 _ANNOTATIONS = {"sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier"}
@@ -70,9 +70,12 @@ def parse(program: Program, *, data_branches: bool = False, lenient: bool = Fals
         for op in walk(main):
             if op.kind in COLLECTIVES:
                 check_axes(op, program.mesh)
+    unroll_rounds(main)
     add_in_place(main)
     remove_dead_code(main)
-    return Module(main, dict(program.mesh), data_branches, alike)
+    mesh, shorter = dict(program.mesh), without_single_trips(main)
+    again = Module(shorter, mesh, data_branches, alike) if shorter else None
+    return Module(main, mesh, data_branches, alike, again)
 
 
 def is_one_shard_map(program: Program) -> bool:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 
 from course.planning.efficiency import factors
 from course.render.page_parts import write_parts
@@ -169,18 +170,20 @@ def tables(figures: Sequence[Figure]) -> str:
 
 
 def averages(figures: Sequence[Figure]) -> str:
-    """The mean error of each group by each lens, with the goal."""
+    """The mean error of each group by each lens, its bias and spread, and the goal."""
     found = []
     for mean in means(figures):
         error = _percent(mean.error, ".2f") or NOT_MEASURED
         met = {None: "", True: "met", False: "missed"}[mean.met]
         order = {None: "", True: "kept", False: "not kept"}[mean.order]
-        found.append([mean.group, mean.lens, str(mean.rows), error, _percent(mean.goal, ".3g"), met, order])
+        apart = [_percent(mean.bias), _percent(mean.spread, ".1f")] if mean.rows > 1 else ["", ""]
+        found.append([mean.group, mean.lens, str(mean.rows), error, *apart, _percent(mean.goal, ".3g"), met, order])
     for lens in ("liveness", "compiled"):
-        errors = [abs(ratio - 1) for ratio in _ratios(figures, MEMORY, lens, GB / GIB) if ratio is not None]
-        error = _percent(sum(errors) / len(errors), ".2f") if errors else NOT_MEASURED
-        found.append([f"{MEMORY}, read as GiB", lens, str(len(errors)), error, "", "", ""])
-    return _table(("group", "lens", "rows", "mean error", "goal", "", "published order"), found, 2)
+        errors = [ratio - 1 for ratio in _ratios(figures, MEMORY, lens, GB / GIB) if ratio is not None]
+        error = _percent(fmean(map(abs, errors)), ".2f") if errors else NOT_MEASURED
+        apart = [_percent(fmean(errors)), _percent(pstdev(errors), ".1f")] if errors else ["", ""]
+        found.append([f"{MEMORY}, read as GiB", lens, str(len(errors)), error, *apart, "", "", ""])
+    return _table(("group", "lens", "rows", "mean error", "bias", "spread", "goal", "", "published order"), found, 2)
 
 
 _MATMULS_HERE = {f"{rows.matmul_name(side)}, {rows.IDEALISED}": f"matmul bf16 {side}" for side in rows.MATMULS}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -58,27 +58,27 @@ def keep(found: Recorded) -> None:
     page.write(found.rows)
 
 
-def show(rows: list[Figure]) -> None:
-    """Print rows and means."""
+def show(rows: Iterable[Figure]) -> list[Figure]:
+    """Print each row as it comes, with the reason where there is no figure, and at the end the means."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(highlight=False)
-    for group in dict.fromkeys(row.group for row in rows):
-        table = Table(title=group, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for column in ("", "lens", "published", "lens gives", "error"):
-            table.add_column(column, justify="left" if column in ("", "lens") else "right", overflow="fold")
-        for row in rows:
-            if row.group == group:
-                table.add_row(row.name, row.lens, *shown(row))
-        console.print(table)
-        for note in dict.fromkeys(row.note for row in rows if row.group == group and not row.counts):
-            console.print(f"* in no mean: {note}", style="dim")
-        if group == TABLES:
-            console.print(EXPLAINED, style="dim")
-        for mean in means([row for row in rows if row.group == group]):
-            console.print(f"  {mean.lens}: {said(mean)}", style="bold" if mean.met is not False else "bold red")
-        console.print()
+    console = Console(highlight=False, soft_wrap=True)
+    every = []
+    for row in rows:
+        every.append(row)
+        published, found, error = shown(row)
+        console.print(f"{row.group:<20}  {row.name:<42}  {row.lens:<8}  {published:>12}  {found:>12}  {error:>7}")
+        if row.found is None:
+            console.print(f"  {row.note}", style="dim", markup=False)
+    console.print("\nMeans, of the rows that count (bias: with signs; spread: standard deviation):", style="bold")
+    for mean in means(every):
+        style = "red" if mean.met is False else None
+        console.print(f"{mean.group}, {mean.lens}: {said(mean)}", style=style)
+    for note in dict.fromkeys(f"{row.group}: {row.note}" for row in every if not row.counts):
+        console.print(f"* in no mean: {note}", style="dim")
+    if any(row.group == TABLES for row in every):
+        console.print(EXPLAINED, style="dim")
+    return every
 
 
 def shown(row: Figure) -> tuple[str, str, str]:
@@ -103,7 +103,8 @@ def said(mean: Mean) -> str:
     order = {None: "", True: ", rows in the published order", False: ", rows not in the published order"}[mean.order]
     goal = "" if mean.goal is None else f" (goal: at most {100 * mean.goal:.3g}%)"
     rows = f"{mean.rows} row" + "s" * (mean.rows != 1)
-    return f"mean error {mean.error:.2%} over {rows}{goal}{order}"
+    apart = f", bias {mean.bias:+.2%}, spread {mean.spread:.2%}" if mean.rows > 1 and mean.error > EXACT else ""
+    return f"mean error {mean.error:.2%} over {rows}{goal}{apart}{order}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -116,20 +117,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.write and (options.short or options.no_aot):
         parser.error("--write keeps every row: leave --short and --no-aot out")
-    rows = []
-    for row in every(options.short, not options.no_aot):
-        rows.append(row)
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{len(rows)} rows: {row.group}, {row.name}", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
+    found = every(options.short, not options.no_aot)
+    rows = list(found) if options.json else show(found)
+    if options.json:
+        print(json.dumps({"versions": versions(), "rows": msgspec.to_builtins(rows)}, ensure_ascii=False))
     if options.write:
         missing = next((row for row in rows if row.found is None), None)
         if missing:
             parser.error(f"--write keeps every row, and {missing.name} by {missing.lens} is missing: {missing.note}")
         write(rows)
-    if options.json:
-        print(json.dumps({"versions": versions(), "rows": msgspec.to_builtins(rows)}, ensure_ascii=False))
-    else:
-        show(rows)
     return 1 if any(mean.met is False for mean in means(rows)) else 0

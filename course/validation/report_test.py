@@ -4,15 +4,17 @@ import math
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax
 import pytest
 
 from course.machines import machine
+from course.program import ProgramError
 from course.program.compiled.plugin import AotMissing, find_plugin
 from course.render.page_parts import generated
 from course.validation import page
+from course.validation import rows as validation_rows
 from course.validation.gap import gaps
 from course.validation.means import means
 from course.validation.report import main, recorded, said, show, versions
@@ -142,6 +144,35 @@ def test_numbers_in_the_text_are_those_recorded():
     times = [[r for r in RECORDED.rows if (r.group, r.lens) == (TIME, lens)] for lens in ("timeline", "replay")]
     worst = [max(rows, key=lambda r: abs(r.error or 0)) for rows in times]
     assert [(row.name, (row.error or 0) < 0) for row in worst] == [("float32, scan", True), ("float32, scan", False)]
+
+
+def test_a_compile_that_runs_out_of_time_says_so_in_its_rows_and_the_others_go_on(capsys, monkeypatch):
+    def slow(run):
+        raise ProgramError("the GPU compiler was stopped after 300 seconds")
+
+    monkeypatch.setattr(validation_rows, "compiled_run", slow)
+    rows = show(single_gpu(short=True, aot=True))
+    assert [(row.lens, row.found is None) for row in rows] == [
+        ("liveness", False),
+        ("compiled", True),
+        ("timeline", False),
+        ("replay", True),
+    ]
+    assert capsys.readouterr().out.count("stopped after 300 seconds") == 2
+
+
+def test_rows_are_printed_as_they_come(capsys):
+    def rows():
+        yield RECORDED.rows[0]
+        assert RECORDED.rows[0].name in capsys.readouterr().out
+        yield RECORDED.rows[1]
+
+    assert len(show(rows())) == 2
+
+
+def test_bias_and_spread_are_of_the_errors_with_their_signs():
+    (mean,) = means([replace(RECORDED.rows[0], published=1.0, found=found) for found in (1.3, 0.9)])
+    assert (mean.error, mean.bias, mean.spread) == pytest.approx((0.2, 0.1, 0.2))
 
 
 def test_only_a_whole_report_is_kept(capsys):

@@ -15,6 +15,7 @@ READ = {
     "initial scale": ("tensor_parallel", "The first numbers"),
     "communication": ("tensor_parallel", "The first numbers"),
     "largest temporary": ("tensor_parallel", "The first numbers"),
+    "numbers drawn": ("tensor_parallel", "The first numbers"),
     "gradients": ("tensor_parallel", "The scale of a gradient"),
     "gradient norm": ("tensor_parallel", "Find the mis-scaled gradient"),
     "all-gather bytes": ("tensor_parallel", "What travels"),
@@ -34,7 +35,9 @@ _BLOCK = {
 }
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "init_dense": {
+        "Each device draws its own part": ("numbers drawn",),
         "nobody holds the whole layer, not even while it draws": ("largest temporary",),
+        "| operations": ("numbers drawn",),
         "Numbers have mean 0 and the standard deviation `d_in ** -0.5` of the whole layer.": ("initial scale",),
         "Biases are zero.": ("values",),
         "Parts of one kernel have no numbers in common.": ("values",),

@@ -23,6 +23,8 @@ from autograder.contract.wrapping import wrappings
 OFF, ALIKE = 0.1, 0.1
 # Parts of the kernel that the largest array of all may hold: drawing takes one of random bits, and the whole has six.
 PARTS_ALIVE = 2
+# Operations for each number of a device's own parts: drawing one takes 130 to 175, and of the whole six times that.
+FOR_EACH = 400
 # The axis of features last.
 UNSEEN_MESHES = ((2, 3), (2, 4), (3, 2), (1, 5), (4, 2))
 
@@ -50,12 +52,17 @@ def init_facts(judged: Judged) -> list[Fact]:
         facts.worst([_values(e) for e in judged.cases]),
         facts.worst([_scale(e) for e in judged.cases]),
         facts.only_collectives("communication", judged.cases, ()),
-        facts.worst(alone) if (alone := [_largest(e) for e in judged.cases if not e.case.sizes.whole]) else _NOT_ALONE,
+        *(
+            facts.worst(alone)
+            if (alone := [fact(e) for e in judged.cases if not e.case.sizes.whole])
+            else facts.unmeasured(name, kind, _NOT_ALONE)
+            for name, kind, fact in ((LARGEST, Kind.MEMORY, _largest), (DRAWN, Kind.COMPUTE, _drawn))
+        ),
     ]
 
 
-LARGEST = "largest temporary"
-_NOT_ALONE = facts.unmeasured(LARGEST, Kind.MEMORY, "in every case of this check, a kernel is drawn that is not split")
+LARGEST, DRAWN = "largest temporary", "numbers drawn"
+_NOT_ALONE = "in every case of this check, a kernel is drawn that is not split"
 
 
 def _largest(e: Evidence) -> Fact:
@@ -70,6 +77,21 @@ def _largest(e: Evidence) -> Fact:
         )
         line = largest.line
     return facts.at(e, LARGEST, Kind.MEMORY, message, elements, most, unit=Unit.ELEMENTS, line=line)
+
+
+def _drawn(e: Evidence) -> Fact:
+    """A device computes at most ``FOR_EACH`` operations for each number of its own parts, both keys together.
+
+    Compilers that compute on the fly hold nothing of what is drawn and thrown away, but they compute it.
+    """
+    own = 2 * sum(init_shapes(e.case, split)["kernel"].size for split in splits_of(e.case).values())
+    computed, most, message = e.costs.elementwise, FOR_EACH * own, ""
+    if computed > most:
+        message = (
+            f"on mesh {e.case.mesh_text} a device computes {computed / own:,.0f} operations for each number that it "
+            "keeps; drawing one takes about 170. Which numbers does it need, and which does it draw?"
+        )
+    return facts.at(e, DRAWN, Kind.COMPUTE, message, computed, most, unit=Unit.OPERATIONS)
 
 
 def _values(e: Evidence) -> Fact:

@@ -17,6 +17,8 @@ from solutions.tensor_parallel import (
     tp_train_step,
 )
 
+ALONE = ("tensor=6, parts alone",)
+
 
 def draws_everything_and_keeps_its_part(key, d_in, d_out, axis_name, split):
     """The same layer on any number of devices, each of which draws all of it."""
@@ -28,6 +30,16 @@ def draws_everything_and_keeps_its_part(key, d_in, d_out, axis_name, split):
     elif split == "rows":
         kernel = kernel.reshape(n, d_in // n, d_out)[own]
     return {"kernel": kernel, "bias": bias}
+
+
+def draws_everything_and_takes_its_lines(key, d_in, d_out, axis_name, split):
+    """The same, by a gather, which reads what it takes from memory."""
+    n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    kernel = jax.random.normal(key, (d_in, d_out)) * d_in**-0.5
+    if split:
+        lines = kernel.shape[split == "columns"] // n
+        kernel = jnp.take(kernel, own * lines + jnp.arange(lines), axis=int(split == "columns"))
+    return {"kernel": kernel, "bias": jnp.zeros(kernel.shape[1])}
 
 
 def columns_that_overlap(key, d_in, d_out, axis_name, split):
@@ -108,7 +120,8 @@ MUTANTS = (
         "values",
     ),
     mutant("init_dense", columns_that_overlap, "values"),
-    mutant("init_dense", draws_everything_and_keeps_its_part, "largest temporary", shown_by=("tensor=6, parts alone",)),
+    mutant("init_dense", draws_everything_and_keeps_its_part, "numbers drawn", shown_by=ALONE),
+    mutant("init_dense", draws_everything_and_takes_its_lines, "largest temporary", "numbers drawn", shown_by=ALONE),
     patch(
         init_dense,
         "sends_the_key_round",

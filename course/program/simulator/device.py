@@ -157,7 +157,7 @@ class Device:
         kernel = Kernel(step, start, start + step.seconds, waited)
         self._free = kernel.end
         self.kernels.append(kernel)
-        for result in step.op.results:
+        for result in step.results:
             self._ready[result] = _Ready(kernel.end, kernel)
 
     def _enter(self, time: float, cause: Any) -> None:

@@ -4,6 +4,7 @@ The rules, all of them:
 
 - What ``fusion`` calls fused runs inside the kernels that read it: its arithmetic and the memory that it reads are
   charged to each of them. Where that moves more memory than writing it once for all of its readers, a kernel does.
+- What ``merging`` calls one kernel is one.
 - A matrix product reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
   charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
 - Reshapes, transposes, slices, barriers and constants are free: compilers fold them into layouts and addresses. An
@@ -18,15 +19,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from course.machine import Machine
 from course.program.costs import dot_flops, elementwise_operations, reduce_operations
-from course.program.fusion import elided_buffers
+from course.program.fusion import ElidedBuffers, captured, elided_buffers
 from course.program.ir import COLLECTIVES, ELEMENTWISE, FOLDED, Block, Module, Op, Value, ready_order, walk
+from course.program.simulator.merging import Kernel, merge
 
 FREE, KERNEL, COLLECTIVE, LOOP, BRANCH = range(5)
 _ADDRESSES = {"slice", "dynamic_slice", "gather"}
+_SPREAD = {"broadcast_in_dim", "iota", "constant"}
 
 
 @dataclass(eq=False, slots=True)
@@ -34,12 +39,13 @@ class Step:
     """What a device does next.
 
     Attributes:
-        op: The operation; for a kernel the one that writes its result.
+        op: The operation; for a kernel the one that writes its result, the first of several.
         what: ``FREE``, ``KERNEL``, ``COLLECTIVE``, ``LOOP`` or ``BRANCH``.
         reads: The values in memory that it needs.
         seconds: How long a kernel runs.
         flops: Of a matrix product.
         bytes_moved: Memory that a kernel reads and writes.
+        gives: The results of a merged kernel; of any other, the op's.
     """
 
     op: Op
@@ -48,24 +54,36 @@ class Step:
     seconds: float = 0.0
     flops: float = 0.0
     bytes_moved: float = 0.0
+    gives: tuple[Value, ...] = ()
+
+    @property
+    def results(self) -> Sequence[Value]:
+        return self.gives or self.op.results
 
 
 @dataclass(slots=True)
 class _Chain:
-    """What computing a fused value takes: the op, and bytes by the value in memory that they are read from."""
+    """What computing a fused value takes: the op, and bytes by the value in memory that they are read from.
+
+    Attributes:
+        op: That gives it.
+        reads: Bytes by value.
+        aligned: Of these values, those that are read element by element.
+    """
 
     op: Op
     reads: dict[Value, float]
+    aligned: frozenset[Value]
 
 
 def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
     """The steps of every block, in program order."""
-    fused = elided_buffers(module.main).fused
-    found = {module.main: _of_block(module.main, fused, machine, None)}
+    free = elided_buffers(module.main)
+    found = {module.main: _of_block(module.main, free, machine, None)}
     for op in walk(module.main):
         for number, region in enumerate(op.regions):
             loop = op if op.kind == "while" and number == 1 else None
-            found[region] = _of_block(region, fused, machine, loop)
+            found[region] = _of_block(region, free, machine, loop)
     return found
 
 
@@ -74,11 +92,11 @@ def ready_first(steps: list[Step]) -> list[Step]:
 
     A device then issues it before it waits for something else that comes earlier in the program.
     """
-    order = ready_order((step.reads, step.op.results, step.what in (FREE, COLLECTIVE)) for step in steps)
+    order = ready_order((step.reads, step.results, step.what in (FREE, COLLECTIVE)) for step in steps)
     return [steps[number] for number in order]
 
 
-def _of_block(block: Block, fused: set[Value], machine: Machine, loop: Op | None) -> list[Step]:
+def _of_block(block: Block, free: ElidedBuffers, machine: Machine, loop: Op | None) -> list[Step]:
     """The steps of a block; ``loop`` is the loop whose body it is, if it is one."""
     chains: dict[Value, _Chain] = {}
     readers = Counter(operand for op in block.ops for operand in dict.fromkeys(op.operands))
@@ -89,7 +107,7 @@ def _of_block(block: Block, fused: set[Value], machine: Machine, loop: Op | None
             reads = tuple(op.operands if op.kind == "while" else op.operands[:1])
             steps.append(Step(op, LOOP if op.kind == "while" else BRANCH, reads))
             continue
-        if op.results and op.results[0] in fused:
+        if op.results and op.results[0] in free.fused:
             chain = _chain(op, chains)
             if not _better_written(op.results[0], chain, readers[op.results[0]]):
                 chains[op.results[0]] = chain
@@ -105,7 +123,67 @@ def _of_block(block: Block, fused: set[Value], machine: Machine, loop: Op | None
         for value, argument in zip(block.returns, block.arguments, strict=True):
             if value in arguments and value is not argument:
                 steps.append(_copy(loop, (value,), value, machine))
-    return steps
+    return _merged(block, steps, chains, free, machine)
+
+
+def _merged(
+    block: Block, steps: list[Step], chains: dict[Value, _Chain], free: ElidedBuffers, machine: Machine
+) -> list[Step]:
+    """The steps with the kernels that compilers merge in one."""
+
+    def described(step: Step) -> Kernel | tuple[tuple[Value, ...], tuple[Value, ...]]:
+        if step.what == KERNEL and (step.op.kind in ELEMENTWISE or step.op.kind == "reduce") and not step.gives:
+            return _mergeable(step.op, step.reads, chains, free)
+        inside = (value for region in step.op.regions for value in captured(region)) if step.what > COLLECTIVE else ()
+        return (*step.reads, *inside), tuple(step.results)
+
+    found = []
+    for number, kernel in merge(block, [described(step) for step in steps], partial(_ancestors, chains), free.origin):
+        if kernel is None or len(kernel.ops) == 1:
+            found.append(steps[number])
+            continue
+        operands = [operand for op in kernel.ops for operand in op.operands]
+        operations = _fused_operations(operands, chains) + sum(map(_own_operations, kernel.ops))
+        moved = kernel.bytes_moved
+        seconds = machine.kernel_seconds(moved, operations)
+        found.append(Step(kernel.op, KERNEL, tuple(kernel.needs), seconds, 0.0, moved, tuple(kernel.results)))
+    return found
+
+
+def _mergeable(op: Op, needs: Sequence[Value], chains: dict[Value, _Chain], free: ElidedBuffers) -> Kernel:
+    values = op.operands[: len(op.results)] if op.kind == "reduce" else op.operands
+    reads = {free.origin(value): size for value, size in _inputs(op.operands, chains).items()}
+    aligned = {free.origin(value) for value in _aligned(values, chains)}
+    passes, queue = set(), list(values)
+    while queue:
+        value = queue.pop()
+        if free.origin(value) in passes:
+            continue
+        passes.add(free.origin(value))
+        if value in chains:
+            queue += chains[value].op.operands
+    reduces = (op.operands[0].shape, tuple(op.attributes["dimensions"])) if op.kind == "reduce" else None
+    return Kernel(op, [op], dict.fromkeys(needs), reads, aligned, passes, values[0].elements, reduces)
+
+
+def _aligned(values: Sequence[Value], chains: dict[Value, _Chain]) -> frozenset[Value]:
+    """What is read from memory for some values at the same place as them."""
+    return frozenset().union(*(chains[value].aligned if value in chains else (value,) for value in values))
+
+
+def _ancestors(chains: dict[Value, _Chain], reduction: Op) -> list[Value]:
+    """A reduction's operand, and what it is computed from as long as that is one array of its size."""
+    found = [reduction.operands[0]]
+    while (chain := chains.get(found[-1])) is not None and (chain.op.kind in ELEMENTWISE or chain.op.kind == "reshape"):
+        whole = [
+            value
+            for value in dict.fromkeys(chain.op.operands)
+            if not (value in chains and chains[value].op.kind in _SPREAD) and value.elements == found[0].elements
+        ]
+        if len(whole) != 1:
+            break
+        found += whole
+    return found
 
 
 def _copy(op: Op, reads: tuple[Value, ...], value: Value, machine: Machine) -> Step:
@@ -124,7 +202,12 @@ def _chain(op: Op, chains: dict[Value, _Chain]) -> _Chain:
     reads = _inputs(op.operands, chains)
     if op.kind in _ADDRESSES:
         reads = {value: min(size, float(op.results[0].bytes)) for value, size in reads.items()}
-    return _Chain(op, reads)
+    in_place = op.kind in ELEMENTWISE or (op.kind == "reshape" or _repeats_nothing(op))
+    return _Chain(op, reads, _aligned(op.operands, chains) if in_place else frozenset())
+
+
+def _repeats_nothing(op: Op) -> bool:
+    return op.kind == "broadcast_in_dim" and op.results[0].elements == op.operands[0].elements
 
 
 def _inputs(operands: list[Value], chains: dict[Value, _Chain]) -> dict[Value, float]:
@@ -181,12 +264,17 @@ def _traffic(op: Op, reads: dict[Value, float], chains: dict[Value, _Chain]) -> 
         return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations
     if op.kind in _ADDRESSES:
         return 2.0 * written, operations
+    return sum(reads.values()) + written, operations + _own_operations(op)
+
+
+def _own_operations(op: Op) -> float:
+    """Operations of a kernel's last step, what is fused left out."""
     if op.kind in ELEMENTWISE or op.kind == "fft":
-        operations += elementwise_operations(op)
-    elif op.kind == "rng_bit_generator":
-        operations += op.results[0].elements
-    elif op.kind in ("reduce", "reduce_window"):
-        operations += reduce_operations(op)
-    elif op.kind == "sort":
-        operations += op.operands[0].elements * max(1.0, math.log2(max(2, op.operands[0].elements)))
-    return sum(reads.values()) + written, operations
+        return elementwise_operations(op)
+    if op.kind == "rng_bit_generator":
+        return op.results[0].elements
+    if op.kind in ("reduce", "reduce_window"):
+        return reduce_operations(op)
+    if op.kind == "sort":
+        return op.operands[0].elements * max(1.0, math.log2(max(2, op.operands[0].elements)))
+    return 0.0

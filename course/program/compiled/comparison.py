@@ -1,0 +1,90 @@
+"""One Program by liveness and timeline, and by the GPU compiler: kernels, bytes, seconds and temporaries of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from course.machine import Machine
+from course.program.compiled.kernels import Work, work_of
+from course.program.compiled.report import GpuReport
+from course.program.compiled.schedule import Instruction, Schedule, walk
+from course.program.memory import Memory
+from course.program.simulator import Timeline
+
+# The compiler names an instruction that it computes a second time, to keep fewer results, after the first and this.
+REMAT = ".remat"
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one device runs, transfers left out: the busiest one by the timeline, any by the compiler.
+
+    Attributes:
+        kernels: That move memory, each as often as it runs.
+        products: Seconds in matrix products.
+        others: Seconds in all other kernels.
+        flops: Of matrix products.
+        moved: Bytes that the other kernels read and write.
+        temporaries: Bytes.
+        copies: Of ``others``, seconds in kernels that only copy; 0 for the timeline, which counts its copies of what
+            loops carry with the others.
+        again: Matrix products whose name says that the compiler computes them again.
+    """
+
+    kernels: int
+    products: float
+    others: float
+    flops: float
+    moved: float
+    temporaries: int
+    copies: float = 0.0
+    again: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """In all kernels."""
+        return self.products + self.others
+
+
+def predicted(found: Timeline, memory: Memory) -> Side:
+    """By the timeline, and by liveness."""
+    busiest = max(found.devices, key=lambda device: device.busy)
+    bars = [bar for bar in found.bars if (bar.device, bar.stream) == (busiest.device, "compute") and bar.bytes]
+    products = sum(bar.end - bar.start for bar in bars if bar.flops)
+    return Side(
+        len(bars),
+        products,
+        busiest.busy - products,
+        sum(bar.flops for bar in bars),
+        sum(bar.bytes for bar in bars if not bar.flops),
+        memory.temporaries,
+    )
+
+
+def compiled(report: GpuReport, machine: Machine) -> Side:
+    """By the compiled schedule; ``machine`` is the report's."""
+    assert report.schedule is not None
+    kernels = [(found, work, trips) for found, work, trips in _kernels(report.schedule) if work.bytes]
+    return Side(
+        sum(trips for *_, trips in kernels),
+        report.replay.matmul,
+        report.replay.busy - report.replay.matmul,
+        sum(trips * work.flops for _, work, trips in kernels),
+        sum(trips * work.bytes for _, work, trips in kernels if not work.flops),
+        report.memory.temporaries,
+        copying(report.schedule, machine),
+        sum(trips for instruction, work, trips in kernels if work.flops and REMAT in instruction.name),
+    )
+
+
+def copying(schedule: Schedule, machine: Machine) -> float:
+    """Seconds of a compiled schedule's kernels that only copy."""
+    return sum(trips * work.seconds(machine) for found, work, trips in _kernels(schedule) if found.opcode == "copy")
+
+
+def _kernels(schedule: Schedule) -> Iterator[tuple[Instruction, Work, int]]:
+    """Every instruction that is neither a transfer nor control flow, what it does, and how often."""
+    for computation, instruction, trips, _ in walk(schedule):
+        if instruction.opcode not in ("while", "call", "conditional") and not schedule.collective_kind(instruction):
+            yield instruction, work_of(schedule, computation, instruction), trips

@@ -1,0 +1,222 @@
+"""Kernels that compilers merge into one, which reads once what each of them would read.
+
+The rules, all of them:
+
+- A *row kernel*: a reduction over the last dim, and the elementwise kernel that alone reads its result, where both
+  compute with the same values of a row and a row has at most ``ROW`` elements. A norm is one, and so is a softmax,
+  whose sum needs its maximum in the same way. It gives one result and is merged with nothing else.
+- Elementwise kernels and reductions over the same dims that read the same value, element by element, become one kernel
+  with several results; so do a kernel and one that reads its result, element by element. Nothing that needs the first
+  result may stand between them, or else nothing that the second one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from course.program.fusion import captured
+from course.program.ir import Block, Op, Value
+
+ROW = 16_384  # XLA's compiler for GPUs makes one kernel of a softmax over 16,384 float32 numbers, and none over 32,768
+
+
+@dataclass(eq=False, slots=True)
+class Kernel:
+    """A kernel that may be merged, or what was merged.
+
+    Attributes:
+        op: The one that writes its first result.
+        written: The ops whose results it writes.
+        inner: The ops whose results it computes and does not write, beside what is fused.
+        needs: Values that must be there before it starts.
+        reads: Bytes that it reads of each value, views as what they are views of.
+        aligned: Of these, what it reads element by element.
+        passes: Values that it computes with element by element, those in memory and those that are fused.
+        elements: That it runs over: of the result, or of what is reduced.
+        reduces: Shape and dims of a reduction; None for elementwise work.
+        single: A row kernel.
+    """
+
+    op: Op
+    written: list[Op]
+    needs: dict[Value, None]
+    reads: dict[Value, float]
+    aligned: set[Value]
+    passes: set[Value]
+    elements: int
+    reduces: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    inner: list[Op] = field(default_factory=list)
+    single: bool = False
+
+    @property
+    def ops(self) -> list[Op]:
+        return [*self.written, *self.inner]
+
+    @property
+    def results(self) -> list[Value]:
+        return [result for op in self.written for result in op.results]
+
+    @property
+    def bytes_moved(self) -> float:
+        return sum(self.reads.values()) + sum(result.bytes for result in self.results)
+
+
+# Anything else that stands in the block: what it needs, loops and branches inside too, and what it gives.
+Other = tuple[tuple[Value, ...], tuple[Value, ...]]
+
+
+def merge(
+    block: Block, steps: list[Kernel | Other], ancestors: Callable[[Op], list[Value]], origin: Callable[[Value], Value]
+) -> list[tuple[int, Kernel | None]]:
+    """What becomes of a block's steps.
+
+    Args:
+        block: The block.
+        steps: In program order.
+        ancestors: From a reduction to its operand and what that is computed from by arithmetic on nothing else.
+        origin: The value whose bytes a view is.
+
+    Returns:
+        In order, each step that is left by its number, with the kernel that it has become.
+    """
+    return _Merger(block, steps, ancestors, origin).run()
+
+
+class _Merger:
+    def __init__(
+        self,
+        block: Block,
+        steps: list[Kernel | Other],
+        ancestors: Callable[[Op], list[Value]],
+        origin: Callable[[Value], Value],
+    ):
+        self.steps: list[Kernel | Other | None] = list(steps)
+        self.ancestors, self.origin = ancestors, origin
+        self.escaping = set(block.returns).union(*(captured(region) for op in block.ops for region in op.regions))
+        self.made: dict[Value, int] = {}
+        self.readers: dict[Value, set[int]] = {}
+        for number, step in enumerate(steps):
+            self._note(number, step)
+
+    def run(self) -> list[tuple[int, Kernel | None]]:
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Kernel) and step.reduces is None:
+                self._row(number, step)
+        for number in range(len(self.steps)):
+            while (found := self._partner(number)) is not None:
+                number = self._join(*found)
+        return [(n, s if isinstance(s, Kernel) else None) for n, s in enumerate(self.steps) if s is not None]
+
+    def _note(self, number: int, step: Kernel | Other) -> None:
+        needs, gives = (step.needs, step.results) if isinstance(step, Kernel) else step
+        for value in gives:
+            self.made[value] = number
+        for value in needs:
+            self.readers.setdefault(value, set()).add(number)
+
+    def _drop(self, number: int) -> None:
+        step = self.steps[number]
+        assert isinstance(step, Kernel)
+        for value in step.needs:
+            self.readers[value].discard(number)
+        self.steps[number] = None
+
+    # Row kernels
+
+    def _row(self, number: int, kernel: Kernel) -> None:
+        while True:
+            feeding = [place for value in kernel.needs if (place := self._reduction(value, number)) is not None]
+            if len(feeding) != 1:
+                return
+            reduction = self.steps[feeding[0]]
+            assert isinstance(reduction, Kernel)
+            same = any(self.origin(value) in kernel.passes for value in self.ancestors(reduction.op))
+            if reduction.elements != kernel.elements or not same:
+                return
+            self._drop(feeding[0])
+            for value in reduction.results:
+                del kernel.needs[value]
+                kernel.reads.pop(self.origin(value), None)
+            _absorb(kernel, reduction)
+            kernel.inner += reduction.ops
+            kernel.single = True
+            self._note(number, kernel)
+
+    def _reduction(self, value: Value, number: int) -> int | None:
+        """Where the reduction over a row stands that gives ``value`` to the kernel ``number`` alone."""
+        place = self.made.get(value)
+        step = self.steps[place] if place is not None else None
+        if not isinstance(step, Kernel) or step.reduces is None or len(step.ops) > 1 or value in self.escaping:
+            return None
+        shape, dims = step.reduces
+        over_row = dims == (len(shape) - 1,) and shape[-1] <= ROW
+        return place if over_row and self.readers.get(value, set()) <= {number} else None
+
+    # Kernels with several results
+
+    def _partner(self, number: int) -> tuple[int, int] | None:
+        """The places of the earlier kernel that saves most when merged with this one, and of this one."""
+        kernel = self.steps[number]
+        if not isinstance(kernel, Kernel) or kernel.single:
+            return None
+        near = {self.made[value] for value in kernel.needs if value in self.made}
+        near |= {place for value in kernel.needs for place in self.readers[value]}
+        saved = {}
+        for place in near - {number}:
+            other = self.steps[place]
+            if isinstance(other, Kernel) and place < number and self._fits(place, other, number, kernel):
+                saved[place] = _saved(other, kernel, self.origin)
+        best = max(saved, key=lambda place: (saved[place], place), default=None)
+        return (best, number) if best is not None and saved[best] > 0 else None
+
+    def _fits(self, place: int, first: Kernel, number: int, second: Kernel) -> bool:
+        if first.single or first.elements != second.elements:
+            return False
+        if first.reduces is not None and second.reduces not in (None, first.reduces):
+            return False
+        own = {self.origin(value) for value in first.results}
+        if any(self.origin(value) in own and self.origin(value) not in second.aligned for value in second.needs):
+            return False
+        return self._may_rise(place, first, second) or self._may_sink(place, first, number)
+
+    def _may_rise(self, place: int, first: Kernel, second: Kernel) -> bool:
+        return all(self.made.get(value, -1) < place for value in second.needs if value not in first.results)
+
+    def _may_sink(self, place: int, first: Kernel, number: int) -> bool:
+        return all(reader >= number for value in first.results for reader in self.readers.get(value, ()))
+
+    def _join(self, place: int, number: int) -> int:
+        """Merge the kernel at ``place`` with a later one; returns where the result stands."""
+        first, second = self.steps[place], self.steps[number]
+        assert isinstance(first, Kernel) and isinstance(second, Kernel)
+        where = place if self._may_rise(place, first, second) else number
+        self._drop(place)
+        self._drop(number)
+        for value in first.results:
+            if value in second.needs:
+                del second.needs[value]
+            second.reads.pop(self.origin(value), None)
+            second.aligned.discard(self.origin(value))
+        _absorb(first, second)
+        first.reduces = first.reduces or second.reduces
+        first.written += second.written
+        first.inner += second.inner
+        self.steps[where] = first
+        self._note(where, first)
+        return where
+
+
+def _absorb(kernel: Kernel, other: Kernel) -> None:
+    """Read and compute with what ``other`` does, too."""
+    kernel.needs |= other.needs
+    for value, size in other.reads.items():
+        kernel.reads[value] = max(size, kernel.reads.get(value, 0.0))
+    kernel.aligned |= other.aligned
+    kernel.passes |= other.passes
+
+
+def _saved(first: Kernel, second: Kernel, origin: Callable[[Value], Value]) -> float:
+    """Bytes that both read element by element, or that one writes and the other reads."""
+    shared = sum(min(first.reads[value], second.reads[value]) for value in first.aligned & second.aligned)
+    return shared + sum(second.reads.get(origin(value), 0.0) for value in first.results)
