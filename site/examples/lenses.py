@@ -25,6 +25,7 @@ from course.program import ProgramError, costs, export, memory, parse, timeline
 from course.program.compiled import compile_all
 from course.program.compiled.comparison import copying
 from course.render import side_by_side
+from course.validation.corpus.record import Row
 from course.validation.corpus.record import recorded as recorded_corpus
 from course.validation.report import recorded
 from course.validation.rings import gather_matmul
@@ -204,27 +205,26 @@ def corpus() -> Table:
     table = Table(heads, "devices d", "FLOPs s", "temporaries s", "time s", markdown=True)
 
     def error(value: float | None) -> str:
-        return "" if value is None else "exact" if abs(value) < 5e-4 else f"{value:+.1%}"
+        return "" if value is None else "< 0.1%" if abs(value) < 1e-3 else f"{value:+.1%}"
 
-    for row in rows:
-        if row.accepted:
-            errors = error(row.flops_error), error(row.memory_error), error(row.time_error)
-            file = row.path.rpartition("/")[0].rpartition("/")[2] or row.path
-            table.add((row.repository, f"`{row.function}` of {file}", row.style), row.devices, *errors)
+    def named(row: Row) -> str:
+        return f"`{row.function}` of {row.path.rpartition('/')[0].rpartition('/')[2] or row.path}"
+
     found = [row for row in rows if row.accepted]
+    for row in found:
+        errors = error(row.flops_error), error(row.memory_error), error(row.time_error)
+        table.add((row.repository, named(row), row.style), row.devices, *errors)
+    public: dict[str, Any] = {"programs": len(rows), "accepted": len(found)}
+    public["repositories"] = len({row.repository for row in rows})
+    public["refused"] = "; ".join(f"{named(row)}, {row.refused}" for row in rows if not row.accepted)
     for name in ("flops", "memory", "time"):
-        errors = [(abs(e), row.function) for row in found if (e := getattr(row, f"{name}_error")) is not None]
+        errors = [(abs(e), named(row)) for row in found if (e := getattr(row, f"{name}_error")) is not None]
         mean, (worst, of) = sum(e for e, _ in errors) / len(errors), max(errors)
-        say(
-            **{
-                name: f"{100 * mean:.2g}",
-                f"{name}_worst": f"{100 * worst:.2g}",
-                f"{name}_of": of,
-                f"{name}_rows": len(errors),
-            }
+        digits = 2 if name == "flops" else 0
+        public[name] = (
+            f"{100 * mean:.{digits}f} % over {len(errors)} programs (at worst {100 * worst:.{digits}f} %, {of})"
         )
-    refused = "\n".join(textwrap.fill(f"{row.function}: {row.refused}", 96) for row in rows if not row.accepted)
-    say(programs=len(rows), accepted=len(found), refused_corpus=refused, repositories=len({r.repository for r in rows}))
+    say(public=public)
     return table
 
 

@@ -529,7 +529,7 @@ def _minformer(folder: Path) -> Call:
     return jitted, (weights, *rows, state, shape(dtype=I32, sharding=NamedSharding(mesh, P())))
 
 
-@program("jax-ml/jax-llm-examples", "llama3/llama3_jax/model.py", "forward", "explicit mesh, auto_axes, int8 weights")
+@program("jax-ml/jax-llm-examples", "llama3/llama3_jax/model.py", "forward", "explicit mesh, auto_axes")
 def _llama3(folder: Path) -> Call:
     absent("jax.experimental.pallas.ops.gpu.attention", "jax.experimental.pallas.ops.tpu.splash_attention")
     found = module(folder / "llama3", "llama3_jax.model")
