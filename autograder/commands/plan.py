@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autograder.commands.lenses import AsJson, find_machine
+from autograder.commands.lenses import AsJson, Devices, Nodes, find_machine
 from autograder.commands.terminal import SHORT, UsageError, card_table, print_json, show
 
 if TYPE_CHECKING:
@@ -34,9 +34,11 @@ def plan(
     gated: Annotated[bool, typer.Option("--gated", help="A gated MLP, as SwiGLU.")] = False,
     parallel: Annotated[bool, typer.Option("--parallel-block", help="Attention and MLP with one input.")] = False,
     batch: Annotated[int, typer.Option(help="Sequences in a step, over all devices.")] = 64,
-    machine: Annotated[str, typer.Option(help="A machine, as `meshcraft machines` names it.")] = "8xH100",
-    devices: Annotated[int, typer.Option(help="So many of its devices; 0: as many as it has.")] = 0,
-    nodes: Annotated[int, typer.Option(help="On so many nodes; 0: as few as hold them.")] = 0,
+    machine: Annotated[
+        str, typer.Option(help="A machine, as `meshcraft machines` names it, or a file (.toml).")
+    ] = "8xH100",
+    devices: Devices = None,
+    nodes: Nodes = None,
     efficiency: Annotated[
         float | None,
         typer.Option(help="Share of all peaks, 1: idealised; if left out, what published runs reach on the chip."),
@@ -114,21 +116,16 @@ def plan(
     raise typer.Exit(0 if found.best else SHORT)
 
 
-def _where(machine: str, devices: int, nodes: int, efficiency: float | None) -> tuple[Machine, Fitted | None]:
+def _where(
+    machine: str, devices: int | None, nodes: int | None, efficiency: float | None
+) -> tuple[Machine, Fitted | None]:
     """A machine of that size and efficiency, and what is known of its chip where that was taken."""
-    from course.machines import scaled
     from course.planning.efficiency import at_efficiency, fitted
 
-    where = find_machine(machine)
-    for what, number in (("devices", devices), ("nodes", nodes)):
-        if number < 0:
-            raise UsageError(f"--{what} {number}: it must be at least 0")
+    where = find_machine(machine, devices, nodes)
+    known = fitted(where) if efficiency is None else None
+    share = known.factor if known else efficiency
     try:
-        if devices or nodes:
-            devices = devices or nodes * where.num_devices
-            where = scaled(where, devices, nodes or -(-devices // where.num_devices))
-        known = fitted(where) if efficiency is None else None
-        share = known.factor if known else efficiency
         return where if share is None else at_efficiency(where, share), known
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -93,7 +93,7 @@ def test_plan_exits_1_where_nothing_fits(meshcraft):
         (["--card", "card.txt"], "--card card.txt: name a file that ends in .json"),
         (["--margin", "nan"], "margin is nan: it is a share, 0 or more"),
         (["--devices", "12", "--nodes", "5"], "12 devices cannot be on 5 nodes"),
-        (["--nodes=-1"], "--nodes -1: it must be at least 0"),
+        (["--machine", "my.toml"], "my.toml cannot be read"),
         (["--efficiency", "1.5"], "efficiency is 1.5: it is a share of the peaks"),
         (["--kv-heads", "3"], "--heads 16 is not divisible by --kv-heads 3"),
         (["--schedule", "zero"], "no schedule is called 'zero'; there are: 1f1b, gpipe, breadth_first"),
