@@ -112,8 +112,8 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     k = max(sizes.keys // t, sizes.queries // sizes.heads)
     own, gated, single = rank.own(n) * h, sizes.gated, sizes.parallel
     product, kernel = rank.product, rank.kernel
-    mix, mix_back, scores_again, mix_again = (fused_attention if rank.training.kernels == "fused" else attention)(sizes, rank)
-    # Norms: one reads one array and the other the two that make it; each writes one. Last, three are added.
+    mix, mix_back, scored, apart = (fused_attention if rank.training.kernels == "fused" else attention)(sizes, rank)
+    # Norms: one reads one array and the other the two that make it, and each writes one. Last, three are added.
     forward = mix + kernel((5 if single else 9) * own) + kernel((2 + gated) * n * m)
     # The columns of what a layer multiplies its input with, and the rows of what brings it back to the width.
     columns, rows = [q + 2 * k, m * (1 + gated)], [q, m]
@@ -127,11 +127,11 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     backward += sum(product(h, n, c) for c in columns) + sum(product(r, n, h) for r in rows)
     backward += sum(whole for whole, _ in turned)
     # The backward pass needs everything but what the layer gave: its last product and sum are not computed again. It
-    # needs what norms and softmax divide by, too: norms read once more.
+    # needs the statistics of norms and softmax too: they are read off in kernels of their own.
     # Of every two products the second: keys, what attention mixes, and the other one of a gated MLP.
     second = product(n, h, k) + product(n, q, h) + gated * product(n, h, m)
-    block = mix_again + kernel((3 if single else 8) * own) + kernel((2 + gated) * n * m) + dense - back[-1][0]
-    again = {"none": 0.0, "attention": scores_again, "block": block, "half": second + forward - mix}
+    block = forward + dense + apart - back[-1][0] - kernel((2 if single else 1) * own)
+    again = {"none": 0.0, "attention": scored + apart, "block": block, "half": second + forward - mix}
     sent_again = {
         "none": 0.0,
         "attention": 0.0,
@@ -142,7 +142,8 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
 
 
 def attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, float]:
-    """Of scores, softmax and mixing, all kept: forward, backward, and scores alone and all of it computed again.
+    """Of scores, softmax and mixing, all kept: forward, backward, scores and softmax alone, and what they take longer
+    where they are computed again.
 
     Plain programs have scores in float32, and what is mixed in the training's size.
     """
@@ -152,15 +153,13 @@ def attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, floa
     scores, mixed = float(b) * a * s * s, float(b) * s * a * d
     product, kernel = rank.product, rank.kernel
     score = product(s, d, s, batch=b * a, bytes_moved=wide * scores + 2 * mixed * e)
-    # A row kernel, and three kernels where what it divides by is kept for the backward pass.
-    softmax = kernel(scores, wide + e)
-    again = score + 2 * kernel(scores, wide) + softmax
+    scored = score + kernel(scores, wide + e)
     mix = product(s, s, d, batch=b * a)
     dtype = "f32" if plain else ""
     turned = product(s, s, d, batch=b * a, bytes_moved=wide * scores + (wide + e) * mixed, dtype=dtype)
     # Two kernels read scores and the gradient of what they became; q, k and v get theirs in one array.
     back = kernel(scores, wide + e) + kernel(scores, 2 * wide + e) + kernel(mixed, 2 * wide + 4 * e)
-    return score + softmax + mix, back + 2 * mix + 2 * turned, again, again + mix
+    return scored + mix, back + 2 * mix + 2 * turned, scored, 2 * kernel(scores, wide)
 
 
 def fused_attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, float]:
@@ -170,8 +169,7 @@ def fused_attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float
     arrays = 2.0 * rank.sequences * s * (sizes.queries + sizes.keys) / t * rank.training.element
     flops = 2.0 * rank.sequences * s * s * sizes.queries / t
     seconds = rank.machine.matmul_seconds
-    forward = seconds(flops, arrays, rank.training.dtype)
-    return forward, seconds(2.5 * flops, 2 * arrays, rank.training.dtype), 0.0, forward
+    return seconds(flops, arrays, rank.training.dtype), seconds(2.5 * flops, 2 * arrays, rank.training.dtype), 0.0, 0.0
 
 
 def loss_passes(sizes: Sizes, rank: TensorRank) -> Passes:
