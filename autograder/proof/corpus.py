@@ -67,15 +67,16 @@ def _mapped(
 ) -> Program:
     run = jax.shard_map(local, mesh=abstract_mesh(MESH), in_specs=tuple(specs.values()), out_specs=out)
     donate = tuple(name for name in inputs if name == "state")
-    return export(
-        lambda **given: {"result": run(*given.values())},
-        inputs,
-        specs,
-        mesh=MESH,
-        out_specs={"result": out},
-        donate=donate,
-        platform=platform,
-    )
+    with jax.numpy_dtype_promotion("standard"):  # which those who wrote the libraries take for granted
+        return export(
+            lambda **given: {"result": run(*given.values())},
+            inputs,
+            specs,
+            mesh=MESH,
+            out_specs={"result": out},
+            donate=donate,
+            platform=platform,
+        )
 
 
 def _stepped(loss: Callable[..., jax.Array], params: Any, batch: Any, optimiser: Any = None) -> Exported:
