@@ -120,8 +120,18 @@ MUTANTS = (
         {"sent = part.astype(dtype)": f"sent = {there_and_back('part.astype(dtype)', 'data_axis')}"},
         "other collectives",
     ),
-    stage("takes_the_layers_in_reverse", {"leaf[j]": "leaf[-1 - j]"}, *NUMBERS),
-    stage("gives_all_layers_one_key", {"first + j": "first"}, *NUMBERS),
+    stage(
+        "takes_the_layers_in_reverse",
+        {"leaf[j]": "leaf[-1 - j]"},
+        *("bfloat16 products", *NUMBERS),
+        shown_by=(FIRST, LOW_STAGE),
+    ),
+    stage(
+        "gives_all_layers_one_key",
+        {"first + j": "first"},
+        *("bfloat16 products", *NUMBERS),
+        shown_by=(FIRST, "data=2 x pipe=1 x tensor=1, bfloat16, side by side, dropout"),
+    ),
     stage(
         "forgets_rings",
         {"if options.rings else": "if False else"},
