@@ -28,7 +28,7 @@ from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
 from autograder.contract.draws import draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact, Kind
+from autograder.contract.verdict import Fact, Kind, counted
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 
@@ -206,12 +206,12 @@ def attention_on_one_device(params: Any, x: Any) -> Any:
 def _collectives_forward(e: Evidence) -> Fact:
     """One all-gather and one reduce-scatter."""
     n = int(parts_of(e.case) > 1)
-    counted = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
+    runs = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
     every = sum(c.count for c in e.costs.collectives)
-    said = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in counted.items())
-    said += f", {every - sum(counted.values())} others" if every > sum(counted.values()) else ""
+    said = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
+    said += f", {counted(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
     message, line = "", e.line
-    if every != 2 * n or any(count != n for count in counted.values()):
+    if every != 2 * n or any(count != n for count in runs.values()):
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
         message = f"on mesh {e.case.mesh_text} the forward pass has {said}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
