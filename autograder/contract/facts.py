@@ -331,13 +331,13 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     if grown or many.operations > few.operations:
         more = plain(grown[0]) if grown else "them"
         message = (
-            f"the program has {counted(few.operations, 'operation')} in the case {cases[0]} and {many.operations} in "
+            f"the program has {counted(few.operations, 'operation')} in the case {cases[0]} and {many.operations:,} in "
             f"{cases[1]}, with more of {more}: it grows with {what}. {hint}"
         )
     elif runs[1] <= runs[0]:
         message = (
             f"the program runs {counted(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
-            f"{cases[1]}, where there is more to do: it does as much in both. {hint}"
+            f"{cases[1]}, where there is more to do: it does as much in both. Are they taken one after the other?"
         )
     return at(larger, name, Kind.PROGRAM, message, many.operations, few.operations, unit=Unit.OPERATIONS)
 
