@@ -65,7 +65,7 @@ if __name__ == "__main__":
 # ## Rules for all four
 #
 # - They run inside `jax.shard_map`. `x` is this device's local array, and its **first dim** is the one that is cut
-#   into chunks. Other dims, however many, stay whole.
+#   into chunks. Other dims, however many, stay whole. Results have the dtype of `x`, which need not be float32.
 # - Any size of the axis works, 1 included; the axis need not be called `data`, and the mesh may have other axes.
 # - The only collective is `lax.ppermute`.
 # - Results are returned per device. `jax.shard_map` stacks them: with `out_specs=P(axis_name)` you see the results
@@ -141,6 +141,8 @@ def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 #
 # Now partial sums travel. A device receives one, adds its own chunk of the same number, and passes it on. A partial sum
 # that has visited everybody is finished, and should be so where it belongs: which chunk must device `i` send first?
+# Chunks that are sent straight to their owner and added up there would all live at once: a compiler makes one sum of
+# additions that follow one another.
 #
 # | budget | |
 # |---|---|

@@ -369,7 +369,7 @@ if __name__ == "__main__":
 # |---|---|
 # | operands of every matrix product | float16 |
 # | parameters and losses | within 2^-8 of the leaf's largest element |
-# | `scale`, `good_steps`, and parameters after a skipped step | exact |
+# | `scale`, `good_steps`, parameters after a skipped step, and those whose gradient is zero | exact |
 #
 # The loss that is returned is the plain one, without the scale. You may branch on data here (`lax.cond`), or choose
 # with `jnp.where`.

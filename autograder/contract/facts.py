@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit
+from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit, counted
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -193,7 +193,7 @@ def times_sent(
         message = ""
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
-            message = f"on mesh {e.case.mesh_text} a device runs {count} {plain(kind)}s and {should}"
+            message = f"on mesh {e.case.mesh_text} a device runs {counted(count, plain(kind))} and {should}"
             message += f"; most often {causes.described(most)}. {hint}" if most else f". {hint}"
         direction = Limit.AT_MOST if fewer else Limit.EXACTLY
         how = {"direction": direction, "line": most.line if most else e.line}
@@ -269,7 +269,8 @@ def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> F
         every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
         said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
         before = f"besides {right}" if right else "instead of"
-        message = f"{before} products of {wanted} there are {said}. {hint}" if others else ""
+        products = "product" if right == 1 else "products"
+        message = f"{before} {products} of {wanted} there are {said}. {hint}" if others else ""
         if not every:
             message = f"no product was found that could be of {wanted}. {hint}"
         how = {"direction": Limit.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
@@ -303,7 +304,8 @@ def precise_in(
         few = [(" or ".join(kinds), taken[kinds], n) for kinds, n in least(e).items() if taken[kinds] < n]
         if few and not message:
             message = "".join(
-                f"{kinds} is taken in {dtype} of {there:,} elements, and {n:,} are needed. " for kinds, there, n in few
+                f"{kinds} is taken in {dtype} of {counted(there, 'element')}, and {n:,} are needed. "
+                for kinds, there, n in few
             )
             message += hint
         how = {"direction": Limit.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
@@ -329,13 +331,13 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     if grown or many.operations > few.operations:
         more = plain(grown[0]) if grown else "them"
         message = (
-            f"the program has {few.operations} operations in the case {cases[0]} and {many.operations} in "
+            f"the program has {counted(few.operations, 'operation')} in the case {cases[0]} and {many.operations:,} in "
             f"{cases[1]}, with more of {more}: it grows with {what}. {hint}"
         )
     elif runs[1] <= runs[0]:
         message = (
-            f"the program runs {runs[0]} matrix products in the case {cases[0]} and {runs[1]} in "
-            f"{cases[1]}, where there is more to do: it does as much in both. {hint}"
+            f"the program runs {counted(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
+            f"{cases[1]}, where there is more to do: it does as much in both. Are they taken one after the other?"
         )
     return at(larger, name, Kind.PROGRAM, message, many.operations, few.operations, unit=Unit.OPERATIONS)
 
@@ -372,13 +374,13 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     inner = leaf.partition("/")[2]
     where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
     if measured is None:
-        return at(e, name, kind, f"{where} is missing from the result", "missing", "present")
+        return at(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):
         found, wanted = (f"{a.dtype}{list(a.shape)}" for a in (measured, expected))
-        return at(e, name, kind, f"{where}: measured {found}, expected {wanted}", found, wanted)
+        return at(e, name, kind, f"{where}: measured {found}, expected {wanted}.", found, wanted)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
-        return at(e, name, kind, f"{where}: {bad} of {measured.size} not finite", f"{bad} not finite", "finite")
+        return at(e, name, kind, f"{where}: {bad} of {measured.size} not finite.", f"{bad} not finite", "finite")
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale

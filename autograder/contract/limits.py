@@ -9,7 +9,7 @@ from typing import Any
 from autograder.contract import facts
 from autograder.contract.facts import plain, unmeasured
 from autograder.contract.task import Case, Evidence, Judged
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted
 
 # A forward and a backward pass are 3/4 of a step that recomputes every activation, a little less where the first
 # layer's input needs no gradient.
@@ -101,7 +101,8 @@ def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
         first = e.timeline.critical[0]
         return (
             f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; "
-            f"{_ms(first.seconds)} ms of the critical path are {plain(first.kind)}, {first.count} times. {hint}"
+            f"{_ms(first.seconds)} ms of the critical path are {plain(first.kind)}, {counted(first.count, 'time')}. "
+            f"{hint}"
         ), first.line
 
     return _within("predicted time", Kind.TIME, "seconds", _seconds, look, judged, ratio, **_MS, **how)
@@ -151,10 +152,11 @@ def bubble_is(
     form, found = 1 - busy(e.case) / ticks(e.case), 1 - busy(e.case) / lasts
     message = ""
     if abs(found - form) > within * max(form, within):
-        idle, least = (length - busy(e.case) for length in (lasts, ticks(e.case)))
+        idle, least = lasts - busy(e.case), ticks(e.case) - busy(e.case)
         message = (
             f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, which has work in "
-            f"{busy(e.case)} of them and is idle for {idle:.3g}; {least} idle ticks are enough. "
+            f"{busy(e.case)} of them and is idle for {idle:.3g}; {counted(least, 'idle tick')} "
+            f"{'is' if least == 1 else 'are'} enough. "
         )
         if drained and abs(lasts / drained[0](e.case) - 1) < within:
             message += (

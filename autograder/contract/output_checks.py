@@ -8,6 +8,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from autograder.contract.case import Case
+from autograder.contract.verdict import counted
 from autograder.contract.wrapping import Mismatch
 from course.program.program import path_name
 
@@ -39,7 +40,8 @@ def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
     )
     missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     raise Mismatch(
-        f"{what}: measured a tree of {len(found)} leaves, expected one like the input's, of {len(wanted)}; "
+        f"{what}: measured a tree of {counted(len(found), 'leaf', 'leaves')}, expected one like the input's, of "
+        f"{len(wanted)}; "
         f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"[:600]
     )
 

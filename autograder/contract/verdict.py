@@ -244,6 +244,11 @@ class Report:
         return msgspec.convert(data, cls)
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, in the plural unless it is 1: ``1 other``, ``2,048 others``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def listed(words: Iterable[str]) -> str:
     """``a, b and c``."""
     *before, last = words

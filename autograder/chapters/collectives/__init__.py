@@ -25,6 +25,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "ring_all_gather": {
         "Every device runs the same line": (),
         "Other dims, however many, stay whole.": ("values",),
+        "Results have the dtype of `x`": ("values",),
         "Any size of the axis works, 1 included; the axis need not be called `data`": ("values", "gradients"),
         "The only collective is `lax.ppermute`.": ("other collectives",),
         "A loop's carry must keep its type.": (),
@@ -33,6 +34,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "ring_reduce_scatter": {
         "A partial sum that has visited everybody is finished": ("values",),
+        "Chunks that are sent straight to their owner and added up there would all live at once": ("live temporaries",),
         **_EVERY_RING,
         "on the device with index ``i``, chunk ``i`` of the sum.": ("values",),
     },

@@ -66,6 +66,11 @@ def keeps_every_sum_until_the_end(x, axis_name):
     return keeps_every_chunk_until_the_end(ring_reduce_scatter(x, axis_name), axis_name)
 
 
+def adds_in_float32(x, axis_name):
+    """Whatever the dtype that comes, float32 leaves."""
+    return ring_all_reduce(x.astype(jnp.float32), axis_name)
+
+
 def asks_for_all_to_all(x, axis_name):
     return lax.all_to_all(x, axis_name, 0, 0, tiled=True)
 
@@ -133,6 +138,7 @@ HOP_OF_CHUNK = "lax.ppermute(leaving, axis_name, pairs)"
 PARTS = "math.prod(mesh[axis] for axis in names)"
 
 MUTANTS = (
+    mutant("ring_all_reduce", adds_in_float32, "values", shown_by=("data=2, float16",)),
     patch(ring_all_gather, "places_chunks_the_wrong_way_round", {"(index - step)": "(index + step)"}, *WRONG),
     patch(
         ring_all_gather,

@@ -23,11 +23,12 @@ RINGS = ("ring_all_gather", "ring_reduce_scatter", "ring_all_reduce", "ring_all_
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks(Ordered):
-    """A ring's chunks, ``[chunk, depth, width]``, without the dims that are 0; ``backward``: with gradients."""
+    """A ring's chunks, ``[chunk, depth, width]`` without the dims that are 0; ``backward``: with gradients."""
 
     chunk: int
     width: int
     depth: int = 0
+    dtype: str = "float32"
     backward: bool = True
 
     @property
@@ -53,10 +54,11 @@ def _wrap_ring(name: str) -> Wrapping:
     def wrap(function: Any, case: Case[Chunks]) -> Wrapped:
         axis, n = axis_of(case), axis_size(case)
         enters, leaves = (local_shape(case, name, entering=entering) for entering in (True, False))
+        dtype = np.dtype(case.sizes.dtype)
 
         def run(x):
             result = function(x, axis)
-            wanted = jax.ShapeDtypeStruct(leaves, np.float32)
+            wanted = jax.ShapeDtypeStruct(leaves, dtype)
             if not hasattr(result, "shape") or (result.shape, result.dtype) != (wanted.shape, wanted.dtype):
                 raise Mismatch(
                     f"on mesh {case.mesh_text} {name} gets {describe(x)} and gives {describe(result)}, expected "
@@ -71,10 +73,10 @@ def _wrap_ring(name: str) -> Wrapping:
             result, transpose = jax.vjp(run, x)
             return {"values": result[None], "gradients": transpose(upstream)[0][None]}
 
-        inputs = {"x": (jax.ShapeDtypeStruct((n * enters[0], *enters[1:]), np.float32), P(axis))}
+        inputs = {"x": (jax.ShapeDtypeStruct((n * enters[0], *enters[1:]), dtype), P(axis))}
         if not case.sizes.backward:
             return on_mesh(forward, case, inputs, {"values": P(axis)})
-        inputs["upstream"] = jax.ShapeDtypeStruct((n * leaves[0], *leaves[1:]), np.float32), P(axis)
+        inputs["upstream"] = jax.ShapeDtypeStruct((n * leaves[0], *leaves[1:]), dtype), P(axis)
         return on_mesh(both_ways, case, inputs, {"values": P(axis), "gradients": P(axis)})
 
     return Wrapping(name, "(x, axis_name)", wrap, Chunks)

@@ -113,6 +113,13 @@ MUTANTS = (
     patch(fold_key_over_axes, "ignores_the_key", {"for name": "key = jax.random.key(0)\n    for name"}, "values"),
     patch(
         fold_key_over_axes,
+        "uses_half_of_the_key",
+        {"for name": "key = jax.random.key(jax.random.key_data(key)[1])\n    for name"},
+        "values",
+        shown_by=("data=4 x tensor=2, over data and tensor",),
+    ),
+    patch(
+        fold_key_over_axes,
         "gathers_keys_and_takes_its_own",
         {OWN_KEY: f"jax.random.wrap_key_data(lax.all_gather({OWN_DATA}, name)[lax.axis_index(name)])"},
         "communication",

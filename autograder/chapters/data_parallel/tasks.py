@@ -51,10 +51,14 @@ def unseen_over(rng: np.random.Generator, sizes: Named) -> Case[Named]:
 # fold_key_over_axes: there is no one right answer, so the keys themselves are looked at.
 
 
-def draw_keys(rng: np.random.Generator, _: Case[Named]) -> dict[str, Any]:
-    """Two keys that are neighbours, as ``jax.random.key(seed)`` and ``jax.random.key(seed + 1)`` are."""
+def draw_keys(rng: np.random.Generator, case: Case[Named]) -> dict[str, Any]:
+    """Two keys that are neighbours, as ``jax.random.key(seed)`` and ``jax.random.key(seed + 1)`` are.
+
+    Where several axes are named they differ in the first word, which is 0 in a seed's key and not in ``split``'s.
+    """
     first = rng.integers(0, 2**32 - 1, 2, np.uint32)
-    return {"keys": {"first": first, "second": first + np.array([0, 1], np.uint32)}}
+    apart = [1, 0] if len(case.sizes.names) > 1 else [0, 1]
+    return {"keys": {"first": first, "second": first + np.array(apart, np.uint32)}}
 
 
 def keys_oracle(inputs: dict[str, Any], case: Case[Named]) -> dict[str, Any]:
@@ -110,6 +114,7 @@ def _mistakes(e: Evidence) -> Iterator[str]:
             "for something that is equal everywhere gets the same numbers there"
         )
     apart = np.subtract(e.expected["values/second"], e.expected["values/first"]).reshape(-1, 2)[0].tolist()
+    other = "which differs in the first of its two words, as `split`'s do" if apart[0] else "that of the next seed"
     for device, key in second.items():
         if names and [(b - a) % 2**32 for a, b in zip(first[device], key, strict=True)] == apart:
             yield (
@@ -118,7 +123,7 @@ def _mistakes(e: Evidence) -> Iterator[str]:
             )
         if key in holder and (names or first == second):
             yield (
-                f"a run with the next key, as from the next seed, gives the device at {_at(device, mesh)} the same key "
+                f"a run with another key, {other}, gives the device at {_at(device, mesh)} the same key "
                 f"as this run gives the device at {_at(holder[key], mesh)}: how does the result depend on the key?"
             )
 
@@ -265,8 +270,10 @@ def step_facts(judged: Judged) -> list[Fact]:
     sent = facts.bytes_sent(
         "all-reduce bytes", judged.cases, "all_reduce", lambda e: STEPS * ring_bytes(e, 2), weight=2
     )
+    updated = "Where gradients are right, look at the update: which leaves does decay pull, and by what multiple? "
+    alone = f"{counted}The gradient is that of the loss alone, without decay. "
     return [
-        *facts.values_and_gradients(judged.cases, gradients=counted),
+        *facts.values_and_gradients(judged.cases, updated, alone),
         sent,
         facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once, fewer=True),
         facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),
@@ -343,8 +350,10 @@ def overlap_facts(judged: Judged) -> list[Fact]:
         "Which computation is left to hide a reduction behind when it begins, and is the sum that it needs computed by "
         "then? Computations run in the order in which your program has them."
     )
+    share = "Each device gives its own share of the mean over all that count on all devices. "
+    each = "Is every microbatch weighed by what counts in it on all devices, and each layer's sum complete? "
     return [
-        *facts.values_and_gradients(judged.cases),
+        *facts.values_and_gradients(judged.cases, share, each),
         facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: ring_bytes(e, 1), weight=2),
         facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
         # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone is between

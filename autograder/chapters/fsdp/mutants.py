@@ -113,6 +113,7 @@ MUTANTS = (
     patch(shard_params, "ignores_min_size", {"leaf.size < min_size or ": ""}, *STATE),
     patch(shard_params, "takes_min_size_for_bytes", {"leaf.size <": "4 * leaf.size <"}, *STATE),
     patch(shard_params, "keeps_leaves_of_min_size", {"leaf.size < min_size": "leaf.size <= min_size"}, *STATE),
+    patch(shard_params, "keeps_vectors_whole", {"leaf.size <": "leaf.ndim < 2 or leaf.size <"}, *STATE),
     patch(shard_params, "everyone_takes_first_part", {"leaf, index * length": "leaf, 0"}, "values"),
     patch(shard_params, "counts_devices_backwards", {"index * length": "(size - 1 - index) * length"}, "values"),
     patch(gather_params, "sums_gradients", {"return whole(shard)": f"return {GATHER}"}, "gradients"),

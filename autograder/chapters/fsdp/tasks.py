@@ -130,6 +130,12 @@ def shard_params_facts(judged: Judged) -> list[Fact]:
     ]
 
 
+KEPT = (
+    "Of a leaf that is split, a device keeps its part of the mean over devices; of one that is whole, its own "
+    "gradient as it is: which is this one? "
+)
+
+
 def gather_params_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
     """Whole leaves on every device; the mean over devices of what flows back, or each device's own."""
     return {
@@ -141,7 +147,7 @@ def gather_params_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str
 def gather_params_facts(judged: Judged) -> list[Fact]:
     return [
         facts.arrays_match("values", judged.cases, "values"),
-        facts.arrays_match("gradients", judged.cases, "gradients", weight=3),
+        facts.arrays_match("gradients", judged.cases, "gradients", KEPT, weight=3),
         *_both_ways(judged.cases),
     ]
 
@@ -304,8 +310,10 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
         n = axis_size(e.case)
         return 2 * (n - 1) / n * e.case.sizes.steps * (bytes_of(whole_and_split(e)[0]) + 8)
 
+    weighted = "What does a device, whose rows may all be padding, add to the mean over all that count? "
+    each = f"{weighted}Is this leaf split or whole, and who averages it? "
     return [
-        *facts.values_and_gradients(judged.cases),
+        *facts.values_and_gradients(judged.cases, weighted, each),
         # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.10
         # times as long; one that gathers ahead in the forward pass only, 1.23. With more rows they are closer together.
         limits.time_within(judged, 1.18, slow, weight=4),

@@ -60,7 +60,7 @@ class Training(ModelSizes):
 
 # Which of the shapes each leaf has; a case may turn them, so that no name says what is done with its leaf.
 _LEAVES = {
-    "first": {"kernel": 0, "bias": 1, "square": 2},
+    "first": {"kernel": 0, "bias": 1, "vector": 2},
     "second": {"kernel": 3, "three": 4, "odd": 5},
     "at_limit": 6,
     "scale": 7,
@@ -76,7 +76,7 @@ def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
     shapes = [
         (u, 2 * u),
         (3 * u // 2,),
-        (u, u),
+        (u * u,),
         (2 * u + 2, u),
         (3, u, 8),
         (7, 9, 5),

@@ -13,7 +13,7 @@ from autograder.contract import value_facts, value_tasks
 from autograder.contract.case import UNSEEN
 from autograder.contract.task import Case, Judged, Task
 from autograder.contract.value_tasks import Refusal, show
-from autograder.contract.verdict import Fact
+from autograder.contract.verdict import Fact, counted
 from autograder.contract.wrapping import wrappings
 from course.schedules import num_ticks
 
@@ -86,11 +86,13 @@ def positions_right(_: Case[Any], question: Question, answer: Any) -> bool:
 def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     """What a wrong answer about layers would mean."""
     stage, stages, repeats, count = question
-    said = f"for stage {stage} of {stages}, {repeats} repeats and {count} layers your answer is {show(answer)[:120]}. "
+    asked = f"for stage {stage} of {stages}, {counted(repeats, 'repeat')} and {counted(count, 'layer')}"
+    said = f"{asked} your answer is {show(answer)[:120]}. "
     if layers(*question) is None:
         if isinstance(answer, Refusal):
             return f"{said}Refusing is right; a message that helps also says how many layers were given."
-        return f"{said}{count} layers cannot be shared evenly by {stages} stages in {repeats} repeats."
+        shared = f"{counted(count, 'layer')} cannot be shared evenly by {counted(stages, 'stage')}"
+        return f"{said}{shared} in {counted(repeats, 'repeat')}."
     if isinstance(answer, Refusal):
         return f"{said}These layers can be shared evenly: {stages * repeats} times {count // (stages * repeats)}."
     if not isinstance(answer, tuple) or not all(isinstance(one, tuple) for one in answer):
@@ -99,21 +101,19 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
     if any(type(number) is not int for number in held):
         return f"{said}Expected whole numbers of type int."
     if len(answer) != repeats or len(held) != count // stages:
-        wanted = f"{repeats} tuples with {count // stages} layers together"
+        wanted = f"{counted(repeats, 'tuple')} with {counted(count // stages, 'layer')} together"
         return f"{said}Expected {wanted}; these are {len(held)} in {len(answer)}."
     return (
-        f"{said}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {repeats} times. Which "
-        "layers has it been through when it comes here?"
+        f"{said}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {counted(repeats, 'time')}. "
+        "Which layers has it been through when it comes here?"
     )
 
 
 def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
     """What a wrong answer about a tick would mean."""
     tick, stage, stages, microbatches, repeats = question
-    said = (
-        f"at tick {tick}, stage {stage} of {stages}, with {microbatches} microbatches and {repeats} repeats your "
-        f"answer is {show(answer)[:80]}. "
-    )
+    asked = f"with {counted(microbatches, 'microbatch', 'microbatches')} and {counted(repeats, 'repeat')}"
+    said = f"at tick {tick}, stage {stage} of {stages}, {asked} your answer is {show(answer)[:80]}. "
     if answer is None:
         return f"{said}But there is work: which microbatch did the stage before it work on one tick earlier?"
     if not isinstance(answer, tuple) or [type(number) for number in answer] != [int, int]:

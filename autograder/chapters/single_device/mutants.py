@@ -181,6 +181,12 @@ MUTANTS = (
         "scale",
         shown_by=("scale of 1",),
     ),
+    patch(
+        scaled_step,
+        "keeps_parameters_in_float16",
+        {"where(finite, p - ": "where(finite, p.astype(jnp.float16).astype(p.dtype) - "},
+        "float32 parameters",
+    ),
     patch(scaled_step, "grows_a_step_late", {">= growth_interval": "> growth_interval"}, "good steps", "scale"),
     patch(scaled_step, "never_grows", {'2 * state["scale"]': 'state["scale"]'}, "scale"),
     patch(scaled_step, "shrinks_to_a_tenth", {'state["scale"] / 2': 'state["scale"] / 10'}, "scale"),

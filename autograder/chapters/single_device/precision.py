@@ -204,11 +204,16 @@ HALF_TOLERANCE = 2**-8
 KINDS = ("outlier", "infinite", "undefined")
 
 
+# A feature that is zero in every row: the gradient of its weights, a row of ``up``, is zero too.
+UNUSED = 0
+
+
 def draw_scaling(rng: np.random.Generator, case: Case[Scaling]) -> dict[str, Any]:
     inputs = draw_leaves(rng, WRAPPINGS["scaled_step"].wrap(print, case).inputs)
     params = jax.tree.map(lambda a: a * np.float32(a.shape[0] ** -0.5), inputs["params"])
     batches = inputs["batches"]
     batches["inputs"] *= np.float32(rng.uniform(0.8, 1.2))
+    batches["inputs"][..., UNUSED] = 0
     # A half of the gradient stays good: the one that somebody who looks at a part may look at.
     half = HALVES[case.sizes.half]
     batches["pivots"][:, 0] = np.abs(batches["pivots"][:, 0]) * (1 if case.sizes.half else -1)
@@ -277,11 +282,32 @@ def _skipped(e: Evidence) -> Fact:
     return facts.at(e, "skipped steps", Kind.VALUES, message, right, len(bad), **how)
 
 
+def _kept_in_float32(e: Evidence) -> Fact:
+    """Good steps leave parameters whose gradient is zero as they are, to the last bit; those after a bad one aside."""
+    good = min(e.case.sizes.bad, default=STEPS)
+    names = [name for name in e.expected if name.startswith("values/") and name.endswith("/up")]
+    moved = [
+        (name.partition("/")[2], step)
+        for name in names
+        for step in range(good)
+        if not np.array_equal(e.measured[name][step][UNUSED], e.expected[name][step][UNUSED])
+    ]
+    message = ""
+    if moved:
+        leaf, step = moved[0]
+        message = (
+            f"in the case {e.case.name!r}, step {step} changes elements of leaf {leaf} whose gradient is zero. In "
+            "which dtype are the parameters between two steps, and what is subtracted from them?"
+        )
+    right, how = len(names) - len({leaf for leaf, _ in moved}), {"direction": Limit.ALL, "unit": Unit.LEAVES}
+    return facts.at(e, "float32 parameters", Kind.VALUES, message, right, len(names), **how)
+
+
 # Where steps are stacked, the first index says which one.
 _VALUES = "The first index is the step, from 0. Is it to be skipped? If not: in which dtype is a gradient divided? "
 _LOSSES = "It is the loss before the update, without the scale. Were the parameters right that it was taken at? "
 _SCALE = "The index is the step, from 0. Which steps so far were good, and which of them ended an interval? "
-_PRODUCTS = "What dtype do the parameters have that the loss function gets?"
+_HALVES = "What dtype do the parameters have that the loss function gets?"
 
 
 def scaling_facts(judged: Judged) -> list[Fact]:
@@ -290,9 +316,10 @@ def scaling_facts(judged: Judged) -> list[Fact]:
         facts.arrays_match("values", cases, "values", _VALUES, tolerance=HALF_TOLERANCE),
         facts.arrays_match("losses", cases, "losses", _LOSSES, tolerance=HALF_TOLERANCE),
         facts.worst([_skipped(e) for e in cases]),
+        facts.worst([_kept_in_float32(e) for e in cases]),
         facts.arrays_match("scale", cases, "scale", _SCALE, tolerance=0),
         facts.arrays_match("good steps", cases, "good_steps", _SCALE, tolerance=0),
-        facts.products_of("product dtypes", cases, "f16", _PRODUCTS),
+        facts.products_of("product dtypes", cases, "f16", _HALVES),
     ]
 
 

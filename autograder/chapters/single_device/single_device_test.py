@@ -11,6 +11,7 @@ from autograder.chapters.single_device.wrapping import STEPS, halves_loss, model
 from autograder.contract.case_builders import model_of, params_of
 from autograder.contract.task import Evidence, Judged, load, references
 from autograder.proof.central_differences import places
+from autograder.proof.mutants import judged_on
 from autograder.release.reference_metrics import look
 from course.model import full_loss
 from course.program import Costs, Memory
@@ -118,6 +119,15 @@ def test_loss_of_the_contract_is_the_models():
     inputs = TASKS["accumulate_gradients"].draw(np.random.default_rng(0), case)
     loss = model_loss(case)(inputs["params"], jax.tree.map(jnp.asarray, inputs["batch"]))
     assert loss == pytest.approx(float(full_loss(model_of(case), inputs["params"], inputs["batch"])), rel=1e-6)
+
+
+def test_leaves_of_three_dims_are_cut_along_the_first_and_stay_whole_along_the_others():
+    def flattens(loss_fn, params, batch, num_microbatches):
+        rows = jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), batch)
+        return solutions.accumulate_gradients(loss_fn, params, rows, num_microbatches)
+
+    tokens = TASKS["accumulate_gradients"].cases[2]
+    assert judged_on("single_device", "accumulate_gradients", flattens, (tokens,)).points == 0
 
 
 def test_unseen_gradients_are_infinite_or_undefined_in_single_elements_of_any_leaf():

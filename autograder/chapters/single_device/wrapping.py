@@ -150,8 +150,14 @@ def model_loss(case: Case[Batch]) -> Callable[[Any, Any], jax.Array]:
 def wrap_accumulation(function: Any, case: Case[Batch]) -> Wrapped:
     shapes = params_of(case)
 
+    def loss_of_deep(params, batch):
+        return model_loss(case)(params, {**batch, "targets": batch["targets"][:, 0]})
+
     def local(params, batch):
-        result = function(model_loss(case), params, batch, case.sizes.num_microbatches)
+        # Where rows are tokens, a leaf has three dims: one that is cut by its first alone stays whole in the others.
+        deep = {**batch, "targets": batch["targets"][:, None]}
+        given = (loss_of_deep, params, deep) if case.sizes.seq else (model_loss(case), params, batch)
+        result = function(*given, case.sizes.num_microbatches)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise Mismatch(f"accumulate_gradients returned {describe(result)}, expected a tuple (loss, gradients)")
         loss, gradients = result

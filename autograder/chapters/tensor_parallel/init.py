@@ -158,7 +158,12 @@ def _scale(e: Evidence) -> Fact:
     if abs(spread - 1) > OFF or abs(mean) > OFF:
         message = (
             f"on mesh {e.case.mesh_text} {what} has {spread:.3g} times the standard deviation that it has on one "
-            f"device, and a mean of {mean:.2g} of it. How many inputs has each output of the whole layer?"
+            f"device, and a mean of {mean:.2g} of it. "
+        )
+        message += (
+            "How many inputs has each output of the whole layer?"
+            if abs(spread - 1) > OFF
+            else "The mean should be 0: around which number does it draw?"
         )
     how = {"direction": Limit.BETWEEN, "unit": Unit.ONE_DEVICE}
     return facts.at(e, "initial scale", Kind.VALUES, message, float(spread), (1 - OFF, 1 + OFF), **how)

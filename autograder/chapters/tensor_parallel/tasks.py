@@ -28,7 +28,7 @@ from autograder.contract.case import UNSEEN, ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, parts_of
 from autograder.contract.draws import draw_batches, draw_leaves, draw_rate, sgd, unseen_mesh
 from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact, Kind
+from autograder.contract.verdict import Fact, Kind, counted
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 
@@ -38,6 +38,9 @@ ALLOWED = ("all_gather", "reduce_scatter")
 # The features that travel, then how often forward and backward: gathers, more gathers at most, scatters.
 Travels = tuple[str, tuple[int, int], tuple[int, int], tuple[int, int]]
 SHARE = "Which rows has each device seen, and how often is each counted? "
+BIAS = "Are rows in their order, and is the bias added once to each? "
+BETWEEN = "What is computed between the two layers, and what is added to the result, how often? "
+HEADS = "Which positions does each one see, by what are scores divided, and which features make up a head? "
 
 
 def draw_layer(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str, Any]:
@@ -122,14 +125,16 @@ def sent(
     return facts.bytes_sent(name, cases, kind, most, least=lambda e: times(e, least))
 
 
-def layer_facts(judged: Judged, travels: Travels) -> list[Fact]:
-    """Values, gradients, and what travels."""
+def layer_facts(judged: Judged, travels: Travels, forward: str = BIAS) -> list[Fact]:
+    """Values, about which ``forward`` is the question, gradients, and what travels."""
     unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
     backward = [summed(e) for e in judged.cases if e.case.sizes.backward]
     features, gathers, more, scatters = travels
+    values = facts.arrays_match("values", judged.cases, "values", forward)
+    hint = SHARE if values.passed else "The values are wrong already, and gradients follow them: look there first. "
     return [
-        facts.arrays_match("values", judged.cases, "values"),
-        facts.arrays_match("gradients", backward, "gradients", SHARE, weight=2) if backward else unknown,
+        values,
+        facts.arrays_match("gradients", backward, "gradients", hint, weight=2) if backward else unknown,
         sent("all-gather bytes", judged.all, "all_gather", features, gathers, more),
         sent("reduce-scatter bytes", judged.all, "reduce_scatter", features, scatters),
         facts.only_collectives("other collectives", judged.all, ALLOWED),
@@ -206,30 +211,30 @@ def attention_on_one_device(params: Any, x: Any) -> Any:
 def _collectives_forward(e: Evidence) -> Fact:
     """One all-gather and one reduce-scatter."""
     n = int(parts_of(e.case) > 1)
-    counted = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
+    runs = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
     every = sum(c.count for c in e.costs.collectives)
-    said = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in counted.items())
-    said += f", {every - sum(counted.values())} others" if every > sum(counted.values()) else ""
+    said = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
+    said += f", {counted(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
     message, line = "", e.line
-    if every != 2 * n or any(count != n for count in counted.values()):
+    if every != 2 * n or any(count != n for count in runs.values()):
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
         message = f"on mesh {e.case.mesh_text} the forward pass has {said}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
     return facts.at(e, FORWARD, Kind.COMMUNICATION, message, said, f"{n} of each", line=line)
 
 
-def block_facts(judged: Judged) -> list[Fact]:
+def block_facts(judged: Judged, values: str) -> list[Fact]:
     forward = [_collectives_forward(e) for e in judged.cases if not e.case.sizes.backward]
     why = "this check has no case without a backward pass"
     return [
-        *layer_facts(judged, ("width", (1, 1), (0, 1), (1, 1))),
+        *layer_facts(judged, ("width", (1, 1), (0, 1), (1, 1)), values),
         facts.worst(forward) if forward else facts.unmeasured(FORWARD, Kind.COMMUNICATION, why),
     ]
 
 
 def mlp_facts(judged: Judged) -> list[Fact]:
     too_slow = "Which transfer is the longest, and must that array be whole anywhere?"
-    return [*block_facts(judged), limits.time_within(judged, SLOWER, too_slow, weight=2)]
+    return [*block_facts(judged, BETWEEN), limits.time_within(judged, SLOWER, too_slow, weight=2)]
 
 
 _MLP = Mlp(rows=48, width=10, hidden=144)
@@ -287,7 +292,7 @@ TP_ATTENTION = Task(
     unseen=_unseen_attention,
     draw=partial(draw_layer, "tp_attention"),
     oracle=partial(layer_oracle, on_one_device=attention_on_one_device),
-    facts=block_facts,
+    facts=partial(block_facts, values=HEADS),
 )
 
 # tp_train_step: the course's MLP on ``data`` x ``tensor``, with sharded and replicated leaves alongside each other. The

@@ -13,7 +13,7 @@ from autograder.chapters.transformer_3d.wrapping.model import Sizes, axes_of, na
 from autograder.contract import facts
 from autograder.contract.facts import at, plain, unmeasured, worst
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import Fact, Kind, Limit, Unit
+from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted
 from course.program import Collective
 from course.schedules import num_ticks
 
@@ -293,7 +293,8 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
         message, kind = near.message, Kind.COMPUTE if near.passed else near.kind
         if low < dense or not least <= plainly <= most or low + plainly < sum(products.values()):
             message = (
-                f"with dtype bfloat16 there are {low} products of bfloat16 and {sum(products.values()) - low} others. "
+                f"with dtype bfloat16 there are {low} products of bfloat16 and "
+                f"{counted(sum(products.values()) - low, 'other')}. "
                 "Those of dense layers, head included, are of bfloat16, forward and backward, and those of attention "
                 f"of float32: here between {least} and {most}"
             )
