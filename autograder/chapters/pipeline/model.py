@@ -14,6 +14,7 @@ import numpy as np
 from autograder.chapters.closed_forms import reduced_once, ring
 from autograder.chapters.pipeline.schedule import WRAPPINGS, microbatch_bytes, permuted, refused, ticks_of
 from autograder.chapters.pipeline.wrapping.model import ENDS, Training, rows_of
+from autograder.chapters.pipeline.wrapping.schedule import REFUSED
 from autograder.contract import facts, limits
 from autograder.contract.case import ModelSizes
 from autograder.contract.case_builders import build_model, groups_of, params_of, pipe_of, stages_of
@@ -94,7 +95,7 @@ def loss_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
     rows = jax.tree.map(lambda a: a.reshape(groups, -1, *a.shape[1:]), inputs["batch"])
     run = _each_group(case.sizes.model, case.sizes.num_microbatches)
     losses, gradients = jax.tree.map(np.asarray, run(inputs["params"], rows, inputs["key"], inputs["upstream"]))
-    return {"values": np.repeat(losses, stages), "gradients": gradients, "refused": np.True_}
+    return {"values": np.repeat(losses, stages), "gradients": gradients, "refused": np.int32(REFUSED)}
 
 
 @lru_cache(maxsize=32)
