@@ -119,9 +119,12 @@ def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
     if not isinstance(answer, tuple) or [type(number) for number in answer] != [int, int]:
         return f"{said}Expected (microbatch, repeat), two numbers of type int, or None for an idle tick."
     microbatch, repeat = answer
+    expected = positions(stages, microbatches, repeats)
+    if microbatch != repeat and expected.get((tick, stage)) == (repeat, microbatch):
+        return f"{said}These are the right numbers the other way round: the microbatch comes first, then the repeat."
     if not (0 <= microbatch < microbatches and 0 <= repeat < repeats):
         return f"{said}There is no such microbatch or no such repeat."
-    at = {position: tick for (tick, of), position in positions(stages, microbatches, repeats).items() if of == stage}
+    at = {position: tick for (tick, of), position in expected.items() if of == stage}
     early = "before" if tick < at[microbatch, repeat] else "after"
     return (
         f"{said}Draw the schedule: stage 0 takes a new microbatch each tick, and each stage does one tick later what "

@@ -141,6 +141,12 @@ MUTANTS = (
         {"share = jnp.sum(": "share = 1 / num_stages if True else jnp.sum("},
         *("gradient norm", "gradients", "values"),
     ),
+    loss(
+        "divides_by_what_counts_where_nothing_does",
+        {'jnp.maximum(jnp.sum(batch["mask"]), 1)': 'jnp.sum(batch["mask"])'},
+        *("gradient norm", "gradients", "values"),
+        shown_by=("data=4 x stage=2, 5 microbatches",),
+    ),
     step(
         "averages_means_of_groups",
         {"share = counted /": "share = 1 / lax.axis_size(data_axis) if True else counted /"},

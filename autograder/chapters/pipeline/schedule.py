@@ -10,8 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from autograder.chapters.pipeline.wrapping.schedule import (
+    ACCEPTED,
     EXECUTED,
+    OTHER_ERROR,
+    REFUSED,
     SHIFT,
+    UNNAMED,
     Blocks,
     execute_shapes,
     split_shapes,
@@ -55,16 +59,20 @@ def permuted(evidence: list[Evidence], passes: Any) -> Fact:
 
 
 def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
-    """The leaf ``refused`` of the results says that ``refuses`` was true."""
+    """The leaf ``refused`` of the results says how a call ended that must be refused."""
+    wrong = {
+        ACCEPTED: ("not refused", f"raised no error. {hint}"),
+        OTHER_ERROR: ("another error", "raised an error that is no ValueError. Does it come from your own check?"),
+        UNNAMED: ("a number is missing", "raised a ValueError, and its message does not name both numbers."),
+    }
 
     def look(e: Evidence) -> Fact:
-        flag, message = e.measured.get("refused"), ""
-        if flag is None or flag.shape != () or not bool(flag == np.True_):
-            message = (
-                f"on mesh {e.case.mesh_text} the function was given {what}, and raised no ValueError that names both "
-                f"numbers. {hint}"
-            )
-        return facts.at(e, name, Kind.PROGRAM, message, "not refused" if message else "refused", "refused")
+        flag = e.measured.get("refused")
+        ended = int(flag) if flag is not None and flag.shape == () else ACCEPTED
+        found, said = wrong.get(ended, wrong[ACCEPTED])
+        message = f"on mesh {e.case.mesh_text} the function was given {what}, and {said}"
+        fine = ended == REFUSED
+        return facts.at(e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else found, "refused")
 
     return facts.worst([look(e) for e in cases])
 
@@ -89,7 +97,7 @@ def split_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
         parts = leaf.reshape(devices, count, rows // count, *leaf.shape[1:])
         return np.moveaxis(parts, 0, 1).reshape(count, -1, *leaf.shape[1:])
 
-    return {"values": jax.tree.map(split, inputs["batch"]), "refused": np.True_}
+    return {"values": jax.tree.map(split, inputs["batch"]), "refused": np.int32(REFUSED)}
 
 
 def split_facts(judged: Judged) -> list[Fact]:

@@ -109,7 +109,7 @@ def _near_the_best(e: Evidence) -> Fact:
         if share < least:
             most = max(found.parts, key=lambda cause: found.parts[cause] * (cause != "computing"))
             said = (
-                f" {found.mfu:.1%} MFU, {share:.0%} of what can be had. Besides computing, most of its time goes into: "
+                f" {found.mfu:.1%} MFU, {share:.1%} of what can be had. Besides computing, most of its time goes into: "
             )
             said = "" if e.secret else f"{said}{most}."
             least, message = share, f"{_said(e, question, found.choice)} is slower than another that fits.{said}"

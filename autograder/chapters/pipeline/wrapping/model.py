@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.pipeline.wrapping.schedule import refuses, row_axes
+from autograder.chapters.pipeline.wrapping.schedule import REFUSED, refusal, row_axes
 from autograder.contract.case import Case, ModelSizes
 from autograder.contract.case_builders import (
     KEY,
@@ -78,10 +78,10 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
         loss, gradients = pull_back(loss_of, params, upstream[0])
         odd = model.num_layers + 1
         uneven = lambda: loss_of(params, replace(model, num_layers=odd))  # noqa: E731
-        flag = stages_of(case) == 1 or refuses(uneven, odd, stages_of(case))
+        ended = REFUSED if stages_of(case) == 1 else refusal(uneven, odd, stages_of(case))
         ends = {name: jax.tree.map(lambda g: g[None], gradients[name]) for name in ENDS}
         found = jax.tree.map(lambda g: g[None], {"layers": gradients["layers"], **ends})
-        return {"values": varying(loss, case.mesh)[None], "gradients": found, "refused": jnp.asarray(flag)}
+        return {"values": varying(loss, case.mesh)[None], "gradients": found, "refused": jnp.int32(ended)}
 
     groups = groups_of(case, pipe_of)
     inputs = {

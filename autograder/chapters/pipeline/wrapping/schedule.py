@@ -24,6 +24,8 @@ from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
 # What a stage adds to its products.
 SHIFT = 0.5
 EXECUTED = ("weights", "microbatches")
+# How a call ended that must be refused: without an error, with one of another type, with a message that lacks a number.
+ACCEPTED, OTHER_ERROR, UNNAMED, REFUSED = range(4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +43,15 @@ def row_axes(case: Case[Any]) -> Any:
     return others_of(case, pipe_of) or None
 
 
-def refuses(call: Callable[[], Any], *numbers: int) -> bool:
-    """Whether ``call`` raises a ``ValueError`` that names the numbers; nothing of it enters the program."""
+def refusal(call: Callable[[], Any], *numbers: int) -> int:
+    """How ``call`` ends; ``REFUSED`` is a ``ValueError`` that names the numbers. Nothing of it enters the program."""
     try:
         jax.eval_shape(call)
     except ValueError as error:
-        return {*map(str, numbers)} <= {*re.findall(r"\d+", str(error))}
+        return REFUSED if {*map(str, numbers)} <= {*re.findall(r"\d+", str(error))} else UNNAMED
     except Exception:
-        return False
-    return False
+        return OTHER_ERROR
+    return ACCEPTED
 
 
 def split_shapes(case: Case[Blocks], rows: int) -> dict[str, Any]:
@@ -77,8 +79,8 @@ def wrap_split(function: Any, case: Case[Blocks]) -> Wrapped:
         like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, rows // count, *a.shape[1:]), a.dtype), batch)
         same_shapes("split_microbatches", found, like, case)
         uneven = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), split_shapes(case, rows + 1))
-        flag = count == 1 or refuses(lambda: function(uneven, count), rows + 1, count)
-        return {"values": found, "refused": jnp.asarray(flag)}
+        ended = REFUSED if count == 1 else refusal(lambda: function(uneven, count), rows + 1, count)
+        return {"values": found, "refused": jnp.int32(ended)}
 
     shapes = split_shapes(case, devices * rows)
     return on_mesh(local, case, {"batch": (shapes, P(axes))}, {"values": P(None, axes), "refused": P()})
