@@ -161,7 +161,11 @@ MUTANTS = (
     ),
     layers(
         "keeps_gathered_weights",
-        {"return layers(parts, x) if options.remat else": "compute = jax.checkpoint(compute)\n    return"},
+        {
+            "return layers(parts, x) if options.remat else": (
+                "compute = jax.checkpoint(compute) if options.remat else compute\n    return"
+            )
+        },
         "live temporaries",
     ),
     layers(
