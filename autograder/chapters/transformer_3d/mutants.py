@@ -199,7 +199,8 @@ MUTANTS = (
     layers(
         "gathers_what_a_stage_gives",
         {"return x\n": f"return {gathered_and_scattered('x', 'tensor_axis')}\n"},
-        "bytes over tensor",
+        *("bytes over tensor", "transfers in one piece"),
+        shown_by=(FIRST, "data=2 x pipe=1 x tensor=2, bfloat16, rings"),
         inside=stage_3d,
     ),
     mutant("forward_3d", keeps_everything, "live temporaries"),
@@ -211,7 +212,12 @@ MUTANTS = (
         "exposed over data",
         "reduce-scatter bytes over data",
     ),
-    forward("leaves_the_ends_unsummed", {"(pipe_axis, tensor_axis))": "(tensor_axis,))"}, *GRADIENTS),
+    forward(
+        "leaves_the_ends_unsummed",
+        {"(pipe_axis, tensor_axis))": "(tensor_axis,))"},
+        *("bfloat16 products", *GRADIENTS),
+        shown_by=(FIRST, LOW),
+    ),
     forward(
         "sums_twice",
         {TOTAL: f"{TOTAL}\n        total = lax.pmean(as_varying(total, axes[-1]), axes[-1]) if axes else total"},
@@ -221,8 +227,8 @@ MUTANTS = (
     forward(
         "folds_the_stage_in",
         {"fold_key_over_axes(key, (data_axis,))": "fold_key_over_axes(key, (data_axis, pipe_axis))"},
-        *NUMBERS,
-        shown_by=RINGS,
+        *("bfloat16 products", *NUMBERS),
+        shown_by=(*RINGS, LOW),
     ),
     forward(
         "forgets_rings_in_the_loss",
