@@ -452,8 +452,8 @@ if __name__ == "__main__":
 # | FLOPs of matrix products | at most 1.35 times the plain version's |
 #
 # Values and gradients must equal `jax.nn.dot_product_attention(q, k, v, is_causal=True)`'s up to rounding: 1e-4 of the
-# largest element, since scores beyond 100 occur, of either sign, and an error of their last bit goes into an exponent.
-# They may rise or fall along the keys, and differ from query to query by 200. Everything is float32, and `chunk`
+# largest element, since scores beyond 200 occur, of either sign, and an error of their last bit goes into an exponent.
+# They may rise or fall along the keys, and differ from query to query by 400. Everything is float32, and `chunk`
 # divides `seq`.
 #
 # Useful: `lax.scan`, `jax.checkpoint`, `jnp.maximum`.

@@ -3,7 +3,8 @@
 The rules, all of them:
 
 - An elementwise op, or one that only moves data, is fused when everything that reads its result can compute it on
-  the fly: other such ops, and reductions.
+  the fly: other such ops, and reductions. Where that moves more memory than writing it once for all of its readers, it
+  is written.
 - A reshape, an ``optimization_barrier``, and a slice or broadcast that keeps every element are views: no bytes of
   their own. So are a transpose and a slice of consecutive elements that only matmuls read: those take operands in
   either order, from wherever they lie.
@@ -12,12 +13,15 @@ The rules, all of them:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from course.program.ir import ELEMENTWISE, MOVES, Block, Op, Value
 
 _FUSED = (ELEMENTWISE | MOVES) - {"dynamic_update_slice", "scatter", "concatenate", "gather"}
 _READS_ON_THE_FLY = _FUSED | {"reduce"}
+# They read what they cut out.
+ADDRESSES = {"slice", "dynamic_slice", "gather"}
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,11 @@ class ElidedBuffers:
     """Results without a buffer of their own.
 
     Attributes:
-        fused: Computed on the fly by what reads them.
+        fused: Computed on the fly by what reads them, from so many bytes of values in memory.
         views: From each view to the value whose bytes it is.
     """
 
-    fused: set[Value] = field(default_factory=set)
+    fused: dict[Value, dict[Value, float]] = field(default_factory=dict)
     views: dict[Value, Value] = field(default_factory=dict)
 
     def origin(self, value: Value) -> Value:
@@ -37,6 +41,21 @@ class ElidedBuffers:
         while value in self.views:
             value = self.views[value]
         return value
+
+    def reads(self, op: Op) -> dict[Value, float]:
+        """Bytes that an op reads, by the value in memory, through what is fused into it."""
+        reads = self.inputs(op.operands)
+        if op.kind in ADDRESSES:
+            return {value: min(size, float(op.results[0].bytes)) for value, size in reads.items()}
+        return reads
+
+    def inputs(self, operands: Iterable[Value]) -> dict[Value, float]:
+        """Bytes of some operands, by the value in memory."""
+        found: dict[Value, float] = {}
+        for operand in dict.fromkeys(operands):
+            for value, size in self.fused.get(operand, {operand: float(operand.bytes)}).items():
+                found[value] = max(size, found.get(value, 0.0))
+        return found
 
 
 def elided_buffers(block: Block) -> ElidedBuffers:
@@ -70,7 +89,24 @@ def _find(block: Block, found: ElidedBuffers) -> None:
             if op.kind not in _FUSED and op.kind != "constant":
                 continue
         if op.kind != "optimization_barrier" and result not in pinned and _on_the_fly(result, readers, found):
-            found.fused.add(result)
+            found.fused[result] = {}
+    for op in block.ops:
+        if op.results and op.results[0] in found.fused:
+            result, reads = op.results[0], found.reads(op)
+            readers, once = len(_readers(result, uses, found)), sum(reads.values())
+            if readers * once > once + (readers + 1) * result.bytes:
+                del found.fused[result]
+            else:
+                found.fused[result] = reads
+
+
+def _readers(result: Value, uses: dict[Value, list[Op]], found: ElidedBuffers) -> set[Op]:
+    """The ops that read a result, itself or as a view."""
+    readers = set()
+    for reader in uses.get(result, []):
+        view = reader.results[0] if reader.results else None
+        readers |= _readers(view, uses, found) if view and found.views.get(view) is result else {reader}
+    return readers
 
 
 def _on_the_fly(result: Value, readers: list[Op], found: ElidedBuffers) -> bool:

@@ -163,7 +163,8 @@ def _task(
 
 
 def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, *, name: str = "", quick: bool = False) -> Any:
-    name = name or f"{num_stages} stages, {num_microbatches} microbatches, {num_repeats} repeats"
+    microbatches = counted(num_microbatches, "microbatch", "microbatches")
+    name = name or f"{num_stages} stages, {microbatches}, {counted(num_repeats, 'repeat')}"
     sizes = Schedule(num_stages=num_stages, num_microbatches=num_microbatches, num_repeats=num_repeats)
     return Case(name, {"pipe": num_stages}, sizes, quick)
 

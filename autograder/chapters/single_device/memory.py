@@ -216,8 +216,8 @@ REMAT = Task(
 
 # chunked_attention: causal attention over chunks of keys and values, forward and backward.
 
-# Scores reach about 110, where float32 is exact to 2^-18 (4e-6). A score adds up ten such roundings, what
-# is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.2e-5 here.
+# Scores reach about 220, where float32 is exact to 2^-17 (8e-6). A score adds up ten such roundings, what
+# is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.8e-5 here.
 TOLERANCE = 1e-4
 # Masked chunks may be left out, and then hardly more than half of the work remains.
 LEAST_WORK = 0.45
@@ -296,7 +296,7 @@ _LONG = Heads(rows=2, num_heads=4, head_dim=64, seq=4096, chunk=512, reach=0)
 
 def _unseen_heads(rng: np.random.Generator) -> Case[Heads]:
     chunk, chunks = int(rng.choice([4, 8, 12])), int(rng.choice([4, 5, 7]))
-    rows, reach = int(rng.choice([3, 5])), int(rng.integers(105, 115))
+    rows, reach = int(rng.choice([3, 5])), int(rng.integers(215, 225))
     heads = {"num_heads": int(rng.choice([2, 5])), "head_dim": int(rng.choice([6, 14]))}
     return Case(UNSEEN, MESH, Heads(chunk=chunk, seq=chunk * chunks, rows=rows, reach=reach, **heads))
 

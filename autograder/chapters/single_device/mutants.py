@@ -176,6 +176,17 @@ MUTANTS = (
     ),
     patch(
         scaled_step,
+        "sums_gradients_in_float16",
+        {
+            "jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))": (
+                "jnp.isfinite(sum(jnp.sum(g.astype(jnp.float16)) for g in jax.tree.leaves(gradients)))"
+            )
+        },
+        *("good steps", "losses", "scale", "values"),
+        shown_by=("scale of 1",),
+    ),
+    patch(
+        scaled_step,
         "halves_below_one",
         {'state["scale"] / 2, 1': 'state["scale"] / 2, 0'},
         "scale",
@@ -197,6 +208,13 @@ MUTANTS = (
     patch(chunked_attention, "forgets_to_correct_the_sum", {"total * shrink +": "total +"}, "gradients", "values"),
     patch(
         chunked_attention, "begins_with_a_maximum_of_zero", {"(nothing - jnp.inf,": "(nothing,"}, "gradients", "values"
+    ),
+    patch(
+        chunked_attention,
+        "begins_with_minus_a_hundred",
+        {"(nothing - jnp.inf,": "(nothing - 100,"},
+        "gradients",
+        "values",
     ),
     patch(chunked_attention, "masks_with_minus_a_hundred", {"-jnp.inf)": "-100)"}, "gradients", "values"),
     patch(

@@ -73,7 +73,7 @@ class Heads(Sizes):
     num_heads: int
     head_dim: int
     chunk: int
-    reach: int = 110
+    reach: int = 220
 
 
 def _on_one_device(local: Callable[..., dict[str, Any]], inputs: dict[str, Any], *results: str) -> Wrapped:

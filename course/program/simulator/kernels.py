@@ -3,7 +3,7 @@
 The rules, all of them:
 
 - What ``fusion`` calls fused runs inside the kernels that read it: its arithmetic and the memory that it reads are
-  charged to each of them. Where that moves more memory than writing it once for all of its readers, a kernel does.
+  charged to each of them.
 - What ``merging`` calls one kernel is one.
 - A matrix product reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
   charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
@@ -18,19 +18,17 @@ The rules, all of them:
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from course.machine import Machine
 from course.program.costs import dot_flops, elementwise_operations, reduce_operations
-from course.program.fusion import ElidedBuffers, captured, elided_buffers
+from course.program.fusion import ADDRESSES, ElidedBuffers, captured, elided_buffers
 from course.program.ir import COLLECTIVES, ELEMENTWISE, FOLDED, Block, Module, Op, Value, ready_order, walk
 from course.program.simulator.merging import Kernel, merge
 
 FREE, KERNEL, COLLECTIVE, LOOP, BRANCH = range(5)
-_ADDRESSES = {"slice", "dynamic_slice", "gather"}
 _SPREAD = {"broadcast_in_dim", "iota", "constant"}
 
 
@@ -63,16 +61,14 @@ class Step:
 
 @dataclass(slots=True)
 class _Chain:
-    """What computing a fused value takes: the op, and bytes by the value in memory that they are read from.
+    """A fused value.
 
     Attributes:
         op: That gives it.
-        reads: Bytes by value.
-        aligned: Of these values, those that are read element by element.
+        aligned: Of the values in memory that it is computed from, those that are read element by element.
     """
 
     op: Op
-    reads: dict[Value, float]
     aligned: frozenset[Value]
 
 
@@ -99,7 +95,6 @@ def ready_first(steps: list[Step]) -> list[Step]:
 def _of_block(block: Block, free: ElidedBuffers, machine: Machine, loop: Op | None) -> list[Step]:
     """The steps of a block; ``loop`` is the loop whose body it is, if it is one."""
     chains: dict[Value, _Chain] = {}
-    readers = Counter(operand for op in block.ops for operand in dict.fromkeys(op.operands))
     steps = []
     carried = set(block.returns) if loop else set()
     for op in block.ops:
@@ -108,11 +103,9 @@ def _of_block(block: Block, free: ElidedBuffers, machine: Machine, loop: Op | No
             steps.append(Step(op, LOOP if op.kind == "while" else BRANCH, reads))
             continue
         if op.results and op.results[0] in free.fused:
-            chain = _chain(op, chains)
-            if not _better_written(op.results[0], chain, readers[op.results[0]]):
-                chains[op.results[0]] = chain
-                continue
-        step = _step(op, chains, machine)
+            chains[op.results[0]] = _chain(op, chains)
+            continue
+        step = _step(op, chains, free, machine)
         if step.what == FREE and op.results and op.results[0] in carried and op.kind not in ("reshape", "constant"):
             step = _copy(op, step.reads, op.results[0], machine)
         # A free step without anything to wait for is ready at once: nothing to do.
@@ -152,7 +145,7 @@ def _merged(
 
 def _mergeable(op: Op, needs: Sequence[Value], chains: dict[Value, _Chain], free: ElidedBuffers) -> Kernel:
     values = op.operands[: len(op.results)] if op.kind == "reduce" else op.operands
-    reads = {free.origin(value): size for value, size in _inputs(op.operands, chains).items()}
+    reads = {free.origin(value): size for value, size in free.inputs(op.operands).items()}
     aligned = {free.origin(value) for value in _aligned(values, chains)}
     passes, queue = set(), list(values)
     while queue:
@@ -192,32 +185,13 @@ def _copy(op: Op, reads: tuple[Value, ...], value: Value, machine: Machine) -> S
     return Step(op, KERNEL, reads, machine.kernel_seconds(moved), 0.0, moved)
 
 
-def _better_written(value: Value, chain: _Chain, readers: int) -> bool:
-    """Whether writing a value once moves less memory than computing it in each of its readers."""
-    once = sum(chain.reads.values())
-    return readers * once > once + (readers + 1) * value.bytes
-
-
 def _chain(op: Op, chains: dict[Value, _Chain]) -> _Chain:
-    reads = _inputs(op.operands, chains)
-    if op.kind in _ADDRESSES:
-        reads = {value: min(size, float(op.results[0].bytes)) for value, size in reads.items()}
     in_place = op.kind in ELEMENTWISE or (op.kind == "reshape" or _repeats_nothing(op))
-    return _Chain(op, reads, _aligned(op.operands, chains) if in_place else frozenset())
+    return _Chain(op, _aligned(op.operands, chains) if in_place else frozenset())
 
 
 def _repeats_nothing(op: Op) -> bool:
     return op.kind == "broadcast_in_dim" and op.results[0].elements == op.operands[0].elements
-
-
-def _inputs(operands: list[Value], chains: dict[Value, _Chain]) -> dict[Value, float]:
-    """What is read from memory for some operands, through what is fused."""
-    reads: dict[Value, float] = {}
-    for operand in dict.fromkeys(operands):
-        chain = chains.get(operand)
-        for value, size in (chain.reads if chain else {operand: float(operand.bytes)}).items():
-            reads[value] = max(size, reads.get(value, 0.0))
-    return reads
 
 
 def _fused_operations(operands: list[Value], chains: dict[Value, _Chain]) -> float:
@@ -236,33 +210,35 @@ def _fused_operations(operands: list[Value], chains: dict[Value, _Chain]) -> flo
     return total
 
 
-def _step(op: Op, chains: dict[Value, _Chain], machine: Machine) -> Step:
-    reads = _inputs(op.operands, chains)
+def _step(op: Op, chains: dict[Value, _Chain], free: ElidedBuffers, machine: Machine) -> Step:
+    reads = free.inputs(op.operands)
     values = tuple(reads)
     if op.kind in COLLECTIVES:
         return Step(op, COLLECTIVE, values)
-    free = op.kind in FOLDED and (not op.operands or op.operands[0] not in chains)
-    if free or (op.kind in ELEMENTWISE and op.results[0].elements <= 1):
+    folded = op.kind in FOLDED and (not op.operands or op.operands[0] not in chains)
+    if folded or (op.kind in ELEMENTWISE and op.results[0].elements <= 1):
         return Step(op, FREE, values)
     if op.kind == "dot_general":
         flops, moved = dot_flops(op), sum(reads.values()) + op.results[0].bytes
         seconds = max(machine.matmul_seconds(flops, moved, operand.dtype) for operand in op.operands)
         return Step(op, KERNEL, values, seconds, flops, moved)
-    moved, operations = _traffic(op, reads, chains)
+    moved, operations = _traffic(op, reads, chains, free)
     return Step(op, KERNEL, values, machine.kernel_seconds(moved, operations), 0.0, moved)
 
 
-def _traffic(op: Op, reads: dict[Value, float], chains: dict[Value, _Chain]) -> tuple[float, float]:
+def _traffic(
+    op: Op, reads: dict[Value, float], chains: dict[Value, _Chain], free: ElidedBuffers
+) -> tuple[float, float]:
     """Bytes and operations of a kernel that is no matrix product."""
     written = float(sum(result.bytes for result in op.results))
     if op.kind == "dynamic_update_slice":
         update = op.operands[1:2]
-        return sum(_inputs(update, chains).values()) + update[0].bytes, _fused_operations(update, chains)
+        return sum(free.inputs(update).values()) + update[0].bytes, _fused_operations(update, chains)
     operations = _fused_operations(op.operands, chains)
     if op.kind == "scatter":
         updates = sum(operand.bytes for operand in op.operands[1:])
         return 2.0 * updates + (written if op.operands[0] in chains else 0.0), operations
-    if op.kind in _ADDRESSES:
+    if op.kind in ADDRESSES:
         return 2.0 * written, operations
     return sum(reads.values()) + written, operations + _own_operations(op)
 
