@@ -37,6 +37,7 @@ def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
     return (
         _factor(measured, expected, e.case)
         or _elsewhere(measured, expected, tolerance * scale)
+        or _alike(measured, expected, tolerance * scale, e.case)
         or _rounded((measured - expected) / scale, expected)
         or (_masked(right) if _drops(e) else "")
         or _at_one_place(right)
@@ -133,6 +134,33 @@ def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
     if measured.size < 3 or np.max(np.abs(np.sort(measured, axis=None) - np.sort(expected, axis=None))) > near:
         return ""
     return "All its numbers are right, and not in their places: in which order do parts come, and from whom?"
+
+
+def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
+    """Parts along the first dim that are all the same, the mean or the sum of what each should be."""
+    length = measured.shape[0] if measured.ndim else 1
+    for count in sorted({math.prod(case.mesh.values()), *case.mesh.values()}, reverse=True):
+        if count < 2 or length % count:
+            continue
+        found, wanted = (a.reshape(count, -1) for a in (measured, expected))
+        if np.max(np.abs(found - found[0])) > near or np.max(np.abs(wanted - wanted[0])) <= near:
+            continue
+        for word, together in (("mean", np.mean), ("sum", np.sum)):
+            if np.max(np.abs(found[0] - together(wanted, axis=0))) <= near:
+                return (
+                    f"Its {count} parts along dim 0 are all the same, the {word} of what they should be: "
+                    "should every device have its own?"
+                )
+    return ""
+
+
+def not_finite(e: Evidence, measured: np.ndarray) -> str:
+    """How much of a leaf is infinite or no number, and where a mask may be why."""
+    nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
+    said = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
+    masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
+    asks = " The mask may be 0 everywhere on a device: what is divided by what counts there?" if masked and nan else ""
+    return f"{' and '.join(said)} of {measured.size:,} elements.{asks}"
 
 
 def _masked(right: np.ndarray) -> str:

@@ -380,7 +380,8 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         return at(e, name, kind, f"{where}: measured {found}, expected {wanted}.", found, wanted)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
-        return at(e, name, kind, f"{where}: {bad} of {measured.size} not finite.", f"{bad} not finite", "finite")
+        said = causes.not_finite(e, measured)
+        return at(e, name, kind, f"{where}: {said}", f"{bad} not finite", "finite")
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale

@@ -227,6 +227,8 @@ CAUSES = {
     "nearly": (DRAWN * np.float32(1.004), "All of it is 1.004 times what it should be."),
     "other order": (DRAWN[::-1], "All its numbers are right, and not in their places"),
     "other masks": (DRAWN + 9 * np.float32(MASKS[0]) - 9 * MASKS[1], "as two masks of dropout agree by chance"),
+    "mean of all": (np.tile(DRAWN.mean(0), (4, 1)), "Its 4 parts along dim 0 are all the same, the mean of what they"),
+    "sum of pairs": (np.tile(DRAWN[:2] + DRAWN[2:], (2, 1)), "Its 2 parts along dim 0 are all the same, the sum of"),
     "one place": (ONE, "Along dim 1, of 8, only index 5 is wrong."),
     "a row": (DRAWN + (np.arange(8) > 2), "Along dim 1, of 8, only indices 3 to 7 are wrong."),
 }

@@ -94,7 +94,7 @@ def _find(block: Block, found: ElidedBuffers) -> None:
         if op.results and op.results[0] in found.fused:
             result, reads = op.results[0], found.reads(op)
             readers, once = len(_readers(result, uses, found)), sum(reads.values())
-            if readers * once > once + (readers + 1) * result.bytes:
+            if result.elements > 1 and readers * once > once + (readers + 1) * result.bytes:
                 del found.fused[result]
             else:
                 found.fused[result] = reads
