@@ -1,6 +1,6 @@
 """Rings of products and permutes, by the program, the timeline, the GPU compiler and on a measured machine."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import jax
@@ -60,7 +60,8 @@ def program() -> dict[str, Table]:
     table = Table("first witness: the program", "what is sent s", "MiB .2f", "up s", "down s", "operations d")
     found = {name: predict(exported(function), IDEAL) for name, function in RINGS.items()}
     for name, one in found.items():
-        times, directions = Counter(), Counter()
+        times: Counter[str] = Counter()
+        directions: dict[bool, float] = defaultdict(float)
         for c in one.costs.collectives:
             times[c.kind.replace("collective_", "").replace("_", "-")] += c.count
             if c.shift is not None:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -173,7 +174,8 @@ def hybrid() -> dict[str, Table]:
 @example
 def worked() -> dict[str, Table]:
     """The course's Transformer with 6.7 billion parameters, trained with Adam in float32 on 8 devices."""
-    sizes, least = {"num_layers": 32, "width": 4096, "hidden": 16384, "vocab": 32768, "max_seq": 2048}, 2**20
+    sizes: dict[str, Any] = {"num_layers": 32, "width": 4096, "hidden": 16384, "vocab": 32768, "max_seq": 2048}
+    least = 2**20
     leaves = jax.tree.leaves_with_path(jax.eval_shape(transformer(num_heads=32, **sizes).init, jax.random.key(0)))
     count = {tuple(entry.key for entry in path): math.prod(leaf.shape) for path, leaf in leaves}
     whole = sum(size for size in count.values() if size < least)

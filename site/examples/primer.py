@@ -4,6 +4,7 @@ import io
 import re
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,8 @@ def drawn(shown) -> str:
 
 @example
 def cells() -> dict[str, str]:
-    printed, scope = {}, {"__name__": "__main__"}
+    printed: dict[str, str] = {}
+    scope: dict[str, Any] = {"__name__": "__main__"}
     for cell in jupytext.read(SOURCE).cells:
         if cell.cell_type != "code":
             continue

@@ -4,6 +4,7 @@ import linecache
 import math
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 from xml.sax.saxutils import escape
 
 import jax
@@ -152,7 +153,9 @@ def attention() -> Table:
                 values, transpose = jax.vjp(attend, q, k, v)
                 return {"values": values, "gradients": transpose(upstream)}
 
-            inputs = dict.fromkeys(("q", "k", "v", "upstream"), jax.ShapeDtypeStruct((1, seq, heads, 64), jnp.float32))
+            inputs: dict[str, Any] = dict.fromkeys(
+                ("q", "k", "v", "upstream"), jax.ShapeDtypeStruct((1, seq, heads, 64), jnp.float32)
+            )
             out = {"values": P(), "gradients": P()}
             program = export(both, inputs, dict.fromkeys(inputs, P()), mesh={"data": 1}, out_specs=out)
             module = parse(program)

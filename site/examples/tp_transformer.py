@@ -1,6 +1,7 @@
 """A Transformer over ``data`` and ``tensor``: what rings hide, two kinds of block, logits in parts, and a billion."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,8 @@ CHAPTER, H100, RINGS = load("tp_transformer"), machine("8xH100"), (ring_gather_m
 BLOCKS = {"in turn": "tp_transformer_block", "side by side": "parallel_transformer_block"}
 LARGE = CHAPTER.task("parallel_transformer_block")
 LONG = {"seq": 1024, "max_seq": 1024}
-USUAL = {"width": 2048, "hidden": 8192, "rows": 8, **LONG}
-WIDE = {"width": 4096, "hidden": 16384, "num_heads": 32, "rows": 4, **LONG}
+USUAL: dict[str, Any] = {"width": 2048, "hidden": 8192, "rows": 8, **LONG}
+WIDE: dict[str, Any] = {"width": 4096, "hidden": 16384, "num_heads": 32, "rows": 4, **LONG}
 DRAWN = {"in turn, whole": "before", "side by side, whole": "beside", "side by side, rings": "after"}
 
 
