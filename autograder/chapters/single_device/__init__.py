@@ -87,7 +87,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "| largest temporary |": ("largest temporary",),
         "at most 0.4 times the plain version's": ("live temporaries",),
         "at most 1.35 times the plain version's": ("FLOPs",),
-        "since scores beyond 100 occur, of either sign": NUMBERS,
+        "since scores beyond 200 occur, of either sign": NUMBERS,
         "They may rise or fall along the keys": NUMBERS,
         "Everything is float32": NUMBERS,
         "For each query the mean of the values up to its position": ("values",),

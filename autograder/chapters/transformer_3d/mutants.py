@@ -286,7 +286,12 @@ MUTANTS = (
     ),
     step(
         "gathers_gradients_to_take_their_norm",
-        {SQUARE: "(jnp.sum(gradient**2) + 0 * lax.all_gather(gradient, (pipe_axis, tensor_axis)).sum())"},
+        {
+            SQUARE: (
+                "(jnp.sum(gradient**2) + (0 * lax.all_gather(gradient, (pipe_axis, tensor_axis)).sum()"
+                " if min(lax.axis_size(pipe_axis), lax.axis_size(tensor_axis)) > 1 else 0))"
+            )
+        },
         "other collectives",
     ),
     step(
