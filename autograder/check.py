@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import importlib
 import inspect
+import linecache
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autograder.contract.task import Case, Task, load
-from autograder.contract.verdict import Fact, Report, Result, conclude
-from autograder.grading.inside.cells import locate_cell
-from autograder.grading.inside.intake import Notebook, read_notebook
+from autograder.contract.verdict import FAIL, Fact, Report, Result, conclude
+from autograder.grading.inside.cells import locate_cell, read_statements
+from autograder.grading.inside.intake import Cell, Notebook, read_notebook
 from autograder.grading.inside.launch import Limits
 from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
@@ -122,9 +124,21 @@ def check(function: Callable[..., Any], *, full: bool = False, variant: str | No
         variant = stated(read.cells).get(name, "") if read else ""
     planned = plan(chapter, task, full=full, stretched=full, variant=variant)
     disk = _meanwhile(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
-    traced = trace_function(task, function, planned.traced, locate_live(function))
-    result = judge_traced(planned, traced)
-    differences = notes(traced, disk.result(), uses(function)) if disk else ()
+    labels = _labels(function)
+    traced = trace_function(task, function, planned.traced, labels.get)
+
+    def first_case(other: Task) -> Result:
+        called = getattr(function, "__globals__", {})[other.name]
+        small = _first_case(chapter, other)
+        return judge_traced(small, trace_function(other, called, small.traced, labels.get))
+
+    files = {label: file for file, label in labels.items()}
+    used = uses(function)
+    result = with_fault(chapter, judge_traced(planned, traced), used, first_case)
+    result = with_quotes(result, lambda label, number: linecache.getline(files.get(label, ""), number))
+    if stale := _stale(task, function):
+        result = replace(result, message=f"{stale} {result.message}".strip())
+    differences = notes(traced, disk.result(), used) if disk else ()
     return CheckResult(Report(chapter, (result,), notes=(*differences, *_variant_notes(task, variant))))
 
 
@@ -141,6 +155,41 @@ def _meanwhile(task: Task, function: FromNotebook, cases: list[Case]) -> Future[
     future = pool.submit(trace_function, task, function, cases, locate_cell)
     pool.shutdown(wait=False)
     return future
+
+
+def _first_case(chapter: str, task: Task) -> Plan:
+    planned = plan(chapter, task, full=False)
+    return replace(planned, cases=planned.cases[:1], at_scale=None)
+
+
+def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Callable[[Task], Result]) -> Result:
+    """A wrong result, with the function that it calls and that is wrong by itself, if there is one, named first.
+
+    Args:
+        chapter: The chapter's name.
+        result: Of a function.
+        used: What ``uses`` says of it.
+        judged: The judgement of another function of the chapter.
+    """
+    if result.verdict != FAIL or result.message or not result.facts:
+        return result
+    for other in [task for task in load(chapter).tasks if task.name in used and task.name != result.name]:
+        found = judged(other)
+        if found.reason or not found.facts:
+            wrong = found.reason.partition(" earn")[0].lower() or "an error"
+            first = f"{other.name}, which {result.name} calls, has {wrong} by itself: mend that first."
+            return replace(result, message=f"{first} check({other.name}) says more.")
+    return result
+
+
+def with_quotes(result: Result, text: Callable[[str, int], str]) -> Result:
+    """The result with the text of every line of the learner's that it names; ``text`` gives that of ``cell:line``."""
+    found = {}
+    for line in {result.line, *(fact.line for fact in result.facts if not fact.passed)}:
+        label, _, number = line.rpartition(":")
+        if number.isdigit() and (said := text(label, int(number)).strip()):
+            found[line] = said[:200]
+    return replace(result, quoted=found)
 
 
 def check_function(
@@ -221,10 +270,23 @@ def check_notebook(
         IntakeError: It cannot be read.
         LookupError: The chapter has no such function.
     """
-    tasks = _tasks(chapter, functions)
+    _tasks(chapter, functions)
     executor().start_early()
     tracer().start_early()
-    notebook = read_notebook(path)
+    return check_cells(read_notebook(path), chapter, functions, full=full, progress=progress, more=more)
+
+
+def check_cells(
+    notebook: Notebook,
+    chapter: str,
+    functions: list[str] | None = None,
+    *,
+    full: bool = False,
+    progress: Progress | None = None,
+    more: Sequence[MoreFacts] = (),
+) -> Report:
+    """Judge a notebook that has been read; the arguments are those of ``check_notebook``."""
+    tasks = _tasks(chapter, functions)
     source = FromNotebook(chapter, notebook)
     variants = stated(notebook.cells)
     planned = [plan(chapter, task, full=full, stretched=full, variant=variants.get(task.name, "")) for task in tasks]
@@ -232,6 +294,18 @@ def check_notebook(
     exports += [export for each in more for task in tasks if task.at_scale for export in each.exports(task)]
     source.trace(_missing(exports))
     report = _judged(chapter, planned, lambda task: (source, locate_cell), progress, more)
+
+    def first_case(other: Task) -> Result:
+        known = next((result for result in report.functions if result.name == other.name), None)
+        small = _first_case(chapter, other)
+        return known or judge_traced(small, source.programs(other, small.traced, "cpu"))
+
+    def with_more(task: Task, result: Result) -> Result:
+        used = [found.uses for found in source.traced.get((task.name, "cpu"), ()) if isinstance(found, Traced)]
+        result = with_fault(chapter, result, used[0] if used else {}, first_case)
+        return with_quotes(result, notebook.line)
+
+    report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))
     variant_notes = [note for task in tasks for note in _variant_notes(task, variants.get(task.name, ""))]
     return replace(report, notes=(*variant_notes, *report.notes))
 
@@ -256,7 +330,11 @@ def check_solution(
         function = getattr(module, task.name)
         return function, locate_file(function)
 
-    return _judged(chapter, planned, find, progress, more)
+    def text(label: str, number: int) -> str:
+        return linecache.getline(str(Path(module.__file__ or "").with_name(label)), number)
+
+    report = _judged(chapter, planned, find, progress, more)
+    return replace(report, functions=tuple(with_quotes(result, text) for result in report.functions))
 
 
 def _judged(
@@ -346,24 +424,42 @@ def _file_of(function: Any) -> str:
 
 def locate_live(function: Callable[..., Any]) -> Locate:
     """Locations in a notebook's cells: by the graded function that a cell defines, else by its number."""
-    own = locate_file(function)
+    return _labels(function).get
+
+
+def _labels(function: Callable[..., Any]) -> dict[str, str]:
+    """What each file is called that is the learner's: a cell's, or the one that defines the function."""
+    own = _file_of(function)
+    labels = {own: Path(own).name} if own else {}
+    if shell := _shell():
+        numbers = getattr(shell.compile, "_filename_map", {})
+        labels |= {file: f"In[{number}]" for file, number in numbers.items()}
+        labels |= {_file_of(shell.user_ns[name]): name for name in every_task() if name in shell.user_ns}
+    labels.pop("", None)
+    return labels
+
+
+def _shell() -> Any:
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
-        return own
-    shell = get_ipython()
-    if shell is None:
-        return own
-    known = {_file_of(shell.user_ns[name]): name for name in every_task() if name in shell.user_ns}
-    known.pop("", None)
-    numbers = getattr(shell.compile, "_filename_map", {})
+        return None
+    return get_ipython()
 
-    def locate(file: str) -> str | None:
-        if file in known:
-            return known[file]
-        return f"In[{numbers[file]}]" if file in numbers else own(file)
 
-    return locate
+def _stale(task: Task, function: Callable[..., Any]) -> str:
+    """That a later cell was to define the function and failed, so that an older one is judged; empty if not."""
+    shell = _shell()
+    numbers = getattr(shell.compile, "_filename_map", {}) if shell else {}
+    number, cells = numbers.get(_file_of(function)), list(shell.user_ns.get("In", ())) if shell else []
+    later = range((number or len(cells)) + 1, len(cells))
+    again = [n for n in later if re.search(rf"^def +{task.name}\b", cells[n], re.MULTILINE)]
+    if not again:
+        return ""
+    failed, why = read_statements([Cell("", cells[again[-1]])])[0], "did not run to its end"
+    if failed.node is None and failed.error:
+        why = f"does not run: {failed.error}, in its line {failed.line}, `{failed.text}`"
+    return f"This judges {task.name} as In[{number}] had it. In[{again[-1]}], which defines it again, {why}."
 
 
 def _variant_notes(task: Task, variant: str) -> tuple[str, ...]:

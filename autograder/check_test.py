@@ -185,7 +185,8 @@ def test_data_dependent_branch_is_refused_at_its_line(notebook):
     )
     result = judged(notebook(HEAD, cell))
     assert result.verdict == REFUSED
-    assert result.message.startswith("two:2: case in lax.cond: which branch runs depends on data")
+    assert result.message.startswith("case in lax.cond: which branch runs depends on data")
+    assert (result.line, result.quoted[result.line][:8]) == ("two:2", "double =")
 
 
 def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch):
@@ -251,6 +252,18 @@ def test_a_function_is_known_by_what_the_notebook_calls_it():
     for definition in ("lambda *args: solution('shard_params')(*args)", "type('Object', (), {'__call__': len})()"):
         exec(f"shard_params = {definition}\nfound = check(shard_params)", space)
         assert [result.name for result in space["found"].report.functions] == ["shard_params"]
+
+
+def test_a_cell_that_failed_is_named_where_an_older_function_is_judged(monkeypatch):
+    space = {"check": check}
+    exec(compile("def gather_params(shards, specs, axis_name):\n    return shards", "<one>", "exec"), space)
+    cells = ["", "def gather_params(shards, specs, axis_name):\n    return shards", "def gather_params(:\n    return 1"]
+    shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={"<one>": 1}), user_ns={"In": cells, **space})
+    monkeypatch.setattr(checking, "_shell", lambda: shell)
+    exec("found = check(gather_params)", space)
+    message = space["found"].report.functions[0].message
+    assert message.startswith("This judges gather_params as In[1] had it. In[2], which defines it again, does not run")
+    assert "SyntaxError" in message and "`def gather_params(:`" in message
 
 
 def test_live_function_that_differs_from_the_notebook_is_noted(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ and takes its colours from what surrounds it, so that it reads on light and on d
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from html import escape
 
 from rich.console import Group, RenderableType
@@ -44,6 +45,8 @@ RED = "#cf222e"
 RICH = {PASS: "green", PARTIAL: "yellow", NEEDS_HUMAN: "magenta"}
 COLUMNS = ("fact", "case", "measured", "limit", "reference", "naive")
 NUMBERS = range(2, len(COLUMNS))
+ORIGINAL = "what Python or JAX said"
+NONE: Mapping[str, str] = {}
 DENIED = "refused by the sandbox and reported"
 LONGEST, WIDEST = 4000, 100
 LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -163,17 +166,21 @@ def _result_html(result: Result) -> str:
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
     remark = f"<div>{_html(result.reason)}</div>" if result.reason else ""
-    remark += "" if _said_below(result) else _remark(result.message, result.line, colour)
-    body = remark + table_html(result.facts) + _denied_html(result.denied)
+    if not _said_below(result):
+        remark += _remark(result.message, _line_html(result.line, result.quoted), colour)
+    if result.original:
+        said = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
+        remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{said}</details>'
+    body = remark + table_html(result.facts, quoted=result.quoted) + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
-def _remark(message: str, line: str, colour: str) -> str:
-    if not message and not line:
+def _remark(message: str, where: str, colour: str) -> str:
+    if not message and not where:
         return ""
     text = f'<div style="{_TEXT}{_MONO}">{_html(plain(message))}</div>' if message else ""
     style = f"border-left:3px solid {colour};padding:2px 0 2px 10px;margin:4px 0 6px 0;"
-    return f'<div style="{style}">{_line_html(line)}{text}</div>'
+    return f'<div style="{style}">{where}{text}</div>'
 
 
 def whose(line: str) -> str:
@@ -181,33 +188,42 @@ def whose(line: str) -> str:
     return "the course's line" if line.startswith("course/") else "your line"
 
 
-def _line_html(line: str) -> str:
+def _line_html(line: str, quoted: Mapping[str, str]) -> str:
     if not line:
         return ""
     said = f'<span style="{_FAINT}">{whose(line)}</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
+    if text := quoted.get(line):
+        said += f' <code style="{_MONO}{_TEXT}">{_html(plain(text))}</code>'
     return f'<div style="margin:2px 0;">{said}</div>'
 
 
-def table_html(facts: tuple[Fact, ...], *, notes: bool = True) -> str:
-    """The facts as a table; ``notes`` says whether each that fell short is explained below its row."""
+def table_html(facts: tuple[Fact, ...], *, notes: bool = True, quoted: Mapping[str, str] = NONE) -> str:
+    """The facts as a table.
+
+    Args:
+        facts: Its rows.
+        notes: Whether each that fell short is explained below its row.
+        quoted: The text of the lines that these point at.
+    """
     if not facts:
         return ""
     columns = _columns(facts)
     heads = "".join(f'<th style="{_CELL}{_FAINT}font-weight:normal;">{COLUMNS[i]}</th>' for i in columns)
-    rows = "".join(_fact_html(fact, columns, notes) for fact in facts)
+    rows = "".join(_fact_html(fact, columns, notes, quoted) for fact in facts)
     head = f'<tr style="background:none;"><th style="{_CELL}width:1em;"></th>{heads}</tr>'
     table = f'<table style="{_TABLE}"><thead style="border:none;">{head}</thead><tbody>{rows}</tbody></table>'
     return f'<div style="{_SCROLL}">{table}</div>'
 
 
-def _fact_html(fact: Fact, columns: list[int], notes: bool) -> str:
+def _fact_html(fact: Fact, columns: list[int], notes: bool, quoted: Mapping[str, str]) -> str:
     colour = {True: "#2da44e", False: "#e5534b" if fact.weight else "#bf8700", None: "inherit"}[fact.passed]
     mark = f'<td style="{_CELL}{_RULE}color:{colour};font-weight:700;">{_mark(fact)}</td>'
     cells = "".join(f'<td style="{_CELL}{_RULE}{_weight(i, fact)}">{_cell_html(i, fact)}</td>' for i in columns)
     row = f'<tr style="background:none;">{mark}{cells}</tr>'
     if not notes or fact.passed or not (fact.message or fact.line):
         return row
-    text = f'<div style="{_NOTE}">{_line_html(fact.line)}<div style="{_TEXT}">{_html(plain(fact.message))}</div></div>'
+    said = f'<div style="{_TEXT}">{_html(plain(fact.message))}</div>'
+    text = f'<div style="{_NOTE}">{_line_html(fact.line, quoted)}{said}</div>'
     note = f'<td colspan="{len(columns)}" style="{_CELL}padding-bottom:8px;">{text}</td>'
     return f'{row}<tr style="background:none;"><td style="{_CELL}"></td>{note}</tr>'
 
@@ -249,20 +265,25 @@ def _result_rich(result: Result) -> list[RenderableType]:
     )
     parts: list[RenderableType] = [head, *([Text(result.reason)] if result.reason else [])]
     if (result.line or result.message) and not _said_below(result):
-        parts.append(_remark_rich(_line_rich(result.line), result.message))
+        parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
+    if result.original:
+        parts.append(Text(f"  {ORIGINAL}: `--json`, or check(...) in the notebook", style="dim"))
     if result.facts:
         parts.append(_facts_rich(result.facts))
     for fact in result.facts:
         if not fact.passed and (fact.message or fact.line):
-            where = _line_rich(fact.line, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
+            where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]
 
 
-def _line_rich(line: str, *before: str | tuple[str, str]) -> Text:
-    return Text.assemble(*before, *([(f"{whose(line)} ", "dim"), (plain(line), "bold yellow")] if line else []))
+def _line_rich(line: str, quoted: Mapping[str, str], *before: str | tuple[str, str]) -> Text:
+    where = [(f"{whose(line)} ", "dim"), (plain(line), "bold yellow")] if line else []
+    if text := quoted.get(line):
+        where.append((f"  {plain(text)}", "italic"))
+    return Text.assemble(*before, *where)
 
 
 def _remark_rich(where: Text, message: str) -> RenderableType:

@@ -36,6 +36,8 @@ def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
     right = errors <= tolerance * scale
     return (
         _factor(measured, expected, e.case)
+        or _unwritten(measured, right)
+        or _first_step(leaf, right)
         or _elsewhere(measured, expected, tolerance * scale)
         or _alike(measured, expected, tolerance * scale, e.case)
         or _rounded((measured - expected) / scale, expected)
@@ -128,6 +130,20 @@ def _factor(measured: np.ndarray, expected: np.ndarray, case: Case[Any]) -> str:
 def _distinct(expected: np.ndarray) -> int:
     """How many different numbers there are, roughly."""
     return len(np.unique(np.round(expected / np.max(np.abs(expected)), 4)))
+
+
+def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
+    """Whatever is wrong is zero, and something is right."""
+    if np.all(right) or np.any(measured[~right]) or not np.any(measured[right]):
+        return ""
+    return "Wherever it is wrong it is zero: which part is never written, or never arrives?"
+
+
+def _first_step(leaf: str, right: np.ndarray) -> str:
+    """Losses of several steps, of which the first is right."""
+    if leaf.rpartition("/")[2] != "losses" or right.ndim != 1 or not right[0]:
+        return ""
+    return "The loss of step 0 is right, and later ones follow from the update: look at gradients and update first."
 
 
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:

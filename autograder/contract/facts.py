@@ -41,8 +41,11 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
 
 
 def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
-    """A fact about one case, which passes if there is no message; ``how`` as for ``Fact``."""
-    return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **{"line": e.line, **how})
+    """A fact about one case, which passes if there is no message; ``how`` as for ``Fact``.
+
+    It points at a line where ``how`` gives one: what is computed wrongly is not written on the first.
+    """
+    return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **how)
 
 
 def unmeasured(name: str, kind: Kind, why: str, weight: float = 1) -> Fact:
@@ -387,7 +390,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     error = float(np.max(errors, initial=0)) / scale
     figures: dict[str, Any] = {"measured": error, "limit": tolerance, "unit": Unit.RELATIVE}
     if error <= tolerance:
-        return at(e, name, kind, "", **figures, line="")
+        return at(e, name, kind, "", **figures)
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
     place = f" at {list(map(int, worst_at))}" if worst_at else ""
     texts = _apart(float(measured[worst_at]), float(expected[worst_at]))

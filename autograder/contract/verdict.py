@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -172,9 +172,10 @@ class Fact:
 class Result:
     """The judgement of one function.
 
-    ``message`` explains a verdict that no single fact explains. ``timeline`` is the step at scale in brief
-    (``course.render``), where official grading has looked at one, and ``form`` says what the Program of the first
-    case does, so that those that do the same are found.
+    ``message`` explains a verdict that no single fact explains, and ``original`` is what Python or JAX said, where it
+    says that in other words. ``quoted`` has the text of the lines that are named, on the learner's own machine.
+    ``timeline`` is the step at scale in brief (``course.render``), where official grading has looked at one, and
+    ``form`` says what the Program of the first case does, so that those that do the same are found.
     """
 
     name: str
@@ -187,6 +188,8 @@ class Result:
     denied: tuple[str, ...] = ()
     timeline: dict[str, Any] | None = None
     form: str = ""
+    original: str = ""
+    quoted: dict[str, str] = field(default_factory=dict)
 
     @property
     def missed(self) -> list[Fact]:

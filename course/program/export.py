@@ -119,14 +119,17 @@ def _is_spec(spec: Any) -> bool:
 
 @contextmanager
 def whole_tracebacks() -> Iterator[None]:
-    """Let locations reach the learner's frame however deep it lies below library frames."""
+    """Let locations reach the learner's frame however deep it lies below library frames, and errors keep all frames."""
+    wanted = {"jax_traceback_in_locations_limit": -1, "jax_traceback_filtering": "off"}
     with _LOCK:
-        before = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
-        jax.config.update("jax_traceback_in_locations_limit", -1)
+        before = {name: getattr(jax.config, name) for name in wanted}
+        for name, value in wanted.items():
+            jax.config.update(name, value)
         try:
             yield
         finally:
-            jax.config.update("jax_traceback_in_locations_limit", before)
+            for name, value in before.items():
+                jax.config.update(name, value)
 
 
 def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = False) -> jax_export.Exported:

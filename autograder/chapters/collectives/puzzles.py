@@ -77,7 +77,11 @@ def spec_puzzle(name: str) -> Task:
 
     def explain(case: Case[Any], found: Any) -> str:
         wanted = layout(panel.shape, panel.spec(*axes_of(case)), case.mesh)
-        return spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
+        said = spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
+        names = axes_of(case)
+        if names == AXES_OF_CASES[0] or found != panel.spec(*AXES_OF_CASES[0]):
+            return said
+        return f"{said} Here the axes have other names than in the picture, {names[0]!r} and {names[1]!r}: use them."
 
     return _of_picture(name, lambda case: panel.spec(*axes_of(case)), explain)
 

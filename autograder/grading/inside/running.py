@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import atexit
+import difflib
 import inspect
 import linecache
 import re
@@ -75,7 +76,10 @@ class Ran:
             return failed.problem
         if function is not None:
             return Problem("student_error", f"{task.name} is a {type(function).__name__}, expected a function")
-        message = f"the notebook has no function {task.name}{task.signature}; was it renamed, or its cell deleted?"
+        mine = [name for name, value in self.namespace.items() if inspect.isfunction(value)]
+        near = difflib.get_close_matches(task.name, mine, 1, 0.75)
+        hint = f"it has {near[0]}: is the name misspelt?" if near else "was it renamed, or its cell deleted?"
+        message = f"the notebook has no function {task.name}{task.signature}; {hint}"
         return self.explained(Problem("student_error", message), task.name)
 
     def explained(self, problem: Problem, function: str) -> Problem:
@@ -83,7 +87,7 @@ class Ran:
         earlier = self.failures
         if problem in (problems := [failure.problem for failure in earlier]):
             earlier = earlier[: problems.index(problem)]
-        missing = re.match(r"NameError: name '(\w+)'", problem.message)
+        missing = re.match(r"(?:in \w+, which \w+ calls: )?NameError: name '(\w+)'", problem.message)
         causes = [f for f in earlier if missing and missing[1] in f.names]
         if causes and causes[-1].problem.verdict == "limit_exceeded":
             problem = replace(problem, verdict="limit_exceeded")
@@ -93,7 +97,7 @@ class Ran:
         elif left := [failure for failure in earlier if failure.left_out]:
             why = f"before it, {len(left)} statements were not run, from {left[0].problem.line} on: "
             why += "experiments took too long; take them out of what you hand in"
-        elif missing and missing[1] not in self.namespace:
+        elif missing and missing[1] not in self.namespace and "Did you mean" not in problem.message:
             why = f"no cell of the notebook defines {missing[1]}"
         else:
             return problem
@@ -177,7 +181,7 @@ def run_cells(
                     module.__dict__["Out"] = {**module.__dict__["Out"], statement.shown: value}
                 spent += 0.0 if is_needed else time.process_time() - begin
             if problem:
-                needed_by = frozenset(name for name in wanted if number in needs_of[name])
+                needed_by = frozenset(name for name in wanted if number in needs_of[name] and number not in labs)
                 failures.append(Failure(names_of(statement).binds, statement.text, problem, needed_by, late))
     return Ran(module.__dict__, tuple(failures))
 

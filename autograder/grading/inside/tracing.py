@@ -1,18 +1,24 @@
 """From a learner's code to Programs: used by the notebook's check, the command and the sandboxed tracer alike."""
 
+import ast
 import errno
 import inspect
 import os
+import re
 import signal
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 from autograder.contract.case import Case
 from autograder.contract.wrapping import Mismatch, Traceable, trace
+from autograder.grading.inside.wording import worded
 from course.program import Locate, Program, ProgramError
 
 
@@ -22,12 +28,13 @@ class Problem:
 
     ``verdict`` is ``student_error`` for an exception of the learner's, ``limit_exceeded`` for one that says that
     something ran out, ``fail`` for a result of another form than the contract says, ``refused`` for a program that
-    may not be judged.
+    may not be judged. ``original`` is what Python or JAX said, where ``message`` says it in other words.
     """
 
     verdict: str
     message: str
     line: str = ""
+    original: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,7 +96,7 @@ def trace_cases(
     platform: str = "cpu",
 ) -> Traced | Problem:
     """The function's Program on every case, or the first thing that went wrong."""
-    line, programs = "", {}
+    line, programs, case = "", {}, None
     try:
         line = definition_line(function, locate)
         _check_signature(task, function)
@@ -101,16 +108,57 @@ def trace_cases(
         message = f"{task.name} took longer to trace than {error}"
         return Problem("limit_exceeded", message, describe_error(error, locate).line)
     except Mismatch as error:
-        return Problem("fail", str(error), line)
+        return Problem("fail", str(error), line if case is None else _return_line(function, line))
     except ProgramError as error:
-        return Problem("refused", str(error), line)
+        return refused(str(error))
     except NotImplementedError as error:
-        message = f"{task.name} is not written yet: it raises NotImplementedError"
-        return Problem("student_error", message, describe_error(error, locate).line or line)
-    except (Exception, SystemExit) as error:
         result = describe_error(error, locate)
-        return replace(result, line=result.line or line)
+        called = _called(task, result)
+        whose = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
+        return Problem("student_error", f"{whose} not written yet: it raises NotImplementedError", result.line or line)
+    except (Exception, SystemExit) as error:
+        result = describe_error(error, locate, list(case.mesh) if case else [])
+        called = _called(task, result)
+        before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
+        others = [other.mesh_text for other in cases if other.name in programs]
+        there = case and case.mesh_text not in others
+        where = f" (on mesh {case.mesh_text}; on mesh {others[0]} it runs)" if case and others and there else ""
+        return replace(result, message=f"{before}{result.message}{where}")
     return Traced(programs, line)
+
+
+def _called(task: Traceable, problem: Problem) -> str:
+    """The other function of the learner's in which it happened, where its cell is named by it."""
+    name = problem.line.rpartition(":")[0]
+    return name if name.isidentifier() and name != task.name and "_" in name else ""
+
+
+def _call(error: BaseException, task: Traceable, locate: Locate) -> str:
+    """The last line of the function's own cell on the way to an error, as it is written."""
+    own = [at for at in traceback.extract_tb(error.__traceback__) if locate(at.filename) == task.name and at.line]
+    return f" in `{own[-1].line}`" if own else ""
+
+
+def _return_line(function: Callable[..., Any], line: str) -> str:
+    """The line of a function's only ``return``; empty where it has none or several."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return ""
+    waiting, found = list(ast.iter_child_nodes(body)), []
+    while waiting:
+        node = waiting.pop()
+        found += [node.lineno] if isinstance(node, ast.Return) else []
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    label, _, first = line.rpartition(":")
+    return f"{label}:{int(first) + found[0] - 1}" if label and len(found) == 1 else ""
+
+
+def refused(message: str) -> Problem:
+    """A refusal; the line that its message begins with is where it is."""
+    found = re.match(r"([^\s:]+:\d+): ", message)
+    return Problem("refused", message[found.end() :] if found else message, found[1] if found else "")
 
 
 def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
@@ -136,24 +184,71 @@ def definition_line(function: Any, locate: Locate) -> str:
     return f"{label}:{code.co_firstlineno}" if code and label else ""
 
 
-def describe_error(error: BaseException, locate: Locate) -> Problem:
-    """An exception as the learner should see it: its type, its first lines, and their own innermost line."""
-    line, frame = "", error.__traceback__
+def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = ()) -> Problem:
+    """An exception as the learner should see it: in words, and at their own innermost line.
+
+    Args:
+        error: The exception.
+        locate: Names the learner's files.
+        axes: Of the mesh, where there is one.
+    """
+    line, own, frame = "", None, error.__traceback__
+    frames = []
     while frame is not None:
+        frames.append(frame.tb_frame)
         label = locate(frame.tb_frame.f_code.co_filename)
         if label is not None:
-            line = f"{label}:{frame.tb_lineno}"
+            line, own = f"{label}:{frame.tb_lineno}", len(frames)
         frame = frame.tb_next
+    line = line if own else _line_of_operation(frames, locate)
     try:
         text = str(error).strip()
     except Exception:
         text = "(its message cannot be shown)"
-    text = text.split("\n--------------------\nFor simplicity, JAX")[0]
-    message = f"{type(error).__name__}: {text}"[:2000].rstrip(": ")
+    original = f"{type(error).__name__}: {text.split(_INTERNAL)[0]}".rstrip(": ")
     limit = limit_of(error, text)
     if limit:
-        return Problem("limit_exceeded", f"it reached the limit on {limit}: {message}", line)
-    return Problem("student_error", message, line)
+        return Problem("limit_exceeded", f"it reached the limit on {limit}: {original[:2000]}", line)
+    if len(frames) > (own or 0):
+        original = _named_by_jax(original, frames[own or 0 :], axes)
+    message = worded(error, original)[:2000]
+    line = line or next(iter(_lines_in(original, locate)), "")
+    return Problem("student_error", message, line, "" if message == original else original[:8000])
+
+
+_INTERNAL = "\n--------------------\nFor simplicity, JAX"
+
+
+def _line_of_operation(frames: list[FrameType], locate: Locate) -> str:
+    """Where the operation was written that JAX was at, when no frame of the learner's is left."""
+    for frame in reversed(frames):
+        written = getattr(getattr(frame.f_locals.get("eqn"), "source_info", None), "traceback", None)
+        for one in getattr(written, "frames", ()):
+            label = locate(one.file_name)
+            if label is not None:
+                return f"{label}:{one.line_num}"
+    return ""
+
+
+def _lines_in(text: str, locate: Locate) -> Iterator[str]:
+    """The learner's lines that MLIR's text of an error names."""
+    for file, number in re.findall(r'"([^"]+)":(\d+)', text):
+        if (label := locate(file)) is not None:
+            yield f"{label}:{number}"
+
+
+def _named_by_jax(original: str, inner: list[FrameType], axes: Sequence[str]) -> str:
+    """An error that JAX leaves without a word, in its usual ones: an axis that is not there, a pair past the end."""
+    for frame in (
+        inner if axes and original in ("AssertionError", "KeyError", "IndexError: list index out of range") else ()
+    ):
+        names = [frame.f_locals.get(name) for name in ("axis_name", "axes", "axis_names")]
+        flat = [name for one in names for name in (one if isinstance(one, tuple) else (one,)) if isinstance(name, str)]
+        if missing := [name for name in flat if name not in axes]:
+            return f"NameError: Found an unbound axis name: {missing[0]}"
+        if pairs := frame.f_locals.get("perm"):
+            return f"IndexError: no_such_device: {list(pairs)[-1]}"
+    return original
 
 
 def limit_of(error: BaseException, text: str) -> str:

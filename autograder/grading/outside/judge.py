@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from autograder.contract.task import Case, Evidence, Judged, Task, Variant, load, named, references
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, REFUSED, Fact, Kind, Result, conclude
+from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, Fact, Kind, Result, conclude
 from autograder.grading.inside import wire
-from autograder.grading.inside.tracing import Problem
+from autograder.grading.inside.tracing import Problem, refused
 from autograder.grading.outside.pinned import pinned
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
 from course.render.timeline_summary import from_summary, to_summary
@@ -114,7 +114,7 @@ def judge(
                 progress(case.name)
         orders = _analyse(plan, programs, line, execute) if plan.at_scale else [(None, None)]
     except ProgramError as error:
-        return stopped(plan.task, Problem(REFUSED, str(error)[:2000], line))
+        return stopped(plan.task, refused(str(error)[:2000]))
     known = references(plan.chapter).get(plan.task.name, {})
     results = [_concluded(plan, cases, large, known, picture) for large, picture in orders]
     return max(results, key=lambda result: result.points)
@@ -145,7 +145,9 @@ def stopped(task: Task, problem: Problem) -> Result:
         measured, limit = "of another form", "as specified"
         form = Fact("values", Kind.FORM, False, measured, limit, line=problem.line, message=problem.message)
         return Result(task.name, 0.0, task.points, FAIL, (form,))
-    return Result(task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message)
+    return Result(
+        task.name, 0.0, task.points, problem.verdict, (), problem.line, problem.message, original=problem.original
+    )
 
 
 def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:

@@ -163,7 +163,7 @@ class Grader:
             message, programs = read_result(ending, written, limits)
             left_out = message.left_out > 0
             if message.problem:
-                result = stopped(task, message.problem)
+                result = stopped(task, dataclasses.replace(message.problem, original=""))
             else:
                 result = judge(planned, programs, message.line, partial(self._execute, budget))
         except wire.WireError as error:
@@ -323,7 +323,8 @@ def _accepted(message: TraceMessage, blobs: list[bytes]) -> tuple[TraceMessage, 
     """One function's message and its Programs by case, or a problem that a student's process may claim."""
     if problem := message.problem:
         verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
-        return replace(message, problem=Problem(verdict, problem.message[:2000], problem.line[:100])), {}
+        kept = Problem(verdict, problem.message[:2000], problem.line[:100], problem.original[:8000])
+        return replace(message, problem=kept), {}
     if not message.cases or len(message.cases) != len(blobs):
         raise wire.WireError("its cases and Programs do not fit together")
     return replace(message, line=message.line[:100]), dict(zip(message.cases, blobs, strict=True))

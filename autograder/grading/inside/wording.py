@@ -1,0 +1,204 @@
+"""Python's and JAX's errors in a learner's words: what stands here is said instead of what they say."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import re
+from types import FrameType
+from typing import Any
+
+_WHEN = "is not known while the function is traced: it is one program for all devices and all numbers"
+_VARIES = re.compile(r"JitTracer\(([^()]*)\)|Traced<([^>]*)>(?:with<[^>]*>)?|\w*Tracer<([^>]*)>")
+# Text of an error, with its type in front, and what is said instead; groups of the pattern fill it in.
+SENTENCES: tuple[tuple[str, str], ...] = (
+    (
+        r"TracerBoolConversionError",
+        f"`if`, `while`, `and`, `assert` and the like need True or False, and this value {_WHEN}. Choose between two "
+        "values with jnp.where(condition, a, b)",
+    ),
+    (
+        r"TracerIntegerConversionError",
+        f"a list's index, `range` and a number of steps must be Python numbers, and this index {_WHEN}. Of an array "
+        "made with jnp.asarray(list) a traced index takes an element; lax.fori_loop counts to a traced number",
+    ),
+    (
+        r"TracerArrayConversionError",
+        "numpy computes with numbers, and this array's are not known while the function is traced: use the function "
+        "of the same name in jnp instead of numpy's",
+    ),
+    (
+        r"ConcretizationTypeError[\s\S]*?(?:arange|shape)",
+        f"the size of an array must be a Python number, and this value {_WHEN}. Take the largest size that is needed "
+        "and choose with jnp.where what counts",
+    ),
+    (
+        r"(?:ConcretizationTypeError|NonConcreteBooleanIndexError)",
+        f"this needs a Python number, and the value {_WHEN}. Leave out int(), float() and the like: arithmetic, "
+        "jnp.where and lax.dynamic_slice_in_dim take traced values",
+    ),
+    (
+        r"Slice entries must be static|slice indices must have static",
+        f"a slice [a:b] needs Python numbers, and this beginning {_WHEN}. lax.dynamic_slice_in_dim(x, start, length) "
+        "cuts from a traced start, and lax.dynamic_update_slice_in_dim(x, part, start, 0) writes there",
+    ),
+    (
+        r"perm was not hashable",
+        "the pairs of a ppermute must be Python numbers, the same list on every device, and here a traced value is in "
+        "them. All devices run one program: name every device's transfer, [(source, target), ...] for all of "
+        "range(lax.axis_size(axis_name)), in a Python loop if the pairs differ from step to step",
+    ),
+    (
+        r"ppermute sources and destinations must be unique",
+        "in these pairs a device sends twice or receives twice: in one ppermute each may send once and receive once",
+    ),
+    (
+        r"no_such_device: (.*)",
+        r"a pair of this ppermute names a device that is not there: \1. Counting round a ring ends with % size",
+    ),
+    (
+        r"scatter_dimension.*non-negative|all_gather_dim.*non-negative|_dim(?:ension)?.*non-negative",
+        "scatter_dimension and the like are counted from 0 and may not be negative: x.ndim - 2 is the last dim but one",
+    ),
+    (
+        r"[Uu]nbound axis name:? (\w+)|unbound axis: (\w+)",
+        r"there is no axis '\1\2' in this mesh. Which axes it has depends on the case: use the argument that names "
+        r"the axis (axis_name) and no name of your own",
+    ),
+    (
+        r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
+        r"(\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type \1(\{V:([^}]*)\})",
+        r"a loop's carry must keep its type, and this one begins as \1\2 and becomes \1\3, which varies over '\4'. "
+        r"What is placed in it differs from device to device, so make the first one varying: lax.pcast(first, '\4', "
+        r'to="varying")',
+    ),
+    (
+        r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
+        r"(\w+\[[^\]]*\](?:\{[^}]*\})?) but[\s\S]*?has type (\w+\[[^\]]*\](?:\{[^}]*\})?)",
+        r"a loop's carry must keep its type, and this one begins as \1 and becomes \2. Give the first one the shape "
+        r"and dtype that the body returns",
+    ),
+    (
+        r"carry input and (?:carry )?output must have the same pytree[\s\S]*? is an? (?:<class ')?([\w.]+)(?:'>)?"
+        r"[\s\S]*?carry output is an? (?:<class ')?NoneType",
+        "the loop's body gives None for its carry: is its `return` missing?",
+    ),
+    (
+        r"carry input and (?:carry )?output must have the same pytree",
+        "a loop's body must return its carry in the form in which it was given: a tuple of two comes in and something "
+        "of another form goes out",
+    ),
+    (
+        r"Scan body function must return a pair|scan body function output must be a pair|scan.*must be a pair",
+        "the body of lax.scan must return two things, the new carry and what is stacked (None for nothing): "
+        "`return carry, None`",
+    ),
+    (
+        r"(?:'float' object cannot be interpreted as an integer|Shapes must be 1D sequences[^\n]*\d\.\d)",
+        "a size or a place must be a whole number, and this one is a float: `/` always gives a float, `//` a whole "
+        "number",
+    ),
+    (
+        r"(?:\w+ )?got incompatible shapes for broadcasting: (.*)\.",
+        r"arrays of the shapes \1 cannot be combined element by element. Which dim is missing, or too long? A sum or a "
+        r"maximum keeps its dim with keepdims=True, and x[..., None] adds one",
+    ),
+    (
+        r"Incompatible shapes for broadcasting: shapes=\[(.*)\]",
+        r"arrays of the shapes \1 cannot be combined element by element. Which dim is missing, or too long? A sum or a "
+        r"maximum keeps its dim with keepdims=True, and x[..., None] adds one",
+    ),
+    (
+        r"dot_general requires contracting dimensions to have the same shape, got \((\d+),\) and \((\d+),\)",
+        r"in this matrix product the dims that are summed over have the shapes \1 and \2, and must be equal. Which "
+        r"operand is the wrong one, or transposed?",
+    ),
+    (
+        r"Input dtypes \((.*?)\) have no available implicit dtype promotion",
+        r"arrays of the dtypes \1 are not combined silently here: bring one of them to the other's with x.astype(...)",
+    ),
+    (
+        r"cannot reshape array of shape (\(.*?\)) \(size (\d+)\) into shape (\(.*?\)) \(size (\d+)\)",
+        r"an array of shape \1 has \2 elements and cannot be reshaped to \3, which has \4",
+    ),
+    (
+        r"JAX arrays are immutable",
+        "an array is immutable and cannot be assigned into: x = x.at[i].set(value) gives a new one with another "
+        "element, and lax.dynamic_update_slice_in_dim one with another part",
+    ),
+    (
+        r"UnexpectedTracerError|Too many leaves for PyTreeDef|No constant handler for type.*Tracer",
+        "a value of a loop's or a transformed function's body is used outside of it, where it does not exist: what "
+        "leaves a loop's body must be in its carry, or in what lax.scan stacks",
+    ),
+    (
+        r"Gradient only defined for scalar-output functions. Output had shape: (\(.*?\))",
+        r"the gradient is that of a scalar, and this function returns an array of shape \1: is a mean or sum missing?",
+    ),
+    (r"RecursionError", "the function calls itself for ever: which call has to end?"),
+    (
+        r"pcast.*varying.*already|already varying",
+        "this value varies over the axis already: leave lax.pcast out here",
+    ),
+    (
+        r"Custom node type mismatch|pytree structure|Dict key mismatch|different (?:pytree )?structure",
+        "two trees that are gone through together have another structure: one has leaves, or keys, that the other "
+        "has not",
+    ),
+)
+
+
+def worded(error: BaseException, original: str) -> str:
+    """What a learner is told about an error; ``original`` is its type and its text."""
+    kind = type(error).__name__
+    for pattern, sentence in SENTENCES:
+        if found := re.search(pattern, original):
+            filled = re.sub(r"\\(\d)", lambda group: found[int(group[1])] or "", sentence)
+            return f"{filled} ({kind})"
+    return f"{_readable(original)}{_similar(error)}"
+
+
+def _readable(text: str) -> str:
+    """A text without files, without JAX's own terms for a function, and without colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = re.split(r"\n\s*(?:This value became a tracer|The error occurred while tracing|See https|-{8})", text)[0]
+    text = re.split(r"The error occurred while tracing|\{ ?lambda ?;|loc\(|see current operation", text)[0]
+    text = _VARIES.sub(lambda found: f"a traced {next(filter(None, found.groups()), 'value')}", text)
+    text = re.sub(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)", r"\1", text).replace("meshcraft-cell:", "")
+    return text.strip()
+
+
+def _similar(error: BaseException) -> str:
+    """A name that was probably meant, and where a missing one may come from."""
+    if isinstance(error, AttributeError) and error.name and error.obj is not None:
+        return _guess(error.name, dir(error.obj))
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        return _guess(error.args[0], _keys(error, error.args[0]))
+    if isinstance(error, NameError) and error.name:
+        own, known = _frames(error)[-1:], {}
+        for frame in _frames(error):  # what encloses a function is in the same file, and called it in the end
+            if frame.f_code.co_filename == own[0].f_code.co_filename:
+                known |= {**vars(builtins), **frame.f_globals, **frame.f_locals}
+        guess = _guess(error.name, known)
+        return guess or ". Is an import, or a line that sets it, missing?"
+    return ""
+
+
+def _guess(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, [one for one in known if isinstance(one, str)], 1, 0.7)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def _keys(error: BaseException, missing: str) -> list[str]:
+    """The keys of the dicts at hand where a key is missing."""
+    dicts = [value for frame in _frames(error)[-1:] for value in frame.f_locals.values() if isinstance(value, dict)]
+    return [key for one in dicts if missing not in one for key in one]
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    """From the outermost to the innermost."""
+    at, found = error.__traceback__, []
+    while at is not None:
+        found.append(at.tb_frame)
+        at = at.tb_next
+    return found

@@ -1,0 +1,148 @@
+"""Typical mistakes of learners, and what must be said about each: ``python -m autograder.proof.mistakes``.
+
+A mistake is an edit of a cell of the solved notebook, which then goes the way that ``meshcraft check`` goes. What the
+learner is shown has to name what is wrong (``says``), to quote the line where it is written (``line``), and to hold
+nothing that is the grader's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from autograder.check import check_cells, find_task
+from autograder.contract.task import load
+from autograder.contract.verdict import PASS, Kind, Report
+from autograder.grading.inside.intake import Cell, Notebook, parse_notebook
+from autograder.release.notebook import source_notebook
+
+# What no learner should have to read: the grader's files, JAX's and MLIR's inner forms, colours, a bare assertion.
+_INNER = {
+    "a path": r"/\w+/\S*\.py|site-packages|autograder[./]",
+    "a jaxpr": r"\{ ?lambda ?;|\blet\b.*\bin \(|JVPTracer|JitTracer|DynamicJaxprTracer|Traced<|\bjaxpr\b|closed_call",
+    "MLIR": r"stablehlo|\bmlir\b|loc\(|tensor<|\bsdy\b|%\d+ = ",
+    "colours": r"\x1b|\ufffd\[",
+    "no more than an assertion": r"AssertionError\s*$|AssertionError:?\s*\n",
+}
+VERDICTS = "true", "misleading", "no line", "inner", "not said", "passes"
+
+
+# --8<-- [start:mistake]
+@dataclass(frozen=True)
+class Mistake:
+    """A typical mistake, and what a learner has to be shown.
+
+    Attributes:
+        function: The one that is checked.
+        name: What the mistake is.
+        says: A regular expression that the message must match, spaces and line ends alike.
+        edits: From what the cell's source has exactly once, to what replaces it; for one that is stubbed, nothing.
+        line: The text of the learner's line that must be quoted; empty where none is to blame.
+        inside: Another function, whose cell is edited instead.
+        never: A regular expression that the message must not match.
+    """
+
+    function: str
+    name: str
+    says: str
+    edits: Mapping[str, str] = field(default_factory=dict)
+    line: str = ""
+    inside: str = ""
+    never: str = ""
+    # --8<-- [end:mistake]
+
+    @property
+    def chapter(self) -> str:
+        return find_task(self.function)[0]
+
+    def notebook(self) -> Notebook:
+        """The solved notebook with the mistake.
+
+        Raises:
+            ValueError: The cell does not have a text exactly once.
+        """
+        edited, solved = self.inside or self.function, _solved(self.chapter)
+        cells = tuple(replace(cell, source=self._source(cell)) if cell.id == edited else cell for cell in solved)
+        return Notebook(cells, self.name)
+
+    def _source(self, cell: Cell) -> str:
+        source = re.sub(r" *### (BEGIN|END) SOLUTION\n?", "", cell.source)
+        if not self.edits:
+            return source[: source.rindex('"""') + 3] + "\n    raise NotImplementedError()"
+        for old in self.edits:
+            if (times := source.count(old)) != 1:
+                raise ValueError(f"{self.name}: {old!r} occurs {times} times in {cell.id}, expected once")
+        return re.sub("|".join(map(re.escape, self.edits)), lambda found: self.edits[found.group()], source)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a learner is shown about a mistake, and what is to be said of that: one of ``VERDICTS``, and why."""
+
+    text: str
+    verdict: str
+    why: str = ""
+
+
+@cache
+def _solved(chapter: str) -> tuple[Cell, ...]:
+    return parse_notebook(chapter, json.dumps(source_notebook(chapter)).encode()).everything
+
+
+def told(mistake: Mistake) -> Told:
+    """Check the notebook as a learner would, and look at what is shown."""
+    report = check_cells(mistake.notebook(), mistake.chapter, [mistake.function])
+    return looked_at(mistake, report)
+
+
+def looked_at(mistake: Mistake, report: Report) -> Told:
+    """What is to be said of what a learner is shown."""
+    text = shown(report)
+    flat = " ".join(text.split())
+    theirs = {task.name for task in load(mistake.chapter).tasks}
+    lines = [line for line in _lines(report) if line]
+    foreign = [line for line in lines if line.rpartition(":")[0] not in theirs]
+    if report.functions[0].verdict == PASS:
+        return Told(text, "passes")
+    if foreign:
+        return Told(text, "misleading", f"{foreign[0]} is not where the mistake is")
+    if any(fact.line and fact.kind is Kind.VALUES for fact in report.functions[0].missed):
+        return Told(text, "misleading", "wrong values point at a line, and no line is to blame")
+    if mistake.never and (found := re.search(mistake.never, flat)):
+        return Told(text, "misleading", f"it says {found.group()!r}")
+    for what, pattern in _INNER.items():
+        if found := re.search(pattern, text):
+            return Told(text, "inner", f"{what}: {found.group()[:60]!r}")
+    if not re.search(mistake.says, flat):
+        return Told(text, "not said", f"nothing matches {mistake.says!r}")
+    texts = [_text(mistake, line) for line in lines]
+    if unquoted := [text for text in (mistake.line, *texts) if " ".join(text.split()) not in flat]:
+        return Told(text, "no line", f"{unquoted[0].strip()!r} is not quoted")
+    return Told(text, "true")
+
+
+def shown(report: Report) -> str:
+    """What a terminal shows."""
+    from rich.console import Console
+
+    from autograder.render import facts_table
+
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(facts_table(report))
+    return textwrap.dedent(capture.get()).strip()
+
+
+def _text(mistake: Mistake, line: str) -> str:
+    """The source of a line of the notebook that has the mistake."""
+    name, _, number = line.rpartition(":")
+    return next(cell.source.split("\n")[int(number) - 1] for cell in mistake.notebook().cells if cell.id == name)
+
+
+def _lines(report: Report) -> list[str]:
+    (result,) = report.functions
+    return [result.line, *(fact.line for fact in result.missed)]

@@ -1,0 +1,33 @@
+"""What a learner is told about typical mistakes is true, says where to look, and holds nothing of the grader's."""
+
+import os
+
+import pytest
+
+from autograder.proof.mistakes import told
+from autograder.proof.mistakes.table import MISTAKES
+
+# In short: one of each kind of message.
+IN_SHORT = {
+    "colon left out",
+    "name misspelt",
+    "traced value as a list's index",
+    "axis name hard-coded",
+    "pair past the last device",
+    "a function that it calls is wrong",
+    "a function that it calls is a stub",
+    "negative scatter_dimension",
+}
+CHOSEN = [mistake for mistake in MISTAKES if os.environ.get("MESHCRAFT_FULL") or mistake.name in IN_SHORT]
+
+
+@pytest.mark.parametrize("mistake", CHOSEN, ids=lambda mistake: f"{mistake.function}: {mistake.name}")
+def test_the_message_is_true_quotes_the_line_and_says_where_to_look(mistake):
+    found = told(mistake)
+    assert found.verdict == "true", f"{found.why}\n{found.text}"
+
+
+def test_there_are_many_mistakes_of_all_kinds_and_each_is_named_once():
+    named = [(mistake.function, mistake.name) for mistake in MISTAKES]
+    assert len(named) >= 60 and len(set(named)) == len(named)
+    assert len({mistake.chapter for mistake in MISTAKES}) >= 8 and {mistake.name for mistake in MISTAKES} >= IN_SHORT

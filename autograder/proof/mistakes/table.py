@@ -1,0 +1,711 @@
+"""The table of typical mistakes; ``says`` is what somebody has to read who made it and does not see it."""
+# ruff: noqa: E501  edits and quoted lines are a notebook's, whole
+
+from autograder.proof.mistakes import Mistake
+
+CANNOT_BRANCH = r"not known while .* traced.*(jnp\.where|lax\.select)"
+
+_COLLECTIVES = [
+    Mistake(
+        "ring_all_gather",
+        "colon left out",
+        r"SyntaxError: expected ':'",
+        {"def pass_on(step, carry):": "def pass_on(step, carry)"},
+        line="def pass_on(step, carry)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "body not indented",
+        r"IndentationError: expected an indented block",
+        {"        whole, chunk = carry": "    whole, chunk = carry"},
+        line="whole, chunk = carry",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "parenthesis left open",
+        r"SyntaxError: '\(' was never closed",
+        {"pass_on, own(index - 1))": "pass_on, own(index - 1)"},
+        line="return lax.fori_loop(1, size, pass_on, own(index - 1)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "function misspelt",
+        r"no function ring_all_gather.*ring_allgather",
+        {"def ring_all_gather(": "def ring_allgather("},
+        never="renamed, or its cell deleted",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "name misspelt",
+        r"NameError: name 'to_nxt' is not defined.*to_next",
+        {"axis_name, to_next) + own": "axis_name, to_nxt) + own"},
+        line="return lax.ppermute(partial_sum, axis_name, to_nxt) + own(index - 1 - step)",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "import left out",
+        r"NameError: name 'partial' is not defined.*import",
+        {"lax.fori_loop(1, size, pass_on,": "lax.fori_loop(1, size, partial(pass_on),"},
+        line="return lax.fori_loop(1, size, partial(pass_on), own(index - 1))",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "if on the device's index",
+        CANNOT_BRANCH,
+        {"    whole, last =": "    if index == 0:\n        x = x + 0\n    whole, last ="},
+        line="if index == 0:",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "while on a traced value",
+        CANNOT_BRANCH,
+        {"    whole, last =": "    while index > 100:\n        index = index - 1\n    whole, last ="},
+        line="while index > 100:",
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "traced value as a list's index",
+        r"index.*not known while .* traced.*(jnp\.asarray|jnp\.array|jnp\.take)",
+        {"(index + shift) % size * length": "list(range(0, size * length, length))[(index + shift) % size]"},
+        line="list(range(0, size * length, length))[(index + shift) % size]",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "slice from a traced value",
+        r"slice.*dynamic_slice_in_dim",
+        {
+            "return lax.dynamic_slice_in_dim(x, number % size * length, length, 0)": (
+                "return x[number % size * length : number % size * length + length]"
+            )
+        },
+        line="return x[number % size * length : number % size * length + length]",
+    ),
+    Mistake(
+        "ring_all_gather",
+        ".at[] with a traced slice",
+        r"slice.*dynamic_update_slice_in_dim",
+        {
+            "return lax.dynamic_update_slice_in_dim(whole, chunk, (index - step) % size * length, 0)": (
+                "at = (index - step) % size * length\n        return whole.at[at : at + length].set(chunk)"
+            )
+        },
+        line="return whole.at[at : at + length].set(chunk)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "pairs from the device's own index",
+        r"pairs.*(Python numbers|every device)",
+        {"[(i, (i + 1) % size) for i in range(size)]": "[(index, (index + 1) % size)]"},
+        line="lax.ppermute(chunk, axis_name, to_next)",
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "shift of a permute in a fori_loop",
+        r"pairs.*(Python number|every device)",
+        {
+            "    for shift in range(1, size):\n": "\n    def step(shift, result):\n",
+            "        result = lax.dynamic_update": "        return lax.dynamic_update",
+            "    return result": "    return lax.fori_loop(1, size, step, result)",
+        },
+        line="arriving = lax.ppermute(leaving, axis_name, pairs)",
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "index past the end of the pairs",
+        r"IndexError: list index out of range",
+        {
+            "[(i, (i + shift) % size) for i in range(size)]": (
+                "[(i, list(range(size))[i + shift]) for i in range(size)]"
+            )
+        },
+        line="pairs = [(i, list(range(size))[i + shift]) for i in range(size)]",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "pair past the last device",
+        r"(8|source|device).*(0 to 7|% size|axis)",
+        {"(i, (i + 1) % size)": "(i, i + 1)"},
+        line="return place(whole, chunk, step), lax.ppermute(chunk, axis_name, to_next)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "everybody sends to device 0",
+        r"(twice|once|more than one|unique)",
+        {"(i, (i + 1) % size)": "(i, 0)"},
+        line="return place(whole, chunk, step), lax.ppermute(chunk, axis_name, to_next)",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "axis that does not exist",
+        r"no axis.*'date'.*axis_name",
+        {"lax.axis_size(axis_name), lax.axis_index(axis_name)": 'lax.axis_size(axis_name), lax.axis_index("date")'},
+        line='size, index = lax.axis_size(axis_name), lax.axis_index("date")',
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "axis name hard-coded",
+        r"no axis.*'data'.*axis_name",
+        {"lax.ppermute(partial_sum, axis_name,": 'lax.ppermute(partial_sum, "data",'},
+        line='return lax.ppermute(partial_sum, "data", to_next) + own(index - 1 - step)',
+    ),
+    Mistake(
+        "ring_all_gather",
+        "carry starts the same everywhere",
+        r"carry.*varies over.*pcast",
+        {
+            'lax.pcast(jnp.zeros((size * length, *x.shape[1:]), x.dtype), axis_name, to="varying")': (
+                "jnp.zeros((size * length, *x.shape[1:]), x.dtype)"
+            )
+        },
+        line="whole, last = lax.fori_loop(0, size - 1, pass_on, (empty, x))",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "carry of two becomes one",
+        r"(carry|loop).*(two|2|tuple)",
+        {
+            "return place(whole, chunk, step), lax.ppermute(chunk, axis_name, to_next)": "return place(whole, chunk, step)"
+        },
+        line="whole, last = lax.fori_loop(0, size - 1, pass_on, (empty, x))",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "return forgotten in the loop's body",
+        r"None.*return",
+        {"return place(whole, chunk, step), lax": "place(whole, chunk, step), lax"},
+        line="whole, last = lax.fori_loop(0, size - 1, pass_on, (empty, x))",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "return forgotten",
+        r"None.*return",
+        {"    return lax.fori_loop(1,": "    lax.fori_loop(1,"},
+    ),
+    Mistake(
+        "ring_all_gather",
+        "numpy on a traced array",
+        r"numpy.*jnp",
+        {"    whole, last =": "    import numpy as np\n    x = np.square(x)\n    whole, last ="},
+        line="x = np.square(x)",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "length by true division",
+        r"float.*//",
+        {"length = len(x) // size": "length = len(x) / size"},
+        line="return lax.dynamic_slice_in_dim(x, number % size * length, length, 0)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "shape by true division",
+        r"(float|whole number|integer).*//",
+        {"jnp.zeros((size * length, *": "jnp.zeros((size * length / 1, *"},
+        line="empty = lax.pcast(jnp.zeros((size * length / 1, *x.shape[1:]), x.dtype)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "range up to a traced value",
+        r"not known while .* traced",
+        {"    whole, last =": "    for _ in range(index):\n        x = x\n    whole, last ="},
+        line="for _ in range(index):",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "int() of a traced value",
+        r"not known while .* traced",
+        {"(index - step) % size * length, 0)": "int(index - step) % size * length, 0)"},
+        line="return lax.dynamic_update_slice_in_dim(whole, chunk, int(index - step) % size * length, 0)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "jnp.arange up to a traced value",
+        r"(not known while .* traced|shape)",
+        {"    whole, last =": "    x = x + 0 * jnp.arange(index).sum()\n    whole, last ="},
+        line="x = x + 0 * jnp.arange(index).sum()",
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "assignment into an array",
+        r"immutable|cannot be assigned.*\.at\[",
+        {
+            "result = lax.dynamic_update_slice_in_dim(result, arriving, (index - shift) % size * length, 0)": "result[0:length] = arriving"
+        },
+        line="result[0:length] = arriving",
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "misspelt function of JAX",
+        r"dynamic_slice_in_dimension.*dynamic_slice_in_dim",
+        {"lax.dynamic_slice_in_dim(x": "lax.dynamic_slice_in_dimension(x"},
+        line="leaving = lax.dynamic_slice_in_dimension(x, (index + shift) % size * length, length, 0)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "values kept in a list across a loop",
+        r"(leaves|outside|left).*(carry|loop)",
+        {
+            "    whole, last = lax": "    kept = []\n    whole, last = lax",
+            "        whole, chunk = carry": "        whole, chunk = carry\n        kept.append(chunk)",
+            "    return place(whole, last, size - 1)": "    return place(whole, kept[-1], size - 1)",
+        },
+    ),
+    Mistake(
+        "ring_all_reduce",
+        "a function that it calls is a stub",
+        r"ring_reduce_scatter.* not written yet",
+        inside="ring_reduce_scatter",
+        never="ring_all_reduce is not written yet",
+    ),
+    Mistake(
+        "ring_all_reduce",
+        "a function that it calls is wrong",
+        r"ring_all_gather.*(wrong|fall)",
+        {"(index - step) % size": "(index + step) % size"},
+        inside="ring_all_gather",
+    ),
+    Mistake(
+        "ring_all_reduce",
+        "a function that it calls raises",
+        r"ring_reduce_scatter.*NameError: name 'to_nxt'",
+        {"axis_name, to_next) + own": "axis_name, to_nxt) + own"},
+        inside="ring_reduce_scatter",
+        line="return lax.ppermute(partial_sum, axis_name, to_nxt) + own(index - 1 - step)",
+    ),
+    Mistake("ring_all_gather", "stub", r"ring_all_gather is not written yet"),
+    Mistake(
+        "ring_all_gather",
+        "chunks in the wrong places",
+        r"not in their places.*order",
+        {"(index - step) % size": "(index + step) % size"},
+        never="def ring_all_gather",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "last chunk left out",
+        r"Wherever it is wrong it is zero",
+        {"    return place(whole, last, size - 1)": "    return whole"},
+        never="def ring_all_gather",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "one step too few",
+        r"values",
+        {"lax.fori_loop(1, size, pass_on": "lax.fori_loop(1, size - 1, pass_on"},
+        never="def ring_reduce_scatter",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "mean for sum",
+        r"8 times too small.*axis 'data'",
+        {
+            "    return lax.fori_loop(1, size, pass_on, own(index - 1))": "    return lax.fori_loop(1, size, pass_on, own(index - 1)) / size"
+        },
+        never="def ring_reduce_scatter",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "JAX's own collective",
+        r"all-gather.*allowed here: permute",
+        {"    return place(whole, last, size - 1)": "    return lax.all_gather(x, axis_name, tiled=True)"},
+        line="return lax.all_gather(x, axis_name, tiled=True)",
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "only one device answers in a branch",
+        r"branch|lax\.cond",
+        {
+            "        arriving = lax.ppermute(leaving, axis_name, pairs)": (
+                "        arriving = lax.cond(index == 0, lambda y: lax.ppermute(y, axis_name, pairs), lambda y: y, leaving)"
+            )
+        },
+        line="lax.cond(index == 0, lambda y: lax.ppermute(y, axis_name, pairs), lambda y: y, leaving)",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "another signature",
+        r"takes \(x, axis\), expected \(x, axis_name\)",
+        {"def ring_all_gather(x: jax.Array, axis_name: str)": "def ring_all_gather(x: jax.Array, axis: str)"},
+        line="def ring_all_gather(x: jax.Array, axis: str) -> jax.Array:",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "prints a traced value with jax.debug.print",
+        r"jax\.debug\.print.*Take it out",
+        {"    whole, last =": '    jax.debug.print("{}", index)\n    whole, last ='},
+    ),
+    Mistake(
+        "ring_all_gather",
+        "calls itself for ever",
+        r"calls itself",
+        {"    return place(whole, last, size - 1)": "    return ring_all_gather(x, axis_name)"},
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "sum with chunks of another length",
+        r"shapes?.*\(1,?|shapes?.*\[",
+        {"own(index - 1 - step)": "x"},
+        line="return lax.ppermute(partial_sum, axis_name, to_next) + x",
+    ),
+    Mistake(
+        "puzzle_rows",
+        "the picture's name of the axis",
+        r"other names",
+        {"return P(first)": 'return P("data")'},
+    ),
+    Mistake("puzzle_crossed", "axes swapped", r"holds a block", {"P(second, first)": "P(first, second)"}),
+    Mistake("puzzle_block", "shape of floats", r"float|whole|//|12\.0|\.0", {"dim // math": "dim / math"}),
+    Mistake("puzzle_add", "sum that is not scattered", r"psum", {'"psum_scatter", second': '"psum", second'}),
+]
+
+_PIPELINE = [
+    Mistake(
+        "split_microbatches",
+        "error without the numbers",
+        r"both numbers|(names?|says?).*num_microbatches",
+        {'f"{rows} rows cannot be split into {num_microbatches} equal microbatches"': '"not divisible"'},
+    ),
+    Mistake(
+        "split_microbatches",
+        "no error for rows that are left over",
+        r"raised no error",
+        {
+            "if rows % num_microbatches:": "if False:",
+            "return leaf.reshape(num_microbatches, rows // num_microbatches,": "return leaf[: rows // num_microbatches * num_microbatches].reshape(num_microbatches, rows // num_microbatches,",
+        },
+    ),
+    Mistake(
+        "split_microbatches",
+        "rows interleaved",
+        r"not in their places.*order",
+        {
+            "return leaf.reshape(num_microbatches, rows // num_microbatches, *leaf.shape[1:])": "return leaf.reshape(rows // num_microbatches, num_microbatches, *leaf.shape[1:]).swapaxes(0, 1)"
+        },
+        never="def split",
+    ),
+    Mistake(
+        "pipeline_tick",
+        "one result instead of two",
+        r"expected a tuple \(y, sent\)",
+        {"return y, lax.ppermute": "return lax.ppermute"},
+    ),
+    Mistake(
+        "pipeline_tick",
+        "if on the stage's number",
+        CANNOT_BRANCH,
+        {
+            "stage(jnp.where(number == 0, entering, arrived), tick - number)": "stage(entering if number == 0 else arrived, tick - number)"
+        },
+        line="y = stage(entering if number == 0 else arrived, tick - number)",
+    ),
+    Mistake(
+        "pipeline_tick",
+        "microbatch's number without the stage",
+        r"microbatch|stage",
+        {"tick - number)": "tick)"},
+    ),
+    Mistake(
+        "execute_pipeline",
+        "stubbed tick",
+        r"pipeline_tick.* not written yet",
+        inside="pipeline_tick",
+        never="execute_pipeline is not written yet",
+    ),
+    Mistake(
+        "execute_pipeline",
+        "one tick too few",
+        r"(ticks?|steps?|microbatch|expected)",
+        {"jnp.arange(num_microbatches + num_stages - 1)": "jnp.arange(num_microbatches + num_stages - 2)"},
+    ),
+    Mistake(
+        "execute_pipeline",
+        "twice as many ticks",
+        r"(bubble|ticks|expected)",
+        {
+            "jnp.arange(num_microbatches + num_stages - 1)": "jnp.arange(2 * (num_microbatches + num_stages))",
+            "outputs[num_stages - 1 :]": "outputs[num_stages - 1 : num_stages - 1 + num_microbatches]",
+        },
+        never="takes too long",
+    ),
+    Mistake(
+        "execute_pipeline",
+        "first results kept",
+        r"(garbage|NaN|not finite|stage)",
+        {"outputs[num_stages - 1 :]": "outputs[:num_microbatches]"},
+    ),
+    Mistake(
+        "pipeline_loss",
+        "one key for all layers",
+        r"without dropout and wrong with it.*key",
+        {"layer_key(key, microbatch, index)": "layer_key(key, microbatch, 0)"},
+        never="def pipeline_loss",
+    ),
+    Mistake(
+        "pipeline_loss",
+        "loss gathered on every stage",
+        r"gradients.*too large|4 times|times too large",
+        {
+            "return lax.psum(jnp.where(last, loss, 0.0), axis_name)": "return lax.all_gather(loss, axis_name)[-1]",
+            "if rows % num_stages:": "if True:",
+        },
+    ),
+    Mistake(
+        "pipeline_train_step",
+        "embedding's and head's shares not summed",
+        r"embed|head",
+        {"lax.psum({**gradients, **ends}, data_axis)": "lax.psum(gradients, data_axis)"},
+        never="def pipeline_train_step",
+    ),
+]
+
+_DATA_PARALLEL = [
+    Mistake(
+        "fold_key_over_axes",
+        "key never folded",
+        r"same key|equal|differ",
+        {"key = jax.random.fold_in(key, lax.axis_index(name))": "key = key"},
+    ),
+    Mistake(
+        "sync_gradients",
+        "sum for mean",
+        r"times too large.*ax[ei]s.*sum or mean",
+        {"lax.pmean(gradient, replicated_over)": "lax.psum(gradient, replicated_over)"},
+        never="def sync",
+    ),
+    Mistake(
+        "sync_gradients",
+        "sharded leaves averaged too",
+        r"the mean of what they should be|tensor",
+        {"if name not in split_over": "if True"},
+        never="def sync",
+    ),
+    Mistake(
+        "sync_gradients",
+        "no reduction",
+        r"gradients|values",
+        {"return lax.pmean(gradient, replicated_over) if replicated_over else gradient": "return gradient"},
+    ),
+    Mistake(
+        "train_step_dp",
+        "gradients not reduced",
+        r"may differ from device to device over data.*Which collective",
+        {"loss, gradients = lax.psum(total, axis_name)": "loss, gradients = total"},
+    ),
+    Mistake(
+        "train_step_dp",
+        "carry starts as an integer",
+        r"carry.*int32.*float32",
+        {
+            '(lax.pcast(jnp.zeros(()), axis_name, to="varying"), varying))': '(lax.pcast(jnp.zeros((), int), axis_name, to="varying"), varying))'
+        },
+        line="total, _ = lax.scan(accumulate, nothing, microbatches)",
+    ),
+    Mistake(
+        "train_step_dp",
+        "carry starts the same everywhere",
+        r"carry.*varies over.*pcast",
+        {'(lax.pcast(jnp.zeros(()), axis_name, to="varying"), varying))': "(jnp.zeros(()), varying))"},
+        line="total, _ = lax.scan(accumulate, nothing, microbatches)",
+    ),
+    Mistake(
+        "train_step_dp",
+        "mean of the means",
+        r"values|loss",
+        {'share = jnp.sum(microbatch["mask"]) / count': "share = 1 / (num_microbatches * lax.axis_size(axis_name))"},
+    ),
+    Mistake(
+        "train_step_dp",
+        "decay with the wrong sign",
+        r"loss of step 0 is right",
+        {"p - learning_rate * (g + weight_decay": "p - learning_rate * (g - weight_decay"},
+    ),
+    Mistake(
+        "train_step_dp",
+        "wrong key of the batch",
+        r"KeyError.*'masks'.*mask",
+        {'batch["mask"]), axis_name)': 'batch["masks"]), axis_name)'},
+        line='count = lax.psum(jnp.sum(batch["masks"]), axis_name)',
+    ),
+    Mistake(
+        "train_step_dp",
+        "gradient of an array",
+        r"scalar.*(mean|sum)",
+        {
+            "lambda p: share * full_loss(model, p, microbatch)": "lambda p: share * full_loss(model, p, microbatch)[None]"
+        },
+        line="found = jax.value_and_grad(lambda p: share * full_loss(model, p, microbatch)[None])(varying)",
+    ),
+    Mistake(
+        "train_step_dp",
+        "uneven reshape",
+        r"(reshape|cut|divided).*\d",
+        {"rows.reshape(num_microbatches, -1, *rows.shape[1:])": "rows.reshape(num_microbatches, 5, *rows.shape[1:])"},
+        line="microbatches = jax.tree.map(lambda rows: rows.reshape(num_microbatches, 5, *rows.shape[1:]), batch)",
+    ),
+]
+
+_TENSOR_PARALLEL = [
+    Mistake(
+        "row_parallel_dense",
+        "negative scatter_dimension",
+        r"scatter_dimension.*(x\.ndim|from 0|negative)",
+        {"scatter_dimension=x.ndim - 2": "scatter_dimension=-2"},
+        line='y = lax.psum_scatter(x @ params["kernel"], axis_name, scatter_dimension=-2, tiled=True)',
+    ),
+    Mistake(
+        "row_parallel_dense",
+        "bias added on every device before the sum",
+        r"times|bias",
+        {
+            'x @ params["kernel"], axis_name': 'x @ params["kernel"] + params.get("bias", 0), axis_name',
+            'y + params["bias"] if "bias" in params else y': "y",
+        },
+        never="def row_parallel_dense",
+    ),
+    Mistake(
+        "column_parallel_dense",
+        "rows not gathered",
+        r"\[.*\].*expected",
+        {"lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True) @": "x @"},
+    ),
+    Mistake(
+        "column_parallel_dense",
+        "kernel transposed",
+        r"shapes?.*\d",
+        {'@ params["kernel"]': '@ params["kernel"].T'},
+        line='y = lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True) @ params["kernel"].T',
+    ),
+    Mistake(
+        "init_dense",
+        "same key on every device",
+        r"same|key|differ",
+        {"fold_key_over_axes(key, (axis_name,)) if split else key": "key"},
+    ),
+    Mistake(
+        "tp_mlp",
+        "another order of the arguments",
+        r".",
+        {'column_parallel_dense(params["up"], x, axis_name)': 'column_parallel_dense(x, params["up"], axis_name)'},
+        line='hidden = jax.nn.gelu(column_parallel_dense(x, params["up"], axis_name))',
+    ),
+    Mistake(
+        "tp_train_step",
+        "sum for mean over data",
+        r"whose losses does a device's gradient of it belong to",
+        {
+            "return lax.pmean(gradient, (data_axis, tensor_axis))": "return lax.psum(gradient, data_axis) / lax.axis_size(tensor_axis)"
+        },
+        never="def tp_train_step",
+    ),
+]
+
+_OTHERS = [
+    Mistake(
+        "shard_params",
+        "psum of an index outside of the mesh",
+        r"takes \d|argument",
+        {"lax.axis_index(axis_name)": "lax.axis_index(axis_name, 0)"},
+        line="size, index = lax.axis_size(axis_name), lax.axis_index(axis_name, 0)",
+    ),
+    Mistake(
+        "gather_params",
+        "gradients summed, not averaged",
+        r"times too large.*'data'.*sum or mean",
+        {"return (total / lax.axis_size(axis_name),)": "return (total,)"},
+        never="def gather_params",
+    ),
+    Mistake(
+        "scan_layers",
+        "result of the scan returned whole",
+        r"a tuple",
+        {"x, _ = lax.scan": "x = lax.scan"},
+        line="return x",
+    ),
+    Mistake(
+        "scan_layers",
+        "Python loop over the layers",
+        r"grows with",
+        {
+            "x, _ = lax.scan(lambda x, params: (layer(params, x), None), x, stacked_params)": (
+                "for i in range(len(jax.tree.leaves(stacked_params)[0])):\n"
+                "        x = layer(jax.tree.map(lambda leaf: leaf[i], stacked_params), x)"
+            )
+        },
+        never="def scan_layers",
+    ),
+    Mistake(
+        "scaled_step",
+        "gradients not divided by the scale",
+        r"gradients|values",
+        {'lambda g: g / state["scale"]': "lambda g: g"},
+        never="def scaled_step",
+    ),
+    Mistake(
+        "scaled_step",
+        "if on whether gradients are finite",
+        CANNOT_BRANCH,
+        {"jnp.where(finite, p - learning_rate * g, p)": "p - learning_rate * g if finite else p"},
+        line="params = jax.tree.map(lambda p, g: p - learning_rate * g if finite else p, params, gradients)",
+    ),
+    Mistake(
+        "chunked_attention",
+        "dim of the maximum not kept",
+        r"shapes?.*\d",
+        {"scores - now[..., None]": "scores - now"},
+        line="weights, shrink = jnp.exp(scores - now), jnp.exp(largest - now)",
+    ),
+    Mistake(
+        "mixed_precision_loss",
+        "dtypes mixed",
+        r"of f32 x f32.*another dtype",
+        {'@ low(layer["out"])': '@ layer["out"]'},
+        line='x = x + mixed.reshape(x.shape) @ layer["out"]',
+    ),
+    Mistake(
+        "accumulate_gradients",
+        "sum for mean",
+        r"times too large.*microbatches",
+        {"leaf / num_microbatches, total": "leaf, total"},
+        never="def accumulate_gradients",
+    ),
+    Mistake(
+        "layers_of_stage",
+        "error without the numbers",
+        r"how many layers",
+        {
+            'f"{num_layers} layers cannot be shared evenly by {num_stages} stages in {num_repeats} repeats: "\n': '"layers cannot be shared evenly"\n',
+            'f"their number must be a multiple of {visits}"\n': "\n",
+        },
+    ),
+    Mistake(
+        "loop_position",
+        "off by one",
+        r"tick|asked|question",
+        {"divmod(tick - stage, max": "divmod(tick - stage + 1, max"},
+        never="def loop_position",
+    ),
+    Mistake(
+        "ring_gather_matmul",
+        "rows sent the other way round",
+        r"places|order",
+        {
+            "to_next = [(i, (i + 1) % size) for i in range(size)]": "to_next = [((i + 1) % size, i) for i in range(size)]"
+        },
+        never="def ring_gather_matmul",
+    ),
+    Mistake(
+        "vocab_parallel_embed",
+        "tokens of other devices not masked",
+        r"values",
+        {"jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)": "table[jnp.where(mine, local, 0)]"},
+        never="def vocab_parallel_embed",
+    ),
+    Mistake(
+        "whole_weights",
+        "gradient not divided by the places on data",
+        r"times too large",
+        {" / lax.axis_size(data_axis)": ""},
+        never="def whole_weights",
+    ),
+]
+
+MISTAKES = [*_COLLECTIVES, *_PIPELINE, *_DATA_PARALLEL, *_TENSOR_PARALLEL, *_OTHERS]
