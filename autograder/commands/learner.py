@@ -1,4 +1,4 @@
-"""What a learner types: list, start, check, hint, reset, site."""
+"""What a learner types: list, start, check, watch, hint, reset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
-from autograder.progress import Best, forget, hidden_folder, recall, remember, remember_hint
+from autograder.progress import Best, forget, hidden_folder, next_function, recall, remember, remember_hint
 from course.curriculum import CHAPTERS, NOTEBOOKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +173,10 @@ def check(
         print_json({**report.to_json(), "functions": rows})
     else:
         out().print(facts_table(report))
+        passed = [result for result in report.functions if result.verdict == "pass"]
+        if path is not None and passed:
+            following = next_function(list(read_hints(chapter)), recall(path, chapter).passed, passed[-1].name)
+            out().print(judge.way_on(chapter, passed[-1], following), markup=False)
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
     raise typer.Exit(0 if report.passed else SHORT)
@@ -251,7 +255,7 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
         console.print(f"[bold]{name}[/]  hint {tier} of {len(tiers)}")
         console.print(Markdown(tiers[tier - 1]), width=min(console.width, WIDEST))
     more = f"`meshcraft hint {chapter} {name}` again shows the next one."
-    no_more = f"That was the last one. The page `{chapter}` has the theory behind it: meshcraft site {chapter}"
+    no_more = f"That was the last one. The page `{chapter}` has the theory behind it."
     console.print(no_more if shown[-1] == len(tiers) else more, style="dim", markup=False)
 
 
