@@ -32,7 +32,7 @@ autograder.learner
 autograder.check
 autograder.release
 autograder.grading.outside
-autograder.chapters autograder.render
+autograder.chapters autograder.render autograder.progress
 autograder.grading.inside
 autograder.contract
 solutions

@@ -25,8 +25,9 @@ from autograder.grading.inside.uses import uses
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
 from autograder.grading.outside.pipeline import trace_request, trace_together
 from autograder.grading.outside.released import stated
-from autograder.grading.outside.saved import notebook_here, notes
+from autograder.grading.outside.saved import notebook_here, notes, path_here
 from autograder.grading.outside.workers import Worker, local_executor, local_tracer
+from autograder.progress import next_function, recall, remember
 from course.curriculum import CHAPTERS
 from course.program import Locate, Program, ProgramError
 
@@ -139,7 +140,26 @@ def check(function: Callable[..., Any], *, full: bool = False, variant: str | No
     if stale := _stale(task, function):
         result = replace(result, message=f"{stale} {result.message}".strip())
     differences = notes(traced, disk.result(), used) if disk else ()
-    return CheckResult(Report(chapter, (result,), notes=(*differences, *_variant_notes(task, variant))))
+    following = _way_on(chapter, result, kept=bool(read) and not differences)
+    return CheckResult(Report(chapter, (result,), notes=(*differences, *_variant_notes(task, variant), *following)))
+
+
+def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
+    """Remember the verdict, where the file has what the kernel has; after a pass, what comes next."""
+    names = [task.name for task in load(chapter).tasks]
+    passed = {result.name: result.verdict == "pass"}
+    if kept and (path := path_here()):
+        remember(path, chapter, [result])
+        passed = recall(path, chapter).passed
+    return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == "pass" else ()
+
+
+def way_on(chapter: str, result: Result, following: str) -> str:
+    """What to do after a pass: the next function, and where a profile tells something, that."""
+    text = f"Next: {following}." if following else f"All functions of {chapter} pass."
+    scaled = load(chapter).task(result.name).at_scale
+    more = f" `meshcraft profile {chapter} {result.name}` shows where its time and memory go." if scaled else ""
+    return text + more
 
 
 def _name_of(function: Callable[..., Any], namespace: dict[str, Any]) -> str:

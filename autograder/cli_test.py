@@ -13,7 +13,18 @@ from rich.console import Console
 from autograder.commands.grade import grade_table
 from autograder.commands.hints import read_hints
 from autograder.contract.task import load
-from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, NEEDS_HUMAN, PARTIAL, PASS, Report, Result
+from autograder.contract.verdict import (
+    FAIL,
+    LIMIT_EXCEEDED,
+    NEEDS_HUMAN,
+    PARTIAL,
+    PASS,
+    Fact,
+    Kind,
+    Report,
+    Result,
+    Unit,
+)
 from autograder.grading.inside.intake import IntakeError
 from autograder.grading.nbgrader.batch import Regrade
 from course.curriculum import CHAPTERS
@@ -28,9 +39,10 @@ def judge(monkeypatch):
         if told.error:
             raise told.error
         names = functions or list(told.verdicts)
-        return Report(chapter, tuple(Result(n, 1.0, 2.0, told.verdicts[n]) for n in names))
+        facts = (Fact("live temporaries", Kind.MEMORY, True, 90, 120, unit=Unit.BYTES, reference=100),)
+        return Report(chapter, tuple(Result(n, 1.0, 2.0, told.verdicts[n], facts) for n in names))
 
-    fake = SimpleNamespace(check_notebook=judged)
+    fake = SimpleNamespace(check_notebook=judged, way_on=lambda chapter, result, following: f"Next: {following}.")
     monkeypatch.setitem(sys.modules, "autograder.check", fake)
     monkeypatch.setattr("autograder.check", fake, raising=False)
     return told
@@ -64,11 +76,23 @@ def test_wrong_use_says_what_to_do(meshcraft, monkeypatch, arguments, sentence):
     assert ended.status == 2 and sentence in ended.err and "Traceback" not in ended.err
 
 
-def test_list_shows_progress(meshcraft, judge):
-    assert "meshcraft start fsdp" in meshcraft("list").out
+def write_stubs_otherwise(path, *names):
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.id in names:
+            cell.source += "\n    # mine"
+    nbformat.write(notebook, path)
+
+
+def test_list_shows_every_function_and_personal_bests_in_80_columns(meshcraft, judge, tmp_path):
+    assert "0 of  5  ·····" in meshcraft("list").out
     meshcraft("start", "fsdp", "--no-open")
+    write_stubs_otherwise(tmp_path / "fsdp" / "fsdp.ipynb", "shard_params", "gather_params", "fsdp_loss")
     meshcraft("check", "fsdp")
-    assert "1 of 2 pass" in meshcraft("list").out
+    shown = meshcraft("list").out
+    assert "1 of  5  ✓✗○··" in shown and max(map(len, shown.splitlines())) <= 80
+    assert "gather_params" in meshcraft("list", "fsdp").out
+    assert "live temporaries" in meshcraft("list", "--best").out
     primer, *rows = json.loads(meshcraft("list", "--json").out)["chapters"]
     assert primer["chapter"] == "primer" and not primer["started"] and primer["judged"] == []
     assert [row["chapter"] for row in rows] == [entry.name for entry in CHAPTERS]
@@ -132,12 +156,18 @@ def test_hints_come_one_by_one_and_remember_where_they_were(meshcraft):
     heads = [meshcraft("hint", "fsdp", "gather_params").out.splitlines()[0] for _ in range(tiers + 1)]
     numbers = [*range(1, tiers + 1), tiers]
     assert heads == [f"gather_params  hint {number} of {tiers}" for number in numbers]
+    assert meshcraft("hint", "fsdp", "gather_params", "--all").out.count("gather_params  hint ") == tiers
+    assert meshcraft("hint", "fsdp", "gather_params", "2").out.startswith("gather_params  hint 2 of")
+    assert "you have seen 0" in meshcraft("hint", "fsdp", "fsdp_loss", "2").err
 
 
 def test_hint_without_a_function_takes_the_first_that_does_not_pass(meshcraft, judge):
     meshcraft("start", "fsdp", "--no-open")
     meshcraft("check", "fsdp")
     assert meshcraft("hint", "fsdp").out.startswith("gather_params  hint 1 of")
+    judge.verdicts = dict.fromkeys(read_hints("fsdp"), PASS)
+    meshcraft("check", "fsdp")
+    assert "all functions of fsdp pass" in meshcraft("hint", "fsdp").out
 
 
 @pytest.mark.parametrize("chapter", [entry.name for entry in CHAPTERS])
@@ -159,15 +189,15 @@ def test_reset_asks_and_keeps_a_copy(meshcraft, monkeypatch, tmp_path):
     assert backup.read_text() == "mine"
 
 
-def test_reset_of_one_function_leaves_the_others(meshcraft, tmp_path):
+def test_reset_of_one_function_leaves_the_others_and_forgets_its_progress_and_hints(meshcraft, judge, tmp_path):
     meshcraft("start", "fsdp", "--no-open")
     path = tmp_path / "fsdp" / "fsdp.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        if cell.id in ("shard_params", "gather_params"):
-            cell.source += "\n    # mine"
-    nbformat.write(notebook, path)
+    write_stubs_otherwise(path, "shard_params", "gather_params")
+    meshcraft("check", "fsdp")
+    meshcraft("hint", "fsdp", "shard_params")
     assert meshcraft("reset", "fsdp", "shard_params", "--yes").status == 0
+    first = json.loads(meshcraft("list", "fsdp", "--json").out)["chapters"][0]["functions"][0]
+    assert (first["state"], first["hints"]) == ("not started", 0)
     sources = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
     assert "# mine" not in sources["shard_params"] and "# mine" in sources["gather_params"]
 

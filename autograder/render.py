@@ -41,7 +41,7 @@ WORDS = {
     NEEDS_HUMAN: "needs a person",
 }
 COLOURS = {PASS: "#1a7f37", PARTIAL: "#9a6700", NEEDS_HUMAN: "#8250df"}
-RED = "#cf222e"
+RED, GREY, NOT_STARTED = "#cf222e", "#6e7781", "not started"
 RICH = {PASS: "green", PARTIAL: "yellow", NEEDS_HUMAN: "magenta"}
 COLUMNS = ("fact", "case", "measured", "limit", "reference", "naive")
 NUMBERS = range(2, len(COLUMNS))
@@ -158,20 +158,22 @@ def _html(text: str) -> str:
 
 
 def _result_html(result: Result) -> str:
-    colour = COLOURS.get(result.verdict, RED)
+    colour = GREY if result.not_started else COLOURS.get(result.verdict, RED)
+    word = NOT_STARTED if result.not_started else WORDS.get(result.verdict, plain(result.verdict))
     badge = f"background:{colour};color:#fff;border-radius:10px;padding:1px 9px;font-size:12px;font-weight:600;"
     head = (
-        f'<span style="{badge}">{_html(WORDS.get(result.verdict, plain(result.verdict)))}</span> '
+        f'<span style="{badge}">{_html(word)}</span> '
         f'<b style="{_MONO}">{_html(plain(result.name))}</b> '
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
     remark = f"<div>{_html(result.reason)}</div>" if result.reason else ""
-    if not _said_below(result):
+    if not result.not_started and not _said_below(result):
         remark += _remark(result.message, _line_html(result.line, result.quoted), colour)
-    if result.original:
+    if result.original and not result.not_started:
         said = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
         remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{said}</details>'
-    body = remark + table_html(result.facts, quoted=result.quoted) + _denied_html(result.denied)
+    beside = f'<div style="{_FAINT}">{_html(result.compared)}</div>' if result.compared else ""
+    body = remark + table_html(result.facts, quoted=result.quoted) + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
@@ -256,6 +258,9 @@ def _report_foot(report: Report) -> str:
 
 
 def _result_rich(result: Result) -> list[RenderableType]:
+    if result.not_started:
+        name, points = plain(result.name), number(result.max_points)
+        return [Text.assemble((NOT_STARTED, "dim"), "  ", (name, "bold"), (f"  {points} points", "dim")), ""]
     colour = RICH.get(result.verdict, "red")
     head = Text.assemble(
         (WORDS.get(result.verdict, plain(result.verdict)), f"bold {colour}"),
@@ -274,6 +279,8 @@ def _result_rich(result: Result) -> list[RenderableType]:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]
+    if result.compared:
+        parts.append(Text(f"\n{result.compared}", style="dim"))
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]

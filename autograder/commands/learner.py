@@ -1,12 +1,13 @@
-"""What a learner types: list, start, check, hint, reset."""
+"""What a learner types: list, start, check, watch, hint, reset."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -27,8 +28,12 @@ from autograder.commands.terminal import (
     spinner,
     table,
 )
-from course.curriculum import NOTEBOOKS
+from autograder.progress import Best, forget, hidden_folder, next_function, recall, remember, remember_hint
+from course.curriculum import CHAPTERS, NOTEBOOKS
 
+ROOT = Path(__file__).resolve().parents[2]
+# Its page_config.json switches off what only instructors use of nbgrader.
+LABCONFIG = ROOT / "autograder" / "release"
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
 NotebookFile = Annotated[Path | None, typer.Option(help="Another notebook than the one in the working folder.")]
@@ -41,16 +46,69 @@ class Mesh(str, Enum):  # noqa: UP042  typer shows the values
     real = "real"
 
 
-def chapters(as_json: AsJson = False) -> None:
-    """The curriculum, and how far you are."""
-    rows = [_chapter_row(entry.name, entry.title, entry.summary) for entry in NOTEBOOKS]
+# How far a function is, the mark and the colour of each state.
+STATES = {
+    "passes": ("✓", "green"),
+    "falls short": ("✗", "red"),
+    "not judged": ("○", "yellow"),
+    "not started": ("·", "dim"),
+}
+
+
+def chapters(
+    chapter: Annotated[str | None, typer.Argument(metavar="[CHAPTER]", help="Its functions, one by one.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Your best times and bytes, beside the reference's.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The curriculum, and how far you are: in a chapter, with its functions; or your personal bests."""
+    names = [require_chapter(chapter, or_primer=True)] if chapter else [entry.name for entry in NOTEBOOKS]
+    rows = [chapter_row(name) for name in names]
     if as_json:
         print_json({"chapters": rows})
-        return
-    shown = table("chapter", "", "progress", gap=3)
-    for row in rows:
-        shown.add_row(f"[bold]{row['chapter']}[/]", f"{row['title']}: {row['summary']}", _progress_text(row))
+    elif best:
+        _show_bests(rows)
+    elif chapter:
+        show_functions(rows[0])
+    else:
+        shown = table("chapter", "", "functions")
+        for row in rows:
+            shown.add_row(f"[bold]{row['chapter']}[/]", row["title"], _progress_text(row))
+        out().print(shown)
+        legend = "   ".join(f"[{colour}]{mark}[/] {state}" for state, (mark, colour) in STATES.items())
+        out().print(
+            f"\n{legend}\n[dim]meshcraft start CHAPTER begins one, meshcraft list CHAPTER names its functions[/]"
+        )
+
+
+def show_functions(row: dict[str, Any]) -> None:
+    """A chapter's functions and how far each is, as a table."""
+    out().print(f"[bold]{row['chapter']}[/]  {row['title']}: {row['summary']}\n")
+    shown = table("", "", "", "")
+    for one in row["functions"]:
+        mark, colour = STATES[one["state"]]
+        hints = f"{one['hints']} of {one['of_hints']} hints shown" if one["hints"] else ""
+        shown.add_row(f"[{colour}]{mark}[/]", one["function"], f"[{colour}]{one['state']}[/]", f"[dim]{hints}[/]")
     out().print(shown)
+
+
+def _show_bests(rows: list[dict[str, Any]]) -> None:
+    shown = table("", "yours", "reference", "", right=("yours", "reference"))
+    for row in rows:
+        for name, facts in row["best"].items():
+            shown.add_row(f"[bold]{name}[/]", "", "", f"[dim]{row['chapter']}[/]")
+            for fact, best in facts.items():
+                colour = "green" if best["yours"] < 0.995 * best["reference"] else ""
+                figures = (_figure(best[whose], best["unit"]) for whose in ("yours", "reference"))
+                yours, reference = figures
+                shown.add_row(f"  {fact}", f"[{colour}]{yours}[/]" if colour else yours, reference, best["unit"])
+    nothing = "nothing yet: a function that passes leaves its times and bytes here"
+    out().print(shown if shown.row_count else nothing)
+
+
+def _figure(value: float, unit: str) -> str:
+    from autograder.render import number, size
+
+    return (size(value) if unit == "bytes" else "") or number(value)
 
 
 def start(
@@ -67,7 +125,10 @@ def start(
         target.write_text(exercise_text(chapter), encoding="utf-8")
         out().print(f"wrote {target}", markup=False)
     if open_it:
-        raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", str(target)]))
+        as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # in containers
+        without_teaching = os.pathsep.join(filter(None, [str(LABCONFIG), os.environ.get("JUPYTER_CONFIG_PATH")]))
+        jupyter = [sys.executable, "-m", "jupyterlab", *as_root, str(target)]
+        raise typer.Exit(subprocess.call(jupyter, env={**os.environ, "JUPYTER_CONFIG_PATH": without_teaching}))
     out().print(f"open it with: jupyter lab {target}", markup=False)
 
 
@@ -104,7 +165,7 @@ def check(
         else:
             report = judge.check_notebook(path, chapter, names, **options)
     if path is not None:
-        _remember(path, chapter, passed={result.name: result.verdict == "pass" for result in report.functions})
+        remember(path, chapter, report.functions)
     from autograder.render import facts_table, word_in_json
 
     if as_json:
@@ -112,6 +173,10 @@ def check(
         print_json({**report.to_json(), "functions": rows})
     else:
         out().print(facts_table(report))
+        passed = [result for result in report.functions if result.verdict == "pass"]
+        if path is not None and passed:
+            following = next_function(list(read_hints(chapter)), recall(path, chapter).passed, passed[-1].name)
+            out().print(judge.way_on(chapter, passed[-1], following), markup=False)
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
     raise typer.Exit(0 if report.passed else SHORT)
@@ -130,28 +195,68 @@ def _more_facts(chapter: str, aot: bool, mesh: Mesh, say: Callable[[str], None])
     return more
 
 
-def hint(chapter: ChapterName, function: FunctionName = None, notebook: NotebookFile = None) -> None:
+def watch(
+    chapter: ChapterName,
+    notebook: NotebookFile = None,
+    script: Annotated[
+        bool, typer.Option("--script", help="Write the notebook as a script beside it, too: edit either.")
+    ] = False,
+) -> None:
+    """Judge whatever changed each time you save, until you press q; hints, profile and the rest at a key."""
+    require_chapter(chapter)
+    path = require_notebook(chapter, notebook)
+    with spinner("starting"):
+        from autograder.commands.watch import run
+    run(chapter, path, script=script)
+
+
+def hint(
+    chapter: ChapterName,
+    function: FunctionName = None,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="One that was shown before.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All that were shown before.")] = False,
+    notebook: NotebookFile = None,
+) -> None:
     """Show one more hint for a function: for the first that does not pass yet, if you name none."""
     require_chapter(chapter)
-    hints = read_hints(chapter)
     path = notebook or find_notebook(chapter) or _usual_place(chapter)
-    known = recall(path, chapter)
-    name = function or next((n for n in hints if not known.passed.get(n)), next(iter(hints)))
+    if function and function.isdecimal():
+        function, number = None, int(function)
+    show_hint(path, chapter, function, number, every)
+
+
+def show_hint(path: Path, chapter: str, function: str | None, number: int | None = None, every: bool = False) -> None:
+    """Show a function's next hint, or those with this number or all that were shown before."""
+    hints, known = read_hints(chapter), recall(path, chapter)
+    name = function or next((n for n in hints if not known.passed.get(n)), "")
+    if not name:
+        out().print(
+            f"all functions of {chapter} pass; `meshcraft hint {chapter} FUNCTION` shows one's hints all the same"
+        )
+        return
     if name not in hints:
         raise UsageError(f"there are no hints for {name!r} in {chapter}; there are for: {', '.join(hints)}")
-    tiers = hints[name]
-    shown = min(known.hints.get(name, 0) + 1, len(tiers))
-    _remember(path, chapter, hints={name: shown})
+    tiers, before = hints[name], known.hints.get(name, 0)
+    if every and not before:
+        raise UsageError(f"no hint for {name} was shown yet; `meshcraft hint {chapter} {name}` shows the first")
+    if number is not None and not 1 <= number <= min(before + 1, len(tiers)):
+        raise UsageError(
+            f"{name} has {len(tiers)} hints, and you have seen {before}; without a number you get the next"
+        )
+    last = number or min(before + 1, len(tiers))
+    shown = range(1, before + 1) if every else [last]
+    remember_hint(path, chapter, name, max(before, *shown))
     from rich.markdown import Markdown
 
     from autograder.render import WIDEST
 
     console = out()
-    console.print(f"[bold]{name}[/]  hint {shown} of {len(tiers)}")
-    console.print(Markdown(tiers[shown - 1]), width=min(console.width, WIDEST))
+    for tier in shown:
+        console.print(f"[bold]{name}[/]  hint {tier} of {len(tiers)}")
+        console.print(Markdown(tiers[tier - 1]), width=min(console.width, WIDEST))
     more = f"`meshcraft hint {chapter} {name}` again shows the next one."
-    last = f"That was the last one. The page `{chapter}` has the theory behind it."
-    console.print(last if shown == len(tiers) else more, style="dim", markup=False)
+    no_more = f"That was the last one. The page `{chapter}` has the theory behind it."
+    console.print(no_more if shown[-1] == len(tiers) else more, style="dim", markup=False)
 
 
 def reset(
@@ -167,11 +272,19 @@ def reset(
     what = f"{function} in {path}" if function else str(path)
     if not yes:
         typer.confirm(f"Put {what} back as it was at the start?", abort=True)
-    backup = _hidden(path) / "backups" / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}.ipynb"
+    backup = back_up(path)
+    path.write_text(fresh, encoding="utf-8")
+    if chapter in {entry.name for entry in CHAPTERS}:
+        forget(path, chapter, [function] if function else list(read_hints(chapter)))
+    out().print(f"put back; what you had is in {backup}", markup=False)
+
+
+def back_up(path: Path) -> Path:
+    """Keep a copy of a file as it is, and say where."""
+    backup = hidden_folder(path) / "backups" / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}{path.suffix}"
     backup.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, backup)
-    path.write_text(fresh, encoding="utf-8")
-    out().print(f"put back; what you had is in {backup}", markup=False)
+    return backup
 
 
 def find_notebook(chapter: str) -> Path | None:
@@ -207,45 +320,12 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
 
 def exercise_text(chapter: str) -> str:
     """The exercise as it is handed out: the committed one, else built from the solution."""
-    from autograder.release.notebook import ROOT
+    committed = ROOT / "exercises" / chapter / f"{chapter}.ipynb"
+    if committed.exists():
+        return committed.read_text(encoding="utf-8")
     from autograder.release.notebook import exercise_text as built
 
-    committed = ROOT / "exercises" / chapter / f"{chapter}.ipynb"
-    return committed.read_text(encoding="utf-8") if committed.exists() else built(chapter)
-
-
-class Progress(msgspec.Struct):
-    """What is remembered of a chapter, by function: did it pass when it was last judged, how many hints were shown."""
-
-    passed: dict[str, bool] = {}
-    hints: dict[str, int] = {}
-
-
-def recall(notebook: Path, chapter: str) -> Progress:
-    """What is remembered, in a folder next to the notebook."""
-    return _recall_all(notebook).get(chapter, Progress())
-
-
-def _recall_all(notebook: Path) -> dict[str, Progress]:
-    try:
-        return msgspec.json.decode((_hidden(notebook) / "progress.json").read_bytes(), type=dict[str, Progress])
-    except (OSError, msgspec.MsgspecError):
-        return {}
-
-
-def _remember(notebook: Path, chapter: str, **news: dict[str, Any]) -> None:
-    """Keep it; a folder that cannot be written is no reason to fail."""
-    every = _recall_all(notebook)
-    known = every.setdefault(chapter, Progress())
-    for kind, values in news.items():
-        getattr(known, kind).update(values)
-    with suppress(OSError):
-        _hidden(notebook).mkdir(parents=True, exist_ok=True)
-        (_hidden(notebook) / "progress.json").write_bytes(msgspec.json.encode(every))
-
-
-def _hidden(notebook: Path) -> Path:
-    return notebook.parent / ".meshcraft"
+    return built(chapter)
 
 
 def _with_stub(path: Path, chapter: str, function: str) -> str:
@@ -270,14 +350,54 @@ def _with_stub(path: Path, chapter: str, function: str) -> str:
     return notebook_text(notebook)
 
 
-def _chapter_row(name: str, title: str, summary: str) -> dict[str, Any]:
-    path = find_notebook(name)
-    passed = recall(path, name).passed if path else {}
-    row = {"chapter": name, "title": title, "summary": summary, "started": path is not None}
-    return {**row, "passed": sorted(n for n, done in passed.items() if done), "judged": sorted(passed)}
+def chapter_row(name: str) -> dict[str, Any]:
+    """What `list` says of a chapter, as plain data."""
+    path, entry = find_notebook(name), next(entry for entry in NOTEBOOKS if entry.name == name)
+    row = {"chapter": name, "title": entry.title, "summary": entry.summary, "started": path is not None}
+    hints = read_hints(name) if any(name == entry.name for entry in CHAPTERS) else {}
+    known = recall(path or _usual_place(name), name)
+    states = function_states(name, path, known.passed)
+    functions = [
+        {"function": one, "state": states[one], "hints": known.hints.get(one, 0), "of_hints": len(hints[one])}
+        for one in hints
+    ]
+    passed = [one for one in hints if states[one] == "passes"]
+    best: dict[str, dict[str, Best]] = {one: known.best[one] for one in hints if known.best.get(one)}
+    found = {**row, "passed": passed, "judged": sorted(known.passed), "functions": functions, "best": best}
+    return msgspec.to_builtins(found)
+
+
+def function_states(chapter: str, notebook: Path | None, passed: dict[str, bool]) -> dict[str, str]:
+    """How far each function of a chapter is: one of ``STATES``."""
+    names = list(read_hints(chapter)) if any(chapter == entry.name for entry in CHAPTERS) else []
+    written = _graded_cells(notebook) if notebook and names else {}
+    stubs = _graded_cells(exercise_text(chapter)) if written else {}
+
+    def state(name: str) -> str:
+        if notebook is None or (name in stubs and written.get(name) == stubs[name]):
+            return "not started"
+        if name not in passed:
+            return "not judged" if name in written else "not started"
+        return "passes" if passed[name] else "falls short"
+
+    return {name: state(name) for name in names}
+
+
+def _graded_cells(notebook: Path | str) -> dict[str, str]:
+    """The source of each cell that a notebook is graded by, by its name; of a file that is no notebook nothing."""
+    try:
+        text = notebook.read_text(encoding="utf-8") if isinstance(notebook, Path) else notebook
+        cells = [
+            (cell["metadata"].get("nbgrader", {}).get("grade_id"), cell["source"]) for cell in json.loads(text)["cells"]
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    return {name: "".join(source).strip() for name, source in cells if name}
 
 
 def _progress_text(row: dict[str, Any]) -> str:
-    if not row["started"]:
-        return f"[dim]meshcraft start {row['chapter']}[/]"
-    return f"{len(row['passed'])} of {len(row['judged'])} pass" if row["judged"] else "started"
+    functions = row["functions"]
+    if not functions:
+        return "[dim]nothing to write[/]"
+    marks = "".join("[{1}]{0}[/]".format(*STATES[one["state"]]) for one in functions)
+    return f"{len(row['passed']):2} of {len(functions):2}  {marks}"

@@ -205,6 +205,24 @@ class Result:
         point = [f"“{fact.name}”" for fact in self.missed if fact.point]
         return f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
 
+    @property
+    def not_started(self) -> bool:
+        """True where it is still the stub that was handed out."""
+        own = self.line.partition(":")[0] in ("", self.name)
+        return self.verdict == STUDENT_ERROR and own and self.message.startswith(f"{self.name} is not written yet")
+
+    @property
+    def compared(self) -> str:
+        """What a right answer measures where the reference measures something else; empty where it does not."""
+        found = [
+            f"{fact.name}: yours {fact.measured_text}, the reference {fact.write(fact.reference)} {fact.unit_text}"
+            for fact in self.facts
+            if fact.reference and isinstance(fact.measured, int | float)
+            if abs(fact.measured - fact.reference) > 0.01 * fact.reference
+        ]
+        text = "; ".join(found)
+        return text[:1].upper() + text[1:] if self.verdict == PASS else ""
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, to the letter what a result from ``from_json`` gives: figures are floats."""
         return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Result))

@@ -16,8 +16,8 @@ _NOTE = "The notebook on disk gives something else than this kernel, and grading
 _REMEDY = "Save it; if it is saved, restart the kernel and run all cells."
 
 
-def notebook_here() -> Notebook | None:
-    """The notebook on disk that this kernel belongs to, where its frontend says which."""
+def path_here() -> Path | None:
+    """The file that this kernel belongs to, where its frontend says which."""
     try:
         from IPython.core.getipython import get_ipython
 
@@ -26,10 +26,14 @@ def notebook_here() -> Notebook | None:
         shell = None
     theirs = shell.user_ns.get("__vsc_ipynb_file__", "") if shell else ""
     path = Path(os.environ.get("JPY_SESSION_NAME", "") or str(theirs))
-    if path.suffix != ".ipynb" or not path.exists():
-        return None
+    return path if path.suffix == ".ipynb" and path.exists() else None
+
+
+def notebook_here() -> Notebook | None:
+    """The notebook on disk that this kernel belongs to."""
+    path = path_here()
     try:
-        return read_notebook(path)
+        return read_notebook(path) if path else None
     except IntakeError:
         return None
 

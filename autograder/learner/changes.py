@@ -1,0 +1,51 @@
+"""Which functions of a notebook have changed: those whose own cell has, and those that use what has."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autograder.grading.inside.cells import Statement, read_statements
+from autograder.grading.inside.intake import Cell
+from autograder.grading.inside.running import lab_statements
+from autograder.grading.inside.slicing import names_of, needed
+from autograder.grading.outside.released import lab_code, stated
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a function is made of: of the statements that define it, and of all that it needs. Comments do not count."""
+
+    own: str
+    all: str
+
+
+def fingerprints(chapter: str, cells: Sequence[Cell], functions: Iterable[str]) -> dict[str, Fingerprint]:
+    """The fingerprint of each function in a notebook's code cells."""
+    statements = read_statements(cells)
+    lab = lab_statements(lab_code(chapter))
+    labs = frozenset(n for n, one in enumerate(statements) if one.node and ast.dump(one.node) in lab)
+    texts = [_text(statement, cells) for statement in statements]
+    binds = [names_of(statement).binds for statement in statements]
+    variants = stated(cells)
+
+    def digest(numbers: Iterable[int], more: str = "") -> str:
+        return hashlib.sha256("\n".join([*(texts[n] for n in sorted(numbers)), more]).encode()).hexdigest()
+
+    return {
+        name: Fingerprint(
+            digest(n for n, names in enumerate(binds) if name in names),
+            digest(needed(statements, [name], labs), variants.get(name, "")),
+        )
+        for name in functions
+    }
+
+
+def _text(statement: Statement, cells: Sequence[Cell]) -> str:
+    """A statement without comments and line numbers; of a cell that cannot be read, all of it."""
+    if statement.node is not None:
+        return ast.dump(statement.node)
+    number = int(statement.file.split(":")[1])
+    return cells[number - 1].source

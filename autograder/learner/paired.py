@@ -1,0 +1,70 @@
+"""A notebook's twin as a py:percent script, for those who write in an editor: each is made from the other.
+
+The script has the cells' sources alone. A cell that is graded has its name in the marker, ``# %% shard_params``, and
+through it keeps what nbgrader knows of it; outputs stay in the notebook.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import jupytext
+import nbformat
+from nbformat import NotebookNode
+
+_FORMAT = {"extension": ".py", "format_name": "percent"}
+# The script's head says no more than that; nothing of the notebook's metadata is written into it.
+_METADATA = {"jupytext": {"text_representation": _FORMAT, "notebook_metadata_filter": "-all"}}
+
+
+class HalfWritten(Exception):
+    """A script that lacks cells which are graded; the message names them."""
+
+
+def script_text(notebook: NotebookNode) -> str:
+    """The script with the notebook's cells."""
+    bare = copy.deepcopy(notebook)
+    bare.metadata = nbformat.from_dict(_METADATA)
+    for cell in bare.cells:
+        name = _name(cell)
+        cell.metadata = nbformat.from_dict({"title": name} if name else {})
+    return jupytext.writes(bare, fmt="py:percent")
+
+
+def with_script(notebook: NotebookNode, script: str) -> NotebookNode:
+    """The notebook with the script's cells in place of its own, which keep their metadata, ids and outputs.
+
+    Raises:
+        HalfWritten: A cell that is graded is missing, as while a file is being written.
+    """
+    written = jupytext.reads(script, fmt="py:percent").cells
+    left = {str(number): cell for number, cell in enumerate(notebook.cells)}
+    names = {_name(cell): key for key, cell in left.items() if _name(cell)}
+    missing = names.keys() - {cell.metadata.get("title") for cell in written}
+    if missing:
+        raise HalfWritten(f"it has no cell {', '.join(f'`# %% {name}`' for name in names if name in missing)}")
+    aligned = len(written) == len(left)
+    cells = []
+    for number, cell in enumerate(written):
+        like = (k for k, old in left.items() if not _name(old) and _same_kind(old, cell) and old.source == cell.source)
+        there = left.get(str(number)) if aligned else None
+        place = str(number) if there is not None and not _name(there) and _same_kind(there, cell) else ""
+        key = names.get(cell.metadata.get("title", "")) or next(like, place)
+        old = left.pop(key, None)
+        made = cell if old is None else copy.deepcopy(old)
+        if old is None:
+            cell.metadata = nbformat.from_dict({})
+        elif made.source != cell.source:
+            made.source = cell.source
+            if made.cell_type == "code":
+                made.outputs, made.execution_count = [], None
+        cells.append(made)
+    return NotebookNode({**notebook, "cells": cells})
+
+
+def _same_kind(one: NotebookNode, other: NotebookNode) -> bool:
+    return one.cell_type == other.cell_type
+
+
+def _name(cell: NotebookNode) -> str:
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")

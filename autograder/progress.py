@@ -1,0 +1,108 @@
+"""What is remembered of a learner's work, in a folder next to the notebook: progress, hints shown, personal bests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from autograder.contract.verdict import PASS, Result, Unit
+
+NONE: Mapping[str, str] = {}
+
+
+class Best(msgspec.Struct, frozen=True):
+    """The least that a passing answer has measured, beside the reference's; ``unit`` is how people read it."""
+
+    yours: float
+    reference: float
+    unit: str
+
+
+class Progress(msgspec.Struct):
+    """Of a chapter, by function: did it pass when last judged, how many hints were shown, and its best by fact.
+
+    ``prints`` says what was judged, where the judge was ``watch``.
+    """
+
+    passed: dict[str, bool] = {}
+    hints: dict[str, int] = {}
+    best: dict[str, dict[str, Best]] = {}
+    prints: dict[str, str] = {}
+
+
+def hidden_folder(notebook: Path) -> Path:
+    """Where everything is kept that belongs to a notebook."""
+    return notebook.parent / ".meshcraft"
+
+
+def recall(notebook: Path, chapter: str) -> Progress:
+    """What is remembered; nothing where nothing can be read."""
+    return _recall_all(notebook).get(chapter, Progress())
+
+
+def remember(notebook: Path, chapter: str, results: Iterable[Result], prints: Mapping[str, str] = NONE) -> None:
+    """Keep the verdicts, and each figure that is better than any before."""
+    known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
+    for result in results:
+        known.passed[result.name] = result.verdict == PASS
+        ours = known.best.setdefault(result.name, {}) if result.verdict == PASS else {}
+        for name, best in _bests(result).items():
+            ours[name] = min(ours.get(name, best), best, key=lambda one: one.yours)
+    known.prints.update(prints)
+    _keep(notebook, every)
+
+
+def remember_hint(notebook: Path, chapter: str, function: str, shown: int) -> None:
+    """Keep how many hints of a function were shown."""
+    known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
+    known.hints[function] = shown
+    _keep(notebook, every)
+
+
+def forget(notebook: Path, chapter: str, functions: Collection[str]) -> None:
+    """Functions begin anew, without verdicts and hints; personal bests stay."""
+    known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
+    for name in functions:
+        known.passed.pop(name, None)
+        known.hints.pop(name, None)
+    _keep(notebook, every)
+
+
+def next_function(names: Sequence[str], passed: Mapping[str, bool], after: str) -> str:
+    """The next function that does not pass, from the one after ``after`` on; empty where all do."""
+    at = names.index(after) + 1
+    return next((name for name in [*names[at:], *names[:at]] if not passed.get(name)), "")
+
+
+def _bests(result: Result) -> dict[str, Best]:
+    """The times and bytes in which one right answer can be better than another."""
+    found = {}
+    for fact in result.facts:
+        least, most = fact.limit if isinstance(fact.limit, tuple) else (fact.reference, fact.reference)
+        least = fact.reference if fact.reference is not None or least == most else least
+        if (
+            fact.unit in (Unit.MILLISECONDS, Unit.BYTES)
+            and least is not None
+            and isinstance(fact.measured, int | float)
+        ):
+            found[fact.name] = Best(float(fact.measured), float(least), fact.unit_text)
+    return found
+
+
+def _recall_all(notebook: Path) -> dict[str, Progress]:
+    try:
+        return msgspec.json.decode((hidden_folder(notebook) / "progress.json").read_bytes(), type=dict[str, Progress])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def _keep(notebook: Path, every: dict[str, Progress]) -> None:
+    """A folder that cannot be written is no reason to fail."""
+    with suppress(OSError):
+        folder = hidden_folder(notebook)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "progress.json.new").write_bytes(msgspec.json.encode(every))
+        (folder / "progress.json.new").replace(folder / "progress.json")
