@@ -217,6 +217,8 @@ def test_a_machine_with_too_few_devices_is_told_the_need(meshcraft, tmp_path):
 
 
 def test_the_command_starts_without_the_lenses():
-    code = "import sys, autograder.cli; print([n for n in sys.modules if n.startswith(('course.p', 'autograder.proof'))])"
+    code = (
+        "import sys, autograder.cli; print([n for n in sys.modules if n.startswith(('course.p', 'autograder.proof'))])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
