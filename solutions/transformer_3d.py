@@ -95,8 +95,7 @@ if __name__ == "__main__":
 #
 # The leaves under `layers` come as `[num_layers, ...]` and leave as `[num_repeats, 1, layers_per_stage, ...]`: the
 # local block of an array `[num_repeats, num_stages, layers_per_stage, ...]` whose second dim is split over `pipe`. That
-# is also what their specs are for. Specs end with their last axis: `P()` and not `P(None, None)` for a leaf that is
-# whole.
+# is also what their specs are for.
 #
 # | budget | |
 # |---|---|
@@ -528,7 +527,7 @@ def layers_3d(
 # | `num_microbatches` | parts that the rows are taken in, in order |
 # | `rings` | the loss is handed `ring_gather_matmul` |
 # | `dtype` | of what the head multiplies, and of weights on their way; loss and embedding stay `float32` |
-# | `remat` | of embedding and loss, nothing is kept but what enters |
+# | `remat` | the loss may be computed again, too, where that pays |
 #
 # **Keys.** Place `i` on `data` uses `fold_in(key, i)`.
 #

@@ -20,6 +20,7 @@ READ = {
     "activation bytes": ("tp_transformer", "What is sent"),
     "other collectives": ("tp_transformer", "What is sent"),
     "predicted time": ("tp_transformer", "One after the other, or side by side"),
+    "bytes in one piece": ("tp_transformer", "Rings in the layers"),
     "exposed communication": ("tp_transformer", "Rings in the layers"),
     "largest temporary": ("tp_transformer", "A vocabulary in parts"),
 }
@@ -81,7 +82,10 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "tp_transformer_step": {
         "every gradient must come out at the scale of a single device": ("gradients", "gradient norm"),
         "Take the smallest model that has both kinds of leaf": (),
-        "hand `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss": ("exposed communication",),
+        "hand `ring_gather_matmul` and `matmul_ring_scatter` to the blocks and the loss": (
+            "bytes in one piece",
+            "exposed communication",
+        ),
         "`key` is the same on every device": (),
         "Place `i` on `data_axis` uses": ("values",),
         "Update by plain SGD": ("values",),

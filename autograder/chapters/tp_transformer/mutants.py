@@ -63,7 +63,7 @@ WHOLE = step(
         "ring_gather_matmul, matmul_ring_scatter, tensor_axis": "gather_matmul, matmul_scatter, tensor_axis",
         'batch["targets"], ring_gather_matmul': 'batch["targets"], gather_matmul',
     },
-    "exposed communication",
+    *("bytes in one piece", "exposed communication"),
 )
 gathers_and_scatters_whole = WHOLE.function
 keeps_all_logits = FunctionType(
@@ -164,7 +164,18 @@ MUTANTS = (
     loss("averages_the_targets_logits", {"right = lax.psum": "right = lax.pmean"}, *NUMBERS),
     loss("forgets_the_gradient_of_the_norm", {'params["norm"]': 'lax.stop_gradient(params["norm"])'}, *GRADIENTS),
     WHOLE,
-    mutant("tp_transformer_step", keeps_all_logits, "activation bytes", "exposed communication", "largest temporary"),
+    mutant(
+        "tp_transformer_step",
+        keeps_all_logits,
+        "activation bytes",
+        "bytes in one piece",
+        *("exposed communication", "largest temporary"),
+    ),
+    step(
+        "forgets_the_ring_of_the_loss",
+        {'batch["targets"], ring_gather_matmul': 'batch["targets"], gather_matmul'},
+        "bytes in one piece",
+    ),
     step("averages_shares", {"lax.psum(gradient, tensor_axis)": "lax.pmean(gradient, tensor_axis)"}, *NUMBERS),
     step("averages_twice", {"return updated,": "return lax.pmean(updated, data_axis),"}, "all-reduce bytes"),
     step("reports_the_loss_of_its_rows", {"lax.pmean(loss, data_axis)": "loss"}, "values"),

@@ -116,16 +116,23 @@ def most_moved(case: Case[Sizes]) -> float:
 # --8<-- [end:activations]
 
 
+def _embedded(e: Evidence) -> float:
+    """Bytes that the embedding scatters and its gradient gathers; all else has rings."""
+    return 2 * e.case.sizes.steps * ring_bytes(e.case, activation_bytes(e.case))
+
+
 def step_facts(judged: Judged) -> list[Fact]:
     gradients = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
     exposed = "Which activations travel while nothing is multiplied, forward or backward?"
     logits = "Which of all logits does a device need, and what of the others is enough?"
     sent = "What travels more often than twice in each direction for a layer?"
+    rings = "The embedding scatters its rows, and gathers their gradient. Which block, or the loss, has no ring?"
     return [
         *facts.values_and_gradients(judged.cases, gradients=gradients),
         limits.exposed_within(judged, EXPOSED, exposed, than=limits.NAIVE, weight=4, gains=True),
         limits.largest_within(judged, half_of_logits, logits, weight=2),
         facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),
+        facts.bytes_at_most("bytes in one piece", judged.cases, ("all_gather", "reduce_scatter"), _embedded, rings),
         facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", _apart, least=_together),
     ]
 
