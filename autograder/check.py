@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autograder.contract.task import Case, Task, load
-from autograder.contract.verdict import FAIL, Fact, Report, Result, conclude
+from autograder.contract.verdict import FAIL, PASS, Fact, Report, Result, conclude
 from autograder.grading.inside.cells import locate_cell, read_statements
 from autograder.grading.inside.intake import Cell, Notebook, read_notebook
 from autograder.grading.inside.launch import Limits
@@ -147,11 +147,11 @@ def check(function: Callable[..., Any], *, full: bool = False, variant: str | No
 def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
     """Remember the verdict, where the file has what the kernel has; after a pass, what comes next."""
     names = [task.name for task in load(chapter).tasks]
-    passed = {result.name: result.verdict == "pass"}
+    passed = {result.name: result.verdict == PASS}
     if kept and (path := path_here()):
         remember(path, chapter, [result])
         passed = recall(path, chapter).passed
-    return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == "pass" else ()
+    return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == PASS else ()
 
 
 def way_on(chapter: str, result: Result, following: str) -> str:

@@ -18,6 +18,7 @@ from autograder.check import check_solution
 from autograder.contract.task import load, references
 from autograder.contract.verdict import FAIL, PASS, STUDENT_ERROR
 from autograder.grading.inside.tracing import Problem, trace_cases
+from autograder.grading.outside.judge import plan
 from autograder.proof import alternatives
 from autograder.proof.coverage import mutants, one_for_each_fact
 from autograder.proof.mutants import judged
@@ -123,6 +124,13 @@ def test_function_that_returns_nothing_is_told_what_was_expected(chapter, task):
     assert isinstance(traced, Problem)
     assert traced.verdict == FAIL, traced
     assert "expected" in traced.message
+
+
+def test_a_plain_check_has_the_small_case_that_the_realistic_size_is_compared_with():
+    for chapter, name in TASKS:
+        task = load(chapter).task(name)
+        planned = plan(chapter, task, full=False)
+        assert not task.at_scale or task.at_scale[1] in {case.name for case in planned.cases}, name
 
 
 @pytest.mark.parametrize("chapter", NAMES)

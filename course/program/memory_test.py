@@ -70,6 +70,19 @@ def test_gathered_array_lives_until_its_last_use():
     assert found.alive[0].kind == "all_gather"
 
 
+@pytest.mark.parametrize("reshaped", [False, True])
+def test_a_sum_that_many_kernels_read_is_written_once_and_not_added_up_again(reshaped):
+    def local(x, w):
+        for _ in range(8):
+            x = x + lax.optimization_barrier(x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True))) @ w
+            x = x.reshape(2, 128, 256).reshape(256, 256) if reshaped else x
+        return x @ w
+
+    sizes = {"x": struct(256, 256), "w": struct(256, 256)}
+    held = temporaries(local, sizes, {"x": P(), "w": P()}, P())
+    assert held < 6 * MATRIX, "not what each of the eight layers adds"
+
+
 def test_elementwise_chain_needs_one_buffer_at_most():
     program = program_of(lambda x: jnp.tanh(jnp.sin(x) * 2 + 1) - 3, {"x": struct(8, 256)}, {"x": P("data")}, P("data"))
     assert memory(parse(program), program).temporaries == 0
