@@ -28,6 +28,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "of the same name in jnp instead of numpy's",
     ),
     (
+        r"ConcretizationTypeError[\s\S]*?problem arose with the `(int|float|complex|bool)` function",
+        rf"\1(...) needs a Python number, and this value {_WHEN}. Leave it out: arithmetic, jnp.where and "
+        r"lax.dynamic_slice_in_dim take traced values, and x.astype(...) changes a dtype",
+    ),
+    (
         r"ConcretizationTypeError[\s\S]*?(?:arange|shape)",
         f"the size of an array must be a Python number, and this value {_WHEN}. Take the largest size that is needed "
         "and choose with jnp.where what counts",

@@ -212,7 +212,7 @@ _COLLECTIVES = [
     Mistake(
         "ring_all_gather",
         "int() of a traced value",
-        r"not known while .* traced",
+        r"int\(\.\.\.\) needs a Python number.*not known while .* traced",
         {"(index - step) % size * length, 0)": "int(index - step) % size * length, 0)"},
         line="return lax.dynamic_update_slice_in_dim(whole, chunk, int(index - step) % size * length, 0)",
     ),
@@ -271,7 +271,7 @@ _COLLECTIVES = [
         inside="ring_reduce_scatter",
         line="return lax.ppermute(partial_sum, axis_name, to_nxt) + own(index - 1 - step)",
     ),
-    Mistake("ring_all_gather", "stub", r"ring_all_gather is not written yet"),
+    Mistake("ring_all_gather", "stub", r"not started"),
     Mistake(
         "ring_all_gather",
         "chunks in the wrong places",
