@@ -30,6 +30,7 @@ autograder.similarity
 autograder.grading.nbgrader
 autograder.learner
 autograder.check
+autograder.checking
 autograder.release
 autograder.grading.outside
 autograder.chapters autograder.render autograder.progress

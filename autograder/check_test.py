@@ -9,14 +9,19 @@ import jax
 import nbformat
 import pytest
 
-from autograder import check as checking
-from autograder.check import check, check_function, check_notebook
-from autograder.contract.task import load
+from autograder.chapters.mutant import patch
+from autograder.check import check, check_notebook
+from autograder.checking import judging as checking
+from autograder.checking import kernel
+from autograder.checking.judging import judge_function
+from autograder.contract.task import every_task, find_task, load
 from autograder.contract.verdict import FAIL, LIMIT_EXCEEDED, PASS, REFUSED, STUDENT_ERROR
 from autograder.grading.inside.intake import IntakeError
+from autograder.grading.outside.judge import plan
 from autograder.learner.compiled import CompiledFacts
 from autograder.proof.demo.__main__ import HERE as DEMO
 from autograder.release.notebook import ROOT
+from solutions import data_parallel
 from solutions import fsdp as solutions_fsdp
 
 EXERCISE = ROOT / "exercises" / "fsdp" / "fsdp.ipynb"
@@ -202,13 +207,13 @@ def test_program_that_never_ends_is_stopped_and_the_next_check_works(monkeypatch
 
     task = load("fsdp").task("shard_params")
     monkeypatch.setattr(checking.executor(), "seconds", 4)
-    result = check_function("fsdp", task, shard_params, lambda _: None, full=False)
+    result = judge_function(plan("fsdp", task), shard_params, lambda _: None)[0]
     assert result.verdict == LIMIT_EXCEEDED
     assert "longer than 4 s" in result.message
     monkeypatch.setattr(checking.executor(), "seconds", 120)
     from solutions.fsdp import shard_params as right
 
-    assert check_function("fsdp", task, right, lambda _: None, full=False).verdict == PASS
+    assert judge_function(plan("fsdp", task), right, lambda _: None)[0].verdict == PASS
 
 
 def test_python_that_never_ends_is_stopped_at_its_line(notebook, monkeypatch):
@@ -223,7 +228,7 @@ def test_tracing_is_limited_in_processor_time_and_what_waits_in_wall_time(monkey
         task = load("fsdp").task("shard_params")
         space = {}
         exec(f"import time\ndef shard_params(params, axis_name, min_size):\n    {body}", space)
-        return check_function("fsdp", task, space["shard_params"], lambda _: None, full=False)
+        return judge_function(plan("fsdp", task), space["shard_params"], lambda _: None)[0]
 
     monkeypatch.setattr(checking, "TRACE_SECONDS", 1)
     assert "longer to trace than 1 s of processor time" in judged_here("while True: pass").message
@@ -259,7 +264,7 @@ def test_a_cell_that_failed_is_named_where_an_older_function_is_judged(monkeypat
     exec(compile("def gather_params(shards, specs, axis_name):\n    return shards", "<one>", "exec"), space)
     cells = ["", "def gather_params(shards, specs, axis_name):\n    return shards", "def gather_params(:\n    return 1"]
     shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={"<one>": 1}), user_ns={"In": cells, **space})
-    monkeypatch.setattr(checking, "_shell", lambda: shell)
+    monkeypatch.setattr(kernel, "_shell", lambda: shell)
     exec("found = check(gather_params)", space)
     message = space["found"].report.functions[0].message
     assert message.startswith("This judges gather_params as In[1] had it. In[2], which defines it again, does not run")
@@ -274,3 +279,44 @@ def test_live_function_that_differs_from_the_notebook_is_noted(tmp_path, monkeyp
     from solutions.fsdp import shard_params
 
     assert "Save it" in check(shard_params).report.notes[0]
+
+
+# A pass is a pass
+
+
+def planned_for(function):
+    chapter, task = find_task(function)
+    return task, plan(chapter, task, stretched=True), plan(chapter, task, stretched=True, secret=b"s" * 32)
+
+
+def test_a_check_judges_all_that_grading_does_but_for_the_case_that_is_drawn():
+    for function in every_task():
+        _, ours, official = planned_for(function)
+        assert [case.name for case in official.cases] == [*(case.name for case in ours.cases), "unseen"], function
+        assert set(ours.first.cases) < set(ours.cases) and ours.at_scale == official.at_scale, function
+
+
+LATER = {  # wrong over `pipe`, with one layer, on an axis of size 1
+    data_parallel.fold_key_over_axes: {
+        "for name in axis_names:": "for name in [n for n in axis_names if n != 'pipe']:"
+    },
+    data_parallel.overlapped_gradients: {
+        "first = lax.psum(waiting, axis_name)": (
+            "first = jax.tree.map(lambda g: g if len(inputs) > 1 else 0 * g, lax.psum(waiting, axis_name))"
+        )
+    },
+    solutions_fsdp.fsdp_loss: {
+        "### BEGIN SOLUTION": "batch = jax.tree.map(lambda rows: rows[:: 2 - (lax.axis_size(axis_name) > 1)], batch)"
+    },
+}
+
+
+@pytest.mark.parametrize("function", LATER, ids=lambda function: function.__name__)
+def test_an_answer_that_is_right_on_the_first_cases_alone_does_not_pass(function):
+    _, planned, _ = planned_for(function.__name__)
+    mistaken = patch(function, "wrong in a later case", LATER[function]).function
+    said = []
+    result, _ = judge_function(planned, mistaken, lambda _: None, said.append)
+    assert (result.verdict, result.points) == (FAIL, 0), result.message
+    assert any("now the" in text for text in said), "it fell short on the first cases already"
+    assert judge_function(planned.first, mistaken, lambda _: None)[0].verdict == PASS

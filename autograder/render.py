@@ -29,6 +29,7 @@ from autograder.contract.verdict import (
     Report,
     Result,
     Unit,
+    listed,
 )
 
 WORDS = {
@@ -172,9 +173,18 @@ def _result_html(result: Result) -> str:
     if result.original and not result.not_started:
         said = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
         remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{said}</details>'
-    beside = f'<div style="{_FAINT}">{_html(result.compared)}</div>' if result.compared else ""
+    beside = "".join(f'<div style="{_FAINT}">{_html(plain(said))}</div>' for said in _beside(result))
     body = remark + table_html(result.facts, quoted=result.quoted) + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
+
+
+def _beside(result: Result) -> list[str]:
+    """What is said below a pass: the reference's figures, and what it has passed on."""
+    said = [result.compared] if result.compared else []
+    if result.verdict == PASS and result.cases:
+        where = listed(result.cases)
+        said.append(f"Passes on {where}: all that grading looks at, but for the inputs that it draws itself.")
+    return said
 
 
 def _remark(message: str, where: str, colour: str) -> str:
@@ -279,8 +289,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]
-    if result.compared:
-        parts.append(Text(f"\n{result.compared}", style="dim"))
+    parts += [Text(f"\n{plain(said)}", style="dim") for said in _beside(result)]
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]

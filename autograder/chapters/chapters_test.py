@@ -52,7 +52,7 @@ def said(result):
 
 @pytest.mark.parametrize(("chapter", "task"), TASKS)
 def test_reference_passes_every_fact_on_every_mesh(chapter, task):
-    (result,) = check_solution(chapter, [task], full=True).functions
+    (result,) = check_solution(chapter, [task]).functions
     assert (result.message, failed(result)) == ("", set()), said(result)
     assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
@@ -126,10 +126,10 @@ def test_function_that_returns_nothing_is_told_what_was_expected(chapter, task):
     assert "expected" in traced.message
 
 
-def test_a_plain_check_has_the_small_case_that_the_realistic_size_is_compared_with():
+def test_the_first_cases_have_the_small_one_that_the_realistic_size_is_compared_with():
     for chapter, name in TASKS:
         task = load(chapter).task(name)
-        planned = plan(chapter, task, full=False)
+        planned = plan(chapter, task).first
         assert not task.at_scale or task.at_scale[1] in {case.name for case in planned.cases}, name
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from autograder.chapters.data_parallel.wrapping import of_leaves
 from autograder.chapters.mutant import patch
-from autograder.check import check_function
+from autograder.checking.judging import judge_function
 from autograder.contract.task import load
 from autograder.contract.verdict import FAIL, PASS
+from autograder.grading.outside.judge import plan
 from autograder.proof.mutants import doubles_gradients, judged_unseen
 from solutions.single_device import scaled_step
 
@@ -266,7 +267,7 @@ def judged_with(mutant: str) -> dict[str, Any]:
     mutants = importlib.import_module(f"autograder.chapters.{chapter}.mutants").MUTANTS
     wrong = next(one for one in mutants if one.name == name)
     locate = {wrong.function.__code__.co_filename: "mine"}.get
-    result = check_function(chapter, load(chapter).task(wrong.task), wrong.function, locate, full=False)
+    result, _ = judge_function(plan(chapter, load(chapter).task(wrong.task)), wrong.function, locate)
     return {fact.name: fact for fact in result.facts if fact.passed is False}
 
 

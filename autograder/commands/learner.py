@@ -137,7 +137,6 @@ def check(
     function: FunctionName = None,
     notebook: NotebookFile = None,
     solution: Annotated[bool, typer.Option("--solution", help="Judge the course's own solution.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Every case and lens, as in official grading.")] = False,
     aot: Annotated[bool, typer.Option("--aot", help="Also ask the GPU compiler (extra `aot`); advice, no points.")] = (
         False
     ),
@@ -159,7 +158,7 @@ def check(
             names = [contract.load(chapter).task(function).name] if function else None
         except LookupError as error:
             raise UsageError(str(error)) from None
-        options = {"full": full, "progress": say, "more": _more_facts(chapter, aot, mesh, say)}
+        options = {"progress": say, "more": _more_facts(chapter, aot, mesh, say)}
         if path is None:
             report = judge.check_solution(chapter, names, **options)
         else:

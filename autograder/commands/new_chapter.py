@@ -19,7 +19,7 @@ CURRICULUM = Path("course/curriculum.py")
 NEXT = """
 next
   meshcraft build {name}
-  meshcraft check {name} --solution --full
+  meshcraft check {name} --solution
   python -m pytest autograder/chapters -k {name}
   meshcraft check-course {name}
 then edit, in this order: solutions/{name}.py, autograder/chapters/{name}/ (wrapping.py, __init__.py, mutants.py,

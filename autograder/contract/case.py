@@ -89,7 +89,7 @@ class Case(Generic[S]):
         name: What a learner reads: ``data=8``.
         mesh: Axis sizes by name.
         sizes: Every other size, threshold and choice.
-        quick: Whether a plain ``check`` includes it.
+        quick: Whether ``check`` begins with it, and goes on to the others once it passes.
         given: Plain data that the wrapper needs and must not compute, such as how leaves are split (``Task.given``).
     """
 

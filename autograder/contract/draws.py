@@ -25,7 +25,7 @@ _MODELS = (
 
 
 def meshes(sizes: Sizes, three: Sizes, two: Sizes | None = None) -> tuple[Case[Any], ...]:
-    """The meshes that most functions are run on, two of them in a quick check, each with its own sizes.
+    """The meshes that most functions are run on, two of them before all others in a check, each with its own sizes.
 
     The first is the smallest that shows every fact; three devices divide little that two or four do.
     """

@@ -20,6 +20,7 @@ import numpy as np
 from autograder.contract.case import Case
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
+from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
 from course.program import Costs, Leaf, Memory, Timeline
 from course.program.program import path_name
@@ -249,6 +250,23 @@ def load(chapter: str) -> Contract:
     """
     find_chapter(chapter)
     return importlib.import_module(f"autograder.chapters.{chapter}").CONTRACT
+
+
+def every_task() -> Mapping[str, tuple[str, Task]]:
+    """Each function of the course by name: its chapter and its task."""
+    return {task.name: (entry.name, task) for entry in CURRICULUM for task in load(entry.name).tasks}
+
+
+def find_task(name: str) -> tuple[str, Task]:
+    """The chapter and task that a function's name belongs to.
+
+    Raises:
+        LookupError: No chapter has such a function.
+    """
+    every = every_task()
+    if name not in every:
+        raise LookupError(f"no chapter has a function called {name!r}; check knows: {', '.join(every)}")
+    return every[name]
 
 
 def contract_files(chapter: str) -> list[Path]:

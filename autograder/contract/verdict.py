@@ -174,8 +174,9 @@ class Result:
 
     ``message`` explains a verdict that no single fact explains, and ``original`` is what Python or JAX said, where it
     says that in other words. ``quoted`` has the text of the lines that are named, on the learner's own machine.
-    ``timeline`` is the step at scale in brief (``course.render``), where official grading has looked at one, and
-    ``form`` says what the Program of the first case does, so that those that do the same are found.
+    ``cases`` names those that it was judged on, where they are no secret. ``timeline`` is the step at scale in brief
+    (``course.render``), where official grading has looked at one, and ``form`` says what the Program of the first case
+    does, so that those that do the same are found.
     """
 
     name: str
@@ -190,6 +191,7 @@ class Result:
     form: str = ""
     original: str = ""
     quoted: dict[str, str] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
 
     @property
     def missed(self) -> list[Fact]:

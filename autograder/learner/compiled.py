@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autograder.check import Export, exported
+from autograder.checking.judging import Export, exported
 from autograder.contract.task import Task, references
 from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Result, Unit
 from autograder.learner.baselines import solution

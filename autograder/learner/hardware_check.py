@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from autograder.check import Export, exported
+from autograder.checking.judging import Export, exported
 from autograder.contract.case import from_plain, to_plain
 from autograder.contract.task import Case, Task, load, named, trace
 from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Result, Unit

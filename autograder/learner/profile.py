@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autograder.check import FromNotebook, exported, find_task, locate_file, locate_live, trace_function
-from autograder.contract.task import Case, Task, load
+from autograder.checking.judging import FromNotebook, exported, locate_file, trace_function
+from autograder.checking.kernel import locate_live
+from autograder.contract.task import Case, Task, find_task, load
 from autograder.grading.inside.cells import locate_cell
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.inside.tracing import Problem

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autograder.check import locate_file
+from autograder.checking.judging import locate_file
 from autograder.contract.task import load
 from autograder.learner.baselines import versions
 from autograder.learner.compiled_test import raises_the_second_time

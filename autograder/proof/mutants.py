@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from autograder.chapters.mutant import Mutant, mutant
-from autograder.check import executor, locate_file
+from autograder.checking.judging import executor, locate_file
 from autograder.contract.task import Case, load
 from autograder.contract.verdict import Result
 from autograder.grading.inside.tracing import Problem, trace_cases
@@ -27,7 +27,7 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
     The short form looks at the realistic size only where the small one does not show all that the mutant names.
     """
     task = load(chapter).task(mutant.task)
-    planned = plan(chapter, task, full=True)
+    planned = plan(chapter, task)
     programs: dict[str, bytes] = {}
     if full:
         return _judged(planned, mutant, programs)
@@ -43,13 +43,13 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
 
 def judged_on(chapter: str, task: str, function: Callable[..., Any], cases: tuple[Case[Any], ...]) -> Result:
     """The judgement of a function on these cases alone, at small sizes."""
-    planned = plan(chapter, load(chapter).task(task), full=False)
+    planned = plan(chapter, load(chapter).task(task))
     return _judged(replace(planned, cases=cases, at_scale=None), mutant(task, function), {})
 
 
 def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: int = 0) -> Result:
     """The judgement of a function on one case that official grading may draw, and on nothing else."""
-    planned = plan(chapter, load(chapter).task(task), full=False, secret=str(seed).encode())
+    planned = plan(chapter, load(chapter).task(task), secret=str(seed).encode())
     only = replace(planned, cases=planned.cases[-1:], at_scale=None)
     return _judged(only, mutant(task, function), {})
 

@@ -35,7 +35,7 @@ MEANS = {
 
 
 def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case[Any], ...]:
-    """A case for each mesh, the first two in a quick check; ``sizes`` takes its number."""
+    """A case for each mesh, the first two before all others in a check; ``sizes`` takes its number."""
     named = {" x ".join(f"{axis}={size}" for axis, size in mesh.items()): mesh for mesh in meshes}
     return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(named.items()))
 

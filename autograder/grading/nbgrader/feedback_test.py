@@ -12,7 +12,7 @@ import pytest
 
 from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.mutants import MUTANTS
-from autograder.check import executor
+from autograder.checking.judging import executor
 from autograder.contract import verdict as verdicts
 from autograder.contract.task import load, references
 from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDENT_ERROR, Fact, Kind, Result, Unit
@@ -154,7 +154,7 @@ def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(course):
     assert page.told["referrer"] == "no-referrer"
     assert page.text.index("8 times too large") < page.text.index("1.2e-07")
     wanted = ["1.5 / 3", MEANING[PARTIAL], "The scale of a gradient", "meshcraft hint fsdp gather_params"]
-    wanted += ["meshcraft check fsdp gather_params --full", "socket(AF_INET)", "Trying costs nothing", "bubblewrap"]
+    wanted += ["meshcraft check fsdp gather_params", "socket(AF_INET)", "Trying costs nothing", "bubblewrap"]
     assert [words for words in wanted if words not in page.text] == []
     assert "#line-gather_params:2" in page.addresses and "line-gather_params:2" in page.ids
     assert {address[1:] for address in page.addresses} <= {*page.ids}

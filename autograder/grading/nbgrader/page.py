@@ -138,9 +138,9 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
     ]
     sentences.append(f"{hint} gives one more hint each time.")
     if any(fact.kind.required for fact in judged):
-        sentences.append(HIDDEN.format(f"{check} {_code('--full')}"))
+        sentences.append(HIDDEN.format(check))
     elif judged:
-        sentences.append(f"{check} {_code('--full')} judges what you change, on every mesh that is fixed.")
+        sentences.append(f"{check} judges what you change, on every mesh that is fixed.")
     else:
         sentences.append(f"{check} judges what you change, in seconds.")
     if result.timeline and any(fact.kind in (Kind.MEMORY, Kind.COMMUNICATION, Kind.TIME) for fact in judged):

@@ -8,8 +8,8 @@ import nbformat
 import numpy as np
 import pytest
 
-from autograder.check import check, check_notebook, find_task
-from autograder.contract.task import load
+from autograder.check import check, check_notebook
+from autograder.contract.task import find_task, load
 from autograder.contract.verdict import FAIL, PASS
 from autograder.grading.inside.intake import parse_notebook
 from autograder.grading.nbgrader import varied
@@ -66,7 +66,7 @@ def test_the_public_solution_fails_a_variant_and_is_told_its_sentence_and_an_ada
     failed = check(defined()[name], variant=variant).report
     (values,) = [fact for fact in failed.functions[0].facts if fact.name == "values"]
     assert failed.functions[0].verdict == FAIL and failed.points == 0 and sentence in values.message
-    passed = check(defined(adapted(name, variant))[name], full=FULL, variant=variant).report
+    passed = check(defined(adapted(name, variant))[name], variant=variant).report
     assert passed.functions[0].verdict == PASS, passed.functions[0]
     assert sentence in passed.notes[0]
 
@@ -137,7 +137,7 @@ def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tm
             task = load("collectives").task(name)
             official = grader.grade_task(task, parse_notebook("n", data.encode()))
             # What a submission says of itself counts for nothing.
-            lying = data.replace(f'variant=\\"{asked[name]}\\"', "full=False")
+            lying = data.replace(f'variant=\\"{asked[name]}\\"', 'variant=\\"\\"')
             assert lying != data and grader.grade_task(task, parse_notebook("n", lying.encode())).verdict == verdict
         assert [live.verdict, file.verdict, official.verdict] == [verdict] * 3
         assert all(sentence in each.facts[0].message for each in (live, file, official) if verdict == FAIL)

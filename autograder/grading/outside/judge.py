@@ -1,5 +1,7 @@
 """The trusted end: draws inputs, holds the oracle, and turns what a function's Programs do into facts and points."""
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 from collections.abc import Callable, Iterator
@@ -55,12 +57,17 @@ class Plan:
         """Everything that the tracer must export."""
         return [self.task.complete(case) for case in (*self.cases, *([self.at_scale] if self.at_scale else []))]
 
+    @property
+    def first(self) -> Plan:
+        """The quick cases alone, with the realistic size and the one that it is compared with."""
+        small = self.task.at_scale[1] if self.task.at_scale else ""
+        return replace(self, cases=tuple(case for case in self.cases if case.quick or case.name == small))
+
 
 def plan(
     chapter: str,
     task: Task,
     *,
-    full: bool = True,
     stretched: bool = False,
     secret: bytes = b"",
     submission: str = "",
@@ -71,7 +78,6 @@ def plan(
     Args:
         chapter: The chapter's name.
         task: Its task.
-        full: All meshes, or the quick ones alone.
         stretched: With the cases that have some sizes of the realistic one, as official grading has them.
         secret: The course's; with it inputs follow from the submission and nobody can know them beforehand, and one
             more case is drawn. Without it they are the same each time.
@@ -82,9 +88,7 @@ def plan(
         LookupError: The task has no such variant.
     """
     seed, shared = (_seed(secret, f"{whose}|{chapter}|{task.name}") for whose in (submission, "all"))
-    small = task.at_scale[1] if task.at_scale else ""  # what the realistic size is compared with
-    cases = tuple(case for case in task.cases if full or case.quick or case.name == small)
-    cases += task.stretched() if stretched else ()
+    cases = (*task.cases, *(task.stretched() if stretched else ()))
     if secret:
         cases += (task.unseen(np.random.default_rng(seed)),)
     at_scale, requested = task.at_scale[0] if task.at_scale else None, task.variant(variant)
@@ -99,19 +103,34 @@ def _seed(secret: bytes, text: str) -> int:
 
 @pinned()
 def judge(
-    plan: Plan, programs: dict[str, bytes], line: str, execute: Execute, progress: Callable[[str], None] | None = None
+    plan: Plan,
+    programs: dict[str, bytes],
+    line: str,
+    execute: Execute,
+    progress: Callable[[str], None] | None = None,
+    seen: dict[str, Evidence] | None = None,
 ) -> Result:
     """The function's result from its Programs, one a case.
+
+    Args:
+        plan: What it is judged on.
+        programs: Its Programs by case.
+        line: Where the function is defined, as ``cell:line``.
+        execute: Asks an executor.
+        progress: Called with each case before it is run.
+        seen: Evidence of cases that ran already, which do not run again; those that run are added.
 
     Raises:
         Stopped: The executor gave up for a reason that is not the Program's own.
     """
+    seen = {} if seen is None else seen
     try:
-        cases = []
         for case in plan.cases:
-            cases.append(_run(plan, case, programs, line, execute))
-            if progress:
-                progress(case.name)
+            if case.name not in seen:
+                if progress:
+                    progress(case.name)
+                seen[case.name] = _run(plan, case, programs, line, execute)
+        cases = [seen[case.name] for case in plan.cases]
         orders = _analyse(plan, programs, line, execute) if plan.at_scale else [(None, None)]
     except ProgramError as error:
         return stopped(plan.task, refused(str(error)[:2000]))
@@ -129,7 +148,9 @@ def _concluded(
         for fact in plan.task.facts(Judged(cases, large, known))
     ]
     result = conclude(plan.task.name, plan.task.points, facts)
-    return replace(result, timeline=picture, form=cases[0].form) if plan.official else result
+    if plan.official:
+        return replace(result, timeline=picture, form=cases[0].form)
+    return replace(result, cases=tuple(evidence.case.name for evidence in cases))
 
 
 def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:

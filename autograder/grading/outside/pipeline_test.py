@@ -97,7 +97,7 @@ def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
 
 @pytest.fixture(scope="module")
 def honest():
-    planned = plan("fsdp", TASK, full=False)
+    planned = plan("fsdp", TASK).first
     traced = trace_cases(TASK, shard_params, planned.traced, lambda _: None)
     assert isinstance(traced, Traced)
     return planned, traced.programs
@@ -133,7 +133,7 @@ def change(name, **fields):
     return lambda programs: {**programs, name: replace(programs[name], **fields)}
 
 
-FIRST, SECOND = (case.name for case in plan("fsdp", TASK, full=False).cases)
+FIRST, SECOND = (case.name for case in plan("fsdp", TASK).first.cases)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from autograder import check as checking
+from autograder.checking import judging as checking
 from autograder.contract.task import load
 from autograder.grading.inside.intake import read_notebook
 from autograder.grading.inside.tracing import trace_cases

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from autograder.check import executor
+from autograder.checking.judging import executor
 from autograder.contract.task import Task, load, trace
 from autograder.contract.verdict import Result
 from autograder.grading.inside.cells import locate_cell

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from autograder.check import check_cells, find_task
-from autograder.contract.task import load
+from autograder.check import check_cells
+from autograder.contract.task import find_task, load
 from autograder.contract.verdict import PASS, Kind, Report
 from autograder.grading.inside.intake import Cell, Notebook, parse_notebook
 from autograder.release.notebook import source_notebook

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import msgspec
 
-from autograder.check import executor
+from autograder.checking.judging import executor
 from autograder.contract.task import Case, Task, load
 from autograder.contract.verdict import STUDENT_ERROR
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from autograder.check import LOCAL
+from autograder.checking.judging import LOCAL
 from autograder.contract.task import load
 from autograder.grading.inside import running
 from autograder.grading.inside.cells import plain_python, read_statements

@@ -1,0 +1,166 @@
+"""A function traced and judged on this machine: in this process, or from a notebook on disk in a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autograder.contract.task import Case, Evidence, Task
+from autograder.contract.verdict import PASS, Result, listed
+from autograder.grading.inside.intake import Notebook
+from autograder.grading.inside.launch import Limits
+from autograder.grading.inside.tracing import Problem, Traced, time_limit, trace_cases
+from autograder.grading.outside.judge import Plan, Stopped, judge, stopped
+from autograder.grading.outside.pipeline import trace_request, trace_together
+from autograder.grading.outside.workers import Worker, local_executor, local_tracer
+from course.program import Locate, Program, ProgramError
+
+Progress = Callable[[str], None]
+# A function's Programs for a platform: the task, the cases, the platform.
+Export = tuple[Task, list[Case], str]
+# Of processor time, which is the same on a busy machine; and of wall time, for what waits and computes nothing.
+TRACE_SECONDS, TRACE_WALL_SECONDS = 60, 300
+# The tracer of a learner's own machine: what would harm others is not limited.
+LOCAL = Limits(wall_s=TRACE_WALL_SECONDS, cpu_s=TRACE_SECONDS, address_space=1 << 40, open_files=1024)
+
+
+def ignored(_: str) -> None:
+    """Progress that nobody looks at."""
+
+
+@dataclass(frozen=True)
+class FromNotebook:
+    """The functions of a notebook on disk. A tracer process runs its cells, as official grading does."""
+
+    chapter: str
+    notebook: Notebook
+    traced: dict[tuple[str, str], list[Traced | Problem]] = field(default_factory=dict, repr=False, compare=False)
+
+    def trace(self, exports: list[Export]) -> list[Traced | Problem]:
+        """Run the cells once, for the Programs of all ``exports``, and keep them for ``programs``."""
+        limits = replace(LOCAL, cpu_s=TRACE_SECONDS)
+        requests = [
+            trace_request(self.chapter, task, self.notebook, cases, limits, platform, patient=True, with_uses=True)
+            for task, cases, platform in exports
+        ]
+        worker = tracer()
+        worker.seconds = len(exports) * (limits.wall_s or 0) + 120  # it ends its children itself
+        every = trace_together(worker, requests)
+        for (task, _, platform), traced in zip(exports, every, strict=True):
+            self.traced.setdefault((task.name, platform), []).append(traced)
+        return every
+
+    def programs(self, task: Task, cases: list[Case[Any]], platform: str) -> Traced | Problem:
+        """A function's Programs on some cases, or why there are none."""
+        names = {case.name for case in cases}
+        for traced in self.traced.get((task.name, platform), []):
+            if isinstance(traced, Problem) or names <= traced.programs.keys():
+                return traced
+        return self.trace([(task, cases, platform)])[0]
+
+
+def judge_function(
+    planned: Plan, function: Any, locate: Locate, progress: Progress = ignored
+) -> tuple[Result, Traced | Problem]:
+    """Judge a function on the quick cases and, if it passes there, on all the others that official grading has.
+
+    Args:
+        planned: What it is judged on.
+        function: It, as ``trace_function`` takes it.
+        locate: Names its lines.
+        progress: Called with what is being done.
+
+    Returns:
+        The result, and what was traced.
+    """
+    first, seen = planned.first, {}
+    traced = trace_function(planned.task, function, first.traced, locate)
+    result = judge_traced(first, traced, progress, seen)
+    known = {case.name for case in first.traced}
+    others = [case for case in planned.traced if case.name not in known]
+    if result.verdict != PASS or not others or isinstance(traced, Problem):
+        return result, traced
+    so_far = f"passes on {listed([case.name for case in first.cases])}; now the {len(others)} other cases of grading"
+    progress(so_far)
+    more = trace_function(planned.task, function, others, locate)
+    if isinstance(more, Traced):
+        more = replace(more, programs={**traced.programs, **more.programs})
+    return judge_traced(planned, more, lambda case: progress(f"{so_far}: {case}"), seen), more
+
+
+def judge_traced(
+    planned: Plan,
+    traced: Traced | Problem,
+    progress: Progress | None = None,
+    seen: dict[str, Evidence] | None = None,
+) -> Result:
+    """Judge what tracing gave; ``seen`` is as for ``judge``."""
+    if isinstance(traced, Problem):
+        return stopped(planned.task, traced)
+    programs = {name: program.serialise() for name, program in traced.programs.items()}
+    try:
+        return judge(planned, programs, traced.line, executor().ask, progress, seen)
+    except Stopped as error:
+        return stopped(planned.task, Problem(error.verdict, str(error), traced.line))
+
+
+def trace_function(
+    task: Task, function: Any, cases: list[Case], locate: Locate, platform: str = "cpu"
+) -> Traced | Problem:
+    """The Programs of a function: traced here, or from a notebook in a tracer process."""
+    if isinstance(function, Problem):
+        return function
+    if isinstance(function, FromNotebook):
+        return function.programs(task, cases, platform)
+    with time_limit(TRACE_SECONDS, processor=True), time_limit(TRACE_WALL_SECONDS):
+        return trace_cases(task, function, cases, locate, platform=platform)
+
+
+def exported(task: Task, function: Any, case: Case, locate: Locate, platform: str) -> Program:
+    """The Program of a function, as ``trace_function`` takes it, for analyses that give advice.
+
+    Raises:
+        ProgramError: There is none; the message says what stood in the way, be it an exception of the learner's.
+    """
+    if isinstance(function, Problem):
+        raise ProgramError(function.message)
+    traced = trace_function(task, function, [case], locate, platform)
+    if isinstance(traced, Traced):
+        return traced.programs[case.name]
+    if traced.verdict == "refused":
+        raise ProgramError(traced.message)
+    where = f" ({traced.line})" if traced.line else ""
+    raise ProgramError(f"the program cannot be exported for {platform}: {traced.message}{where}")
+
+
+@cache
+def executor() -> Worker:
+    """The one executor process of this kernel or command; it ends with it."""
+    return _ending_with_this(local_executor())
+
+
+@cache
+def tracer() -> Worker:
+    """The one tracer process of this kernel or command; it ends with it."""
+    return _ending_with_this(local_tracer())
+
+
+def _ending_with_this(worker: Worker) -> Worker:
+    atexit.register(worker.close)
+    return worker
+
+
+def locate_file(function: Callable[..., Any]) -> Locate:
+    """Locations in the file that defines the function, named by it."""
+    own = file_of(function)
+    return lambda file: Path(file).name if file == own else None
+
+
+def file_of(function: Any) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_filename if code else ""

@@ -1,0 +1,86 @@
+"""What a notebook's kernel knows: the cells that it ran, what they defined, and where it shows what is being done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from autograder.checking.judging import file_of
+from autograder.contract.task import Task, every_task
+from autograder.grading.inside.cells import read_statements
+from autograder.grading.inside.intake import Cell
+from course.program import Locate
+
+
+def locate_live(function: Callable[..., Any]) -> Locate:
+    """Locations in a notebook's cells: by the graded function that a cell defines, else by its number."""
+    return labels_of(function).get
+
+
+def labels_of(function: Callable[..., Any]) -> dict[str, str]:
+    """What each file is called that is the learner's: a cell's, or the one that defines the function."""
+    own = file_of(function)
+    labels = {own: Path(own).name} if own else {}
+    if shell := _shell():
+        numbers = getattr(shell.compile, "_filename_map", {})
+        labels |= {file: f"In[{number}]" for file, number in numbers.items()}
+        labels |= {file_of(shell.user_ns[name]): name for name in every_task() if name in shell.user_ns}
+    labels.pop("", None)
+    return labels
+
+
+def _shell() -> Any:
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return None
+    return get_ipython()
+
+
+def stale(task: Task, function: Callable[..., Any]) -> str:
+    """That a later cell was to define the function and failed, so that an older one is judged; empty if not."""
+    shell = _shell()
+    numbers = getattr(shell.compile, "_filename_map", {}) if shell else {}
+    number, cells = numbers.get(file_of(function)), list(shell.user_ns.get("In", ())) if shell else []
+    later = range((number or len(cells)) + 1, len(cells))
+    again = [n for n in later if re.search(rf"^def +{task.name}\b", cells[n], re.MULTILINE)]
+    if not again:
+        return ""
+    failed, why = read_statements([Cell("", cells[again[-1]])])[0], "did not run to its end"
+    if failed.node is None and failed.error:
+        why = f"does not run: {failed.error}, in its line {failed.line}, `{failed.text}`"
+    return f"This judges {task.name} as In[{number}] had it. In[{again[-1]}], which defines it again, {why}."
+
+
+def name_of(function: Callable[..., Any], namespace: dict[str, Any]) -> str:
+    """The name that a function is graded by: what a notebook calls it, as for a lambda or an object that is called."""
+    own = getattr(function, "__name__", "")
+    bound = [name for name in every_task() if namespace.get(name) is function]
+    return own if own in bound or not bound else bound[0]
+
+
+class Line:
+    """A line below a cell that says what is being done; empty in the end. Without a notebook it is not shown."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+
+    def __call__(self, text: str) -> None:
+        shell = _shell()
+        if shell is None or not getattr(shell, "kernel", None):
+            return
+        from IPython.display import HTML, display
+
+        said = HTML(f'<span style="opacity:0.7">{escape(text)}</span>' if text else "")
+        if self.handle is None:
+            self.handle = display(said, display_id=True)
+        else:
+            self.handle.update(said)
+
+    def clear(self) -> None:
+        """Show nothing any more."""
+        if self.handle is not None:
+            self("")
