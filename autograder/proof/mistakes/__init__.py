@@ -119,7 +119,7 @@ def looked_at(mistake: Mistake, report: Report) -> Told:
             return Told(text, "inner", f"{what}: {found.group()[:60]!r}")
     if not re.search(mistake.says, flat):
         return Told(text, "not said", f"nothing matches {mistake.says!r}")
-    texts = [_text(mistake, line) for line in lines]
+    texts = [] if report.functions[0].not_started else [_text(mistake, line) for line in lines]
     if unquoted := [text for text in (mistake.line, *texts) if " ".join(text.split()) not in flat]:
         return Told(text, "no line", f"{unquoted[0].strip()!r} is not quoted")
     return Told(text, "true")
