@@ -51,7 +51,7 @@ PROMISES = {
     "stage_3d": {
         "all combinations are allowed": ("values",),
         "`parallel`": ("values",),
-        "`rings`": ("transfers in one piece",),
+        "`rings`": ("transfers in one piece", "other collectives"),
         "`dtype`": ("bfloat16 products",),
         "`rate`": ("values",),
         "everything else stays `float32`": LOW,
@@ -82,7 +82,7 @@ PROMISES = {
     },
     "forward_3d": {
         "`num_microbatches`": ("values",),
-        "`rings`": ("transfers in one piece",),
+        "`rings`": ("transfers in one piece", "other collectives"),
         "`dtype`": LOW,
         "`remat`": ("live temporaries",),
         "uses `fold_in(key, i)`": ("values",),

@@ -138,6 +138,7 @@ MUTANTS = (
         "transfers in one piece",
         shown_by=(FIRST, LOW_STAGE),
     ),
+    stage("always_takes_rings", {"if options.rings else (gather_matmul, matmul_scatter)": ""}, "other collectives"),
     stage(
         "forgets_bfloat16",
         {LOWERED: "x, kernel, axis_name"},
@@ -236,6 +237,7 @@ MUTANTS = (
         "transfers in one piece",
         shown_by=RINGS,
     ),
+    forward("takes_a_ring_in_the_loss", {"if options.rings else gather_matmul": ""}, "other collectives"),
     forward(
         "multiplies_the_head_in_float32", {LOWERED: "x, kernel, axis_name"}, "bfloat16 products", shown_by=(FIRST, LOW)
     ),

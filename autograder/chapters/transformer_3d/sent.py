@@ -18,6 +18,8 @@ from course.program import Collective
 from course.schedules import num_ticks
 
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
+_ASKED = "does this case ask for rings?"
+_NEEDED = "what does a device need that it does not have?"
 SUMS = "Which gradients are summed more often than once, or by devices that have parts of different things?"
 # The results of bfloat16 products in layers of this size, against float32.
 ROUNDED = 0.05
@@ -180,7 +182,8 @@ TENSOR = frozenset((kind, 2) for kind in (*SCATTERED, "collective_permute"))
 def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None]]) -> Fact:
     """No collective but those ``(kind, place of its axis)``; all-reduces have any axes.
 
-    Of bfloat16 are weights that are gathered over the data axis, and what is sent over the tensor axis.
+    Of bfloat16 are weights that are gathered over the data axis, and what is sent over the tensor axis; rings go round
+    that axis where they are asked for.
     """
     name, known = "other collectives", set(known)
 
@@ -189,6 +192,8 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
 
         def fine(c: Collective) -> bool:
             if c.dtype == "bf16" and c.axes != (axes[2],) and (c.kind, c.axes) != ("all_gather", (axes[0],)):
+                return False
+            if c.kind == "collective_permute" and c.axes == (axes[2],) and not e.case.sizes.rings:
                 return False
             return (c.kind, None) in known or (len(c.axes) == 1 and (c.kind, axes.index(c.axes[0])) in known)
 
@@ -199,7 +204,7 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
             line, over = most.line, " and ".join(most.axes)
             message = (
                 f"on mesh {e.case.mesh_text} there is {plain(most.kind)} of {most.dtype}{list(most.shape)} over "
-                f"{over}: what does a device need that it does not have?"
+                f"{over}: {_ASKED if most.kind == 'collective_permute' and most.axes == (axes[2],) else _NEEDED}"
             )
         return at(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
 
