@@ -64,7 +64,7 @@ trials: $(READY)
 validate: $(READY) aot
 	@$(BIN)/python -m course.validation $(ARGS)
 
-# What timeline and liveness make of a corpus of programs, beside what the GPU compiler makes of it.
+# What timeline and liveness make of programs, beside what the GPU compiler makes of it.
 kernels: $(READY) aot
 	@$(BIN)/python -m autograder.proof.kernels $(ARGS)
 

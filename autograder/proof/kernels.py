@@ -1,7 +1,7 @@
 """``make kernels``: kernels, bytes, seconds and temporaries by the timeline and liveness, and by the GPU compiler.
 
-The corpus is every chapter's reference at its realistic size, the published runs on one A5000, and the steps of
-``corpus``. Rows come as they are compiled; the table at the end has those first that differ most.
+The programs are every chapter's reference at its realistic size, the published runs on one A5000, and the steps of
+``kernel_programs``. Rows come as they are compiled; the table at the end has those first that differ most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autograder.contract.task import Task, load, trace
-from autograder.proof import corpus
+from autograder.proof import kernel_programs
 from course.curriculum import CHAPTERS
 from course.machine import Machine
 from course.machines import machine
@@ -91,7 +91,7 @@ def versions() -> dict[str, str]:
 def every() -> dict[str, tuple[Callable[[str], Program], Machine, bool]]:
     """Each program by its name: exported for a platform, the machine, and whether it may branch on data."""
     found: dict[str, tuple[Callable[[str], Program], Machine, bool]] = {}
-    for name, exported in corpus.programs().items():
+    for name, exported in kernel_programs.programs().items():
         found[name] = exported, machine(GPU), False
     for run in RUNS:
         found[f"A5000: {run.name}"] = partial(_published, run), machine("8xA5000"), False

@@ -113,12 +113,12 @@ def trace_cases(
         return refused(str(error))
     except NotImplementedError as error:
         result = describe_error(error, locate)
-        called = _called(task, result)
+        called = _called(task, function, result)
         whose = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
         return Problem("student_error", f"{whose} not written yet: it raises NotImplementedError", result.line or line)
     except (Exception, SystemExit) as error:
         result = describe_error(error, locate, list(case.mesh) if case else [])
-        called = _called(task, result)
+        called = _called(task, function, result)
         before = f"in {called}, which {task.name} calls{_call(error, task, locate)}: " if called else ""
         others = [other.mesh_text for other in cases if other.name in programs]
         there = case and case.mesh_text not in others
@@ -127,10 +127,10 @@ def trace_cases(
     return Traced(programs, line)
 
 
-def _called(task: Traceable, problem: Problem) -> str:
+def _called(task: Traceable, function: Callable[..., Any], problem: Problem) -> str:
     """The other function of the learner's in which it happened, where its cell is named by it."""
-    name = problem.line.rpartition(":")[0]
-    return name if name.isidentifier() and name != task.name and "_" in name else ""
+    name, known = problem.line.rpartition(":")[0], getattr(inspect.unwrap(function), "__globals__", {})
+    return name if name != task.name and callable(known.get(name)) else ""
 
 
 def _call(error: BaseException, task: Traceable, locate: Locate) -> str:
