@@ -237,6 +237,12 @@ MUTANTS = (
         "transfers in one piece",
         shown_by=RINGS,
     ),
+    forward(
+        "takes_the_targets_of_another_microbatch",
+        {"index * len(outputs), len(outputs)": "index, len(outputs)"},
+        *NUMBERS,
+        shown_by=RINGS,
+    ),
     forward("takes_a_ring_in_the_loss", {"if options.rings else gather_matmul": ""}, "other collectives"),
     forward(
         "multiplies_the_head_in_float32", {LOWERED: "x, kernel, axis_name"}, "bfloat16 products", shown_by=(FIRST, LOW)
