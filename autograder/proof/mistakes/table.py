@@ -273,6 +273,14 @@ _COLLECTIVES = [
     ),
     Mistake("ring_all_gather", "stub", r"not started"),
     Mistake(
+        "gather_params",
+        "transpose of a function with a derivative of its own",
+        r"(transpose|Transpose).*custom_vjp",
+        {"        return whole(shard)": "        return jax.linear_transpose(whole, shard)(whole(shard))[0]"},
+        line="return jax.linear_transpose(whole, shard)(whole(shard))[0]",
+        never="not written yet|not started",
+    ),
+    Mistake(
         "ring_all_gather",
         "chunks in the wrong places",
         r"not in their places.*order",
