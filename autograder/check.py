@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from autograder.checking.added import variant_notes, way_on, with_facts, with_fault, with_quotes
+from autograder.checking.added import reading, variant_notes, way_on, with_facts, with_fault, with_quotes
 from autograder.checking.judging import (
     Export,
     FromNotebook,
@@ -109,7 +109,8 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
         result = replace(result, message=f"{again} {result.message}".strip())
     differences = notes(traced, disk.result(), used) if disk else ()
     following = _way_on(chapter, result, kept=bool(read) and not differences)
-    return CheckResult(Report(chapter, (result,), notes=(*differences, *variant_notes(task, variant), *following)))
+    said = (*differences, *variant_notes(task, variant), *reading(chapter, [result]), *following)
+    return CheckResult(Report(chapter, (result,), notes=said))
 
 
 def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
@@ -197,7 +198,7 @@ def check_cells(
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))
     asked = [note for task in tasks for note in variant_notes(task, variants.get(task.name, ""))]
-    return replace(report, notes=(*asked, *report.notes))
+    return replace(report, notes=(*asked, *reading(chapter, report.functions), *report.notes))
 
 
 def check_solution(

@@ -18,6 +18,7 @@ from autograder.commands import (
     plan,
     predict,
     similar,
+    site,
     train,
 )
 from autograder.commands.terminal import explained
@@ -31,7 +32,7 @@ app = typer.Typer(
 
 LEARN, TEACH = "For learners", "For instructors"
 app.command("list", rich_help_panel=LEARN)(learner.chapters)
-for command in (learner.start, learner.check, learner.watch, learner.hint, learner.reset, predict.profile):
+for command in (learner.start, learner.check, learner.watch, learner.hint, learner.reset, predict.profile, site.site):
     app.command(rich_help_panel=LEARN)(command)
 for command in (
     course.init,

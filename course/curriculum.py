@@ -2,27 +2,181 @@
 
 from dataclasses import dataclass
 
+EASY, MEDIUM, HARD = "easy", "medium", "hard"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that a chapter asks for, and what it may take somebody who has read the page: estimates, not measured.
+
+    They follow from how much there is to write and how much of it is new: ``easy`` applies what the page shows,
+    ``medium`` puts several such things together, ``hard`` needs a plan of its own, on paper first.
+    """
+
+    name: str
+    minutes: int
+    difficulty: str
+
+    @property
+    def text(self) -> str:
+        """The estimate in words."""
+        return f"{self.difficulty}, about {self.minutes} minutes"
+
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: ``name`` is the word that finds its page, notebook, solution, contract and mutants."""
+    """One chapter: ``name`` is the word that finds its page, notebook, solution, contract and mutants.
+
+    ``functions`` are those that it asks for, in the notebook's order.
+    """
 
     name: str
     title: str
     summary: str
+    functions: tuple[Function, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of its functions."""
+        return [function.name for function in self.functions]
+
+    @property
+    def time_text(self) -> str:
+        """An estimate of all functions together, in words."""
+        minutes = sum(function.minutes for function in self.functions)
+        return f"about {minutes / 60:.0f} hours" if minutes >= 90 else f"about {minutes} minutes"
 
 
 CHAPTERS = (
-    Chapter("single_device", "One device", "make one device count"),
-    Chapter("collectives", "Collectives", "what moves, and who holds what"),
-    Chapter("data_parallel", "Data parallelism", "one model, many batches"),
-    Chapter("fsdp", "Fully sharded data parallelism", "every device holds a part of the model"),
-    Chapter("pipeline", "Pipelines", "every device holds some layers"),
-    Chapter("looping_pipeline", "Looping pipelines", "several small stages on every device"),
-    Chapter("tensor_parallel", "Tensor parallelism", "every device holds some features"),
-    Chapter("async_tensor_parallel", "Asynchronous tensor parallelism", "communicate while computing"),
-    Chapter("tp_transformer", "A Transformer in parts", "a whole model over data x tensor, its vocabulary included"),
-    Chapter("transformer_3d", "Everything together", "data x pipe x tensor in one training step"),
+    Chapter(
+        "single_device",
+        "One device",
+        "make one device count",
+        (
+            Function("mixed_precision_loss", 30, MEDIUM),
+            Function("accumulate_gradients", 20, MEDIUM),
+            Function("scan_layers", 10, EASY),
+            Function("remat_layers", 20, MEDIUM),
+            Function("scaled_step", 30, MEDIUM),
+            Function("chunked_attention", 60, HARD),
+        ),
+    ),
+    Chapter(
+        "collectives",
+        "Collectives",
+        "what moves, and who holds what",
+        (
+            Function("ring_all_gather", 25, MEDIUM),
+            Function("ring_reduce_scatter", 30, MEDIUM),
+            Function("ring_all_reduce", 5, EASY),
+            Function("ring_all_to_all", 35, MEDIUM),
+            Function("puzzle_rows", 5, EASY),
+            Function("puzzle_crossed", 5, EASY),
+            Function("puzzle_slices", 5, EASY),
+            Function("puzzle_block", 10, EASY),
+            Function("puzzle_copies", 10, EASY),
+            Function("puzzle_join", 5, EASY),
+            Function("puzzle_add", 5, EASY),
+            Function("puzzle_turn", 10, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "data_parallel",
+        "Data parallelism",
+        "one model, many batches",
+        (
+            Function("fold_key_over_axes", 10, EASY),
+            Function("sync_gradients", 25, MEDIUM),
+            Function("train_step_dp", 45, MEDIUM),
+            Function("overlapped_gradients", 90, HARD),
+        ),
+    ),
+    Chapter(
+        "fsdp",
+        "Fully sharded data parallelism",
+        "every device holds a part of the model",
+        (
+            Function("shard_params", 25, EASY),
+            Function("gather_params", 35, MEDIUM),
+            Function("fsdp_loss", 40, MEDIUM),
+            Function("fsdp_train_step", 100, HARD),
+            Function("hybrid_shard_step", 25, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "pipeline",
+        "Pipelines",
+        "every device holds some layers",
+        (
+            Function("split_microbatches", 15, EASY),
+            Function("pipeline_tick", 20, EASY),
+            Function("execute_pipeline", 40, MEDIUM),
+            Function("pipeline_loss", 60, HARD),
+            Function("pipeline_train_step", 35, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "looping_pipeline",
+        "Looping pipelines",
+        "several small stages on every device",
+        (
+            Function("layers_of_stage", 15, EASY),
+            Function("loop_position", 25, MEDIUM),
+            Function("execute_looping_pipeline", 50, MEDIUM),
+            Function("looping_train_step", 120, HARD),
+        ),
+    ),
+    Chapter(
+        "tensor_parallel",
+        "Tensor parallelism",
+        "every device holds some features",
+        (
+            Function("init_dense", 20, MEDIUM),
+            Function("column_parallel_dense", 15, EASY),
+            Function("row_parallel_dense", 15, EASY),
+            Function("tp_mlp", 15, EASY),
+            Function("tp_attention", 30, MEDIUM),
+            Function("tp_train_step", 45, MEDIUM),
+        ),
+    ),
+    Chapter(
+        "async_tensor_parallel",
+        "Asynchronous tensor parallelism",
+        "communicate while computing",
+        (
+            Function("ring_gather_matmul", 60, HARD),
+            Function("matmul_ring_scatter", 50, HARD),
+            Function("bidirectional_gather_matmul", 40, MEDIUM),
+            Function("bidirectional_matmul_scatter", 30, MEDIUM),
+            Function("async_tp_mlp", 10, EASY),
+        ),
+    ),
+    Chapter(
+        "tp_transformer",
+        "A Transformer in parts",
+        "a whole model over data x tensor, its vocabulary included",
+        (
+            Function("tp_transformer_block", 40, MEDIUM),
+            Function("parallel_transformer_block", 30, MEDIUM),
+            Function("vocab_parallel_embed", 30, MEDIUM),
+            Function("vocab_parallel_loss", 50, HARD),
+            Function("tp_transformer_step", 60, HARD),
+        ),
+    ),
+    Chapter(
+        "transformer_3d",
+        "Everything together",
+        "data x pipe x tensor in one training step",
+        (
+            Function("init_3d", 45, MEDIUM),
+            Function("whole_weights", 40, MEDIUM),
+            Function("stage_3d", 30, MEDIUM),
+            Function("layers_3d", 75, HARD),
+            Function("forward_3d", 60, HARD),
+            Function("train_step_3d", 30, MEDIUM),
+            Function("choose_mesh", 40, MEDIUM),
+        ),
+    ),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.

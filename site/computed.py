@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import runpy
 import subprocess
@@ -39,6 +40,7 @@ JAX = "0.10.2"
 PAGE = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, comment_start_string="{{#")
 
 FIGURES: dict[str, Any] = {}
+LOG = logging.getLogger("mkdocs.hooks.computed")
 
 
 def chapters() -> list[str]:
@@ -117,18 +119,22 @@ def on_config(config):
     ]
     FIGURES["primer_title"] = given["PRIMER"].title
     FIGURES["curriculum"] = [
-        {"name": entry.name, "title": entry.title, "summary": entry.summary, "functions": _functions(entry.name)}
+        {
+            "name": entry.name,
+            "title": entry.title,
+            "summary": entry.summary,
+            "functions": _functions(entry.names),
+            "time": entry.time_text,
+        }
         for entry in given["CHAPTERS"]
     ]
     return config
 
 
-def _functions(chapter: str) -> str:
+def _functions(functions: list[str]) -> str:
     """What a chapter's notebook asks for; of many that begin with the same word, the first and the last."""
-    cells = json.loads((ROOT / "exercises" / chapter / f"{chapter}.ipynb").read_text())["cells"]
-    marks = [cell["metadata"].get("nbgrader", {}) for cell in cells if cell["cell_type"] == "code"]
     shown = []
-    for word, group in groupby((mark["grade_id"] for mark in marks if mark.get("solution")), lambda n: n.split("_")[0]):
+    for word, group in groupby(functions, lambda name: name.split("_")[0]):
         names = [f"`{name}`" for name in group]
         shown += names if len(names) < 6 else [f"{len(names)} {word}s, {names[0]} to {names[-1]}"]
     return ", ".join(shown)
@@ -141,6 +147,7 @@ def on_pre_build(config):
         for chapter, found in zip(names, pool.map(compute, names), strict=True):
             FIGURES[chapter] = found["figures"]
             _publish(chapter, found)
+            LOG.info("computed the examples of %s, %d of %d", chapter, names.index(chapter) + 1, len(names))
 
 
 def on_page_markdown(markdown, page, **_):

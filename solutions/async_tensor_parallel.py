@@ -22,10 +22,6 @@
 # | `bidirectional_gather_matmul` | the first one | half of everything goes the other way round |
 # | `bidirectional_matmul_scatter` | the second one | the same for partial sums |
 # | `async_tp_mlp` | `tp_mlp` | two layers, with all transfers beside products, in both passes |
-#
-# The theory is on the course's page `async_tensor_parallel`: `make serve` shows it, and
-# `site/pages/async_tensor_parallel.md` is its source. Run the next cell first: it gives this notebook 8 emulated
-# devices.
 
 # %%
 from typing import Any

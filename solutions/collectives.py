@@ -20,9 +20,6 @@
 # | `ring_reduce_scatter` | a whole array of its own | one chunk of the sum of all |
 # | `ring_all_reduce` | a whole array of its own | the whole sum of all |
 # | `ring_all_to_all` | one chunk for each device | one chunk from each device |
-#
-# The theory is on the course's page `collectives`: `make serve` shows it, and `site/pages/collectives.md` is its
-# source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 import math

@@ -22,9 +22,6 @@
 # | `sync_gradients` | once a step | averages each gradient over the axes that its leaf is replicated over |
 # | `train_step_dp` | every step | accumulates over microbatches, synchronises once, updates |
 # | `overlapped_gradients` | every step | synchronises each layer while the backward pass goes on |
-#
-# The theory is on the course's page `data_parallel`: `make serve` shows it, and `site/pages/data_parallel.md` is its
-# source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from typing import Any

@@ -23,9 +23,6 @@
 # | `fsdp_loss` | every step | gathers one layer at a time, and never keeps what it gathered |
 # | `fsdp_train_step` | every step | the whole step, with the next layer's weights on their way in the meantime |
 # | `hybrid_shard_step` | every step, on several nodes | splits inside a node, and keeps a copy on each node |
-#
-# The theory is on the course's page `fsdp`: `make serve` shows it, and `site/pages/fsdp.md` is its source. Run the next
-# cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from typing import Any

@@ -25,9 +25,6 @@
 # | `loop_position` | says what a device works on at a tick |
 # | `execute_looping_pipeline` | runs the schedule, for any number of stages, microbatches and repeats |
 # | `looping_train_step` | trains: a repeat's gradients are averaged while earlier repeats still run backward |
-#
-# The theory is on the course's page `looping_pipeline`: `make serve` shows it, and `site/pages/looping_pipeline.md`
-# is its source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from collections.abc import Callable

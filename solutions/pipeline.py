@@ -26,9 +26,6 @@
 # | `execute_pipeline` | all ticks, for any number of stages and microbatches |
 # | `pipeline_loss` | a model's loss over the stages, with a gradient of the right scale on each of them |
 # | `pipeline_train_step` | the whole step on `data` x `pipe`, with little to remember |
-#
-# The theory is on the course's page `pipeline`: `make serve` shows it, and `site/pages/pipeline.md` is its source.
-# Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from collections.abc import Callable

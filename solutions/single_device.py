@@ -21,9 +21,6 @@
 # | `remat_layers` | memory, for some time: activations are computed again instead of kept |
 # | `scaled_step` | makes training in float16 possible at all |
 # | `chunked_attention` | memory: no array of `seq x seq` elements |
-#
-# The theory is on the course's page `single_device`: `make serve` shows it, and `site/pages/single_device.md` is its
-# source. Run the next cell first.
 
 # %%
 from collections.abc import Callable

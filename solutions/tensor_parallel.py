@@ -22,9 +22,6 @@
 # | `tp_mlp` | one after the other, and nothing sent between them |
 # | `tp_attention` | the same with attention heads |
 # | `tp_train_step` | a whole step on `data` x `tensor`, every gradient of the right scale |
-#
-# The theory is on the course's page `tensor_parallel`: `make serve` shows it, and `site/pages/tensor_parallel.md` is
-# its source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from typing import Any
@@ -372,7 +369,6 @@ if __name__ == "__main__":
 
 
 # %%
-# ;--8<-- [start:step_signature]
 def tp_train_step(
     params: PyTree,
     specs: PyTree,
@@ -382,7 +378,6 @@ def tp_train_step(
     tensor_axis: str,
     learning_rate: jax.Array,
 ) -> tuple[PyTree, jax.Array]:
-    # ;--8<-- [end:step_signature]
     """One step of SGD of the course's MLP on ``data`` x ``tensor``. Runs inside ``shard_map``.
 
     Args:

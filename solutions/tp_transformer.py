@@ -22,9 +22,6 @@
 # | `vocab_parallel_embed` | tokens and positions, the table split over the vocabulary |
 # | `vocab_parallel_loss` | cross-entropy of logits that no device has all of |
 # | `tp_transformer_step` | the whole step, with rings, and with gradients of the right scale |
-#
-# The theory is on the course's page `tp_transformer`: `make serve` shows it, and `site/pages/tp_transformer.md` is its
-# source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 from collections.abc import Callable

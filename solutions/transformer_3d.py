@@ -23,9 +23,6 @@
 # | `forward_3d` | the loss of a pipeline's rows; its gradient comes back complete, in parts |
 # | `train_step_3d` | a step of SGD, clipped by the norm that one device would see |
 # | `choose_mesh` | says on which mesh a given model should be trained |
-#
-# The theory is on the course's page `transformer_3d`: `make serve` shows it, and `site/pages/transformer_3d.md` is its
-# source. Run the next cell first: it gives this notebook 8 emulated devices.
 
 # %%
 import itertools

@@ -1,11 +1,11 @@
-"""What is added to a verdict for a learner: the function at fault, quoted lines, what the course asks, what is next."""
+"""What is added to a verdict for a learner: the function at fault, quoted lines, where to read, what is next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from autograder.contract.task import Task, load
+from autograder.contract.task import Task, load, site_command
 from autograder.contract.verdict import FAIL, Fact, Result, conclude
 
 
@@ -45,6 +45,12 @@ def way_on(chapter: str, result: Result, following: str) -> str:
     scaled = load(chapter).task(result.name).at_scale
     more = f" `meshcraft profile {chapter} {result.name}` shows where its time and memory go." if scaled else ""
     return text + more
+
+
+def reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
+    """Where the pages explain what fell short: one heading a function, that of the first fact."""
+    found = [(result.name, *load(chapter).places(result)[:1]) for result in results]
+    return tuple(f"{name}: to read on, `{site_command(*place[0])}`" for name, *place in found if place)
 
 
 def variant_notes(task: Task, variant: str) -> tuple[str, ...]:

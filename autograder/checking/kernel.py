@@ -12,7 +12,7 @@ from autograder.checking.judging import file_of
 from autograder.contract.task import Task, every_task
 from autograder.grading.inside.cells import read_statements
 from autograder.grading.inside.intake import Cell
-from course.program import Locate
+from course.program import Locate, cell_name
 
 
 def locate_live(function: Callable[..., Any]) -> Locate:
@@ -25,8 +25,7 @@ def labels_of(function: Callable[..., Any]) -> dict[str, str]:
     own = file_of(function)
     labels = {own: Path(own).name} if own else {}
     if shell := _shell():
-        numbers = getattr(shell.compile, "_filename_map", {})
-        labels |= {file: f"In[{number}]" for file, number in numbers.items()}
+        labels |= {file: cell_name(file) or "" for file in getattr(shell.compile, "_filename_map", {})}
         labels |= {file_of(shell.user_ns[name]): name for name in every_task() if name in shell.user_ns}
     labels.pop("", None)
     return labels

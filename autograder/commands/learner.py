@@ -29,7 +29,8 @@ from autograder.commands.terminal import (
     table,
 )
 from autograder.progress import Best, forget, hidden_folder, next_function, recall, remember, remember_hint
-from course.curriculum import CHAPTERS, NOTEBOOKS
+from course.curriculum import CHAPTERS, NOTEBOOKS, Function
+from course.curriculum import chapter as find_chapter
 
 ROOT = Path(__file__).resolve().parents[2]
 # Its page_config.json switches off what only instructors use of nbgrader.
@@ -83,12 +84,16 @@ def chapters(
 def show_functions(row: dict[str, Any]) -> None:
     """A chapter's functions and how far each is, as a table."""
     out().print(f"[bold]{row['chapter']}[/]  {row['title']}: {row['summary']}\n")
-    shown = table("", "", "", "")
+    shown = table("", "", "", "", "")
     for one in row["functions"]:
         mark, colour = STATES[one["state"]]
         hints = f"{one['hints']} of {one['of_hints']} hints shown" if one["hints"] else ""
-        shown.add_row(f"[{colour}]{mark}[/]", one["function"], f"[{colour}]{one['state']}[/]", f"[dim]{hints}[/]")
+        estimate = Function(one["function"], one["minutes"], one["difficulty"]).text
+        state = f"[{colour}]{one['state']}[/]"
+        shown.add_row(f"[{colour}]{mark}[/]", one["function"], state, estimate, f"[dim]{hints}[/]")
     out().print(shown)
+    if row["functions"]:
+        out().print("\n[dim]times are estimates, for somebody who has read the page; nobody has measured them[/]")
 
 
 def _show_bests(rows: list[dict[str, Any]]) -> None:
@@ -174,7 +179,7 @@ def check(
         out().print(facts_table(report))
         passed = [result for result in report.functions if result.verdict == "pass"]
         if path is not None and passed:
-            following = next_function(list(read_hints(chapter)), recall(path, chapter).passed, passed[-1].name)
+            following = next_function(find_chapter(chapter).names, recall(path, chapter).passed, passed[-1].name)
             out().print(judge.way_on(chapter, passed[-1], following), markup=False)
     if any(result.verdict == "needs_human" for result in report.functions):
         raise typer.Exit(FAULT)
@@ -254,7 +259,7 @@ def show_hint(path: Path, chapter: str, function: str | None, number: int | None
         console.print(f"[bold]{name}[/]  hint {tier} of {len(tiers)}")
         console.print(Markdown(tiers[tier - 1]), width=min(console.width, WIDEST))
     more = f"`meshcraft hint {chapter} {name}` again shows the next one."
-    no_more = f"That was the last one. The page `{chapter}` has the theory behind it."
+    no_more = f"That was the last one. `meshcraft site {chapter}` opens the page with the theory behind it."
     console.print(no_more if shown[-1] == len(tiers) else more, style="dim", markup=False)
 
 
@@ -274,7 +279,7 @@ def reset(
     backup = back_up(path)
     path.write_text(fresh, encoding="utf-8")
     if chapter in {entry.name for entry in CHAPTERS}:
-        forget(path, chapter, [function] if function else list(read_hints(chapter)))
+        forget(path, chapter, [function] if function else find_chapter(chapter).names)
     out().print(f"put back; what you had is in {backup}", markup=False)
 
 
@@ -353,22 +358,29 @@ def chapter_row(name: str) -> dict[str, Any]:
     """What `list` says of a chapter, as plain data."""
     path, entry = find_notebook(name), next(entry for entry in NOTEBOOKS if entry.name == name)
     row = {"chapter": name, "title": entry.title, "summary": entry.summary, "started": path is not None}
-    hints = read_hints(name) if any(name == entry.name for entry in CHAPTERS) else {}
+    hints = read_hints(name) if entry.functions else {}
     known = recall(path or _usual_place(name), name)
     states = function_states(name, path, known.passed)
     functions = [
-        {"function": one, "state": states[one], "hints": known.hints.get(one, 0), "of_hints": len(hints[one])}
-        for one in hints
+        {
+            "function": one.name,
+            "state": states[one.name],
+            "minutes": one.minutes,
+            "difficulty": one.difficulty,
+            "hints": known.hints.get(one.name, 0),
+            "of_hints": len(hints.get(one.name, ())),
+        }
+        for one in entry.functions
     ]
-    passed = [one for one in hints if states[one] == "passes"]
-    best: dict[str, dict[str, Best]] = {one: known.best[one] for one in hints if known.best.get(one)}
+    passed = [one for one in entry.names if states[one] == "passes"]
+    best: dict[str, dict[str, Best]] = {one: known.best[one] for one in entry.names if known.best.get(one)}
     found = {**row, "passed": passed, "judged": sorted(known.passed), "functions": functions, "best": best}
     return msgspec.to_builtins(found)
 
 
 def function_states(chapter: str, notebook: Path | None, passed: dict[str, bool]) -> dict[str, str]:
     """How far each function of a chapter is: one of ``STATES``."""
-    names = list(read_hints(chapter)) if any(chapter == entry.name for entry in CHAPTERS) else []
+    names = next(entry.names for entry in NOTEBOOKS if entry.name == chapter)
     written = _graded_cells(notebook) if notebook and names else {}
     stubs = _graded_cells(exercise_text(chapter)) if written else {}
 

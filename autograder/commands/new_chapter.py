@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from autograder.commands.terminal import UsageError, out
-from course.curriculum import CHAPTERS, NOTEBOOKS
+from course.curriculum import NOTEBOOKS
 
 TEMPLATE = Path(__file__).parent / "chapter_template"
 SUFFIX = ".template"
@@ -66,11 +66,11 @@ def _write_files(root: Path, words: dict[str, str]) -> list[Path]:
 def _with_chapter(root: Path, words: dict[str, str]) -> str:
     """The curriculum with the chapter after the last one."""
     lines = (root / CURRICULUM).read_text(encoding="utf-8").splitlines(keepends=True)
-    mark = f'Chapter("{CHAPTERS[-1].name}", '
-    at = next((number for number, line in enumerate(lines) if mark in line), None)
-    if at is None:
-        raise UsageError(f"{CURRICULUM} has no line with {mark!r}: the chapter would be added after it")
-    lines.insert(at + 1, _filled(TEMPLATE / "curriculum.template", words))
+    begin = next((number for number, line in enumerate(lines) if line.startswith("CHAPTERS = (")), len(lines))
+    end = next((number for number, line in enumerate(lines[begin:], begin) if line == ")\n"), None)
+    if end is None:
+        raise UsageError(f"{CURRICULUM} has no CHAPTERS = (...): the chapter would be added at its end")
+    lines.insert(end, _filled(TEMPLATE / "curriculum.template", words))
     return "".join(lines)
 
 

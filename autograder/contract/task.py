@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from autograder.contract.case import Case
-from autograder.contract.verdict import Fact
+from autograder.contract.verdict import LIMIT_EXCEEDED, REFUSED, Fact, Kind, Result
 from autograder.contract.wrapping import Wrapped, Wrapping, trace
 from course.curriculum import CHAPTERS as CURRICULUM
 from course.curriculum import chapter as find_chapter
@@ -109,6 +109,10 @@ class Variant:
     def of(self, case: Case[Any]) -> Case[Any]:
         """The case as this variant has it."""
         return case.but(**self.sizes)
+
+
+# Where pages explain verdicts that no fact explains.
+ABOUT_VERDICTS = {REFUSED: ("lenses", "What is refused"), LIMIT_EXCEEDED: ("grading", "What the sandbox does")}
 
 
 # --8<-- [start:task]
@@ -228,6 +232,12 @@ class Contract:
     question_points: float
     read: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
+    def places(self, result: Result) -> list[tuple[str, str]]:
+        """Pages and headings that explain what fell short, each once, the first facts first."""
+        known = {**self.read, **ABOUT_VERDICTS}
+        names = [fact.name for fact in result.missed if fact.kind != Kind.FORM]
+        return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
+
     def task(self, name: str) -> Task:
         """The task of that name.
 
@@ -250,6 +260,11 @@ def load(chapter: str) -> Contract:
     """
     find_chapter(chapter)
     return importlib.import_module(f"autograder.chapters.{chapter}").CONTRACT
+
+
+def site_command(page: str, heading: str) -> str:
+    """What opens the course's pages at a heading."""
+    return f'meshcraft site {page} "{heading}"'
 
 
 def every_task() -> Mapping[str, tuple[str, Task]]:

@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from autograder.release.converters import CHECK, course_config, notebook_text, run_nbgrader, write_notebook
-from course.curriculum import PRIMER
+from course.curriculum import NOTEBOOKS, PRIMER, Chapter
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -24,6 +24,12 @@ QUESTION = "question"
 CHECK_IMPORT = "from autograder.check import check"
 # Where a page includes a part of a source: no concern of a notebook's reader.
 PAGE_MARK = re.compile(r"^[ \t]*# --8<-- \[(?:start|end):.*\n?", re.MULTILINE)
+# What notebooks do not explain where they use it first.
+GLOSSARY = {
+    "leaf": "one array in a tree of arrays, such as the parameters",
+    "temporaries": "arrays that live only while the program runs, neither inputs nor results",
+    "exposed": "communication during which nothing is computed, so that the step takes longer by it",
+}
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -91,7 +97,7 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
 
     path = root / "solutions" / f"{chapter}.py"
     if chapter == PRIMER.name:
-        return _as_notebook(_story(path))
+        return _as_notebook(_introduced(_story(path), PRIMER))
     agreed = contract.load(chapter)
     points = {task.name: float(task.points) for task in agreed.tasks}
     cells: list[NotebookNode] = []
@@ -109,7 +115,45 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
                 source, imported = f"{source}\n\n{CHECK_IMPORT}", True
             cells.append(new_code_cell(source))
     _require_complete(path, points, places)
-    return _as_notebook(cells)
+    entry = next((entry for entry in NOTEBOOKS if entry.name == chapter), Chapter(chapter, "", ""))
+    return _as_notebook(_estimated(_introduced(cells, entry), entry, points, path))
+
+
+def _introduced(cells: list[NotebookNode], entry: Chapter) -> list[NotebookNode]:
+    """The cells, of which the first says where the chapter's page is, what its words mean and how long it may take."""
+    said = [f"The theory is on the page “{entry.title}”: `meshcraft site {entry.name}` opens it in a browser."]
+    text = "\n".join(cell.source for cell in cells)
+    words = [f"*{word}*: {meaning}." for word, meaning in GLOSSARY.items() if re.search(rf"\b{word}\b", text)]
+    if entry.functions:
+        said[0] += (
+            " Each function says how difficult it is, and how long it may take somebody who has read that page: "
+            f"{entry.time_text} in all. These are estimates; nobody has measured them."
+        )
+        said += ["\n".join(["Words:", "", *(f"- {word}" for word in words)])] if words else []
+        said.append("Run the next cell first: it gives this notebook 8 emulated devices.")
+    cells[0].source = "\n\n".join([cells[0].source, *said])
+    return cells
+
+
+def _estimated(cells: list[NotebookNode], entry: Chapter, points: dict[str, float], path: Path) -> list[NotebookNode]:
+    """The cells, with difficulty, minutes and points below the heading of each function.
+
+    Raises:
+        BuildError: curriculum and contract name other functions, or one has no heading.
+    """
+    if entry.title and entry.names != list(points):
+        raise BuildError(
+            f"course/curriculum.py lists {', '.join(entry.names) or 'no function'} for {entry.name}, and the contract "
+            f"{', '.join(points)}: give each a line there, with its minutes and difficulty"
+        )
+    for function in entry.functions:
+        heading = re.compile(rf"^(##+ .*`{function.name}`.*)$", re.MULTILINE)
+        cell = next((cell for cell in cells if cell.cell_type == "markdown" and heading.search(cell.source)), None)
+        if cell is None:
+            raise BuildError(f"{path}: no heading names `{function.name}`, which its difficulty and time are put below")
+        worth = f"{points[function.name]:g} point{'s' * (points[function.name] != 1)}"
+        cell.source = heading.sub(rf"\1\n\n*{function.text.capitalize()}; {worth}.*", cell.source, count=1)
+    return cells
 
 
 def _as_notebook(cells: list[NotebookNode]) -> NotebookNode:

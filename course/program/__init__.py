@@ -7,7 +7,7 @@ says how long it would take on a machine.
 
 from course.program.capture import capture
 from course.program.costs import Collective, Costs, costs
-from course.program.export import Locate, export, signature_of
+from course.program.export import Locate, cell_name, export, signature_of
 from course.program.form import form
 from course.program.ir import Module
 from course.program.memory import Memory, memory
@@ -30,6 +30,7 @@ __all__ = [
     "Timeline",
     "bubble",
     "capture",
+    "cell_name",
     "compile_program",
     "costs",
     "export",

@@ -20,7 +20,7 @@ from jax.interpreters.mlir import make_ir_context
 from jax.sharding import AbstractMesh, NamedSharding
 
 from course.mesh import abstract_mesh
-from course.program.export import Locate, relocated, whole_tracebacks
+from course.program.export import Locate, cell_name, relocated, whole_tracebacks
 from course.program.partition import partitioned
 from course.program.program import Leaf, Program, ProgramError, Spec, spec_of
 from course.program.stablehlo import is_one_shard_map
@@ -32,8 +32,10 @@ _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("course", "auto
 
 
 def own_lines(filename: str) -> str | None:
-    """How locations name a source file: its path below the working folder, nothing for libraries and the course."""
-    if filename.startswith((*_LIBRARIES, *_OURS, "<")) and "ipykernel" not in filename:
+    """How locations name a file: a cell as its kernel does, else by its path; nothing for libraries and the course."""
+    if cell := cell_name(filename):
+        return cell
+    if filename.startswith((*_LIBRARIES, *_OURS, "<")):
         return None
     try:
         return str(Path(filename).resolve().relative_to(Path.cwd()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,18 @@ _COURSE_FILE = re.compile(r"/(course/[\w/]+\.py)$")
 _LOCK = threading.Lock()
 
 
+def cell_name(filename: str) -> str | None:
+    """What a notebook's cell is called in its kernel: as the last function that it defines, else by its number."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    number = getattr(shell.compile, "_filename_map", {}).get(filename) if shell else None
+    if shell is None or number is None:
+        return None
+    files = {name: getattr(value, "__code__", None) for name, value in list(shell.user_ns.items())}
+    return next(
+        (name for name in reversed(files) if getattr(files[name], "co_filename", "") == filename), f"In[{number}]"
+    )
+
+
 def export(
     function: Callable[..., dict[str, Any]],
     inputs: dict[str, Any],
@@ -41,7 +54,7 @@ def export(
     roles: dict[str, str] | None = None,
     donate: tuple[str, ...] = (),
     platform: str = "cpu",
-    locate: Locate = lambda _: None,
+    locate: Locate = cell_name,
 ) -> Program:
     """Trace ``function`` on shapes alone and keep what it compiles to.
 
@@ -55,7 +68,7 @@ def export(
         roles: What each input is: ``state``, ``batch`` (if not said) or ``key``.
         donate: Inputs whose buffers the step may reuse.
         platform: ``cpu`` or ``cuda``.
-        locate: Names the source files that locations may point to; others are left out.
+        locate: Names the source files that locations may point to; others are left out. Cells, if not said.
 
     Raises:
         ProgramError: The Program would be too large, or has a constant larger than an input may be.

@@ -31,7 +31,7 @@ HOW_TO_READ = (
     ("a bar", "pointed at, it says the operation, its shape, how long it takes and your line"),
     (
         "your line",
-        "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; made by JAX: no line of yours asked for it",
+        "fsdp_loss:22 is line 22 of the cell, or of the file, fsdp_loss; inserted by JAX: no line of yours asks for it",
     ),
     ("device 0 (and 7 more alike)", "devices that behave alike are drawn once"),
     (
@@ -45,7 +45,7 @@ HOW_TO_READ = (
 
 def line_text(line: str) -> str:
     """The learner's line, or who made what has none."""
-    return line or "made by JAX"
+    return line or "inserted by JAX"
 
 
 def exposed_text(axes: str) -> str:

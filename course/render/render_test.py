@@ -160,7 +160,7 @@ def test_a_picture_needs_nothing_from_elsewhere_and_two_do_not_mix():
 
 
 def test_a_line_is_escaped_and_what_has_none_was_made_by_jax():
-    assert rectangles(timeline_svg(made(bar("compute", 0.0, 1.0, line=""))))[0][3].endswith("\nmade by JAX")
+    assert rectangles(timeline_svg(made(bar("compute", 0.0, 1.0, line=""))))[0][3].endswith("\ninserted by JAX")
     nasty = made(bar("compute", 0.0, 1.0, line="<script>\x1b[31m&\"'"))
     picture = timeline_svg(nasty)
     assert "<script" not in picture and "\x1b" not in picture

@@ -14,13 +14,13 @@ from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.mutants import MUTANTS
 from autograder.checking.judging import executor
 from autograder.contract import verdict as verdicts
-from autograder.contract.task import load, references
+from autograder.contract.task import ABOUT_VERDICTS, load, references
 from autograder.contract.verdict import FAIL, NEEDS_HUMAN, PARTIAL, PASS, STUDENT_ERROR, Fact, Kind, Result, Unit
 from autograder.grading.inside.tracing import Traced, trace_cases
 from autograder.grading.nbgrader import feedback
 from autograder.grading.nbgrader.conftest import WHERE, booked, cell, file_and_book, hand_in, report
 from autograder.grading.nbgrader.course import open_gradebook
-from autograder.grading.nbgrader.page import ABOUT, MEANING, function_html, reference_step, tidy
+from autograder.grading.nbgrader.page import MEANING, function_html, reference_step, tidy
 from autograder.grading.outside.judge import _picture, expected, judge, plan
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
@@ -276,7 +276,7 @@ def test_a_fault_of_the_grader_waits_for_a_person_and_its_words_are_not_the_stud
 def test_what_was_not_judged_says_why(verdict):
     result = Result("fsdp_loss", 0.0, 5.0, verdict, (), "fsdp_loss:3", "a loop until data says so")
     page = Page(function_html("fsdp", result, {}))
-    said = (ABOUT[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
+    said = (ABOUT_VERDICTS[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
     assert [words for words in said if words not in page.text] == []
 
 
@@ -300,6 +300,6 @@ def test_pages_and_headings_that_students_are_sent_to_exist():
     for chapter in CHAPTERS:
         places = load(chapter.name).read
         assert "values" in places, chapter.name
-        for page, heading in (*places.values(), *ABOUT.values()):
+        for page, heading in (*places.values(), *ABOUT_VERDICTS.values()):
             headings = re.findall(r"^#+ (.*)$", (ROOT / "site" / "pages" / f"{page}.md").read_text(), re.MULTILINE)
             assert heading in headings, (page, heading)

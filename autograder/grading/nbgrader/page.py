@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from html import escape
 
-from autograder.contract.task import load
+from autograder.contract.task import load, site_command
 from autograder.contract.verdict import (
     FAIL,
     LIMIT_EXCEEDED,
@@ -44,8 +44,6 @@ TRYING = (
     "whatever else was tried."
 )
 YOURS, REFERENCE = "yours", "the course's own"
-# Where the course's pages explain verdicts that no fact explains: page and heading.
-ABOUT = {REFUSED: ("lenses", "What is refused"), LIMIT_EXCEEDED: ("grading", "What the sandbox does")}
 _FILE = re.compile(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)")
 
 
@@ -133,8 +131,8 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
     check, hint, profile = (_code(f"meshcraft {word} {chapter} {result.name}") for word in ("check", "hint", "profile"))
     judged = [fact for fact in failed if fact.kind != Kind.FORM]
     sentences = [
-        f"Read {_safe(f'“{heading}”')} on the course's page {_code(page)}."
-        for page, heading in _places(chapter, result)
+        f"Read {_safe(f'“{heading}”')} on the course's page {_code(page)}: {_code(site_command(page, heading))}."
+        for page, heading in load(chapter).places(result)
     ]
     sentences.append(f"{hint} gives one more hint each time.")
     if any(fact.kind.required for fact in judged):
@@ -146,13 +144,6 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
     if result.timeline and any(fact.kind in (Kind.MEMORY, Kind.COMMUNICATION, Kind.TIME) for fact in judged):
         sentences.append(LINES.format(profile))
     return f"<p>What helps now:</p><ul>{''.join(f'<li>{sentence}</li>' for sentence in sentences)}</ul>"
-
-
-def _places(chapter: str, result: Result) -> list[tuple[str, str]]:
-    """Pages and headings that explain what fell short, each once."""
-    known = {**load(chapter).read, **ABOUT}
-    names = [fact.name for fact in result.missed if fact.kind != Kind.FORM]
-    return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
 
 
 def _step(chapter: str, result: Result) -> str:

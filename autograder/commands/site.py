@@ -1,0 +1,138 @@
+"""What shows the course's pages in a browser: site."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+from urllib.error import URLError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import typer
+
+from autograder.commands.terminal import FAULT, UsageError, complain, interruptible, out, spinner
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST, PORT = "127.0.0.1", 8000
+SOURCES = ("site", "course", "autograder", "solutions", "exercises")
+KINDS = tuple(".md .py .json .toml .yml .html .css .js .svg .ipynb".split())
+WRITTEN_LAST = Path("search/search_index.json")  # a build that was interrupted has none
+
+
+def site(
+    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="The page to open: a chapter's name, or lenses.")] = (
+        "index"
+    ),
+    heading: Annotated[str, typer.Argument(metavar="[HEADING]", help="The heading on it to begin at.")] = "",
+    port: Annotated[int | None, typer.Option(help=f"{PORT}, or any that is free, if you name none.")] = None,
+    open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
+) -> None:
+    """Show the course's pages in a browser until you press Ctrl-C; builds them where they are missing or old."""
+    built = ROOT / "build" / "site"
+    with spinner("looking for the pages") as say:
+        _bring_up_to_date(built, say)
+    where = _address(built, page, heading)
+    try:
+        server = _server(built, port)
+    except OSError as error:
+        if port is not None:
+            raise UsageError(
+                f"port {port} cannot be used ({error.strerror}); without --port a free one is taken"
+            ) from None
+        if _is_shown(built):
+            return _say(f"http://{HOST}:{PORT}/{where}", "is shown by another `meshcraft site`", open_it)
+        server = _server(built, 0)
+    with interruptible(), server:
+        _say(f"http://{HOST}:{server.server_port}/{where}", "press Ctrl-C to end it", open_it)
+        server.serve_forever()
+
+
+def _say(address: str, more: str, open_it: bool) -> None:
+    out().print(f"{address}  [dim]{more}[/]", soft_wrap=True)
+    if open_it:
+        webbrowser.open(address)
+
+
+def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
+    """Build the pages where there are none or sources are newer.
+
+    Raises:
+        UsageError: There is nothing to build them from or with.
+    """
+    mark = built / WRITTEN_LAST
+    if not (ROOT / "site" / "mkdocs.yml").exists():
+        raise UsageError("the pages are in the course's repository, which this is not; run it in a clone of that")
+    if mark.exists() and mark.stat().st_mtime >= _newest():
+        return
+    if missing := [name for name in ("mkdocs", "material", "latex2mathml") if find_spec(name) is None]:
+        if mark.exists():
+            return complain(f"the pages are older than their sources, and {missing[0]}, which builds them, is missing")
+        raise UsageError(
+            f"the pages have to be built, and {missing[0]} is not installed; install what builds them: "
+            f"{sys.executable} -m pip install -e '{ROOT}[site]'"
+        )
+    out().print("building the pages; the first time it takes some minutes", style="dim")
+    command = [sys.executable, "-m", "mkdocs", "build", "-f", str(ROOT / "site" / "mkdocs.yml"), "-d", str(built)]
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        for line in running.stdout or ():
+            lines.append(line)
+            say(line.strip().removeprefix("INFO").strip(" -"))
+    if running.returncode:
+        complain("the pages could not be built:\n" + "".join(lines[-12:]))
+        raise SystemExit(FAULT)
+
+
+def _newest() -> float:
+    """When a file that pages are made of was last changed."""
+    files = (file for folder in SOURCES for file in (ROOT / folder).rglob("*") if file.suffix in KINDS)
+    return max(file.stat().st_mtime for file in files if not file.name.endswith("_test.py"))
+
+
+def _address(built: Path, page: str, heading: str) -> str:
+    """A page's address below the server's, with its heading's.
+
+    Raises:
+        UsageError: There is no such page, or no such heading on it.
+    """
+    file = built / f"{page.removesuffix('.html')}.html"
+    if not file.is_file() or not file.resolve().is_relative_to(built.resolve()):
+        known = ", ".join(sorted(path.stem for path in built.glob("*.html") if path.stem not in ("index", "404")))
+        raise UsageError(f"there is no page {page!r}; there are: {known}")
+    where = quote(file.relative_to(built).as_posix())
+    if not heading:
+        return where
+    found = re.findall(r'<h[1-6] id="([^"]+)">(.*?)<a class="headerlink"', file.read_text(encoding="utf-8"), re.DOTALL)
+    names = {unescape(re.sub(r"<[^>]+>", "", text)).strip(): anchor for anchor, text in found}
+    if heading not in names:
+        raise UsageError(f"the page {page} has no heading {heading!r}; it has: {'; '.join(names)}")
+    return f"{where}#{quote(names[heading])}"
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Files as they are; a request is not worth a line in the terminal."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _server(built: Path, port: int | None) -> ThreadingHTTPServer:
+    return ThreadingHTTPServer((HOST, PORT if port is None else port), partial(_Quiet, directory=str(built)))
+
+
+def _is_shown(built: Path) -> bool:
+    """Whether the usual port shows these pages already."""
+    try:
+        with urlopen(f"http://{HOST}:{PORT}/index.html", timeout=2) as answer:
+            return answer.read() == (built / "index.html").read_bytes()
+    except (URLError, OSError, ValueError):
+        return False
