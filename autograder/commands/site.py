@@ -7,6 +7,7 @@ import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +20,7 @@ from urllib.request import urlopen
 
 import typer
 
-from autograder.commands.terminal import FAULT, UsageError, complain, interruptible, out, spinner
+from autograder.commands.terminal import FAULT, UsageError, complain, err, out, spinner
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST, PORT = "127.0.0.1", 8000
@@ -49,9 +50,9 @@ def site(
                 f"port {port} cannot be used ({error.strerror}); without --port a free one is taken"
             ) from None
         if _is_shown(built):
-            return _say(f"http://{HOST}:{PORT}/{where}", "is shown by another `meshcraft site`", open_it)
+            return _say(f"http://{HOST}:{PORT}/{where}", "which another `meshcraft site` shows already", open_it)
         server = _server(built, 0)
-    with interruptible(), server:
+    with suppress(KeyboardInterrupt), server:
         _say(f"http://{HOST}:{server.server_port}/{where}", "press Ctrl-C to end it", open_it)
         server.serve_forever()
 
@@ -80,7 +81,7 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
             f"the pages have to be built, and {missing[0]} is not installed; install what builds them: "
             f"{sys.executable} -m pip install -e '{ROOT}[site]'"
         )
-    out().print("building the pages; the first time it takes some minutes", style="dim")
+    err().print("building the pages; the first time it takes some minutes", style="dim")
     command = [sys.executable, "-m", "mkdocs", "build", "-f", str(ROOT / "site" / "mkdocs.yml"), "-d", str(built)]
     lines = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
