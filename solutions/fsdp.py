@@ -497,7 +497,7 @@ if __name__ == "__main__":
 #
 # Now train it on one device's mesh, on eight with `fsdp_train_step`, and on four times two with `hybrid_shard_step`,
 # beside the plain single-device step of the course. `shard_params` split its stacked leaves along their largest dim;
-# that is never the dim of the layers, which is smaller than the others.
+# that is never the dim of the layers, which is smaller than the others. Compiling all of it takes about 10 seconds.
 
 # %%
 if __name__ == "__main__":

@@ -554,6 +554,7 @@ def tp_transformer_step(
 #
 # A small Transformer on one device, by the course's own `full_loss`, and on three meshes with your step: attention
 # first in the upper half, side by side in the lower one. They must agree to all digits shown.
+# Five programs are compiled first, which takes about 20 seconds.
 
 # %%
 if __name__ == "__main__":

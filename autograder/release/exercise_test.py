@@ -1,8 +1,10 @@
 """Notebooks as a learner runs them, in a real Jupyter kernel: exercises with stubs and solved, and the primer."""
 
 import os
+import re
 
 import nbformat
+import psutil
 import pytest
 from nbclient import NotebookClient
 
@@ -14,6 +16,8 @@ FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 CHAPTER_NAMES = [entry.name for entry in CHAPTERS]
 # In short, one chapter's stubs and checks run in a kernel, and every chapter's lab; references are judged without one.
 IN_SHORT = "fsdp"
+# Of a lab, in seconds of the processor: on two cores less than that passes. A test's machine may be busy.
+LONGEST, UNANNOUNCED = 40, 15
 RELEASED = CHAPTER_NAMES if FULL else [IN_SHORT]
 
 
@@ -28,8 +32,27 @@ def run(chapter, tmp_path, *, solved, checked=True):
         elif roles.get("grade") and not checked:
             cell.source = ""
     client = NotebookClient(notebook, timeout=300, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
+    spent: dict[int, float] = {}
+
+    def count(index, sign):
+        spent[index] = spent.get(index, 0) + sign * sum(psutil.Process(client.km.provisioner.pid).cpu_times()[:2])
+
+    client.on_cell_execute = lambda cell, cell_index: count(cell_index, -1)
+    client.on_cell_executed = lambda cell, cell_index, execute_reply: count(cell_index, 1)
     client.execute()
+    for index, seconds in spent.items():
+        notebook.cells[index].metadata["seconds"] = seconds
     return notebook
+
+
+def slow(notebook):
+    """Cells of labs that take more processor time than they may, or than they may without a word before."""
+    before = ""
+    for cell in notebook.cells:
+        before = cell.source if cell.cell_type == "markdown" else before
+        seconds = 0 if cell.source.startswith("check(") else cell.metadata.get("seconds", 0)
+        if seconds > LONGEST or (seconds > UNANNOUNCED and not re.search(r"takes about \d+ seconds", before)):
+            yield cell.source.partition("\n")[0], seconds
 
 
 def outputs(notebook, kind):
@@ -64,6 +87,7 @@ def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_s
         points = {name: float(data["text/plain"]) for name, data in checks(notebook).items()}
         assert points == {task.name: task.points for task in load(chapter).tasks}
     assert outputs(notebook, is_error) == []
+    assert list(slow(notebook)) == []
 
 
 @pytest.mark.parametrize("chapter", RELEASED)
