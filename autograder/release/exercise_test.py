@@ -88,6 +88,8 @@ def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_s
         assert points == {task.name: task.points for task in load(chapter).tasks}
     assert outputs(notebook, is_error) == []
     assert list(slow(notebook)) == []
+    shown = "".join(out.data.get("text/html", "") for out in outputs(notebook, lambda out: "data" in out))
+    assert not re.search(r">permute [^<]*inserted by JAX<", shown)  # a line of the notebook always asks for it
 
 
 @pytest.mark.parametrize("chapter", RELEASED)

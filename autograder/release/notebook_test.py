@@ -113,11 +113,15 @@ def test_a_task_without_a_cell_is_an_error(repository, monkeypatch):
         notebook.source_notebook("small", root=root)
 
 
-@pytest.mark.parametrize("chapter", [entry.name for entry in NOTEBOOKS])
-def test_the_committed_exercise_is_what_a_build_gives_and_has_no_solution(chapter):
+@pytest.mark.parametrize("entry", NOTEBOOKS, ids=lambda entry: entry.name)
+def test_the_committed_exercise_is_what_a_build_gives_estimates_every_function_and_has_no_solution(entry):
+    chapter = entry.name
     assert notebook.stale(chapter) == "", f"run `meshcraft build {chapter}`"
     text = (notebook.ROOT / "exercises" / chapter / f"{chapter}.ipynb").read_text()
     assert not re.findall(r"SOLUTION|§|8<--|### [A-Z]{2}|make serve|site/pages", text)
+    assert re.findall(r"\*(\w+, about \d+ minutes); [\d.]+ points?\.\*", text) == [
+        function.text.capitalize() for function in entry.functions
+    ]
     solved = notebook.source_notebook(chapter)
     given = "\n".join(cell.source for cell in solved.cells if notebook.BEGIN not in cell.source)
     answers = [line for cell in solved.cells if notebook.BEGIN in cell.source for line in region(cell.source)]
@@ -139,7 +143,8 @@ def test_the_primer_is_built_without_roles_checks_or_a_contract_and_has_no_solut
     (tmp_path / "solutions" / "primer.py").write_text(STORY)
     (path,) = notebook.build([PRIMER.name], root=tmp_path)
     cells = nbformat.read(path, as_version=4).cells
-    assert [cell.source for cell in cells] == ["# A chapter", "import math", "print(math.pi)"]
+    said = f"# A chapter\n\nThe theory is on the page “{PRIMER.title}”: `meshcraft site primer` opens it in a browser."
+    assert [cell.source for cell in cells] == [said, "import math", "print(math.pi)"]
     assert not any("nbgrader" in cell.metadata for cell in cells)
     assert notebook.stale(PRIMER.name, root=tmp_path) == ""
     (tmp_path / "solutions" / "primer.py").write_text(MODULE)
