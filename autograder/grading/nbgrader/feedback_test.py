@@ -12,6 +12,7 @@ import pytest
 
 from autograder.chapters.fsdp import CONTRACT
 from autograder.chapters.fsdp.mutants import MUTANTS
+from autograder.checking.added import reading
 from autograder.checking.judging import executor
 from autograder.contract import verdict as verdicts
 from autograder.contract.task import ABOUT_VERDICTS, load, references
@@ -278,6 +279,8 @@ def test_what_was_not_judged_says_why(verdict):
     page = Page(function_html("fsdp", result, {}))
     said = (ABOUT_VERDICTS[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
     assert [words for words in said if words not in page.text] == []
+    about, heading = ABOUT_VERDICTS[verdict]
+    assert reading("fsdp", [result]) == (f'fsdp_loss: to read on, `meshcraft site {about} "{heading}"`',)
 
 
 def test_what_a_person_gave_and_what_being_late_costs_is_there(course):
@@ -302,4 +305,4 @@ def test_pages_and_headings_that_students_are_sent_to_exist():
         assert "values" in places, chapter.name
         for page, heading in (*places.values(), *ABOUT_VERDICTS.values()):
             headings = re.findall(r"^#+ (.*)$", (ROOT / "site" / "pages" / f"{page}.md").read_text(), re.MULTILINE)
-            assert heading in headings, (page, heading)
+            assert heading in headings and not re.search(r'[`*$\\"_]', heading), (page, heading)
