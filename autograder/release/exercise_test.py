@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import Any
 
 import nbformat
 import psutil
@@ -35,7 +36,8 @@ def run(chapter, tmp_path, *, solved, checked=True):
     spent: dict[int, float] = {}
 
     def count(index, sign):
-        spent[index] = spent.get(index, 0) + sign * sum(psutil.Process(client.km.provisioner.pid).cpu_times()[:2])
+        kernel: Any = client.km
+        spent[index] = spent.get(index, 0) + sign * sum(psutil.Process(kernel.provisioner.pid).cpu_times()[:2])
 
     client.on_cell_execute = lambda cell, cell_index: count(cell_index, -1)
     client.on_cell_executed = lambda cell, cell_index, execute_reply: count(cell_index, 1)
