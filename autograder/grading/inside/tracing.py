@@ -204,7 +204,7 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
         text = str(error).strip()
     except Exception:
         text = "(its message cannot be shown)"
-    original = f"{type(error).__name__}: {text.split(_INTERNAL)[0]}".rstrip(": ")
+    original = f"{type(error).__name__}: {text.split(_INTERNAL)[0]}".rstrip(": ")[:_LONGEST]
     limit = limit_of(error, text)
     if limit:
         return Problem("limit_exceeded", f"it reached the limit on {limit}: {original[:2000]}", line)
@@ -215,6 +215,8 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
     return Problem("student_error", message, line, "" if message == original else original[:8000])
 
 
+# What is looked at of a message; a learner's own exception may have megabytes.
+_LONGEST = 20_000
 _INTERNAL = "\n--------------------\nFor simplicity, JAX"
 
 
