@@ -13,9 +13,10 @@
 # has, the shorter a tick, and the sooner it begins. But fewer layers a stage means more stages, and there are only so
 # many devices.
 #
-# Unless each device holds *several* small stages. A microbatch then goes round the devices several times: through the
-# first layers of each, then through the next layers of each. The first wait is as many ticks as before, and each tick
-# is shorter. Breadth-first means that all microbatches finish a round before the next one begins.
+# The way out is that each device holds *several* small groups of layers. A microbatch then goes round the devices
+# several times: through the first group of each, then through the second group of each, and so on. The first wait
+# is as many ticks as before, and each tick is shorter. Breadth-first means that all microbatches finish a round
+# before the next one begins.
 #
 # You will write it in four functions:
 #
@@ -51,10 +52,11 @@ PyTree = Any
 # %% [markdown]
 # ## Who holds what: `layers_of_stage`
 #
-# A *stage* is a place on the axis `pipe`. With `num_repeats` rounds, each stage holds `num_repeats` groups of layers
-# that follow each other in the model, all groups of the same size. In its first round, a microbatch goes through the
-# first group of stage 0, the first group of stage 1, and so on to the last stage. Then it comes back to stage 0 for
-# the second round. One device's order of the layers, 0, 1, 2, ..., must come out.
+# A *stage* is a place on the axis `pipe`. With `num_repeats` rounds, each stage holds `num_repeats` groups of
+# layers, all of the same size; the layers within a group follow each other in the model. In its first round, a
+# microbatch goes through the first group of stage 0, the first group of stage 1, and so on to the last stage. Then
+# it comes back to stage 0 for the second round. All the way it must meet the layers in their order in the model, 0,
+# 1, 2, ..., as on one device.
 #
 # Return a tuple with one tuple of layer numbers for each repeat. Where the layers cannot be shared evenly, raise
 # `ValueError` with a sentence that says how many layers were given: an answer that leaves layers out trains another
@@ -157,8 +159,8 @@ def loop_position(
 # - Stage 0's input in the first repeat is `microbatches`, in later ones what the last stage has sent it. What arrives
 #   there early must be kept until its turn comes. The other stages take what has just arrived.
 # - A stage may compute garbage in idle ticks, or skip them with `lax.cond`; both take the same time. No garbage may
-#   reach a result, not even times zero: in a forward pass, what `check`'s stages give for a microbatch or a repeat that
-#   does not exist is NaN.
+#   reach a result, not even multiplied by zero: in a case without gradients, `check`'s stages return NaN for a
+#   microbatch or a repeat that does not exist, and zero times NaN is NaN.
 # - Return `[num_microbatches, microbatch_size, ...]`: what the *last* stage gave in the last repeat, in order of the
 #   microbatches. The other stages return an array of that shape, whatever it holds.
 # - Everything must be differentiable, and `axis_name` may have any size, 1 too.
@@ -263,9 +265,10 @@ if __name__ == "__main__":
 # above `j` still work for the repeat before. So a block needs the weights of two repeats, and once the backward pass
 # has left block `b`, the gradients of repeat `b` are complete everywhere.
 #
-# Where does the average stand? Wherever you put it. The backward pass of a function that does nothing forward can do
-# anything: `jax.custom_vjp`. Through it the weights of a repeat *enter* the first block that uses them, and what
-# flows back to it is that repeat's whole gradient.
+# Where in the backward pass does the average stand? Where you put it: with `jax.custom_vjp`, a function that
+# returns its argument as it is may do anything backward. Through such a function the weights of a repeat *enter*
+# the first block that uses them, and what flows back to it is that repeat's whole gradient. Its backward rule has
+# to return what varies like the argument, and a sum over an axis no longer varies along it: see `as_varying`.
 #
 # The timeline's rules, once more: computations run in the order of your program; a transfer begins when its operand
 # is there, and runs beside what is computed next; a loop iteration ends when its computations and its transfers have
@@ -281,10 +284,10 @@ if __name__ == "__main__":
 # - Stage 0 embeds (`model.embed(params["embed"], inputs)`), the last stage has the loss, `model.loss(params["head"], x,
 #   targets, mask)`. `batch["mask"]` is 1 where a row of an MLP's batch, or a token of a Transformer's, counts, and 0
 #   where it is padding; the loss is the mean over what counts, and 0 where nothing does.
-# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, as `fold_key_over_axes` from
-#   the chapter `data_parallel` gives it, and layer number `l` of the model computes microbatch `m` as
-#   `model.layer(weights, x, layer_key(key, m, l))`. So the same is dropped as on one device, in every recomputation
-#   too.
+# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, which is what
+#   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel` gives, and layer number `l` of the
+#   model computes microbatch `m` as `model.layer(weights, x, layer_key(key, m, l))`. So the same is dropped as on
+#   one device, in every recomputation too.
 # - Recompute each tick's layers in the backward pass (`jax.checkpoint`): what is kept of a tick is its input. What
 #   stands outside of the function that you wrap is kept as well: a group of weights that you have *chosen* before is
 #   an input.
@@ -414,8 +417,8 @@ def looping_train_step(
 # ## In your own words
 #
 # Your pipeline has 4 stages, 4 microbatches and 32 layers. With 2 repeats the bubble is 27 %, with 4 it is 16 %. A
-# colleague wants 8 repeats, one layer a tick. What do they gain, what becomes dearer, and what would you look at on
-# the timeline before you agree? A few sentences and one formula are enough.
+# colleague wants 8 repeats, one layer a tick. What do they gain, what becomes more expensive, and what would you
+# look at on the timeline before you agree? A few sentences and one formula are enough.
 
 # %% [markdown]
 # ### BEGIN SOLUTION

@@ -127,8 +127,8 @@ if __name__ == "__main__":
 # enters stage 0 at tick 0.
 #
 # At the beginning and the end a stage has nothing to do. It may compute anything then, garbage included, since
-# nobody uses it: devices that run one program in step have nothing better to do. Mind that an index into
-# `microbatches` may be past its end then.
+# nobody uses it: devices that run one program in step have nothing better to do. The number of its microbatch is
+# then negative, or past the last one: mind what you index with it.
 #
 # | | |
 # |---|---|
@@ -186,10 +186,10 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Each stage has work in as many ticks as there are microbatches. The other ticks are the bubble. How many ticks are
-# there for `S` stages and `M` microbatches, and in which ones does the last stage finish a microbatch? It works for
-# any `S` and `M`: for fewer microbatches than stages, too, where no tick has work for all. No garbage may reach a
-# result, not even times zero: in a forward pass, what `check`'s stages give for a microbatch that does not exist is
-# NaN.
+# there for `S` stages and `M` microbatches, and in which ones does the last stage finish a microbatch? The answer
+# is to hold for any `S` and `M`: for fewer microbatches than stages, too, where no tick has work for all. No
+# garbage may reach a result, not even multiplied by zero: in a case without gradients, `check`'s stages return NaN
+# for a microbatch that does not exist, and zero times NaN is NaN.
 #
 # | budget | |
 # |---|---|
@@ -197,11 +197,12 @@ if __name__ == "__main__":
 # | `ppermute` | at most one a tick, and one for its gradient |
 # | any other collective | none: activations are never gathered |
 #
-# The result is `[num_microbatches, microbatch_size, ...]` in the order of the microbatches. It counts on the last
-# stage, and holds anything on the others.
+# The result is `[num_microbatches, microbatch_size, ...]` in the order of the microbatches. Only the last stage's
+# counts: the others may return anything of that shape.
 #
 # Useful: `lax.scan` over ticks. What arrives at a stage in the first tick, when nobody has sent anything yet, must
-# be typed like what arrives later: `jnp.zeros_like` of a microbatch is.
+# have the type of what arrives later, which varies over `axis_name`: `jnp.zeros_like` of a microbatch has it, and
+# `jnp.zeros` has not.
 
 
 # %%
@@ -234,15 +235,16 @@ def execute_pipeline(
 # %% [markdown]
 # ## A model: `pipeline_loss`
 #
-# A stage holds `num_layers / num_stages` layers of the model, those in the middle: stage `s` has the first of them
-# if `s` is 0, and so on. The embedding and the head are small beside the layers, and every stage holds a copy of
-# both. It is simplest to embed all rows on every stage, though only the first stage's count, and to compute the
-# loss of what comes out everywhere, though only the last stage's counts.
+# A model is an embedding, layers and a head. Each stage holds `num_layers / num_stages` of the layers, in order:
+# stage 0 the first ones, stage 1 the next ones, and so on. The embedding and the head are small beside the layers,
+# and every stage holds a copy of both. It is simplest to embed all rows on every stage, with
+# `model.embed(params["embed"], batch["inputs"])`, though only the first stage's are used, and to compute the loss
+# of what comes out everywhere, though only the last stage's counts.
 #
 # Padding must not count: `batch["mask"]` is 1 where a row of an MLP's batch, or a token of a Transformer's, counts,
 # and 0 elsewhere. `model.loss(params["head"], x, targets, mask)` is the mean over what counts, and 0 where nothing
-# does. The loss that you return is that mean over **all** rows, **the same on every stage**: a part of the rows may
-# count more than another.
+# does. The loss that you return is that mean over **all** rows, **the same on every stage**. It is no mean of the
+# means of parts, since more may count in one part of the rows than in another.
 #
 # Its gradient is where things go wrong. Suppose that a weight `w` is 1 everywhere, that the last of four stages has
 # the loss `3 w`, and that the others take it from there with an all-gather:
@@ -270,9 +272,9 @@ if __name__ == "__main__":
 # - `params["embed"]` and `params["head"]` are whole; leaves under `layers` are `[num_layers/pipe, ...]`. All enter
 #   varying over `axis_name`. So a stage's gradient of embedding and head is its own share of it, zero where it has
 #   none: `check` adds the shares up, and so will your training step.
-# - Layers of the model are numbered from 0. For microbatch `m` and layer `l`, `model.layer(layer_params, x, key)`
-#   is given the key `layer_key(key, m, l)`. So the same things are dropped as on one device, in whatever order
-#   stages compute.
+# - Layers are numbered from 0 through the whole model, not on each stage. For microbatch `m` and layer `l`,
+#   `model.layer(layer_params, x, key)` is given the key `layer_key(key, m, l)`. So the same things are dropped as
+#   on one device, in whatever order stages compute.
 # - Layers that cannot be shared out evenly are refused: raise a `ValueError` that names both numbers,
 #   `model.num_layers` and the stages.
 #
@@ -343,9 +345,9 @@ def pipeline_loss(
 #
 # Several pipelines stand side by side: each place on `data_axis` has rows of its own, and a copy of every stage.
 #
-# What does the backward pass need? Every tick, whatever its layers did not forget. For a stage of 2 layers of width
-# 512 and hidden size 2,048, with 1,024 rows in a microbatch and 32 microbatches on 4 stages, the size that you are
-# judged on:
+# What has to be kept for the backward pass? For every tick, whatever its layers need there. For a stage of 2 layers
+# of width 512 and hidden size 2,048, with 1,024 rows in a microbatch and 32 microbatches on 4 stages, the size that
+# you are judged on:
 
 # %%
 if __name__ == "__main__":
@@ -355,18 +357,20 @@ if __name__ == "__main__":
     print(f"what its layers keep in a tick: {kept:.0f} MiB; in all {ticks} ticks {ticks * kept:.0f} MiB")
 
 # %% [markdown]
-# So keep what a stage was *given*, and let the backward pass of a tick compute its layers once more.
-# `pipeline_loss` is the place for that, or you may hand it a model whose layers do it by themselves.
+# So keep what a stage was *given*, and let the backward pass of a tick compute its layers once more. The place for
+# that is in `pipeline_loss`, or you hand it a model whose layers do it by themselves: `replace(model, layer=...)`,
+# from `dataclasses`, gives one.
 #
 # This function is the whole step, by plain SGD (`leaf - learning_rate * gradient`):
 #
 # - Every leaf of `params` enters varying over both axes.
-# - Whose gradient is whose? A stage's layers belong to that stage, and its copies on `data_axis` have seen other
-#   rows. The embedding and the head are the same on all devices, and of their gradient each stage has a share.
-# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, as `fold_key_over_axes`
-#   makes it.
-# - The returned loss is the mean over all that count on all devices, the same everywhere, and gradients are those of
-#   this mean. In one pipeline more may count than in another, and in some nothing.
+# - Who has which part of a gradient? A stage's layers belong to that stage alone, and its copies along `data_axis`
+#   have seen other rows. The embedding and the head are the same on all devices, and of their gradient each stage
+#   has a share.
+# - `key` is the same on every device. Place `i` on `data_axis` uses `fold_in(key, i)`, which is what
+#   `fold_key_over_axes(key, (data_axis,))` from the chapter `data_parallel` gives.
+# - The returned loss is the mean over all that count on all devices, the same everywhere, and gradients are those
+#   of this mean. More rows may count in one pipeline than in another, and in some none.
 #
 # | budget | |
 # |---|---|
@@ -375,9 +379,9 @@ if __name__ == "__main__":
 # | `ppermute` | as in `pipeline_loss`: recomputing a stage sends nothing |
 # | any other collectives | as in `pipeline_loss` |
 #
-# In numbers, at the size above: at most 530 MiB of temporaries. Parameters after one step and after three must
-# equal one device's, and `check` also compares what you subtracted, divided by `learning_rate`: that is your
-# gradient, leaf by leaf.
+# A block is the activations of one microbatch. In numbers, at the size above: at most 530 MiB of temporaries.
+# Parameters after one step and after three must equal one device's, and `check` also compares what you subtracted,
+# divided by `learning_rate`: that is your gradient, leaf by leaf.
 #
 # Useful: `jax.value_and_grad`, `lax.psum`, `jax.checkpoint`.
 

@@ -85,7 +85,8 @@ if __name__ == "__main__":
 # | operations of a device there | at most 400 for each number of its parts |
 # | communication | none |
 #
-# Useful: `jax.random.normal`, `lax.axis_size`, and `fold_key_over_axes` from the chapter `data_parallel`.
+# Useful: `jax.random.normal`, `lax.axis_size`, and `fold_key_over_axes` from the chapter `data_parallel`, which
+# takes a tuple of axes.
 
 
 # %%

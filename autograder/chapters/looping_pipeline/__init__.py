@@ -20,7 +20,7 @@ READ = {
 
 PROMISES = {
     "layers_of_stage": {
-        "One device's order of the layers": ("values",),
+        "All the way it must meet the layers": ("values",),
         "Return a tuple with one tuple": ("values",),
         "raise `ValueError` with a sentence": ("values",),
         "One tuple for each repeat": ("values",),
