@@ -21,7 +21,7 @@ FEW = 4
 # Elements of dropout's masks are right by chance: of two masks of rate r, r² + (1 - r)² agree.
 _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
-KEYS = "is each mask drawn with the key, of the shape and on the device that are specified?"
+KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
 _NARROW = {"bf16": 2, "f16": 2}
 
 
@@ -176,12 +176,18 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
     said = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
     asks = " The mask may be 0 everywhere on a device: what is divided by what counts there?" if masked and nan else ""
+    if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
+        asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
     return f"{' and '.join(said)} of {measured.size:,} elements.{asks}"
 
 
 def _masked(right: np.ndarray) -> str:
     """Right and wrong elements mixed along every dim, as two masks of dropout agree by chance."""
-    share, dims = float(np.mean(right)), [dim for dim in range(right.ndim) if right.shape[dim] > 1]
+    dims = [dim for dim in range(right.ndim) if right.shape[dim] > 1]
+    for dim in dims:  # what is right as a whole, such as other devices' parts, is not right by chance
+        others = tuple(other for other in range(right.ndim) if other != dim)
+        right = np.compress(~np.all(right, axis=others), right, axis=dim)
+    share = float(np.mean(right))
     if not dims or not _BY_CHANCE[0] < share < _BY_CHANCE[1]:
         return ""
     lines = (np.mean(right, axis=tuple(other for other in range(right.ndim) if other != dim)) for dim in dims[-2:])
@@ -238,10 +244,8 @@ def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tupl
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
-            return (
-                c,
-                f"the {excess:,.0f} bytes too many are as many as {array(c)} over {' and '.join(c.axes)} sends{how}",
-            )
+            over = " and ".join(c.axes)
+            return c, f"the {excess:,.0f} bytes too many are just what the {array(c)} over {over} sends{how}"
     return largest, f"most of it is {described(largest)}"
 
 

@@ -392,7 +392,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-    place = f" at {list(map(int, worst_at))}" if worst_at else ""
+    place = f" at {list(map(int, worst_at))}{_held_by(e, leaf, worst_at)}" if worst_at else ""
     texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
     said = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
@@ -404,6 +404,19 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         if errors.size == 1:
             said = f"off by {float(f'{error:.1e}'):g} of what it should be"
     return at(e, name, kind, f"{where}: {said}.", **figures)
+
+
+def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
+    """`` (on pipe=3)``: which devices hold an element of a result, whose dims are those of all devices together."""
+    leaf, on = next((output for output in e.outputs if output.name == name), None), []
+    if not leaf or leaf.shape != e.expected[name].shape:
+        return ""
+    for place, size, axes in zip(index, leaf.shape, leaf.spec, strict=True):
+        number = int(place) * math.prod(e.case.mesh[axis] for axis in axes) // size
+        for axis in reversed(axes):
+            number, coordinate = divmod(number, e.case.mesh[axis])
+            on += [f"{axis}={coordinate}"] if e.case.mesh[axis] > 1 else []
+    return f" (on {', '.join(sorted(on))})" if on else ""
 
 
 def _apart(*numbers: float) -> list[str]:

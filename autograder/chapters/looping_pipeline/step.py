@@ -97,10 +97,15 @@ def step_facts(judged: Judged) -> list[Fact]:
         "After which tick of the backward pass is a repeat's gradient complete, where in your program does its average "
         "begin, and what is computed after it?"
     )
+    values = (
+        "Has each tick the weights of its own repeat, on every stage, and is each pipeline's loss weighed by how much "
+        "counts in it?"
+    )
+    gradients = "Of which leaves have devices seen other rows, and of which has each stage only a share?"
     slow = "What is computed more often than it must be?"
     too_much = "What is kept of every tick until the backward pass comes to it? A tick's input would do."
     return [
-        *facts.values_and_gradients(judged.cases),
+        *facts.values_and_gradients(judged.cases, values, gradients),
         limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=4, than=limits.NAIVE),
         limits.flops_within(judged, FLOPS, slow),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
@@ -152,7 +157,7 @@ LOOPING_TRAIN_STEP = Task(
         Case(
             "replica=2 x stage=4, 2 microbatches",
             {"replica": 2, "stage": 4},
-            _TWO.but(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6, dropout=0.25),
+            _TWO.but(num_microbatches=2, layers_per_stage=2, steps=3, rate_scale=0.6),
             quick=True,
         ),
         Case(

@@ -121,9 +121,9 @@ def shared_bytes(e: Evidence, more: int = 16) -> float:
 
 
 def loss_facts(judged: Judged) -> list[Fact]:
-    values = "Each stage returns the mean over all that count in its group."
-    gradients = "Which stages have a part in the loss, and is each part counted once?"
-    uneven = "A stage that holds fewer layers than the others would be given some that are none."
+    values = "It is the mean over all that counts, wherever that is in the batch, and the same on every stage."
+    gradients = "Which stages have a part in the loss, and is each part counted once, by how much counts in it?"
+    uneven = "The layer left over would be on no stage, and nobody would notice."
     stretch = "Every stage computes the loss of all rows, and one of these losses counts. Could each compute a part?"
     return [
         *facts.values_and_gradients([summed(e) for e in judged.cases], values, gradients),
@@ -148,7 +148,7 @@ PIPELINE_LOSS = Task(
     points=5,
     point=("loss bytes",),
     cases=(
-        Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX, quick=True),
+        Case("pipe=4, 6 microbatches", {"pipe": 4}, _SIX.but(dropout=0.0), quick=True),
         Case("pipe=8, 4 microbatches", {"pipe": 8}, _FEWER, quick=True),
         Case("data=2 x pipe=3, 1 microbatch", {"data": 2, "pipe": 3}, _TRANSFORMER),
         Case("data=4 x stage=2, 5 microbatches", {"data": 4, "stage": 2}, _SIX.but(num_microbatches=5)),
@@ -245,13 +245,18 @@ def most_bytes(case: Case[Training]) -> int:
 
 
 def step_facts(judged: Judged) -> list[Fact]:
-    too_much = "What does the backward pass of a tick need, and which of it could be computed again?"
+    values = "Is each pipeline's loss weighed by how much counts in it, and does each use the key of its own place?"
+    gradients = "Of which leaves have devices seen other rows, and of which has each stage only a share?"
+    too_much = (
+        "What does the backward pass of a tick need, and which of it could be computed again? What is wrapped in "
+        "jax.checkpoint as a whole is all there again while it runs backward: how much is that?"
+    )
 
     def shared(e: Evidence) -> float:
         return e.case.sizes.steps * shared_bytes(e, 0)
 
     return [
-        *facts.values_and_gradients(judged.cases),
+        *facts.values_and_gradients(judged.cases, values, gradients),
         limits.temporaries_at_most(judged, most_bytes, too_much, weight=4),
         facts.bytes_sent(
             "all-reduce bytes", judged.all, "all_reduce", lambda e: _reduced(e)[1], least=lambda e: _reduced(e)[0]

@@ -66,6 +66,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "scatter_dimension and the like are counted from 0 and may not be negative: x.ndim - 2 is the last dim but one",
     ),
     (
+        r"[Uu]nbound axis name:? (\w)\b",
+        r"there is no axis '\1' in this mesh: is a name given where a tuple of names is taken? A string is taken apart "
+        r"into its letters; (axis_name,) is a tuple of one",
+    ),
+    (
         r"[Uu]nbound axis name:? (\w+)|unbound axis: (\w+)",
         r"there is no axis '\1\2' in this mesh. Which axes it has depends on the case: use the argument that names "
         r"the axis (axis_name) and no name of your own",
@@ -74,7 +79,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
         r"(\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type \1(\{V:([^}]*)\})",
         r"a loop's carry must keep its type, and this one begins as \1\2 and becomes \1\3, which varies over '\4'. "
-        r"What is placed in it differs from device to device, so make the first one varying: lax.pcast(first, '\4', "
+        r"What is placed in it differs from device to device, so make its first value varying: lax.pcast(first, '\4', "
         r'to="varying")',
     ),
     (
@@ -141,6 +146,19 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"the gradient is that of a scalar, and this function returns an array of shape \1: is a mean or sum missing?",
     ),
     (r"RecursionError", "the function calls itself for ever: which call has to end?"),
+    (
+        r"Custom VJP bwd rule must produce[\s\S]*? of type (\w+\[[^\]]*\])(\{[^}]*\})? corresponding[\s\S]*? of type "
+        r"\1(\{[^}]*\})",
+        r"the backward rule of this jax.custom_vjp gives \1\2 where the argument is \1\3: it must vary over the same "
+        r"axes (V). What lax.psum gives is the same along its axis; as_varying(x, axis), or lax.pcast(x, axis, "
+        r'to="varying"), makes it varying again',
+    ),
+    (
+        r"cond branches must have equal output types[\s\S]*?has type (\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type "
+        r"\1(\{[^}]*\})?,",
+        r"the branches of a lax.cond must give one type of value, and one gives \1\2, the other \1\3: V names "
+        r"the axes that a value varies over. as_varying(x, axis) makes a constant vary like the other branch's result",
+    ),
     (
         r"pcast.*varying.*already|already varying",
         "this value varies over the axis already: leave lax.pcast out here",

@@ -448,6 +448,25 @@ _PIPELINE = [
         never="def pipeline_loss",
     ),
     Mistake(
+        "execute_pipeline",
+        "garbage times zero",
+        r"NaN of .* idle tick.*Zero times NaN is NaN",
+        {
+            "    return outputs[num_stages - 1 :]": "    done = ticks >= num_stages - 1\n    outputs = outputs * done[:, None, None]\n    slots = jnp.maximum(ticks - num_stages + 1, 0)\n    return jnp.zeros_like(microbatches).at[slots].add(outputs)"
+        },
+        never="def execute_pipeline",
+    ),
+    Mistake(
+        "pipeline_loss",
+        "branches of a cond that vary differently",
+        r"branches of a lax\.cond.*one gives float32\[\]\{V:pipe\}, the other float32\[\].*as_varying",
+        {
+            "return lax.psum(jnp.where(last, loss, 0.0), axis_name)": "return lax.psum(lax.cond(last, lambda: loss, lambda: 0.0), axis_name)",
+            "if rows % num_stages:": "if True:",
+        },
+        line="return lax.psum(lax.cond(last, lambda: loss, lambda: 0.0), axis_name)",
+    ),
+    Mistake(
         "pipeline_loss",
         "loss gathered on every stage",
         r"gradients.*too large|4 times|times too large",
@@ -455,6 +474,26 @@ _PIPELINE = [
             "return lax.psum(jnp.where(last, loss, 0.0), axis_name)": "return lax.all_gather(loss, axis_name)[-1]",
             "if rows % num_stages:": "if True:",
         },
+    ),
+    Mistake(
+        "pipeline_train_step",
+        "a string for a tuple of axes",
+        r"no axis 'd'.*tuple of names.*\(axis_name,\) is a tuple of one",
+        {"fold_key_over_axes(key, (data_axis,))": "fold_key_over_axes(key, data_axis)"},
+        line="key = fold_key_over_axes(key, data_axis)",
+    ),
+    Mistake(
+        "execute_looping_pipeline",
+        "nothing waits at stage 0",
+        r"\(on pipe=3\).*only index 3 is wrong.*with more microbatches than stages, what comes back is early",
+        {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
+        never="dropout",
+    ),
+    Mistake(
+        "looping_train_step",
+        "sum that does not vary as what it belongs to",
+        r"backward rule of this jax\.custom_vjp.*\{V:pipe\} where.*\{V:\(data,pipe\)\}.*as_varying",
+        {"as_varying(lax.psum(g, data_axis), data_axis)": "lax.psum(g, data_axis)"},
     ),
     Mistake(
         "pipeline_train_step",
