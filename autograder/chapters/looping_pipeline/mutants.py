@@ -167,7 +167,7 @@ MUTANTS = (
         "drops_alike_in_every_pipeline",
         {"fold_key_over_axes(key, (data_axis,))": "key"},
         *("gradient norm", "gradients", "values"),
-        shown_by=("replica=2 x stage=4, 2 microbatches",),
+        shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     step(
         "averages_means_of_pipelines",
@@ -178,7 +178,7 @@ MUTANTS = (
         "numbers_layers_within_the_group",
         {"(repeat * num_stages + index) * layers_per_stage + j": "j"},
         *("gradient norm", "gradients", "values"),
-        shown_by=("replica=2 x stage=4, 2 microbatches",),
+        shown_by=("data=2 x pipe=3, 1 microbatch",),
     ),
     step("drains_between_repeats_in_step", {PERIOD: WAITS_FOR_ALL}, "permute bytes"),
     step(

@@ -128,6 +128,7 @@ MUTANTS = (
         "numbers_layers_within_the_stage",
         {"own = number * per_stage + jnp.arange(per_stage)": "own = jnp.arange(per_stage)"},
         *("gradient norm", "gradients", "values"),
+        shown_by=("data=4 x stage=2, 5 microbatches",),
     ),
     loss("takes_layers_that_are_none", {"if rest:": "if False:"}, "uneven layers"),
     KEEPS,
