@@ -234,7 +234,10 @@ def _fact_html(fact: Fact, columns: list[int], notes: bool, quoted: Mapping[str,
     row = f'<tr style="background:none;">{mark}{cells}</tr>'
     if not notes or fact.passed or not (fact.message or fact.line):
         return row
-    said = f'<div style="{_TEXT}">{_html(plain(fact.message))}</div>'
+    message, *picture = _html(plain(fact.message)).split("\n")
+    said = f'<div style="{_TEXT}">{message}</div>'
+    if picture:
+        said += f'<pre style="{_MONO}margin:2px 0;overflow-x:auto;">{chr(10).join(picture)}</pre>'
     text = f'<div style="{_NOTE}">{_line_html(fact.line, quoted)}{said}</div>'
     note = f'<td colspan="{len(columns)}" style="{_CELL}padding-bottom:8px;">{text}</td>'
     return f'{row}<tr style="background:none;"><td style="{_CELL}"></td>{note}</tr>'

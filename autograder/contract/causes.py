@@ -12,6 +12,7 @@ import numpy as np
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
 from autograder.contract.verdict import listed
+from autograder.contract.whereabouts import where
 from course.program import Collective
 
 # What is off by less than this share of the largest element, nearly everywhere, has the right formula and is rounded.
@@ -34,16 +35,19 @@ def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
     if not np.any(measured):
         return "All of it is zero." if measured.size > 1 else "It is zero."
     right = errors <= tolerance * scale
-    return (
-        _factor(measured, expected, e.case)
-        or _unwritten(measured, right)
+    if factor := _factor(measured, expected, e.case):
+        return factor
+    whereabouts = where(e, leaf, tolerance * scale)
+    cause = (
+        _unwritten(measured, right)
         or _first_step(leaf, right)
         or _elsewhere(measured, expected, tolerance * scale)
         or _alike(measured, expected, tolerance * scale, e.case)
         or _rounded((measured - expected) / scale, expected)
         or (_masked(right) if _drops(e) else "")
-        or _at_one_place(right)
+        or ("" if whereabouts else _at_one_place(right))
     )
+    return f"{cause} {whereabouts}".strip()
 
 
 def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[Evidence], nothing_right: bool) -> str:

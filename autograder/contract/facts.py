@@ -37,7 +37,8 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
     more = f" (also falls short: {'; '.join(sorted(others))})" if others else ""
-    return replace(chosen, message=chosen.message + more)
+    said, *picture = chosen.message.split("\n")
+    return replace(chosen, message="\n".join([said + more, *picture]))
 
 
 def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
@@ -54,11 +55,19 @@ def unmeasured(name: str, kind: Kind, why: str, weight: float = 1) -> Fact:
 
 
 def arrays_match(
-    name: str, evidence: list[Evidence], prefix: str, hint: str = "", *, weight: float = 1, tolerance: float = TOLERANCE
+    name: str,
+    evidence: list[Evidence],
+    prefix: str,
+    hint: str = "",
+    *,
+    weight: float = 1,
+    tolerance: float = TOLERANCE,
+    picture: Callable[[Evidence], str] = lambda _: "",
 ) -> Fact:
     """Every leaf under ``prefix`` equals the oracle's, in shape, dtype and value, on every case.
 
-    The measured figure is the largest difference relative to the largest expected element of the leaf.
+    The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` ends
+    the message about a case of known inputs, on lines of its own, as from ``whereabouts.grid``.
     """
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
@@ -73,7 +82,8 @@ def arrays_match(
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
-        found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part))
+        drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
+        found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part) + drawn)
     return replace(worst(found, name, kind), weight=weight)
 
 

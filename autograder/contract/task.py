@@ -47,6 +47,7 @@ class Evidence:
         secret: Nobody may learn a value of ``measured`` or ``expected``: facts then say how far off a result is.
         exposed: Seconds of the timeline that communication over ``Task.exposed_axes`` adds.
         form: What the Program does, for finding others that do the same.
+        drawn: The inputs by name, for finding them in ``measured``; empty for a Program that is only analysed.
     """
 
     case: Case[Any]
@@ -62,6 +63,7 @@ class Evidence:
     secret: bool = False
     exposed: float | None = None
     form: str = ""
+    drawn: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def every_answer_matches(
     questions: Callable[[Case[Any]], Sequence[Any]],
     right: Callable[[Case[Any], Any, Any], bool],
     explain: Callable[[Case[Any], Any, Any], str],
+    picture: Callable[[Case[Any], tuple[Any, ...]], str] = lambda *_: "",
 ) -> Fact:
     """Every question of every case is answered rightly.
 
@@ -59,6 +60,7 @@ def every_answer_matches(
         questions: What a case asks, in order.
         right: Whether an answer to a question is right: ``(case, question, answer)``.
         explain: What the first wrong answer of a case would mean; takes the same.
+        picture: All answers to a known case, on lines of their own, as from ``whereabouts.grid``.
     """
 
     def look(e: Evidence) -> Fact:
@@ -69,6 +71,7 @@ def every_answer_matches(
         message = "" if asked and not wrong and is_answer(e.measured["values"]) else "this is no answer to any question"
         if wrong:
             message = _or_none(explain, e.case, *wrong[0]) or message
+            message += "" if e.secret else _or_none(picture, e.case, given) or ""
         how = {"direction": Limit.ALL, "unit": Unit.QUESTIONS}
         return at(e, "values", Kind.VALUES, message, len(asked) - len(wrong), len(asked), **how)
 

@@ -14,10 +14,13 @@ from autograder.contract.case import UNSEEN
 from autograder.contract.task import Case, Judged, Task
 from autograder.contract.value_tasks import Refusal, show
 from autograder.contract.verdict import Fact, counted
+from autograder.contract.whereabouts import grid
 from autograder.contract.wrapping import wrappings
 from course.schedules import num_ticks
 
 Question = tuple[Any, ...]
+# Ticks of a schedule that are shown: more would not fit a line.
+SHOWN = 14
 
 
 def layers(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
@@ -133,6 +136,24 @@ def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
     )
 
 
+def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
+    """The schedule that the answers make, and the right one, from two ticks before they differ."""
+    asked, stages = position_questions(case), range(case.sizes.num_stages)
+    right = positions(case.sizes.num_stages, case.sizes.num_microbatches, case.sizes.num_repeats)
+    yours = {question[:2]: answer for question, answer in zip(asked, answers, strict=True)}
+    first = max(0, next(tick for tick, stage in yours if yours[tick, stage] != right.get((tick, stage))) - 2)
+    ticks = range(first, min(first + SHOWN, asked[-1][0] + 1))
+
+    def cell(answer: Any) -> str:
+        if isinstance(answer, tuple) and [*map(type, answer)] == [int, int] and 0 <= answer[1] < 9:
+            return f"{answer[0]}{answer[1] * chr(39)}"
+        return "." if answer is None else "?"
+
+    tables = ([[cell(of.get((tick, stage))) for tick in ticks] for stage in stages] for of in (yours, right))
+    said = "\nThe microbatch, with ' for each repeat after the first, and . where a stage is idle:"
+    return said + grid(*tables, "stage", "tick", first)
+
+
 def _task(
     name: str,
     points: float,
@@ -142,12 +163,13 @@ def _task(
     right: Callable[[Case[Any], Question, Any], bool],
     means: Callable[[Case[Any], Question, Any], str],
     known: Callable[[Question], Any],
+    picture: Callable[[Case[Any], tuple[Any, ...]], str] = lambda *_: "",
 ) -> Task:
     def oracle(_: Any, case: Case[Any]) -> dict[str, Any]:
         return {"values": value_tasks.encode(tuple(known(question) for question in questions(case)), MOST)}
 
     def facts_of(judged: Judged) -> list[Fact]:
-        return [value_facts.every_answer_matches(judged.cases, questions, right, means)]
+        return [value_facts.every_answer_matches(judged.cases, questions, right, means, picture)]
 
     return Task(
         wrapping=wrappings("looping_pipeline")[name],
@@ -205,4 +227,5 @@ LOOP_POSITION = _task(
     positions_right,
     positions_mean,
     lambda question: positions(*question[2:]).get(question[:2]),
+    schedules,
 )

@@ -27,6 +27,7 @@ from autograder.contract.case_builders import groups_of, pipe_of, stages_of
 from autograder.contract.draws import draw_leaves, unseen_case
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact, Kind
+from autograder.contract.whereabouts import grid
 from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("pipeline")
@@ -182,10 +183,34 @@ def _all_ticks(stages: int, count: int) -> Any:
     return jax.jit(run)
 
 
+def computed(e: Evidence) -> str:
+    """As which microbatch every stage computed its input, tick by tick, beside what is right; empty if no other."""
+    ticks, stages = ticks_of(e.case), stages_of(e.case)
+    busy, y = _counted(e.case)["y"], e.measured["values/y"]
+    weights, microbatches, arrived = (e.drawn[name] for name in ("weights", "microbatches", "arrived"))
+
+    def as_microbatch(tick: int, stage: int) -> str:
+        inputs = [arrived[tick, stage], *microbatches]
+        for x in [microbatches[tick], *inputs] if stage == 0 else inputs:
+            added = np.tanh(x @ weights[stage] + SHIFT)
+            number = np.rint(8 * (np.sum((y[stage, tick] - x) * added) / np.sum(added**2) - 1))
+            if np.allclose(y[stage, tick], x + (1 + number / 8) * added, atol=1e-4):
+                right = x is inputs[0] if stage else np.array_equal(x, microbatches[tick])
+                return f"{int(number)}{'' if right else '*'}"
+        return "?"
+
+    yours, right = (
+        [[cell(tick, stage) if busy[tick, stage] else "." for tick in range(ticks)] for stage in range(stages)]
+        for cell in (as_microbatch, lambda tick, stage: str(tick - stage))
+    )
+    said = "\nThe microbatch as which a stage computes, with * if of another input, and . where anything will do:"
+    return "" if yours == right else said + grid(yours, right, "stage", "tick")
+
+
 def tick_facts(judged: Judged) -> list[Fact]:
     values = "Which microbatch is this stage at, where does its input come from, and who needs what it computed?"
     return [
-        facts.arrays_match("values", judged.cases, "values", values),
+        facts.arrays_match("values", judged.cases, "values", values, picture=computed),
         facts.arrays_match("gradients", judged.cases, "gradients", weight=2),
         permuted(judged.cases, lambda _: 2),
         facts.only_collectives("other collectives", judged.cases, ("collective_permute",)),

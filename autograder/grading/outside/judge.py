@@ -209,7 +209,8 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
         missing, extra = sorted(set(wanted) - set(measured)), sorted(set(measured) - set(wanted))
         raise ProgramError(f"the Program's results are not the contract's: missing {missing}, unknown {extra}")
     leaves, form = (program.inputs, program.outputs), str(answer.get("form", ""))[:32]
-    return Evidence(case, *leaves, measured, wanted, *looked, line, secret=plan.official, form=form)
+    kept = {"secret": plan.official, "form": form, "drawn": inputs}
+    return Evidence(case, *leaves, measured, wanted, *looked, line, **kept)
 
 
 def _analyse(

@@ -1,0 +1,207 @@
+"""Where the parts of a wrong result come from, told from its numbers; nothing here says what a number is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby, product
+
+import numpy as np
+
+from autograder.contract.task import Evidence
+from autograder.contract.verdict import listed
+from course.program import Leaf
+
+NOTHING, UNKNOWN = "nothing but zeros", "something else"
+# A sentence names so many parts of a device at most; so many numbers are compared.
+_FEW, _COMPARED = 3, 10**7
+# Sums in another order and a narrow dtype differ by less than this share of the largest number; chunks by more.
+_ROUNDED = 4e-3
+
+
+def where(e: Evidence, name: str, near: float) -> str:
+    """What the first device that is wrong holds instead, in a sentence; empty where its numbers do not say.
+
+    Args:
+        e: The case.
+        name: Of a leaf of the results.
+        near: Numbers that differ by no more are the same.
+    """
+    leaf = next((output for output in e.outputs if output.name == name), None)
+    if leaf is None:
+        return ""
+    held = _Held(leaf, e.case.mesh)
+    sides = held.of(e.measured[name]), held.of(e.expected[name])
+    return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
+
+
+def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: str, column: str, first: int = 0) -> str:
+    """Two tables of short words, one below the other, that end a message: each of their rows is a line of its own.
+
+    Args:
+        yours: What was given, row by row.
+        right: What it should have been.
+        row: What a row is called: ``stage``.
+        column: What a column is called: ``tick``.
+        first: The number of the first column.
+    """
+    heads = [str(first + i) for i in range(len(right[0]))]
+    width = max(len(cell) for line in (*yours, *right, heads) for cell in line)
+    lines = []
+    for title, rows in (("yours", yours), ("right", right)):
+        names = [f"{title}: {column}", *(f"{row} {i}" for i in range(len(rows)))]
+        for name, line in zip(names, [heads, *rows], strict=True):
+            lines.append(f"\n  {name:>{7 + len(column)}}  {' '.join(f'{cell:>{width}}' for cell in line)}")
+    return "".join(lines)
+
+
+class _Held:
+    """How a leaf is laid out: which device holds which block of it."""
+
+    def __init__(self, leaf: Leaf, mesh: Mapping[str, int]):
+        self.name, self.shape = leaf.name, leaf.shape
+        self.parts = [math.prod(mesh[axis] for axis in axes) for axes in leaf.spec]
+        axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
+        alone = len(axes) == sum(size > 1 for size in mesh.values()) == 1
+        places = product(*(range(mesh[axis]) for axis in axes))
+        self.devices = [
+            f"device {at[0]}" if alone else " and ".join(f"{axis}={i}" for axis, i in zip(axes, at, strict=True))
+            for at in places
+        ]
+        # Dims of which a device has more than its own number.
+        self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """The blocks, ``[devices, ...]``."""
+        sizes = zip(self.shape, self.parts, strict=True)
+        cut = array.reshape([n for dim, parts in sizes for n in (parts, dim // parts)])
+        apart = cut.transpose([*range(0, cut.ndim, 2), *range(1, cut.ndim, 2)])
+        local = [self.shape[dim] // self.parts[dim] for dim in self.dims]
+        return apart.reshape(len(self.devices), *local).astype(np.float64)
+
+
+def _of_inputs(e: Evidence, held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+    """As chunks of an input, or sums of them, where a right result is made of nothing else."""
+    back = held.name.split("/")[0] == "gradients"
+    for leaf in e.inputs:
+        if leaf.name not in e.drawn or back is not (leaf.name == "upstream"):
+            continue
+        given = _Held(leaf, e.case.mesh)
+        chunks = given.of(e.drawn[leaf.name])
+        if (
+            given.devices != held.devices
+            or len(chunks) < 2
+            or chunks.ndim < 2
+            or chunks.shape[2:] != measured.shape[2:]
+        ):
+            continue
+        length, rest = divmod(max(chunks.shape[1], measured.shape[1]), len(held.devices))
+        if rest or not length or chunks.shape[1] % length or measured.shape[1] % length:
+            continue
+        found, right, own = (a.reshape(len(a), a.shape[1] // length, -1) for a in (measured, wanted, chunks))
+        wrong = np.any(np.abs(found - right) > near, axis=2)
+        device = int(np.argmax(np.any(wrong, axis=1)))
+        places = [int(place) for place in np.flatnonzero(wrong[device])]
+        have, want = ([_label(side[device, at], own, held.devices, near) for at in places] for side in (found, right))
+        if not all(want) or not any(have):
+            continue
+        said = []
+        for label, group in groupby(zip(places, have, want, strict=True), lambda one: one[1] or UNKNOWN):
+            at, _, (belongs, *_) = zip(*group, strict=True)
+            place = f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}" if found.shape[1] > 1 else "is"
+            known = said or len(at) > 1 or label.startswith(belongs)
+            said.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
+        return _sentence(held.devices[device], said, wrong)
+    return ""
+
+
+def _label(part: np.ndarray, own: np.ndarray, devices: Sequence[str], near: float) -> str:
+    """A part as a chunk of ``own [devices, places, ...]``, or the sum of some; empty where it is none."""
+    if np.max(np.abs(part)) <= near:
+        return NOTHING
+    for place in range(own.shape[1]):
+        columns = own[:, place].T
+        counts = (np.max(np.abs(columns - part[:, None]), axis=0) <= near).astype(int)
+        if not counts.any() and len(part) > len(devices):
+            counts = np.rint(np.linalg.lstsq(columns, part, rcond=None)[0]).astype(int)
+        elif not counts.any():
+            counts = np.ones(len(devices), int)
+        if np.min(counts) < 0 or np.max(np.abs(columns @ counts - part)) > _ROUNDED * np.max(np.abs(columns)):
+            continue
+        chunk = f"chunk {place}" if own.shape[1] > 1 else "the chunk"
+        some, lacking, more = (
+            [device for device, n in zip(devices, counts, strict=True) if which(n)]
+            for which in (lambda n: n > 0, lambda n: not n, lambda n: n > 1)
+        )
+        if len(some) == 1 and not more:
+            return f"{chunk} of {some[0]}"
+        summed = f"the sum of {chunk if own.shape[1] > 1 else 'the chunks'}"
+        if lacking:
+            few = len(lacking) < len(some)
+            summed += f" {'without that of' if few else 'of no more than'} {listed(lacking if few else some)}"
+        return summed + (f", with that of {listed(more)} more than once" if more else "")
+    return _mixture(part, own, devices)
+
+
+def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
+    """A sum of every device's chunk of another number, as each step of a ring may add; empty where it is none."""
+    count, near = len(devices), _ROUNDED * np.max(np.abs(own))
+    for start, apart in product(range(count), range(1, count)) if own.shape[1] == count else ():
+        of = [(start + apart * i) % count for i in range(count)]
+        if np.max(np.abs(sum(own[i, place] for i, place in enumerate(of)) - part)) <= near:
+            some = [f"chunk {place} of {device}" for place, device in zip(of, devices, strict=True)]
+            return f"the sum of {listed([*some[:_FEW], 'so on'] if count > _FEW else some)}"
+    return ""
+
+
+def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+    """As what belongs elsewhere in the result itself."""
+    local = measured.shape[1:]
+    cut = next((i + 1 for i, length in enumerate(local) if length > 1), 0)
+    if not cut or math.prod(local[cut:]) < 2:
+        return ""
+    found, right = (a.reshape(len(a), math.prod(local[:cut]), -1) for a in (measured, wanted))
+    wrong = np.any(np.abs(found - right) > near, axis=2)
+    device = int(np.argmax(np.any(wrong, axis=1)))
+    places = [int(at) for at in np.flatnonzero(wrong[device]) if np.max(np.abs(found[device, at])) > near]
+    runs: list[list[tuple[int, int, int]]] = []
+    for at in places if len(places) * right.size <= _COMPARED else []:
+        same = np.argwhere(np.max(np.abs(right - found[device, at]), axis=2) <= near)
+        if not len(same):
+            continue
+        there, place = map(int, min(same, key=lambda one: one[0] != device))
+        if runs and runs[-1][-1] == (at - 1, there, place - 1):
+            runs[-1].append((at, there, place))
+        else:
+            runs.append([(at, there, place)])
+    said = []
+    for run in runs:
+        at, others, to = zip(*run, strict=True)
+        there = "" if others[0] == device else f" on {held.devices[others[0]]}"
+        has = "has" if len(at) == 1 else "have"
+        dim = "" if said else f" of dim {held.dims[cut - 1]}"
+        said.append(f"{_numbered('index', at)}{dim} {has} what belongs at {_numbered('index', to)}{there}")
+    return _sentence(held.devices[device], said, wrong) if said else ""
+
+
+def _numbered(noun: str, numbers: Sequence[int]) -> str:
+    """``place 3``, or ``places 3 to 5``, of numbers in a row; of others all are listed."""
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
+    plural = "indices" if noun == "index" else f"{noun}s"
+    return f"{plural} {numbers[0]} to {numbers[-1]}" if row else f"{plural} {listed(map(str, numbers))}"
+
+
+def _sentence(device: str, said: Sequence[str], wrong: np.ndarray) -> str:
+    """What is on the first device that is wrong, and how many others are."""
+    more = f"; {len(said) - _FEW} more are wrong" if len(said) > _FEW else ""
+    text = f"On {device} {'; '.join(said[:_FEW])}{more}." if device else f"Its {'; '.join(said[:_FEW])}{more}."
+    others, every = int(np.sum(np.any(wrong, axis=1))) - 1, len(wrong) - 1
+    if not every:
+        return text
+    if every == 1:
+        return f"{text} The other is {'wrong, too' if others else 'right'}."
+    if others in (0, every):
+        return f"{text} All others are {'wrong, too' if others else 'right'}."
+    return f"{text} {others} of the {every} others {'is' if others == 1 else 'are'} wrong, too."
