@@ -11,9 +11,9 @@ import numpy as np
 
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
-from autograder.contract.verdict import listed
+from autograder.contract.verdict import LATER_LOSSES, listed
 from autograder.contract.whereabouts import where
-from course.program import Collective
+from course.program import Collective, Leaf
 
 # What is off by less than this share of the largest element, nearly everywhere, has the right formula and is rounded.
 ROUNDED = 1e-2
@@ -57,9 +57,11 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
         cause: From ``of_values``.
         hint: The contract's own question.
         wrong: Cases in which any leaf is wrong.
-        right: All others.
+        right: All others that have this leaf; one on a single device shows nothing where another is wrong on several.
         nothing_right: Whether no leaf, and no element of this one, is right, as where other things are dropped.
     """
+    wrong, several = list(wrong), lambda e: math.prod(e.case.mesh.values()) > 1
+    right = [e for e in right if several(e) or not all(map(several, wrong))]
     dropped, kept = (list(map(_drops, cases)) for cases in (wrong, right))
     if all(dropped) and kept and not any(kept):
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
@@ -147,7 +149,7 @@ def _first_step(leaf: str, right: np.ndarray) -> str:
     """Losses of several steps, of which the first is right."""
     if leaf.rpartition("/")[2] != "losses" or right.ndim != 1 or not right[0]:
         return ""
-    return "The loss of step 0 is right, and later ones follow from the update: look at gradients and update first."
+    return f"{LATER_LOSSES}, and later ones follow from the update: look at gradients and update first."
 
 
 def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
@@ -186,12 +188,10 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
 
 
 def _masked(right: np.ndarray) -> str:
-    """Right and wrong elements mixed along every dim, as two masks of dropout agree by chance."""
-    dims = [dim for dim in range(right.ndim) if right.shape[dim] > 1]
-    for dim in dims:  # what is right as a whole, such as other devices' parts, is not right by chance
-        others = tuple(other for other in range(right.ndim) if other != dim)
-        right = np.compress(~np.all(right, axis=others), right, axis=dim)
-    share = float(np.mean(right))
+    """Right and wrong elements mixed along every dim that has wrong ones, as two masks of dropout agree by chance."""
+    wrong = (np.any(~right, axis=tuple(d for d in range(right.ndim) if d != dim)) for dim in range(right.ndim))
+    right = right[np.ix_(*map(np.flatnonzero, wrong))]
+    share, dims = float(np.mean(right)), [dim for dim in range(right.ndim) if right.shape[dim] > 1]
     if not dims or not _BY_CHANCE[0] < share < _BY_CHANCE[1]:
         return ""
     lines = (np.mean(right, axis=tuple(other for other in range(right.ndim) if other != dim)) for dim in dims[-2:])
@@ -228,9 +228,10 @@ def _at_one_place(right: np.ndarray) -> str:
     return f"Along dim {dim}, of {right.shape[dim]}, only {said} wrong."
 
 
-def of_few_bytes(sent: Sequence[Collective], low: float) -> str:
-    """Why fewer bytes may travel than should: a narrow dtype, else a question."""
-    narrow = [c for c in sent if c.dtype in _NARROW]
+def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf]) -> str:
+    """Why fewer bytes may travel than should: a dtype narrower than any input's, else a question."""
+    given = {leaf.dtype for leaf in inputs}
+    narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
     wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)
     if narrow and wide >= low * (1 - 1e-4):
         most = max(narrow, key=lambda c: c.total_bytes)

@@ -77,7 +77,8 @@ def arrays_match(
         (e, leaf), first = wrong[0], next(i for i, fact in enumerate(found) if not fact.passed)
         said = [found[first].message]
         if found[first].unit == Unit.RELATIVE:
-            cases = ([x for x in evidence if any(x is y for y, _ in wrong) is side] for side in (True, False))
+            others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
+            cases = [x for x in evidence if _differs(x, tolerance)], others
             cause = causes.of_values(e, leaf, tolerance)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
@@ -382,6 +383,12 @@ def _under(leaf: str, prefix: str) -> bool:
     return leaf == prefix or leaf.startswith(prefix + "/")
 
 
+def _differs(e: Evidence, tolerance: float) -> bool:
+    return not all(
+        _leaf_match("", Kind.VALUES, e, leaf, tolerance).passed for leaf in e.expected if e.expected[leaf].size
+    )
+
+
 def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
@@ -438,5 +445,5 @@ def _apart(*numbers: float) -> list[str]:
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
     where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
     if total < low:
-        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low)}"
+        return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
     return f"{where} and should send at most {high:,.0f}; {causes.of_many_bytes(sent, total, high)[1]}."

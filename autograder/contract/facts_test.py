@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ from autograder.contract.facts import (
     worst,
 )
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import Fact, Kind, conclude
+from autograder.contract.verdict import LATER_LOSSES, Fact, Kind, conclude
 from course.program import Collective, Costs, Leaf, Memory
 
 
@@ -332,3 +333,22 @@ def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, s
 
     fact = same_program_size("program size", having(*few), having(*many), "depth", "Look here.")
     assert (fact.passed, said in fact.message) == (not said, True)
+
+
+def test_facts_that_may_have_one_cause_are_said_to_once_and_the_first_to_look_at_is_named():
+    def fact(name, kind, measured=1.0, limit: Any = 0.0, message="no", case="data=8"):
+        return Fact(name, kind, False, measured, limit, message=message, case=case)
+
+    def together(*facts):
+        return conclude("f", 4, list(facts)).together
+
+    values, back = fact("values", Kind.VALUES), fact("gradients", Kind.GRADIENTS)
+    few, many = (fact("bytes", Kind.COMMUNICATION, sent, (8, 9)) for sent in (3, 12))
+    other = fact("other collectives", Kind.COMMUNICATION, 1, 0)
+    assert together(values) == ""
+    assert together(values, back) == "“values” and “gradients” may have one cause: begin with “values”."
+    assert together(replace(values, message=f"{LATER_LOSSES}."), back).endswith("begin with “gradients”.")
+    assert together(values, back, few).startswith("“values”, “gradients” and “bytes” may have one cause: less is sent")
+    assert "more is sent" in together(values, many, other) and "sent" not in together(values, few, other)
+    assert "sent" not in together(values, back, replace(few, case="data=2"))
+    assert together(few, other) == ""

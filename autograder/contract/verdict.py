@@ -12,6 +12,7 @@ import msgspec
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
 NOT_MEASURED = "not measured"
+LATER_LOSSES = "The loss of step 0 is right"
 
 
 class Kind(StrEnum):
@@ -127,6 +128,16 @@ class Fact:
     # --8<-- [end:fact]
 
     @property
+    def amiss(self) -> int:
+        """-1 where less was measured than the limit, 1 where more; 0 where it is met, or no number."""
+        low, high = self.limit if isinstance(self.limit, tuple) else (self.limit, self.limit)
+        if isinstance(self.measured, str) or isinstance(low, str) or isinstance(high, str):
+            return 0
+        if self.measured is None or low is None or high is None or self.passed:
+            return 0
+        return -1 if self.measured < low else int(self.measured > high)
+
+    @property
     def unit_text(self) -> str:
         """The unit as people read it: ``ms on 8xH100``."""
         join = {Unit.MILLISECONDS: f"ms on {self.of}", Unit.PRODUCTS: f"{self.of} x {self.of} products"}
@@ -203,9 +214,27 @@ class Result:
         """Why it earns nothing, or at most half, whatever else is met; empty where each fact counts by its weight."""
         wrong = [_WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)]
         if wrong:
-            return f"{' and '.join(wrong).capitalize()} earn nothing, whatever else is met."
+            return f"{' and '.join(wrong).capitalize()} earn nothing, whatever else is met. {self.together}".strip()
         point = [f"“{fact.name}”" for fact in self.missed if fact.point]
         return f"At most half of the points without {listed(point)}: the exercise is about that." if point else ""
+
+    @property
+    def together(self) -> str:
+        """Which facts may fall short for one cause, and which of them to look at first; empty for none."""
+        wrong = [fact for fact in self.missed if fact.kind in (Kind.VALUES, Kind.GRADIENTS)]
+        sent = [f for f in self.missed if f.kind is Kind.COMMUNICATION and f.case in {fact.case for fact in wrong}]
+        sent = sent if {fact.amiss for fact in sent} in ({-1}, {1}) else []
+        names = [f"“{fact.name}”" for fact in (*wrong, *sent)]
+        if len(names) < 2:
+            return ""
+        may = f"{listed(names)} may have one cause"
+        if sent and sent[0].amiss < 0:
+            return f"{may}: less is sent than should be. What is never sent?"
+        if sent:
+            return f"{may}: more is sent than should be. Does a loop run too often, or is something reduced twice?"
+        back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
+        first = back if LATER_LOSSES in wrong[0].message else wrong[0]
+        return f"{may}: begin with “{first.name}”."
 
     @property
     def not_started(self) -> bool:

@@ -28,8 +28,9 @@ def where(e: Evidence, name: str, near: float) -> str:
         near: Numbers that differ by no more are the same.
     """
     leaf = next((output for output in e.outputs if output.name == name), None)
-    if leaf is None:
-        return ""
+    before = [other for other in e.expected if name.startswith("gradients") and other.startswith("values")]
+    if leaf is None or not all(np.allclose(e.measured[other], e.expected[other], atol=near) for other in before):
+        return ""  # gradients follow where values are wrong
     held = _Held(leaf, e.case.mesh)
     sides = held.of(e.measured[name]), held.of(e.expected[name])
     return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
@@ -155,33 +156,50 @@ def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
 
 
 def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
-    """As what belongs elsewhere in the result itself."""
+    """As what belongs elsewhere in the result itself: indices of one dim, or of the first ones together."""
     local = measured.shape[1:]
-    cut = next((i + 1 for i, length in enumerate(local) if length > 1), 0)
-    if not cut or math.prod(local[cut:]) < 2:
-        return ""
-    found, right = (a.reshape(len(a), math.prod(local[:cut]), -1) for a in (measured, wanted))
-    wrong = np.any(np.abs(found - right) > near, axis=2)
-    device = int(np.argmax(np.any(wrong, axis=1)))
-    places = [int(at) for at in np.flatnonzero(wrong[device]) if np.max(np.abs(found[device, at])) > near]
-    runs: list[list[tuple[int, int, int]]] = []
+    for cut in range(1, len(local) + 1):
+        count, size = math.prod(local[:cut]), math.prod(local[cut:])
+        if count == 1 or size < 2:
+            continue
+        found, right = (a.reshape(len(a), count, -1) for a in (measured, wanted))
+        wrong = np.any(np.abs(found - right) > near, axis=2)
+        device = int(np.argmax(np.any(wrong, axis=1)))
+        runs = _moved(found[device], right, wrong[device], device, near)
+        if not runs:
+            continue
+        long = [dim for dim in range(cut) if local[dim] > 1]
+        said = []
+        for some, other, to in runs:
+            have = "has" if len(some) == 1 else "have"
+            there = "" if other == device else f" on {held.devices[other]}"
+            if len(long) == 1:
+                dim = "" if said else f" of dim {held.dims[long[0]]}"
+                said.append(f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}")
+                continue
+            first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))
+            said.append(f"index {first} has what belongs at index {last}{there}")
+        return _sentence(held.devices[device], said, wrong)
+    return ""
+
+
+def _moved(
+    found: np.ndarray, right: np.ndarray, wrong: np.ndarray, device: int, near: float
+) -> list[tuple[list[int], int, list[int]]]:
+    """Places of a device in a row that have what belongs in a row on one device: ``(these, that one, those)``."""
+    places = [int(at) for at in np.flatnonzero(wrong) if np.max(np.abs(found[at])) > near]
+    runs: list[tuple[list[int], int, list[int]]] = []
     for at in places if len(places) * right.size <= _COMPARED else []:
-        same = np.argwhere(np.max(np.abs(right - found[device, at]), axis=2) <= near)
+        same = np.argwhere(np.max(np.abs(right - found[at]), axis=2) <= near)
         if not len(same):
             continue
         there, place = map(int, min(same, key=lambda one: one[0] != device))
-        if runs and runs[-1][-1] == (at - 1, there, place - 1):
-            runs[-1].append((at, there, place))
+        if runs and (runs[-1][0][-1], runs[-1][1], runs[-1][2][-1]) == (at - 1, there, place - 1):
+            runs[-1][0].append(at)
+            runs[-1][2].append(place)
         else:
-            runs.append([(at, there, place)])
-    said = []
-    for run in runs:
-        at, others, to = zip(*run, strict=True)
-        there = "" if others[0] == device else f" on {held.devices[others[0]]}"
-        has = "has" if len(at) == 1 else "have"
-        dim = "" if said else f" of dim {held.dims[cut - 1]}"
-        said.append(f"{_numbered('index', at)}{dim} {has} what belongs at {_numbered('index', to)}{there}")
-    return _sentence(held.devices[device], said, wrong) if said else ""
+            runs.append(([at], there, [place]))
+    return runs
 
 
 def _numbered(noun: str, numbers: Sequence[int]) -> str:

@@ -195,8 +195,8 @@ class _Run:
 
     def _loop(self, op: Op) -> None:
         condition, body = op.regions
-        if (counted_trips(op, self.makers) or 0) > self.left:
-            raise unsupported(op, op.line, _TOO_LONG)
+        if (trips := counted_trips(op, self.makers) or 0) > self.left:
+            raise unsupported(op, op.line, f"this loop runs {trips:,} times, and {_TOO_LONG}")
         bind(body.arguments, op.operands, self.known)
         while True:
             bind(condition.arguments, body.arguments, self.known)

@@ -61,8 +61,16 @@ def _task(
 
 
 def _of_picture(name: str, answer: Callable[[Case[Any]], Any], explain: Explain) -> Task:
+    pictured = answer(Case("", mesh_of(AXES_OF_CASES[0]), Sizes()))
+
+    def told(case: Case[Any], found: Any) -> str:
+        names, said = axes_of(case), explain(case, found)
+        if names == AXES_OF_CASES[0] or found != pictured:
+            return said
+        return f"{said} Here the axes have other names than in the picture, {names[0]!r} and {names[1]!r}: use them."
+
     def fact(judged: Judged) -> Fact:
-        return value_facts.answer_matches(judged.cases, explain)
+        return value_facts.answer_matches(judged.cases, told)
 
     def unseen(rng: np.random.Generator) -> Case[Sizes]:
         first, second = axis_names(rng, 2)
@@ -77,11 +85,7 @@ def spec_puzzle(name: str) -> Task:
 
     def explain(case: Case[Any], found: Any) -> str:
         wanted = layout(panel.shape, panel.spec(*axes_of(case)), case.mesh)
-        said = spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
-        names = axes_of(case)
-        if names == AXES_OF_CASES[0] or found != panel.spec(*AXES_OF_CASES[0]):
-            return said
-        return f"{said} Here the axes have other names than in the picture, {names[0]!r} and {names[1]!r}: use them."
+        return spec_means(wanted, found, case.mesh) if isinstance(found, P) else ""
 
     return _of_picture(name, lambda case: panel.spec(*axes_of(case)), explain)
 

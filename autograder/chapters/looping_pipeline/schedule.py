@@ -149,9 +149,9 @@ def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
             return f"{answer[0]}{answer[1] * chr(39)}"
         return "." if answer is None else "?"
 
-    tables = ([[cell(of.get((tick, stage))) for tick in ticks] for stage in stages] for of in (yours, right))
+    found, wanted = ([[cell(of.get((tick, stage))) for tick in ticks] for stage in stages] for of in (yours, right))
     said = "\nThe microbatch, with ' for each repeat after the first, and . where a stage is idle:"
-    return said + grid(*tables, "stage", "tick", first)
+    return said + grid(found, wanted, "stage", "tick", first)
 
 
 def _task(

@@ -130,13 +130,24 @@ def judge(
                 if progress:
                     progress(case.name)
                 seen[case.name] = _run(plan, case, programs, line, execute)
-        cases = [seen[case.name] for case in plan.cases]
-        orders = _analyse(plan, programs, line, execute) if plan.at_scale else [(None, None)]
     except ProgramError as error:
         return stopped(plan.task, refused(str(error)[:2000]))
-    known = references(plan.chapter).get(plan.task.name, {})
+    cases, known = [seen[case.name] for case in plan.cases], references(plan.chapter).get(plan.task.name, {})
+    try:
+        orders = _analyse(plan, programs, line, execute) if plan.at_scale else [(None, None)]
+    except ProgramError as error:
+        return _at_scale_refused(refused(str(error)[:2000]), plan, _concluded(plan, cases, None, known, None))
     results = [_concluded(plan, cases, large, known, picture) for large, picture in orders]
     return max(results, key=lambda result: result.points)
+
+
+def _at_scale_refused(problem: Problem, plan: Plan, small: Result) -> Result:
+    """The refusal; where values or gradients are wrong at small sizes already, that, with the refusal beside it."""
+    if small.points:
+        return stopped(plan.task, problem)
+    why = f"the Program of the realistic size is refused: {problem.message}"
+    facts = (replace(f, message=why, line=problem.line) if f.passed is None else f for f in small.facts)
+    return replace(small, facts=tuple(facts))
 
 
 def _concluded(

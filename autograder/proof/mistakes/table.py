@@ -283,23 +283,71 @@ _COLLECTIVES = [
     Mistake(
         "ring_all_gather",
         "chunks in the wrong places",
-        r"not in their places.*order",
+        r"On device 0 place 1 has the chunk of device 7, where the chunk of device 1 belongs",
         {"(index - step) % size": "(index + step) % size"},
         never="def ring_all_gather",
     ),
     Mistake(
         "ring_all_gather",
         "last chunk left out",
-        r"Wherever it is wrong it is zero",
+        r"Wherever it is wrong it is zero.*On device 0 place 1 has nothing but zeros, where the chunk of device 1",
         {"    return place(whole, last, size - 1)": "    return whole"},
         never="def ring_all_gather",
     ),
     Mistake(
         "ring_reduce_scatter",
         "one step too few",
-        r"values",
+        r"may have one cause: less is sent.*On device 0 is the sum of chunk 1 without that of device 1",
         {"lax.fori_loop(1, size, pass_on": "lax.fori_loop(1, size - 1, pass_on"},
         never="def ring_reduce_scatter",
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "as many steps as rows",
+        r"may have one cause: more is sent than should be\. Does a loop run too often",
+        {"lax.fori_loop(1, size, pass_on": "lax.fori_loop(1, len(x), pass_on"},
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "each step adds another chunk",
+        r"On device 0 is the sum of chunk 7 of device 0, chunk 0 of device 1",
+        {"own(index - 1 - step)": "own(index - 1)"},
+    ),
+    Mistake(
+        "ring_reduce_scatter",
+        "finished on the device before",
+        r"On device 0 is the sum of chunk 1, where the sum of chunk 0 belongs",
+        {"own(index - 1 - step)": "own(index - step)", "pass_on, own(index - 1))": "pass_on, own(index))"},
+    ),
+    Mistake(
+        "ring_all_gather",
+        "ring that does not close",
+        r"On device 0 places 1 to 7 have nothing but zeros",
+        {"[(i, (i + 1) % size) for i in range(size)]": "[(i, i + 1) for i in range(size - 1)]"},
+    ),
+    Mistake(
+        "ring_all_gather",
+        "own chunk in every place",
+        r"On device 0 places 2 to 7 have the chunk of device 0",
+        {"return place(whole, chunk, step)": "return place(whole, x, step)"},
+    ),
+    Mistake(
+        "ring_all_gather",
+        "as many steps as elements",
+        r"this loop runs 4,194,304 times",
+        {"lax.fori_loop(0, size - 1, pass_on": "lax.fori_loop(0, x.size, pass_on"},
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "put where it would be sent",
+        r"On device 0 place 1 has chunk 0 of device 7, where chunk 0 of device 1 belongs",
+        {"arriving, (index - shift) %": "arriving, (index + shift) %"},
+    ),
+    Mistake(
+        "ring_all_to_all",
+        "the same chunk to everybody",
+        r"On device 0 place 1 has chunk 1 of device 1, where chunk 0 of device 1 belongs",
+        {"(x, (index + shift) % size * length": "(x, index * length"},
     ),
     Mistake(
         "ring_reduce_scatter",
@@ -360,6 +408,9 @@ _COLLECTIVES = [
         r"other names",
         {"return P(first)": 'return P("data")'},
     ),
+    Mistake(
+        "puzzle_turn", "the picture's name of the axis", r"other names", {'"all_to_all", first': '"all_to_all", "data"'}
+    ),
     Mistake("puzzle_crossed", "axes swapped", r"holds a block", {"P(second, first)": "P(first, second)"}),
     Mistake("puzzle_block", "shape of floats", r"float|whole|//|12\.0|\.0", {"dim // math": "dim / math"}),
     Mistake("puzzle_add", "sum that is not scattered", r"psum", {'"psum_scatter", second': '"psum", second'}),
@@ -384,7 +435,7 @@ _PIPELINE = [
     Mistake(
         "split_microbatches",
         "rows interleaved",
-        r"not in their places.*order",
+        r"index \[0, 1\] has what belongs at index",
         {
             "return leaf.reshape(num_microbatches, rows // num_microbatches, *leaf.shape[1:])": "return leaf.reshape(rows // num_microbatches, num_microbatches, *leaf.shape[1:]).swapaxes(0, 1)"
         },
@@ -408,8 +459,22 @@ _PIPELINE = [
     Mistake(
         "pipeline_tick",
         "microbatch's number without the stage",
-        r"microbatch|stage",
+        r"yours:.* stage 1 \. 1 2 3 .* right:.* stage 1 \. 0 1 2",
         {"tick - number)": "tick)"},
+    ),
+    Mistake(
+        "pipeline_tick",
+        "every stage takes microbatches",
+        r"stage 1 \. 0\* 1\* 2\*",
+        {
+            "jnp.where(number == 0, entering, arrived)": "microbatches[jnp.clip(tick - number, 0, microbatches.shape[0] - 1)]"
+        },
+    ),
+    Mistake(
+        "pipeline_tick",
+        "sends to the stage before",
+        r"On device 1 index 2 of dim 1 has what belongs at index 2 on device 3",
+        {"[(i, i + 1) for i in range(num_stages - 1)]": "[(i + 1, i) for i in range(num_stages - 1)]"},
     ),
     Mistake(
         "execute_pipeline",
@@ -437,7 +502,7 @@ _PIPELINE = [
     Mistake(
         "execute_pipeline",
         "first results kept",
-        r"(garbage|NaN|not finite|stage)",
+        r"On device 3 indices 3 to 5 of dim 1 have what belongs at indices 0 to 2",
         {"outputs[num_stages - 1 :]": "outputs[:num_microbatches]"},
     ),
     Mistake(
@@ -528,7 +593,7 @@ _DATA_PARALLEL = [
     Mistake(
         "sync_gradients",
         "no reduction",
-        r"gradients|values",
+        r"may have one cause: less is sent than should be",
         {"return lax.pmean(gradient, replicated_over) if replicated_over else gradient": "return gradient"},
     ),
     Mistake(
@@ -726,9 +791,28 @@ _OTHERS = [
     Mistake(
         "loop_position",
         "off by one",
-        r"tick|asked|question",
+        r"yours: tick.* stage 0 1 2 .* right: tick.* stage 0 0 1",
         {"divmod(tick - stage, max": "divmod(tick - stage + 1, max"},
         never="def loop_position",
+    ),
+    Mistake(
+        "loop_position",
+        "repeats as long as there are microbatches",
+        r"yours: tick.* stage 0 0 1 0' 1' .* right: tick.* stage 0 0 1 \. \. 0' 1'",
+        {"max(num_microbatches, num_stages)": "num_microbatches"},
+    ),
+    Mistake(
+        "layers_of_stage",
+        "neighbouring layers together",
+        r"Follow one microbatch",
+        {"(repeat * num_stages + stage) * each": "(stage * num_repeats + repeat) * each"},
+    ),
+    Mistake(
+        "execute_looping_pipeline",
+        "first results kept",
+        r"Only the last stage's result of the last repeat counts",
+        {"outputs[-num_microbatches:]": "outputs[:num_microbatches]"},
+        never="dropout",
     ),
     Mistake(
         "ring_gather_matmul",

@@ -1,0 +1,132 @@
+"""What is said of where parts of a wrong result come from, and that it is no number."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from autograder.contract.case import Sizes
+from autograder.contract.facts import arrays_match
+from autograder.contract.task import Case, Evidence
+from autograder.contract.verdict import Kind
+from autograder.contract.whereabouts import grid
+from course.program import Costs, Leaf, Memory
+from course.program.program import spec_of
+
+N, ROWS, WIDTH = 4, 3, 5
+OWN = np.random.default_rng(3).standard_normal((N, N, ROWS, WIDTH)).astype(np.float32)
+GATHERED = np.repeat(OWN[None, :, 0], N, 0)  # [devices, places, ...]
+SUMMED = OWN.sum(0)  # [devices, ...]
+
+
+def leaf(name, array, role="result", split="data"):
+    return Leaf(name, array.shape, "float32", spec_of(P(split) if split else P(), array.ndim), role)
+
+
+def said(measured, expected, given, *, secret=False, split="data", mesh=None):
+    """What is said of a result ``[devices, places, ...]``, where a device enters with ``given[device]``."""
+    outs, x = [a.reshape(len(a), -1, WIDTH) for a in (measured, expected)], given.reshape(-1, WIDTH)
+    e = Evidence(
+        Case("some", mesh or {"data": N}, Sizes()),
+        (leaf("x", x, "batch"),),
+        (leaf("values", outs[0], split=split),),
+        {"values": outs[0]},
+        {"values": outs[1]},
+        Costs(0, 0, 0, (), {}),
+        Memory(0, 0, 0, 0, ()),
+        secret=secret,
+        drawn={"x": x},
+    )
+    return arrays_match("values", [e], "values").message
+
+
+def changed(array, *parts):
+    """The array with these parts, ``(where, part)``, in place of its own."""
+    found = array.copy()
+    for where, part in parts:
+        found[where] = part
+    return found
+
+
+@pytest.mark.parametrize("secret", [False, True])
+@pytest.mark.parametrize(
+    ("measured", "expected", "given", "says"),
+    [
+        (
+            changed(GATHERED, ((2, 1), OWN[3, 0]), ((2, 3), OWN[1, 0])),
+            GATHERED,
+            OWN[:, :1],
+            "On device 2 place 1 has the chunk of device 3, where the chunk of device 1 belongs; place 3 has the chunk "
+            "of device 1. All others are right.",
+        ),
+        (
+            changed(GATHERED, ((0, slice(1, None)), 0), ((1, 2), 0)),
+            GATHERED,
+            OWN[:, :1],
+            "On device 0 places 1 to 3 have nothing but zeros. 1 of the 3 others is wrong, too.",
+        ),
+        (
+            SUMMED[:, None] - OWN[range(N), range(N)][:, None],
+            SUMMED[:, None],
+            OWN,
+            "On device 0 is the sum of chunk 0 without that of device 0. All others are wrong, too.",
+        ),
+        (
+            changed(SUMMED[:, None], (3, SUMMED[3] + OWN[1, 3])),
+            SUMMED[:, None],
+            OWN,
+            "On device 3 is the sum of chunk 3, with that of device 1 more than once. All others are right.",
+        ),
+        (
+            changed(SUMMED[:, None], (0, OWN[range(N), range(N)].sum(0))),
+            SUMMED[:, None],
+            OWN,
+            "On device 0 is the sum of chunk 0 of device 0, chunk 1 of device 1, chunk 2 of device 2 and so on.",
+        ),
+        (
+            changed(OWN.swapaxes(0, 1), (1, OWN[1])),
+            OWN.swapaxes(0, 1),
+            OWN,
+            "On device 1 place 0 has chunk 0 of device 1, where chunk 1 of device 0 belongs; place 2 has chunk 2 of",
+        ),
+    ],
+)
+def test_chunks_and_sums_of_chunks_are_named_and_no_value_is_where_it_is_secret(
+    measured, expected, given, says, secret
+):
+    message = said(measured, expected, given, secret=secret)
+    assert says in message and ("measured" not in message) is secret
+
+
+def test_what_no_device_entered_with_is_found_elsewhere_in_the_result():
+    expected = np.random.default_rng(4).standard_normal((2, N, ROWS, WIDTH)).astype(np.float32)
+    measured = changed(expected, ((1, slice(1, 4)), expected[1, :3]), ((1, 0), 7))
+    text = said(measured, expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
+    assert "On pipe=1 indices 3 to 11 of dim 1 have what belongs at indices 0 to 8. The other is right." in text
+    whole = said(changed(expected, (1, expected[0])), expected, OWN, split="")
+    assert "Its index 1 of dim 0 has what belongs at index 0." in whole
+
+
+def test_other_numbers_are_not_recognised():
+    noise = np.random.default_rng(5).standard_normal(GATHERED.shape).astype(np.float32)
+    for wrong in (noise, GATHERED + 0.1, 1.5 * GATHERED):
+        assert "place" not in said(wrong, GATHERED, OWN[:, :1])
+
+
+def test_a_grid_ends_its_message_and_is_not_shown_where_inputs_are_secret():
+    table = grid([["0", "12"], [".", "0"]], [["0", "1"], [".", "0"]], "stage", "tick", 3)
+    assert table.split("\n")[1:4] == ["  yours: tick   3  4", "      stage 0   0 12", "      stage 1   .  0"]
+    e = Evidence(
+        Case("some", {"data": 1}, Sizes()),
+        (),
+        (),
+        {"values": np.ones(3)},
+        {"values": np.zeros(3)},
+        Costs(0, 0, 0, (), {}),
+        Memory(0, 0, 0, 0, ()),
+    )
+    other = replace(e, case=replace(e.case, name="another"))
+    shown = arrays_match("values", [e, other], "values", picture=lambda _: table)
+    assert shown.kind is Kind.VALUES and shown.message.endswith(table) and "also falls short: another" in shown.message
+    assert "yours" not in arrays_match("values", [replace(e, secret=True)], "values", picture=lambda _: table).message
