@@ -45,7 +45,7 @@ def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
         or _alike(measured, expected, tolerance * scale, e.case)
         or _rounded((measured - expected) / scale, expected)
         or (_masked(right) if _drops(e) else "")
-        or ("" if whereabouts else _at_one_place(right))
+        or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(right))
     )
     return f"{cause} {whereabouts}".strip()
 

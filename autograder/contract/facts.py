@@ -82,6 +82,10 @@ def arrays_match(
             cause = causes.of_values(e, leaf, tolerance)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
+            before = [x for x in e.expected if kind is Kind.GRADIENTS and _under(x, "values")]
+            before = [x for x in before if _leaf_match("", kind, e, x, tolerance).unit == Unit.RELATIVE]
+            if cause and cause in (causes.of_values(e, x, tolerance) for x in before):
+                said[1:] = ["As with “values”."]
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part) + drawn)
@@ -161,7 +165,7 @@ def bytes_sent(
             by = f" by {' or '.join(map(plain, kinds))}" if kinds and len(kinds) < 3 else ""
             by += f" over {over(e.case)!r}" if over else ""
             message = f"{_bytes_message(e, by, sent, total, low, high)} {hint}".strip()
-        line = causes.of_many_bytes(sent, total, high)[0].line if sent else e.line
+        line = causes.of_many_bytes(sent, total, high)[0].line if sent else ""
         figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
         return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
 
@@ -210,7 +214,7 @@ def times_sent(
             message = f"on mesh {e.case.mesh_text} a device runs {counted(count, plain(kind))} and {should}"
             message += f"; most often {causes.described(most)}. {hint}" if most else f". {hint}"
         direction = Limit.AT_MOST if fewer else Limit.EXACTLY
-        how = {"direction": direction, "line": most.line if most else e.line}
+        how = {"direction": direction, "line": most.line if most else ""}
         return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)

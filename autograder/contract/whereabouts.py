@@ -29,7 +29,7 @@ def where(e: Evidence, name: str, near: float) -> str:
     """
     leaf = next((output for output in e.outputs if output.name == name), None)
     before = [other for other in e.expected if name.startswith("gradients") and other.startswith("values")]
-    if leaf is None or not all(np.allclose(e.measured[other], e.expected[other], atol=near) for other in before):
+    if leaf is None or any(np.max(np.abs(e.measured[n] - e.expected[n]), initial=0) > near for n in before):
         return ""  # gradients follow where values are wrong
     held = _Held(leaf, e.case.mesh)
     sides = held.of(e.measured[name]), held.of(e.expected[name])
@@ -156,11 +156,11 @@ def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
 
 
 def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
-    """As what belongs elsewhere in the result itself: indices of one dim, or of the first ones together."""
+    """As what belongs elsewhere in the result itself: all of a device's, or what has some first indices."""
     local = measured.shape[1:]
-    for cut in range(1, len(local) + 1):
+    for cut in range(len(local) + 1):
         count, size = math.prod(local[:cut]), math.prod(local[cut:])
-        if count == 1 or size < 2:
+        if (count == 1 and cut) or size < 2:
             continue
         found, right = (a.reshape(len(a), count, -1) for a in (measured, wanted))
         wrong = np.any(np.abs(found - right) > near, axis=2)
@@ -173,12 +173,14 @@ def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: flo
         for some, other, to in runs:
             have = "has" if len(some) == 1 else "have"
             there = "" if other == device else f" on {held.devices[other]}"
-            if len(long) == 1:
+            if not long:
+                said.append(f"is what belongs{there}")
+            elif len(long) == 1:
                 dim = "" if said else f" of dim {held.dims[long[0]]}"
                 said.append(f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}")
-                continue
-            first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))
-            said.append(f"index {first} has what belongs at index {last}{there}")
+            else:
+                first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))
+                said.append(f"index {first} has what belongs at index {last}{there}")
         return _sentence(held.devices[device], said, wrong)
     return ""
 

@@ -145,7 +145,8 @@ def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
     ticks = range(first, min(first + SHOWN, asked[-1][0] + 1))
 
     def cell(answer: Any) -> str:
-        if isinstance(answer, tuple) and [*map(type, answer)] == [int, int] and 0 <= answer[1] < 9:
+        fits = isinstance(answer, tuple) and [*map(type, answer)] == [int, int]
+        if fits and 0 <= answer[0] < 100 and 0 <= answer[1] <= case.sizes.num_repeats:
             return f"{answer[0]}{answer[1] * chr(39)}"
         return "." if answer is None else "?"
 

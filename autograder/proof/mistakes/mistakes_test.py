@@ -17,6 +17,8 @@ IN_SHORT = {
     "a function that it calls is wrong",
     "a function that it calls is a stub",
     "negative scatter_dimension",
+    "microbatch's number without the stage",
+    "repeats as long as there are microbatches",
 }
 CHOSEN = [mistake for mistake in MISTAKES if os.environ.get("MESHCRAFT_FULL") or mistake.name in IN_SHORT]
 
