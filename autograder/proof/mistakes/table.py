@@ -359,6 +359,17 @@ _COLLECTIVES = [
         never="def ring_reduce_scatter",
     ),
     Mistake(
+        "ring_all_reduce",
+        "own part of the sum everywhere",
+        r"less is sent than should be.*On device 0 places 1 to 7 have the sum of chunk 0",
+        {
+            "return ring_all_gather(ring_reduce_scatter(x, axis_name), axis_name)": (
+                "part = ring_reduce_scatter(x, axis_name)\n"
+                "    return jnp.concatenate([part] * lax.axis_size(axis_name))"
+            )
+        },
+    ),
+    Mistake(
         "ring_all_gather",
         "JAX's own collective",
         r"all-gather.*allowed here: permute",
@@ -498,6 +509,19 @@ _PIPELINE = [
             "outputs[num_stages - 1 :]": "outputs[num_stages - 1 : num_stages - 1 + num_microbatches]",
         },
         never="takes too long",
+    ),
+    Mistake(
+        "execute_pipeline",
+        "results kept from one tick too early",
+        r"On device 3 indices 1 to 5 of dim 1 have what belongs at indices 0 to 4",
+        {"outputs[num_stages - 1 :]": "outputs[num_stages - 2 : -1]"},
+    ),
+    Mistake(
+        "execute_pipeline",
+        "carries what it computed",
+        r"“permute bytes” may have one cause: less is sent than should be",
+        {"return sent, y": "return y, y"},
+        never="def execute_pipeline",
     ),
     Mistake(
         "execute_pipeline",
@@ -719,6 +743,12 @@ _OTHERS = [
         line="size, index = lax.axis_size(axis_name), lax.axis_index(axis_name, 0)",
     ),
     Mistake(
+        "shard_params",
+        "the next device's part",
+        r"On device 0 is what belongs on device 1",
+        {"lax.axis_index(axis_name)": "(lax.axis_index(axis_name) + 1) % lax.axis_size(axis_name)"},
+    ),
+    Mistake(
         "gather_params",
         "gradients summed, not averaged",
         r"times too large.*'data'.*sum or mean",
@@ -794,6 +824,12 @@ _OTHERS = [
         r"yours: tick.* stage 0 1 2 .* right: tick.* stage 0 0 1",
         {"divmod(tick - stage, max": "divmod(tick - stage + 1, max"},
         never="def loop_position",
+    ),
+    Mistake(
+        "loop_position",
+        "microbatch and repeat swapped",
+        r"right numbers the other way round.*yours: tick.* stage 0 0 0' 0'' ",
+        {"return (microbatch, repeat) if": "return (repeat, microbatch) if"},
     ),
     Mistake(
         "loop_position",
