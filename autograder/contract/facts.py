@@ -82,9 +82,9 @@ def arrays_match(
             cause = causes.of_values(e, leaf, tolerance)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
-            before = [x for x in e.expected if kind is Kind.GRADIENTS and _under(x, "values")]
-            before = [x for x in before if _leaf_match("", kind, e, x, tolerance).unit == Unit.RELATIVE]
-            if cause and cause in (causes.of_values(e, x, tolerance) for x in before):
+            before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
+            before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
+            if kind is Kind.GRADIENTS and cause and cause in (causes.of_values(e, x, tolerance) for x in before):
                 said[1:] = ["As with “values”."]
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)

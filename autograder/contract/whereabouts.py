@@ -89,12 +89,8 @@ def _of_inputs(e: Evidence, held: _Held, measured: np.ndarray, wanted: np.ndarra
             continue
         given = _Held(leaf, e.case.mesh)
         chunks = given.of(e.drawn[leaf.name])
-        if (
-            given.devices != held.devices
-            or len(chunks) < 2
-            or chunks.ndim < 2
-            or chunks.shape[2:] != measured.shape[2:]
-        ):
+        alike = given.devices == held.devices and chunks.ndim == measured.ndim > 1
+        if len(chunks) < 2 or not alike or chunks.shape[2:] != measured.shape[2:]:
             continue
         length, rest = divmod(max(chunks.shape[1], measured.shape[1]), len(held.devices))
         if rest or not length or chunks.shape[1] % length or measured.shape[1] % length:

@@ -116,6 +116,27 @@ def test_other_numbers_are_not_recognised():
         assert "place" not in said(wrong, GATHERED, OWN[:, :1])
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (8,), (4, 1), (4, 6), (8, 1, 3), (4, 4, 2, 1)])
+@pytest.mark.parametrize("split", ["", "data"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_result_of_any_form_may_be_wrong(shape, split, size):
+    rng, spec = np.random.default_rng(6), P(split) if split and shape and not shape[0] % size else P()
+    names = ("values", "gradients/a")
+    sides = [{name: rng.standard_normal(shape).astype(np.float32) for name in names} for _ in range(2)]
+    leaves = tuple(Leaf(name, shape, "float32", spec_of(spec, len(shape)), "") for name in (*names, "x", "upstream"))
+    e = Evidence(
+        Case("some", {"data": size}, Sizes()),
+        leaves[2:],
+        leaves[:2],
+        *sides,
+        Costs(0, 0, 0, (), {}),
+        Memory(0, 0, 0, 0, ()),
+        drawn={"x": sides[0]["values"], "upstream": sides[1]["gradients/a"]},
+    )
+    for name in ("values", "gradients"):
+        assert arrays_match(name, [e], name).passed is False
+
+
 def test_a_grid_ends_its_message_and_is_not_shown_where_inputs_are_secret():
     table = grid([["0", "12"], [".", "0"]], [["0", "1"], [".", "0"]], "stage", "tick", 3)
     assert table.split("\n")[1:4] == ["  yours: tick   3  4", "      stage 0   0 12", "      stage 1   .  0"]
