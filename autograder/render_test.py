@@ -93,6 +93,15 @@ def test_what_a_fact_says_is_not_said_twice():
         assert shown.count("expected a scalar") == 1 and shown.count("f:1") == 1
 
 
+def test_a_grid_below_a_message_keeps_its_columns_and_is_escaped():
+    fact = Fact(
+        "values", Kind.VALUES, False, message="Two are wrong. (also: <b>)\n  yours: tick 0 1\n      stage 0 . <"
+    )
+    result = Result("f", 0, 1, FAIL, (fact,))
+    assert re.search(r"<pre[^>]*>  yours: tick 0 1\n      stage 0 \. &lt;</pre>", facts_html(result))
+    assert "\n    yours: tick 0 1" in printed(result) and "\n        stage 0 . <" in printed(result)
+
+
 @pytest.mark.parametrize(("line", "said"), [("f:1", "your line"), ("course/model.py:70", "the course's line")])
 def test_a_line_of_the_course_is_not_called_the_readers(line, said):
     result = Result("f", 0, 1, FAIL, (Fact("bytes", Kind.MEMORY, False, 2, 1, line=line, message="too many"),))

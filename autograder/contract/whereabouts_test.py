@@ -122,16 +122,17 @@ def test_other_numbers_are_not_recognised():
 def test_a_result_of_any_form_may_be_wrong(shape, split, size):
     rng, spec = np.random.default_rng(6), P(split) if split and shape and not shape[0] % size else P()
     names = ("values", "gradients/a")
-    sides = [{name: rng.standard_normal(shape).astype(np.float32) for name in names} for _ in range(2)]
+    found, right = ({name: rng.standard_normal(shape).astype(np.float32) for name in names} for _ in range(2))
     leaves = tuple(Leaf(name, shape, "float32", spec_of(spec, len(shape)), "") for name in (*names, "x", "upstream"))
     e = Evidence(
         Case("some", {"data": size}, Sizes()),
         leaves[2:],
         leaves[:2],
-        *sides,
+        found,
+        right,
         Costs(0, 0, 0, (), {}),
         Memory(0, 0, 0, 0, ()),
-        drawn={"x": sides[0]["values"], "upstream": sides[1]["gradients/a"]},
+        drawn={"x": found["values"], "upstream": right["gradients/a"]},
     )
     for name in ("values", "gradients"):
         assert arrays_match(name, [e], name).passed is False
