@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -33,7 +32,7 @@ from course.curriculum import CHAPTERS, NOTEBOOKS, Function
 from course.curriculum import chapter as find_chapter
 
 ROOT = Path(__file__).resolve().parents[2]
-# Its page_config.json switches off what only instructors use of nbgrader.
+# Its page_config.json switches off what only instructors use of nbgrader, and the question whether to fetch news.
 LABCONFIG = ROOT / "autograder" / "release"
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
@@ -130,11 +129,19 @@ def start(
         target.write_text(exercise_text(chapter), encoding="utf-8")
         out().print(f"wrote {target}", markup=False)
     if open_it:
-        as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # in containers
-        without_teaching = os.pathsep.join(filter(None, [str(LABCONFIG), os.environ.get("JUPYTER_CONFIG_PATH")]))
-        jupyter = [sys.executable, "-m", "jupyterlab", *as_root, str(target)]
-        raise typer.Exit(subprocess.call(jupyter, env={**os.environ, "JUPYTER_CONFIG_PATH": without_teaching}))
+        _open_in_jupyterlab(target)
     out().print(f"open it with: jupyter lab {target}", markup=False)
+
+
+def _open_in_jupyterlab(notebook: Path) -> NoReturn:
+    """Become JupyterLab in the working folder, so that Ctrl-C is its own and a terminal in it begins there."""
+    as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in containers
+    without_teaching = os.pathsep.join(filter(None, [str(LABCONFIG), os.environ.get("JUPYTER_CONFIG_PATH")]))
+    # The address that it prints is the notebook's: the only way in where there is no browser.
+    where = [f"--ServerApp.root_dir={Path.cwd()}", f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
+    jupyter = [sys.executable, "-m", "jupyterlab", *as_root, *where]
+    sys.stdout.flush()
+    os.execve(sys.executable, jupyter, {**os.environ, "JUPYTER_CONFIG_PATH": without_teaching})
 
 
 def check(
