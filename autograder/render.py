@@ -57,6 +57,7 @@ _WORDS = "min-width:6em;overflow-wrap:break-word;"
 _NUMBER = "white-space:nowrap;font-variant-numeric:tabular-nums;"
 _RULE = "border-top:1px solid rgba(128,128,128,0.35);"
 _FAINT = "opacity:0.7;"
+_APART = "margin-top:6px;"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 _MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:0.95em;"
 _LINE = "background:rgba(207,34,46,0.16);border-radius:4px;padding:1px 6px;font-weight:600;"
@@ -173,7 +174,7 @@ def _result_html(result: Result) -> str:
     if result.original and not result.not_started:
         said = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
         remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{said}</details>'
-    beside = "".join(f'<div style="{_FAINT}">{_html(plain(said))}</div>' for said in _beside(result))
+    beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(said))}</div>' for said in _beside(result))
     body = remark + table_html(result.facts, quoted=result.quoted) + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
@@ -267,7 +268,7 @@ def _report_foot(report: Report) -> str:
     lines = [plain(note) for note in report.notes]
     if report.isolation:
         lines.append(f"judged under isolation: {plain(report.isolation)}")
-    return "".join(f'<div style="{_FAINT}">{_html(line)}</div>' for line in lines)
+    return "".join(f'<div style="{_FAINT}{_APART}">{_html(line)}</div>' for line in lines)
 
 
 def _result_rich(result: Result) -> list[RenderableType]:
