@@ -22,7 +22,7 @@ from autograder.release.notebook import ROOT
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
-LAB = ("--no-browser", "--allow-root", "--ServerApp.port_retries=0", "--IdentityProvider.token=let-me-in")
+LAB = ("jupyterlab", "--no-browser", "--allow-root")
 PATIENCE = 120_000  # milliseconds: only so that a lost event ends the test
 FORGERY = """All-gather twice, **because** it frees memory.
 <script>window.stolen = 1</script><img src="http://evil.example/x.png" onerror="window.stolen = 2">
@@ -50,47 +50,48 @@ def course(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(course, tmp_path_factory):
-    """The address of a Jupyter server in the course folder, started as the guide says, with a token."""
-    private = tmp_path_factory.mktemp("jupyter")
+@contextmanager
+def serving(command, folder, private):
+    """The address, with its token, that a command prints which starts JupyterLab in a folder, and ends with it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     places = {f"JUPYTER_{name}_DIR": str(private / name) for name in ("CONFIG", "DATA", "RUNTIME")}
     programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jupyter", "lab", *LAB, f"--port={port}"],
-        cwd=course,
-        env={**os.environ, **places, "PATH": programs},
+    with subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env={**os.environ, **places, "PATH": programs, "JUPYTER_PORT": str(port), "BROWSER": "true"},
         stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-    )
-    assert process.stderr
-    said = []
-    for line in process.stderr:
-        said.append(line)
-        if "is running at" in line:
-            break
-    else:
-        pytest.fail(f"the server did not start: {''.join(said)}")
-    drain = threading.Thread(target=process.stderr.read)
-    drain.start()
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(timeout=60)
-    drain.join()
-    process.stderr.close()
+    ) as process:
+        assert process.stdout
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if address := re.search(r"http://127\.0\.0\.1:\S+token=\w+", line):
+                break
+        else:
+            pytest.fail(f"the server did not start: {''.join(said)}")
+        drain = threading.Thread(target=process.stdout.read)
+        drain.start()
+        try:
+            yield address[0]
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+            drain.join()
 
 
 @contextmanager
-def formgrader(server):
-    """Formgrader in a browser that refuses every address but the server's; nothing asks for another, nothing raises."""
-    refused, errors = [], []
+def browsing(address):
+    """A page in a browser that refuses every address but its server's; it asks for no other, and nothing raises."""
+    refused, errors, server = [], [], re.match(r"http://[^/]+/", address)
 
     def choose(route):
-        if route.request.url.startswith(f"{server}/"):
+        if server and route.request.url.startswith(server[0]):
             route.continue_()
         else:
             refused.append(route.request.url)
@@ -101,27 +102,28 @@ def formgrader(server):
         with playwright.chromium.launch(executable_path=CHROMIUM, args=flags) as browser:
             page = browser.new_page()
             page.set_default_timeout(PATIENCE)
+            expect.set_options(timeout=PATIENCE)
             page.route("**/*", choose)
             page.on("pageerror", lambda error: errors.append(str(error)))
-            page.goto(f"{server}/formgrader?token=let-me-in")
+            page.goto(address)
             yield page
     assert (refused, errors) == ([], [])
 
 
-def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, server, meshcraft, monkeypatch):
+def test_a_person_sees_the_facts_gives_points_and_a_comment_and_both_arrive(course, meshcraft, monkeypatch, tmp_path):
     monkeypatch.chdir(course)
     (row,) = csv.DictReader(meshcraft("export", "fsdp").out.splitlines())
     assert (row["state"], row["points question"]) == ("waits for grading by hand (score so far)", "")
     assert in_canvas(meshcraft) == ""
 
-    with formgrader(server) as page:
+    with serving(LAB, course, tmp_path) as lab, browsing(lab.replace("/lab?", "/formgrader?")) as page:
         page.get_by_role("link", name="Manual Grading").click()
         for address in ("**/gradebook/fsdp", "**/gradebook/fsdp/fsdp"):
             page.locator("table").get_by_role("link", name="fsdp", exact=True).click()
             page.wait_for_url(address)
         page.get_by_role("link", name="Submission #1").click()
         question, comment = page.locator("#question"), page.locator("#question-comment")
-        expect(question).to_have_class(re.compile("needs_manual_grade"), timeout=PATIENCE)
+        expect(question).to_have_class(re.compile("needs_manual_grade"))
         facts = page.locator(".output_area", has_text="shard_params").first.locator("table")
         expect(facts).to_contain_text("bytes")
 

@@ -1,0 +1,135 @@
+"""A learner's hour in JupyterLab, in a real browser: from an assignment that is fetched to the points for it."""
+
+import csv
+import os
+import re
+
+import nbformat
+import pytest
+from nbgrader.utils import determine_grade
+from playwright.sync_api import expect
+
+from autograder.chapters.fsdp.mutants import CUT
+from autograder.grading.nbgrader.conftest import cell
+from autograder.grading.nbgrader.formgrader_test import CHROMIUM, PATIENCE, browsing, serving
+from autograder.grading.nbgrader.teaching_test import init, nbgrader, score_by_hand, student_home
+from autograder.release.notebook import ROOT
+
+FULL = bool(os.environ.get("MESHCRAFT_FULL"))
+RIGHT = nbformat.read(ROOT / "autograder/proof/demo/submitted/right/fsdp/fsdp.ipynb", as_version=4)
+FUNCTION, FOLLOWING = "gather_params", "fsdp_loss"
+# What stands in the line below the cell that `check` runs in, each time that it changes.
+WATCH = """() => {
+    window.lines = [];
+    const look = () => document.querySelectorAll(".jp-OutputArea-output > span").forEach(({innerText: said}) => {
+        if (window.lines.at(-1) !== said) window.lines.push(said);
+    });
+    new MutationObserver(look).observe(document.body, {subtree: true, childList: true});
+}"""
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="JupyterLab is not tested here: no Chromium on this machine; `make browser` installs it"
+)
+
+
+class Lab:
+    """A notebook that is open in JupyterLab, and what a learner does with it by mouse and keyboard."""
+
+    def __init__(self, page, path):
+        self.page, self.path, self.runs = page, path, 0
+        expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
+
+    def cell(self, begin):
+        source = self.page.locator(".cm-content", has_text=re.compile(rf"^{re.escape(begin)}"))
+        return self.page.locator(".jp-CodeCell").filter(has=source)
+
+    def write(self, begin, source):
+        self.cell(begin).locator(".cm-content").click()
+        self.page.keyboard.press("ControlOrMeta+a")
+        self.page.keyboard.insert_text(source)
+
+    def run(self, begin):
+        """What comes out of a cell, when it has run."""
+        found = self.cell(begin)
+        found.locator(".cm-content").click()
+        self.page.keyboard.press("Control+Enter")
+        self.runs += 1
+        expect(found.locator(".jp-InputPrompt")).to_have_text(f"[{self.runs}]:")
+        return found.locator(".jp-OutputArea")
+
+    def save(self):
+        """Save it; the notebook as it is on disk."""
+        with self.page.expect_response(lambda one: one.request.method == "PUT" and "/api/contents/" in one.url) as put:
+            self.page.keyboard.press("ControlOrMeta+s")
+        assert put.value.ok
+        return nbformat.read(self.path, as_version=4)
+
+    def judge(self, source):
+        """Write the function, save, run it and its check: what is shown, and what nbgrader makes of it."""
+        self.write(f"def {FUNCTION}", source)
+        self.save()
+        self.run(f"def {FUNCTION}")
+        shown = self.run(f"check({FUNCTION})")
+        return shown, determine_grade(cell(self.save(), f"check-{FUNCTION}"))
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A student's folder with the assignment as it was fetched, and written but for one function; beside the course."""
+    exchange = tmp_path / "exchange"
+    init(tmp_path / "course", students=[{"id": "ada"}], name="dist", exchange=str(exchange))
+    home = student_home(tmp_path, "ada", exchange)
+    nbgrader((tmp_path / "course", "release_assignment fsdp"), (home, "fetch_assignment fsdp"))
+    notebook = nbformat.read(home / "fsdp" / "fsdp.ipynb", as_version=4)
+    for right in RIGHT.cells:
+        name = right.metadata.get("nbgrader", {}).get("grade_id", "")
+        if name and name != FUNCTION:
+            cell(notebook, name).source = right.source
+    cell(notebook, "question").source = "Keeping them costs memory for all layers at once."
+    nbformat.write(notebook, home / "fsdp" / "fsdp.ipynb")
+    return home
+
+
+def test_wrong_hint_right_next_validated_handed_in_and_full_points(home, meshcraft, monkeypatch, tmp_path):
+    monkeypatch.chdir(home)
+    right = wrong = cell(RIGHT, FUNCTION).source
+    for good, bad in CUT.items():
+        wrong = wrong.replace(good, bad)
+    assert wrong != right
+
+    begin = ("autograder.cli", "start", "fsdp")
+    with serving(begin, home, tmp_path) as address, browsing(address) as page:
+        lab = Lab(page, home / "fsdp" / "fsdp.ipynb")
+        page.get_by_role("menuitem", name="Nbgrader").click()
+        expect(page.locator(".lm-Menu-content")).to_have_text("Assignment List")
+        page.keyboard.press("Escape")
+        page.evaluate(WATCH)
+        lab.run("from typing import Any")
+
+        shown, points = lab.judge(wrong)
+        assert points == (1.5, 3.0)
+        expect(shown).to_contain_text(f"partial {FUNCTION} 1.5 of 3 points")
+        expect(shown.locator("td", has_text="✗").first).to_have_css("color", "rgb(229, 83, 75)")
+        expect(shown).to_contain_text(re.compile(rf"your line {FUNCTION}:\d+ return whole\(shard\)"))
+        expect(shown).to_contain_text("there is an all-reduce")
+        assert "hint 1 of 4" in meshcraft("hint", "fsdp", FUNCTION).out
+
+        shown, points = lab.judge(right)
+        assert points == (3.0, 3.0)
+        expect(shown).to_contain_text(f"pass {FUNCTION} 3 of 3 points")
+        expect(shown).to_contain_text(f"Next: {FOLLOWING}.")
+        assert re.search(rf"✓ +{FUNCTION} +passes", meshcraft("list", "fsdp").out)
+        assert any("cases of grading" in line for line in page.evaluate("window.lines"))
+        first = shown.locator(".jp-OutputArea-child").first.bounding_box()
+        assert first["height"] == 0, "the line leaves a row behind"
+
+        if FULL:
+            page.get_by_role("button", name="Validate").click()
+            expect(page.get_by_role("dialog")).to_contain_text("Success!", timeout=5 * PATIENCE)
+
+    nbgrader((home, "submit fsdp"), (tmp_path / "course", "collect fsdp"))
+    monkeypatch.chdir(tmp_path / "course")
+    meshcraft("grade", "fsdp")
+    score_by_hand(tmp_path / "course", "ada", 2.0)
+    (row,) = csv.DictReader(meshcraft("export", "fsdp").out.splitlines())
+    assert (row["state"], row["score"], row["max_score"]) == ("graded", "20.0", "20.0")
