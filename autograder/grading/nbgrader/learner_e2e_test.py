@@ -37,7 +37,7 @@ class Lab:
 
     def __init__(self, page, path):
         self.page, self.path, self.runs = page, path, 0
-        expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
+        expect(page.locator("#jp-main-statusbar")).to_contain_text("(ipykernel) | Idle")
 
     def cell(self, begin):
         source = self.page.locator(".cm-content", has_text=re.compile(rf"^{re.escape(begin)}"))
