@@ -241,7 +241,7 @@ MUTANTS = (
         "takes_the_targets_of_another_microbatch",
         {"index * len(outputs), len(outputs)": "index, len(outputs)"},
         *NUMBERS,
-        shown_by=RINGS,
+        shown_by=("data=1 x pipe=2 x tensor=1, 4 microbatches",),
     ),
     forward("takes_a_ring_in_the_loss", {"if options.rings else gather_matmul": ""}, "other collectives"),
     forward(

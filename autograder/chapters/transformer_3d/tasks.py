@@ -129,7 +129,7 @@ def _unseen_forward(rng: np.random.Generator) -> Case[Sizes]:
     return unseen(rng, (2, 2, 1), (1, 2, 2), (1, 1, 3), (3, 1, 2), **how)
 
 
-_CUBE = {"data": 2, "pipe": 2, "tensor": 2}
+_CUBE, _PIPE = {"data": 2, "pipe": 2, "tensor": 2}, {"data": 1, "pipe": 2, "tensor": 1}
 
 FORWARD_3D = Task(
     wrapping=WRAPPINGS["forward_3d"],
@@ -140,8 +140,7 @@ FORWARD_3D = Task(
         Case(
             "replica=1 x stage=2 x model=4, rings, side by side, dropout",
             {"replica": 1, "stage": 2, "model": 4},
-            # Two microbatches' outputs for each stage, where the stages share the loss.
-            _OPTIONS.but(rings=True, parallel=True, num_microbatches=4),
+            _OPTIONS.but(rings=True, parallel=True),
             quick=True,
         ),
         Case(
@@ -164,6 +163,8 @@ FORWARD_3D = Task(
             {"data": 4, "pipe": 1, "tensor": 2},
             SIZES.but(rings=True, dropout=0.25, remat=False, max_seq=16),
         ),
+        # The stages share the loss, each of more than one microbatch's outputs.
+        Case("data=1 x pipe=2 x tensor=1, 4 microbatches", _PIPE, _TWO_LAYERS.but(num_microbatches=4)),
     ),
     unseen=_unseen_forward,
     draw=draw_forward,
