@@ -49,7 +49,7 @@ def remember(notebook: Path, chapter: str, results: Iterable[Result], prints: Ma
     for result in results:
         known.passed[result.name] = result.verdict == PASS
         ours = known.best.setdefault(result.name, {}) if result.verdict == PASS else {}
-        for name, best in _bests(result).items():
+        for name, best in bests(result).items():
             ours[name] = min(ours.get(name, best), best, key=lambda one: one.yours)
     known.prints.update(prints)
     _keep(notebook, every)
@@ -77,7 +77,7 @@ def next_function(names: Sequence[str], passed: Mapping[str, bool], after: str) 
     return next((name for name in [*names[at:], *names[:at]] if not passed.get(name)), "")
 
 
-def _bests(result: Result) -> dict[str, Best]:
+def bests(result: Result) -> dict[str, Best]:
     """The times and bytes in which one right answer can be better than another."""
     found = {}
     for fact in result.facts:

@@ -119,6 +119,11 @@ def size(number: float) -> str:
     return f"{number / 1024**power:.4g} {UNITS[power]}"
 
 
+def quantity(value: float, unit: str) -> str:
+    """A number in that unit, which the reader sees elsewhere; a large number of bytes in MiB or GiB."""
+    return (size(value) if unit == "bytes" else "") or number(value)
+
+
 def _name(fact: Fact) -> tuple[str, str]:
     """What was measured, and its unit where neither the name nor the figures say it."""
     name, unit = plain(fact.name), plain(fact.unit_text)

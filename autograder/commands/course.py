@@ -166,10 +166,20 @@ def export(
         list[str] | None,
         typer.Option(metavar="CHAPTER=NAME", help='With --canvas: the column, as Canvas calls it: fsdp="FSDP (4711)".'),
     ] = None,
+    leaderboard: Annotated[
+        Path | None,
+        typer.Option(metavar="CSV", help="A page that ranks those listed in CSV (student,name) by time and bytes."),
+    ] = None,
 ) -> None:
-    """The gradebook as CSV, with manual grades and late penalties. Who has no grade yet has no number."""
+    """The gradebook as CSV, with manual grades and late penalties; students without a grade have no number.
+
+    With --leaderboard, a page of a chapter's predicted times and bytes, for the students in CSV under chosen names.
+    """
     columns = _columns(column or [], canvas)
     names = assignments(course, assignment)
+    if leaderboard is not None:
+        _export_leaderboard(course.resolve(), names, leaderboard, to, canvas)
+        return
     from autograder.grading.nbgrader.export import canvas_csv, grades_csv
     from autograder.grading.nbgrader.late import renew_penalties
 
@@ -181,6 +191,23 @@ def export(
         sys.stdout.write(text)
         return
     to.write_text(text, encoding="utf-8")
+    out().print(f"wrote {to}", markup=False)
+
+
+def _export_leaderboard(course: Path, names: list[str], chosen: Path, to: Path | None, canvas: bool) -> None:
+    if canvas or to is None or len(names) > 1:
+        problem = (
+            "--canvas is for grades; leave it out"
+            if canvas
+            else "name its file: --to leaderboard.html"
+            if to is None
+            else f"name one chapter of {', '.join(names)}"
+        )
+        raise UsageError(f"--leaderboard writes the page of one chapter; {problem}")
+    from autograder.grading.nbgrader.leaderboard import leaderboard_page, read_names
+
+    (name,) = names
+    to.write_text(leaderboard_page(course, name, read_names(chosen, course, name)), encoding="utf-8")
     out().print(f"wrote {to}", markup=False)
 
 

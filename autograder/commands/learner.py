@@ -96,23 +96,18 @@ def show_functions(row: dict[str, Any]) -> None:
 
 
 def _show_bests(rows: list[dict[str, Any]]) -> None:
+    from autograder.render import quantity
+
     shown = table("", "yours", "reference", "", right=("yours", "reference"))
     for row in rows:
         for name, facts in row["best"].items():
             shown.add_row(f"[bold]{name}[/]", "", "", f"[dim]{row['chapter']}[/]")
             for fact, best in facts.items():
                 colour = "green" if best["yours"] < 0.995 * best["reference"] else ""
-                figures = (_figure(best[whose], best["unit"]) for whose in ("yours", "reference"))
-                yours, reference = figures
+                yours, reference = (quantity(best[whose], best["unit"]) for whose in ("yours", "reference"))
                 shown.add_row(f"  {fact}", f"[{colour}]{yours}[/]" if colour else yours, reference, best["unit"])
     nothing = "nothing yet: a function that passes leaves its times and bytes here"
     out().print(shown if shown.row_count else nothing)
-
-
-def _figure(value: float, unit: str) -> str:
-    from autograder.render import number, size
-
-    return (size(value) if unit == "bytes" else "") or number(value)
 
 
 def start(
