@@ -58,12 +58,20 @@ LOW_NORM = "rms_norm(*jax.tree.map(lambda a: a.astype('bfloat16'), (mlp['norm'],
 low_block = patch(tp_transformer_block, "low_block", {'rms_norm(mlp["norm"], x)': LOW_NORM})
 
 
-@wraps(stage_3d)
-def takes_norms_in_bfloat16(*given):
-    return but(stage_3d, tp_transformer_block=low_block.function)(*given)
+def taking_norms_in_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``stage_3d``, or what calls it, with the statistics of norms in bfloat16."""
+    stage = but(stage_3d, tp_transformer_block=low_block.function)
+    layers = but(layers_3d, stage_3d=stage)
+    low = {stage_3d: stage, layers_3d: layers, forward_3d: but(forward_3d, layers_3d=layers)}[function]
+
+    @wraps(function)
+    def takes_norms_in_bfloat16(*given):
+        return low(*given)
+
+    takes_norms_in_bfloat16.__name__ = "takes_norms_in_bfloat16"
+    return takes_norms_in_bfloat16
 
 
-takes_norms_in_bfloat16.__name__ = "takes_norms_in_bfloat16"
 gathers_in_every_tick = gathering_in_every_tick(forward_3d)
 init, forward = partial(patch, init_3d), partial(patch, forward_3d)
 whole, stage, layers = partial(patch, whole_weights), partial(patch, stage_3d), partial(patch, layers_3d)
@@ -72,6 +80,7 @@ PLACED, NUMBERS = ("split dims", "state bytes per device"), ("gradient norm", "g
 GRADIENTS = ("gradient norm", "gradients")
 FIRST, RINGS = "data=2 x pipe=2 x tensor=2", ("replica=1 x stage=2 x model=4, rings, side by side, dropout",)
 LOW, LOW_STAGE = "data=1 x pipe=3 x tensor=2, bfloat16, dropout", "replica=1 x stage=1 x model=4, bfloat16, rings"
+LOW_LAYERS = "data=2 x pipe=1 x tensor=2, bfloat16, rings"
 DROPOUT = ("replica=2 x stage=3 x model=1, one microbatch, dropout",)
 TOTAL = "total = lax.psum(gradient, axes) / lax.axis_size(data_axis)"
 LOWERED = "x.astype(options.dtype), kernel.astype(options.dtype), axis_name"
@@ -102,6 +111,12 @@ MUTANTS = (
         "gives_every_place_the_first_part",
         {"leaf = cut(leaf, dim, data_axis)": "leaf = lax.all_gather(cut(leaf, dim, data_axis), data_axis)[0]"},
         *("communication", "values"),
+    ),
+    whole(
+        "always_sends_bfloat16",
+        {"part.astype(dtype)": "part.astype('bfloat16')"},
+        *("all-gather bytes over data", "values"),
+        shown_by=("replica=3 x stage=1 x model=2",),
     ),
     whole("sums_over_data", {TOTAL: "total = lax.psum(gradient, axes)"}, *GRADIENTS),
     whole("leaves_shares", {"(data_axis, *shared_axes)": "(data_axis,)"}, *GRADIENTS, "all-reduce bytes"),
@@ -145,7 +160,12 @@ MUTANTS = (
         *("bfloat16 products", "bytes over tensor"),
         shown_by=(FIRST, LOW_STAGE),
     ),
-    mutant("stage_3d", takes_norms_in_bfloat16, *NUMBERS, "float32 elsewhere", shown_by=(FIRST, LOW_STAGE)),
+    mutant(
+        "stage_3d",
+        taking_norms_in_bfloat16(stage_3d),
+        *("float32 elsewhere", *NUMBERS),
+        shown_by=(FIRST, LOW_STAGE),
+    ),
     stage(
         "rounds_the_residual_stream",
         {"out_of, tensor_axis)": "out_of, tensor_axis).astype(options.dtype).astype(x.dtype)"},
@@ -196,12 +216,31 @@ MUTANTS = (
         },
         *("all-reduce bytes", "reduce-scatter bytes over data"),
     ),
+    layers(
+        "forgets_bfloat16",
+        {LOWERED: "x, kernel, axis_name"},
+        *("bfloat16 products", "bytes over tensor"),
+        shown_by=(FIRST, LOW_LAYERS),
+        inside=stage_3d,
+    ),
+    mutant(
+        "layers_3d",
+        taking_norms_in_bfloat16(layers_3d),
+        *("float32 elsewhere", *NUMBERS),
+        shown_by=(FIRST, LOW_LAYERS),
+    ),
+    layers(
+        "always_takes_rings",
+        {"if options.rings else (gather_matmul, matmul_scatter)": ""},
+        "other collectives",
+        inside=stage_3d,
+    ),
     layers("sends_every_output_round", ROUND, "permute bytes over pipe", inside=run_ticks),
     layers(
         "gathers_what_a_stage_gives",
         {"return x\n": f"return {gathered_and_scattered('x', 'tensor_axis')}\n"},
         *("bytes over tensor", "transfers in one piece"),
-        shown_by=(FIRST, "data=2 x pipe=1 x tensor=2, bfloat16, rings"),
+        shown_by=(FIRST, LOW_LAYERS),
         inside=stage_3d,
     ),
     mutant("forward_3d", keeps_everything, "live temporaries"),
@@ -255,6 +294,20 @@ MUTANTS = (
             )
         },
         "other bytes over pipe",
+    ),
+    forward("sends_every_output_round", ROUND, "permute bytes over pipe", inside=run_ticks),
+    forward(
+        "gathers_what_a_stage_gives",
+        {"return x\n": f"return {gathered_and_scattered('x', 'tensor_axis')}\n"},
+        *("bytes over tensor", "transfers in one piece"),
+        shown_by=(FIRST, *RINGS),
+        inside=stage_3d,
+    ),
+    mutant(
+        "forward_3d",
+        taking_norms_in_bfloat16(forward_3d),
+        *("float32 elsewhere", *NUMBERS),
+        shown_by=(FIRST, LOW),
     ),
     step(
         "clips_by_its_own_norm",
