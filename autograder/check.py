@@ -207,13 +207,16 @@ def check_solution(
     *,
     progress: Progress = ignored,
     more: Sequence[MoreFacts] = (),
+    stretched: bool = True,
 ) -> Report:
     """Judge the course's own solution; the arguments are those of ``check_notebook``.
+
+    Without ``stretched``, on all meshes and at the realistic size, but not on the cases in between.
 
     Raises:
         LookupError: There is no such chapter or function.
     """
-    planned = [plan(chapter, task, stretched=True) for task in _tasks(chapter, functions)]
+    planned = [plan(chapter, task, stretched=stretched) for task in _tasks(chapter, functions)]
     module = importlib.import_module(f"solutions.{chapter}")
 
     def find(task: Task) -> tuple[Any, Locate]:

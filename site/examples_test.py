@@ -46,7 +46,7 @@ def test_what_is_kept_is_what_the_compiler_gives(chapter, name):
 
 
 @OURS
-@pytest.mark.parametrize("chapter", ["tp_transformer", "transformer_3d"])
+@pytest.mark.parametrize("chapter", ["tp_transformer", *(["transformer_3d"] if FULL else [])])
 def test_a_row_of_a_slow_table_is_what_the_lenses_give(chapter):
     rows = computed.run(chapter, ["again"])["figures"]["again"]
     for label, row in rows.items():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import steps
-from showing import Table, example, say
+from showing import Table, example, kept, say
 from typer.testing import CliRunner
 
 from autograder.cli import app
@@ -50,7 +50,7 @@ def command() -> str:
     return done.output.rstrip("\n")
 
 
-@example
+@kept()
 def lenses() -> Table:
     table = Table("step", "closed form s", "timeline s", "error .1%", "its closed form s", "liveness s", "its error s")
     errors, sizes = {}, {}
