@@ -1,4 +1,4 @@
-"""A course of an instructor's own: init, status, feedback, export."""
+"""Commands for running your own course: init, status, feedback, export."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _percent(text: str | None) -> float | None:
 
 
 def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
-    """The due dates by chapter: one without a name is for every chapter chosen, or for all of the course."""
+    """The due dates by chapter: one without a name applies to every chapter chosen, or to the whole course."""
     from autograder.grading.nbgrader.new_course import parse_due
 
     there = sorted(path.name for path in (folder / "source").glob("*") if path.is_dir())

@@ -1,4 +1,4 @@
-"""What an instructor's commands share; build; and doctor, for anyone."""
+"""Shared code of the instructor's commands; build; and doctor, for anyone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _room() -> dict[str, Any]:
-    """What gradings use besides processor and memory: scratch space in bytes, and processes, None without a limit."""
+    """Resources of grading besides processor and memory: scratch space in bytes, and processes (None if unlimited)."""
     import resource
 
     scratch = tempfile.gettempdir()
@@ -98,7 +98,7 @@ def _room() -> dict[str, Any]:
 
 
 def _gpu_compiler() -> dict[str, str]:
-    """The version of what the compiled lens needs, or why it cannot be used."""
+    """The versions that the compiled analysis needs, or why it is unavailable."""
     from course.program.compiled.plugin import PACKAGES, AotMissing, find_plugin
 
     try:
@@ -108,10 +108,10 @@ def _gpu_compiler() -> dict[str, str]:
 
 
 def assignments(course: Path, given: str | None) -> list[str]:
-    """The assignment that was named, or all chapters that are in the course or that somebody has handed in.
+    """The assignment named, or all chapters that are in the course or have submissions.
 
     Raises:
-        UsageError: no such chapter, no such folder, or no chapter in it.
+        UsageError: No such chapter, no such folder, or no chapter in it.
     """
     if given is not None:
         return [require_chapter(given)]

@@ -1,4 +1,4 @@
-"""What a learner types: list, start, check, watch, hint, reset."""
+"""The learner's commands: list, start, check, watch, hint, reset."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from course.curriculum import CHAPTERS, NOTEBOOKS, Function
 from course.curriculum import chapter as find_chapter
 
 ROOT = Path(__file__).resolve().parents[2]
-# Its page_config.json switches off what only instructors use of nbgrader, and the question whether to fetch news.
+# Its page_config.json disables nbgrader's instructor features and the prompt about fetching news.
 LABCONFIG = ROOT / "autograder" / "release"
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
@@ -40,13 +40,13 @@ NotebookFile = Annotated[Path | None, typer.Option(help="Another notebook than t
 
 
 class Mesh(str, Enum):  # noqa: UP042  typer shows the values
-    """What functions are judged on: emulated devices alone, or real ones as well."""
+    """The devices that functions are judged on: emulated only, or real ones as well."""
 
     emulated = "emulated"
     real = "real"
 
 
-# How far a function is, the mark and the colour of each state.
+# A function's states, with the mark and colour of each.
 STATES = {
     "passes": ("✓", "green"),
     "falls short": ("✗", "red"),
@@ -81,7 +81,7 @@ def chapters(
 
 
 def show_functions(row: dict[str, Any]) -> None:
-    """A chapter's functions and how far each is, as a table."""
+    """Show a chapter's functions and the state of each as a table."""
     out().print(f"[bold]{row['chapter']}[/]  {row['title']}: {row['summary']}\n")
     shown = table("", "", "", "", "")
     for one in row["functions"]:
@@ -134,10 +134,10 @@ def start(
 
 
 def _open_in_jupyterlab(notebook: Path) -> NoReturn:
-    """Become JupyterLab in the working folder, so that Ctrl-C is its own and a terminal in it begins there."""
+    """Replace this process with JupyterLab in the working folder; it receives Ctrl-C, and its terminals open there."""
     as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in containers
     without_teaching = os.pathsep.join(filter(None, [str(LABCONFIG), os.environ.get("JUPYTER_CONFIG_PATH")]))
-    # The address that it prints is the notebook's: the only way in where there is no browser.
+    # It prints the notebook's address: the only way in without a browser.
     where = [f"--ServerApp.root_dir={Path.cwd()}", f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
     jupyter = [sys.executable, "-m", "jupyterlab", *as_root, *where]
     sys.stdout.flush()
@@ -237,7 +237,7 @@ def hint(
 
 
 def show_hint(path: Path, chapter: str, function: str | None, number: int | None = None, every: bool = False) -> None:
-    """Show a function's next hint, or those with this number or all that were shown before."""
+    """Show a function's next hint, the hint with this number, or all hints shown so far."""
     hints, known = read_hints(chapter), recall(path, chapter)
     name = function or next((n for n in hints if not known.passed.get(n)), "")
     if not name:
@@ -291,7 +291,7 @@ def reset(
 
 
 def back_up(path: Path) -> Path:
-    """Keep a copy of a file as it is, and say where."""
+    """Back up a file and print the backup's path."""
     backup = hidden_folder(path) / "backups" / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}{path.suffix}"
     backup.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, backup)
@@ -309,10 +309,10 @@ def _usual_place(chapter: str) -> Path:
 
 
 def require_notebook(chapter: str, given: Path | None) -> Path:
-    """The notebook that was given, or the learner's.
+    """The given notebook, or the learner's.
 
     Raises:
-        UsageError: there is none.
+        UsageError: There is none.
     """
     if given is not None:
         if given.is_dir():
@@ -330,7 +330,7 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
 
 
 def exercise_text(chapter: str) -> str:
-    """The exercise as it is handed out: the committed one, else built from the solution."""
+    """The released exercise: the committed one, else built from the solution."""
     committed = ROOT / "exercises" / chapter / f"{chapter}.ipynb"
     if committed.exists():
         return committed.read_text(encoding="utf-8")
@@ -362,7 +362,7 @@ def _with_stub(path: Path, chapter: str, function: str) -> str:
 
 
 def chapter_row(name: str) -> dict[str, Any]:
-    """What `list` says of a chapter, as plain data."""
+    """A chapter's entry in `list`, as plain data."""
     path, entry = find_notebook(name), next(entry for entry in NOTEBOOKS if entry.name == name)
     row = {"chapter": name, "title": entry.title, "summary": entry.summary, "started": path is not None}
     hints = read_hints(name) if entry.functions else {}
@@ -386,7 +386,7 @@ def chapter_row(name: str) -> dict[str, Any]:
 
 
 def function_states(chapter: str, notebook: Path | None, passed: dict[str, bool]) -> dict[str, str]:
-    """How far each function of a chapter is: one of ``STATES``."""
+    """The state of each function of a chapter: one of ``STATES``."""
     names = next(entry.names for entry in NOTEBOOKS if entry.name == chapter)
     written = _graded_cells(notebook) if notebook and names else {}
     stubs = _graded_cells(exercise_text(chapter)) if written else {}
@@ -402,7 +402,7 @@ def function_states(chapter: str, notebook: Path | None, passed: dict[str, bool]
 
 
 def _graded_cells(notebook: Path | str) -> dict[str, str]:
-    """The source of each cell that a notebook is graded by, by its name; of a file that is no notebook nothing."""
+    """The source of each graded cell by name; empty if the file is not a notebook."""
     try:
         text = notebook.read_text(encoding="utf-8") if isinstance(notebook, Path) else notebook
         cells = [

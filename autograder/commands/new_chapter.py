@@ -1,4 +1,4 @@
-"""What begins a chapter: new-chapter."""
+"""The command that creates a chapter: new-chapter."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _write_files(root: Path, words: dict[str, str]) -> list[Path]:
 
 
 def _with_chapter(root: Path, words: dict[str, str]) -> str:
-    """The curriculum with the chapter after the last one."""
+    """The curriculum with the chapter appended."""
     lines = (root / CURRICULUM).read_text(encoding="utf-8").splitlines(keepends=True)
     begin = next((number for number, line in enumerate(lines) if line.startswith("CHAPTERS = (")), len(lines))
     end = next((number for number, line in enumerate(lines[begin:], begin) if line == ")\n"), None)

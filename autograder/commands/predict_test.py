@@ -1,4 +1,4 @@
-"""``meshcraft predict`` and ``meshcraft profile``: what they print and write, and what they say to bad input."""
+"""``meshcraft predict`` and ``meshcraft profile``: their output, files and error messages."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ RIGHT = str(DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A Program file, and what predicting the solution said about it."""
+    """A Program file, and the output of predicting the solution that saved it."""
     from autograder.learner.profile import predict_solution
 
     found, programs = predict_solution("fsdp", "fsdp_loss")

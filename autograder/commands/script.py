@@ -1,4 +1,4 @@
-"""A function of a script and the arguments that it is predicted with."""
+"""Load a function from a script, and the arguments to predict it with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {"bf16": "bfloat16", "f": "float", "i": "int", "u": "uint", "c": "comp
 
 
 def function_of(what: str) -> tuple[Callable[..., Any], ModuleType]:
-    """The function that ``script.py:step`` names, and its module, imported as such.
+    """The function that ``script.py:step`` names, and its imported module.
 
     Raises:
         UsageError: There is none, or the script does not run.
@@ -41,12 +41,12 @@ def function_of(what: str) -> tuple[Callable[..., Any], ModuleType]:
 
 
 def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What stands between a call's brackets: expressions of the script's names, and shapes such as ``f32[64@data, 8]``.
+    """Parse a call's arguments: expressions using the script's names, and shapes such as ``f32[64@data, 8]``.
 
     Args:
-        text: As typed.
-        module: The script's.
-        axes: The mesh, where the script has none of its own.
+        text: The arguments as typed.
+        module: The script's module.
+        axes: The mesh, if the script defines none.
 
     Raises:
         UsageError: It cannot be evaluated, or names axes without a mesh.
@@ -81,7 +81,7 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
 
 
 def _mesh(module: ModuleType, axes: dict[str, int]) -> Any:
-    """The mesh of ``--mesh``, or the one that the script has."""
+    """The mesh of ``--mesh``, or the one the script defines."""
     import jax
     from jax.sharding import AbstractMesh, Mesh
 

@@ -1,4 +1,4 @@
-"""``meshcraft predict script.py:step --args``: any function that ``jax.jit`` takes."""
+"""``meshcraft predict script.py:step --args`` accepts any function that ``jax.jit`` accepts."""
 
 import json
 

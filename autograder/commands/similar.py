@@ -1,4 +1,4 @@
-"""Which submissions look alike: a report for instructors."""
+"""The command that reports similar submissions to instructors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def similar(
     except LookupError as error:
         raise UsageError(str(error)) from None
     if html:
-        html.touch(0o600)  # it shows what students wrote
+        html.touch(0o600)  # it shows students' code
         html.write_text(page(found), encoding="utf-8")
     if as_json:
         unread = [{"author": str(who), "why": why} for who, why in found.unread]
@@ -72,7 +72,7 @@ def _function(compared: Any) -> dict[str, Any]:
 
 
 def _table(found: Any) -> Table | Text:
-    """The strongest matches of all functions."""
+    """The strongest matches across all functions."""
     every = sorted((match for each in found.functions for match in each.matches), key=lambda match: -match.score)
     if not every:
         return Text("no two share anything rare")

@@ -1,4 +1,4 @@
-"""Training for real: train."""
+"""The command that runs training: train."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def train(
 def _check(
     axes: dict[str, int], processes: int, distributed: bool, real: bool, run: Path, resume: bool, prompt: str
 ) -> None:
-    """Say what does not go together before anything is started."""
+    """Reject incompatible options before starting anything."""
     from course.training.processes import launched
 
     if processes > 1 and distributed:
@@ -134,7 +134,7 @@ def _check(
 
 
 def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> None:
-    """Become, or start, what the run needs: a process with real devices, or several of them."""
+    """Set up the run's environment: this process with real devices, or several worker processes."""
     from course.cuda_plugin import real_devices
     from course.training.processes import ProcessLost, launch, launched
 
@@ -149,13 +149,13 @@ def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> N
         raise SystemExit(launch(command, processes, complain))
     except ProcessLost as error:
         if 0 < error.status <= 2:
-            raise SystemExit(error.status) from None  # it has said why itself
+            raise SystemExit(error.status) from None  # it has already reported the cause
         complain(f"{error}. {_go_on(run)}")
         raise SystemExit(FAULT) from None
 
 
 def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
-    """Train on emulated devices of this process, unless real ones are asked for."""
+    """Train on this process's emulated devices, unless real ones are requested."""
     import jax
 
     from autograder.grading.inside.intake import IntakeError
@@ -176,7 +176,7 @@ def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
         with (
             _progress(jax.process_index() == 0) as tell,
             _stopping(processes.stop_asked if several else None) as stop,
-            redirect_stdout(sys.stderr),  # what a learner's functions print
+            redirect_stdout(sys.stderr),  # output of a learner's functions
         ):
             return session(asked, tell, stop)
     except Diverged as error:
@@ -197,13 +197,13 @@ def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
 
 
 def _hush() -> None:
-    """Keep what libraries say on file descriptor 1 out of the results: there each process tells of its connections."""
+    """Keep library output on file descriptor 1, such as connection logs, out of the results."""
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _end(message: str, status: int, several: bool) -> NoReturn:
-    """Say it and end; one of several processes at once, as it would wait for the others for ever."""
+    """Report and exit; immediately if one of several processes, which would otherwise wait for the others forever."""
     complain(message)
     if several:
         sys.stderr.flush()
@@ -212,7 +212,7 @@ def _end(message: str, status: int, several: bool) -> NoReturn:
 
 
 def _reason(error: Exception, asked: RunRequest) -> str:
-    """The error; with the line of the notebook that it comes from, where one does."""
+    """The error message, with the notebook line it comes from if known."""
     from autograder.grading.inside.cells import locate_cell
     from autograder.grading.inside.tracing import describe_error
 
@@ -226,7 +226,7 @@ def _go_on(run: Path) -> str:
 
 @contextmanager
 def _stopping(agreed: Callable[[int], bool] | None) -> Iterator[Callable[[int], bool]]:
-    """Asks after each step whether to stop: several processes agree on it, one listens to Ctrl-C and SIGTERM itself."""
+    """Yield a check to call after each step: several processes agree; a single one handles Ctrl-C and SIGTERM."""
     if agreed is not None:
         yield agreed
         return
@@ -248,7 +248,7 @@ def _stopping(agreed: Callable[[int], bool] | None) -> Iterator[Callable[[int], 
 
 @contextmanager
 def _progress(speaks: bool) -> Iterator[Callable[[Event], None]]:
-    """A progress bar on a terminal, a line now and then anywhere else."""
+    """A progress bar on a terminal, an occasional line elsewhere."""
     from autograder.commands.training_progress import Bar, Lines
 
     console = terminal.err()

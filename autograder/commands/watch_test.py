@@ -1,4 +1,4 @@
-"""`meshcraft watch` as a learner drives it: in a terminal, and where there is none."""
+"""`meshcraft watch` as a learner uses it: with and without a terminal."""
 
 import fcntl
 import inspect
@@ -31,7 +31,7 @@ WRONG = RIGHT.replace("index * length", "0 * length")
 
 @pytest.fixture
 def notebook(tmp_path):
-    """The learner's notebook, of which ``save(source)`` writes one cell."""
+    """The learner's notebook; ``save(source)`` writes a cell of it."""
     path = tmp_path / "fsdp" / "fsdp.ipynb"
     path.parent.mkdir()
     path.write_bytes(EXERCISE.read_bytes())
@@ -47,7 +47,7 @@ def save(path, source, name="shard_params"):
 
 
 class Terminal(fdpexpect.fdspawn):
-    """A terminal in which ``watch`` runs; ``sees`` waits for a text, whatever its colours."""
+    """A terminal running ``watch``; ``sees`` waits for a text, ignoring colours."""
 
     def __init__(self, folder):
         own, theirs = pty.openpty()
