@@ -1,4 +1,4 @@
-"""Facts that many contracts share: each measures something, says what it should have been, and where to look."""
+"""Facts shared by many contracts: each measures something, gives the expected value, and says where to look."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit, c
 from course.program import Collective
 from course.program.program import spec_of
 
-# float32 results of differently ordered sums agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
+# float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
-# Closed forms of bytes may be fractions; measured ones are compared with room for rounding alone.
+# Closed forms of bytes may be fractional; the comparison with measured bytes allows for rounding only.
 ROUNDING = 1e-4
 
 Form = Callable[[Evidence], float]
 
 
 def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES) -> Fact:
-    """One fact for all cases: the first that fails, else the first, which contracts make the most telling one.
+    """One fact for all cases: the first that fails, else the first, which contracts make the most informative one.
 
-    A fact over nothing fails, under ``name``: it says that there was nothing to look at, not that all of it is right.
+    Without facts it fails, under ``name``, saying that there was nothing to examine, rather than passing.
     """
     if not facts:
         message = "there is nothing to look at here"
@@ -42,15 +42,15 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
 
 
 def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
-    """A fact about one case, which passes if there is no message; ``how`` as for ``Fact``.
+    """Build a fact about one case, which passes if there is no message; ``how`` as for ``Fact``.
 
-    It points at a line where ``how`` gives one: what is computed wrongly is not written on the first.
+    It names a line only if ``how`` gives one, since the cause of an error is not on the function's first line.
     """
     return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **how)
 
 
 def unmeasured(name: str, kind: Kind, why: str, weight: float = 1) -> Fact:
-    """A fact that this check leaves out."""
+    """A fact that this check does not measure."""
     return Fact(name, kind, None, NOT_MEASURED, message=why, weight=weight)
 
 
@@ -64,10 +64,10 @@ def arrays_match(
     tolerance: float = TOLERANCE,
     picture: Callable[[Evidence], str] = lambda _: "",
 ) -> Fact:
-    """Every leaf under ``prefix`` equals the oracle's, in shape, dtype and value, on every case.
+    """Require every leaf under ``prefix`` to equal the oracle's in shape, dtype and value, in every case.
 
-    The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` ends
-    the message about a case of known inputs, on lines of its own, as from ``whereabouts.grid``.
+    The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` is
+    appended to the message for a case with known inputs, on separate lines, as from ``whereabouts.grid``.
     """
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
@@ -104,7 +104,7 @@ def values_and_gradients(
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
-    """The norm over all leaves under ``prefix`` equals the oracle's: what clipping by global norm would see."""
+    """Require the norm over all leaves under ``prefix`` to equal the oracle's: the norm used for gradient clipping."""
     name, some = "gradient norm", [e for e in evidence if any(_under(leaf, prefix) for leaf in e.expected)]
     return worst([_norm_matches(name, e, prefix) for e in some], name, Kind.GRADIENTS)
 
@@ -138,19 +138,19 @@ def bytes_sent(
     hint: str = "",
     weight: float = 1,
 ) -> Fact:
-    """Bytes that a device sends lie between ``times`` multiples of the closed form.
+    """Require the bytes sent per device to lie between two multiples, ``times``, of the closed form.
 
     Args:
-        name: Of the fact.
+        name: The fact's name.
         evidence: The cases.
         kinds: Collectives that count, by StableHLO's name, ``all_reduce``; None for all.
         expected: The closed form of a case.
-        times: The least and the most multiples of it.
-        least: Another closed form, where from that on it is enough.
-        axes: Count only what goes over exactly these axes of a case.
-        over: Count only what goes over this axis of a case, alone or with others.
+        times: The lowest and the highest multiple allowed.
+        least: An alternative closed form for the lower limit.
+        axes: Count only collectives over exactly these axes of a case.
+        over: Count only collectives over this axis of a case, alone or with others.
         hint: A question that ends the message.
-        weight: How much the fact counts.
+        weight: The fact's weight.
     """
     kinds = (kinds,) if isinstance(kinds, str) else kinds if kinds is None else tuple(kinds)
 
@@ -173,14 +173,14 @@ def bytes_sent(
 
 
 def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str) -> Fact:
-    """What a device sends by all these kinds of collectives together is at most a closed form.
+    """Limit the bytes a device sends, over all these kinds of collectives together, to a closed form.
 
     Args:
         name: The fact's name.
         evidence: The cases that were run.
-        kinds: Of collectives, by their names in StableHLO.
-        most: Bytes of one device.
-        hint: A sentence that ends the message.
+        kinds: Collective kinds, by their names in StableHLO.
+        most: Upper limit in bytes per device.
+        hint: A sentence appended to the message.
     """
     kinds = tuple(kinds)
 
@@ -199,9 +199,9 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
 def times_sent(
     name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str, fewer: bool = False
 ) -> Fact:
-    """How often a device runs one kind of collective, each array of it counted, loops unrolled: exactly so often.
+    """Require an exact count of one kind of collective per device, counting each array and unrolling loops.
 
-    With ``fewer``, less often is right too, as where several leaves travel as one array; bytes are another fact.
+    With ``fewer``, a lower count is also allowed, since several leaves may travel as one array; bytes are another fact.
     """
 
     def look(e: Evidence) -> Fact:
@@ -226,9 +226,9 @@ def only_collectives(
     allowed: Iterable[str],
     over: Callable[[Case[Any]], str] | None = None,
 ) -> Fact:
-    """No collective but the allowed ones; a group of one device counts as none.
+    """Allow no collectives except the given ones; a group of one device counts as none.
 
-    With ``over``, only what goes over this axis of a case, alone or with others, counts.
+    With ``over``, only collectives over this axis of a case, alone or with others, count.
     """
     allowed = set(allowed)
 
@@ -249,12 +249,12 @@ def only_collectives(
 
 
 def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
-    """The outputs, which are the state that a device keeps, have exactly the bytes of the closed form.
+    """Require the outputs, the state a device keeps, to have exactly the bytes of the closed form.
 
     Args:
-        cases: Whose outputs are the state.
+        cases: The cases whose outputs are the state.
         expected: The closed form of a case: bytes on one device, the sum of ``resident_bytes``.
-        whole: Bytes of the state if nothing is split.
+        whole: Bytes of the unsharded state.
     """
     name = "state bytes per device"
 
@@ -273,13 +273,13 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
 
 
 def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsize: int = 4) -> int:
-    """Bytes of an array on one device: all of them, divided by the size of every axis that its spec names."""
+    """Bytes of an array on one device: its total, divided by the size of every axis that its spec names."""
     parts = math.prod(mesh[axis] for axes in spec_of(spec, len(shape)) for axis in axes)
     return itemsize * math.prod(shape) // parts
 
 
 def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
-    """Every matrix product multiplies operands of ``dtype``, in StableHLO's words: ``bf16``."""
+    """Require every matrix product to multiply operands of ``dtype``, as written in StableHLO: ``bf16``."""
 
     def look(e: Evidence) -> Fact:
         wanted = f"{dtype} x {dtype}"
@@ -304,10 +304,10 @@ def precise_in(
     hint: str,
     least: Callable[[Evidence], dict[tuple[str, ...], int]] = lambda _: {},
 ) -> Fact:
-    """Every function and sum that ``Costs.precise`` counts is taken in ``dtype``, in StableHLO's words: ``f32``.
+    """Require ``dtype`` for every function and sum counted by ``Costs.precise``, as written in StableHLO: ``f32``.
 
-    ``least`` says of how many elements some functions have to be taken, any of a tuple's: what is made of others
-    instead, such as an exponential of ``tanh``, is not counted and may be of any precision.
+    ``least`` gives the minimum number of elements for some functions, any of a tuple's: functions computed in another
+    way, such as an exponential via ``tanh``, are not counted and may have any precision.
     """
 
     def look(e: Evidence) -> Fact:
@@ -333,14 +333,14 @@ def precise_in(
 
 
 def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
-    """Where the first operation of one of these kinds is; the function's line if that is not known."""
+    """The line of the first operation of one of these kinds; the function's line if unknown."""
     return next((e.costs.lines[kind] for kind in kinds if kind in e.costs.lines), e.line)
 
 
 def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:
-    """The Program has no more operations of any kind in one case than in another, in which ``what`` is larger.
+    """Require a Program to have no more operations of any kind when ``what`` grows from one case to another.
 
-    It must also run more matrix products there: one that does as much where less is asked for shows nothing.
+    The larger case must also run more matrix products: a Program that does as much for less proves nothing.
     """
     few, many = smaller.costs, larger.costs
     grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
@@ -363,7 +363,7 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
 def specs_match(
     evidence: list[Evidence], rules: Callable[[Evidence], list[P]], how: Callable[[Case[Any]], str]
 ) -> Fact:
-    """Every output is split as ``rules`` say, in the order of the outputs; ``how`` says what the rule was given."""
+    """Require every output to be split by ``rules``, given in output order; ``how`` describes the rules' arguments."""
     name = "split dims"
 
     def look(e: Evidence) -> Fact:
@@ -428,7 +428,7 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
 
 
 def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
-    """`` (on pipe=3)``: which devices hold an element of a result, whose dims are those of all devices together."""
+    """`` (on pipe=3)``: the devices that hold an element of a result, whose dims are those of all devices together."""
     leaf, on = next((output for output in e.outputs if output.name == name), None), []
     if not leaf or leaf.shape != e.expected[name].shape:
         return ""
@@ -441,7 +441,7 @@ def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
 
 
 def _apart(*numbers: float) -> list[str]:
-    """Numbers with as many digits as it takes to tell them apart."""
+    """Format the numbers with just enough digits to distinguish them."""
     texts = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
     return next((found for found in texts if len(set(found)) == len(numbers)), [f"{n:.6g}" for n in numbers])
 

@@ -1,4 +1,4 @@
-"""What facts say about wrong numbers: everything where inputs are public, no value where they are secret."""
+"""Messages of facts about wrong numbers: all values if inputs are public, none if they are secret."""
 
 import re
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What is said of where parts of a wrong result come from, and that it is no number."""
+"""Messages on the origin of a wrong result's parts, which never contain a value."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def leaf(name, array, role="result", split="data"):
 
 
 def said(measured, expected, given, *, secret=False, split="data", mesh=None):
-    """What is said of a result ``[devices, places, ...]``, where a device enters with ``given[device]``."""
+    """The message for a result ``[devices, places, ...]``, where a device starts with ``given[device]``."""
     outs, x = [a.reshape(len(a), -1, WIDTH) for a in (measured, expected)], given.reshape(-1, WIDTH)
     e = Evidence(
         Case("some", mesh or {"data": N}, Sizes()),
@@ -42,7 +42,7 @@ def said(measured, expected, given, *, secret=False, split="data", mesh=None):
 
 
 def changed(array, *parts):
-    """The array with these parts, ``(where, part)``, in place of its own."""
+    """The array with the parts ``(where, part)`` replaced."""
     found = array.copy()
     for where, part in parts:
         found[where] = part
