@@ -1,4 +1,4 @@
-"""``check``: judge functions here and now. The notebook, the command and the tests all call this."""
+"""``check``: judge functions immediately. The notebook, the command and the tests all call this."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from course.program import Locate
 
 
 class CheckResult:
-    """What ``check`` returns: a table in a notebook, text elsewhere.
+    """The result of ``check``: a table in a notebook, text elsewhere.
 
     Its plain text in a notebook is the points alone, which is how nbgrader reads partial credit.
     """
@@ -70,18 +70,18 @@ class MoreFacts(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     def exports(self, task: Task) -> list[Export]:
-        """The Programs that it looks at, besides those that are judged."""
+        """Return the Programs that the analysis needs in addition to those that are judged."""
         ...
 
     def facts(self, task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]: ...
 
 
 def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckResult:
-    """Judge a function as this kernel has it: on a few cases and, once these pass, on all that official grading has.
+    """Judge a function as defined in this kernel: on the quick cases, then, if they pass, on all others of grading.
 
     Args:
-        function: One of a chapter's functions; its name says which.
-        variant: What this course asks for; as the notebook on disk says, if not given.
+        function: One of a chapter's functions, identified by its name.
+        variant: The variant this course asks for; read from the notebook on disk if omitted.
     """
     name = name_of(function, sys._getframe(1).f_globals)
     chapter, task = find_task(name)
@@ -114,7 +114,7 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
 
 
 def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
-    """Remember the verdict, where the file has what the kernel has; after a pass, what comes next."""
+    """Record the verdict if file and kernel agree; after a pass, suggest the next step."""
     names = [task.name for task in load(chapter).tasks]
     passed = {result.name: result.verdict == PASS}
     if kept and (path := path_here()):
@@ -124,7 +124,7 @@ def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
 
 
 def _meanwhile(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
-    """Trace the notebook on disk while this process does something else."""
+    """Trace the notebook on disk in parallel with this process."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(trace_function, task, function, cases, locate_cell)
     pool.shutdown(wait=False)
@@ -144,17 +144,17 @@ def check_notebook(
     progress: Progress = ignored,
     more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge a notebook as it is on disk.
+    """Judge a notebook as saved on disk.
 
     Args:
         path: The notebook.
         chapter: The chapter's name.
         functions: Names of functions; None for all of the chapter.
-        progress: Called with what is being done.
+        progress: Progress callback, called with the current activity.
         more: Analyses whose facts are added.
 
     Raises:
-        IntakeError: It cannot be read.
+        IntakeError: The notebook cannot be read.
         LookupError: The chapter has no such function.
     """
     _tasks(chapter, functions)
@@ -171,10 +171,10 @@ def check_cells(
     progress: Progress = ignored,
     more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge a notebook that has been read; the arguments are those of ``check_notebook``.
+    """Judge a notebook that has already been read; arguments as for ``check_notebook``.
 
-    Its cells run once. Where one function alone is judged, they run for the first cases, and again for the others once
-    these pass: what is wrong is told sooner.
+    Its cells run once. If a single function is judged, they run for the first cases and then, if these pass, again for
+    the others, so that errors are reported sooner.
     """
     tasks = _tasks(chapter, functions)
     source = FromNotebook(chapter, notebook)
@@ -208,7 +208,7 @@ def check_solution(
     progress: Progress = ignored,
     more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge the course's own solution; the arguments are those of ``check_notebook``.
+    """Judge the course's own solution; arguments as for ``check_notebook``.
 
     Raises:
         LookupError: There is no such chapter or function.
@@ -247,7 +247,7 @@ def _judged(
 
 
 def _missing(exports: list[Export]) -> list[Export]:
-    """The exports, less those that one before them contains."""
+    """Drop the exports that an earlier one already contains."""
     kept: list[Export] = []
     for task, cases, platform in exports:
         names = {case.name for case in cases}

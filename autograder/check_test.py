@@ -1,4 +1,4 @@
-"""``check`` on notebooks that are wrong in every way a learner's can be: a clear sentence, and nothing goes down."""
+"""``check`` on notebooks broken in every way a learner's can be: it reports a clear message and never crashes."""
 
 import inspect
 import json

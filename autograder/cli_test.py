@@ -1,4 +1,4 @@
-"""What a person sees on the command line: exit statuses, sentences instead of tracebacks, and nothing lost."""
+"""Command-line behaviour: exit statuses, sentences instead of tracebacks, and no lost work."""
 
 import io
 import json
@@ -32,7 +32,7 @@ from course.curriculum import CHAPTERS
 
 @pytest.fixture
 def judge(monkeypatch):
-    """A judge that gives the verdicts it is told to, in place of the real one."""
+    """A judge that returns preset verdicts in place of the real one."""
     told = SimpleNamespace(verdicts={"shard_params": PASS, "gather_params": FAIL}, error=None)
 
     def judged(path, chapter, functions, **_):

@@ -1,4 +1,4 @@
-"""What people see of a judgement: complete, and harmless whatever a student wrote."""
+"""How a judgement is displayed: complete, and harmless whatever a student wrote."""
 
 import io
 import re
