@@ -1,4 +1,4 @@
-"""A submission has a budget: what hangs ends soon, and honest functions of the same submission are judged."""
+"""A submission has a budget: hanging code ends soon, and honest functions of the same submission are judged."""
 
 import io
 import json
@@ -97,7 +97,7 @@ DEADLOCK = """
 
 
 class Process:
-    """A Python program, as a worker's process."""
+    """A Python program in the role of a worker's process."""
 
     def __init__(self, program):
         command, pipes = (
@@ -153,7 +153,7 @@ def test_a_child_that_sleeps_is_ended_and_one_that_computes_is_not(monkeypatch, 
 
 
 class SlowToEnd:
-    """Closes its output at once when it is ended, and its files a moment later, as a real process may."""
+    """Closes its output immediately when ended, and its files a moment later, as a real process may."""
 
     def __init__(self):
         self.stdin = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Official grading trusts nothing that a submission's process says: forged, broken and endless ones are told apart."""
+"""Official grading does not trust a submission's process: forged, broken and endless responses are told apart."""
 
 import errno
 import inspect
@@ -33,7 +33,7 @@ def message(header, blobs=()):
     return stream.getvalue()
 
 
-# What the tracer says
+# The tracer's responses
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
         read_result(Ending(**QUIET), result, LIMITS)
 
 
-# What the judge is given
+# The judge's inputs
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec 
 
 
 def graded(grader, tmp_path, *cells):
-    """What the first function of a submission with these cells gets."""
+    """The result of the first function of a submission with these cells."""
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbformat.write(made, tmp_path / "fsdp.ipynb")
     return grader.grade_task(TASK, read_notebook(tmp_path / "fsdp.ipynb"))
@@ -217,7 +217,7 @@ def shard_params(params, axis_name, min_size):
 
 
 def test_nothing_of_another_student_is_in_the_memory_that_a_submission_can_read(grader, tmp_path):
-    def own(grader):  # what it finds of the text that it looks for
+    def own(grader):  # occurrences of the text it searches for
         result = graded(grader, tmp_path, LOOKS)
         assert result.verdict == STUDENT_ERROR and "ValueError: found " in result.message
         return int(result.message.split("found ")[1].split()[0])

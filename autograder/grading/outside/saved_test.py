@@ -1,4 +1,4 @@
-"""Where the saved notebook gives something else than the kernel, ``check`` says so, and what differs."""
+"""If the saved notebook differs in effect from the kernel, ``check`` reports it and names the difference."""
 
 from typing import Any
 
