@@ -1,4 +1,4 @@
-"""Measured facts: the plumbing on emulated devices, the facts from figures, and what is said where there are none."""
+"""Measured facts: the plumbing on emulated devices, the facts from figures, and the messages without measurements."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_plumbing_from_the_function_to_both_facts():
     task = replace(TASK, at_scale=(small, TASK.cases[0].name))
     speed, memory = measured_facts("fsdp", task, fsdp.fsdp_loss, lambda _: None, Bench({**NONE, "count": 2}, "cpu"))
     assert (speed.name, memory.name) == (SPEED, MEMORY)
-    # How fast an emulated mesh is says nothing: that there is a comparison is all that is looked at.
+    # The speed of an emulated mesh is meaningless: only test that there is a comparison.
     assert speed.limit == 1.15 and "(" in speed.measured_text, speed.message
     assert (memory.passed, memory.message) == (None, "this backend's memory_stats() has no peak")
 

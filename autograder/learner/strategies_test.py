@@ -1,4 +1,4 @@
-"""Strategies made of chapters' functions: the gradient of one device, from the solution and from a notebook."""
+"""Strategies made of chapters' functions match the single-device gradient, from the solution and from a notebook."""
 
 import re
 import shutil

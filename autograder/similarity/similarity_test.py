@@ -1,4 +1,4 @@
-"""Copies stand out, honest answers do not, nothing is run, and one odd submission costs one row."""
+"""Copies are found, honest answers are not, nothing is run, and one odd submission costs one row."""
 
 import ast
 import importlib
@@ -176,7 +176,7 @@ def test_two_ways_to_write_the_same_read_the_same(what):
 
 
 def copied(code, name, tasks, disguise):
-    """What somebody hands in who hides a copy of a function and its helpers."""
+    """The submission of somebody who hides a copy of a function and its helpers."""
     used = code._used(name, set(tasks) - {name})
     definition = ast.parse(ast.unparse(code.pieces[name].node)).body[0]
     if not isinstance(definition, ast.FunctionDef):
@@ -258,7 +258,7 @@ def test_a_class_is_compared_with_itself_with_earlier_years_and_with_the_public_
     klass.hand_in("joe", ring(OTHER))
     klass.hand_in("eve", solution.replace("whole", "w").replace("chunk", "c").replace("to_next", "pairs"))
     before = klass.hand_in("zoe", ring(OTHER), folder="2025")
-    klass.hand_in("joe", ring(OTHER), folder="2025")  # who repeats the course is not compared with what they wrote
+    klass.hand_in("joe", ring(OTHER), folder="2025")  # repeating students don't match their own work
     found = find_similar(klass.path, "collectives", [RING], [before])
     pairs = {(m.first.author.name, str(m.second.author)) for m in found.functions[0].matches}
     assert pairs == {("ada", "bob"), ("joe", "zoe (2025)"), ("eve", "public solution")}

@@ -1,4 +1,4 @@
-"""A class is graded to the end, whatever is handed in and whoever dies, and never is a fault a zero."""
+"""A class is graded to the end, whatever students submit and whichever process dies, and no fault becomes a zero."""
 
 import os
 import random
@@ -24,7 +24,7 @@ from autograder.grading.outside import pipeline
 
 
 class FakeGrader:
-    """Passes whatever it can read, and fails as the student's name tells it to."""
+    """Passes whatever it can read, and fails in the way that the student's name requests."""
 
     calls = 0
     changes = False

@@ -1,4 +1,4 @@
-"""A disk that is full and a gradebook that is locked: a sentence, nothing lost, and the next run goes on."""
+"""A full disk and a locked gradebook: one-sentence errors, nothing lost, and the next run continues."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from autograder.grading.nbgrader.export import overview
 
 pytestmark = pytest.mark.long
 
-# Run in a mount namespace of its own, with a course folder, an empty one and the room to leave, in KiB, at each try.
+# Run in a separate mount namespace, with a course folder, an empty folder and the free space in KiB for each try.
 FULL = """
 import json, pathlib, shutil, subprocess, sys
 

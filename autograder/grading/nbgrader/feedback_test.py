@@ -1,4 +1,4 @@
-"""Feedback pages: figures in words, the step next to the course's own, nothing hidden and nothing that runs."""
+"""Feedback pages: figures in words, the step next to the course's own, nothing hidden and no scripts."""
 
 import json
 import os
@@ -35,7 +35,7 @@ VOID = {"meta", "br", "hr", "img", "link"}
 
 
 class Page(HTMLParser):
-    """Reads a page and insists that every tag is closed where it must be."""
+    """Parse a page and require every tag to be closed properly."""
 
     def __init__(self, html):
         super().__init__()
@@ -83,7 +83,7 @@ def asks_for_nothing(page):
 
 @cache
 def mutant(name):
-    """What official grading says of a mutant, and every number that nobody may learn."""
+    """Official grading's result for a mutant, and every secret number."""
     return official(WRONG[name].task, WRONG[name].function)
 
 
@@ -105,7 +105,7 @@ def official(name, function, *, secret=b"s" * 32):
 
 
 def told(text, hidden):
-    """Numbers of a text, of five digits or more, that are a hidden one as it would be printed."""
+    """Numbers of five or more digits in a text that equal a hidden number as it would be printed."""
     found = []
     for shown in re.findall(r"\d*\.\d+(?:e[+-]\d+)?", text):
         digits = re.sub(r"e.*", "", shown).replace(".", "").lstrip("0")
@@ -119,7 +119,7 @@ def told(text, hidden):
 
 
 def write_page(course, student, results, change=None):
-    """Hand in, book and write the page of one student."""
+    """Submit, book and write the page of one student."""
     hand_in(course, student, change)
     assert file_and_book(course, {student: report(*results)}) == {}
     return page_of(course, student)
@@ -133,7 +133,7 @@ def page_of(course, student):
 
 
 def stepped(points=5.0, verdict=PASS, **more):
-    """A result of ``fsdp_loss`` that has a step: the course's own."""
+    """A result of ``fsdp_loss`` with a step, the course's own."""
     step = reference_step("fsdp", "fsdp_loss")
     assert step
     return Result("fsdp_loss", points, 5.0, verdict, timeline=to_summary(step), **more)

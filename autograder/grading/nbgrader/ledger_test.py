@@ -1,4 +1,4 @@
-"""The ledger keeps every verdict, tells workers apart, and says what is wrong with a disk."""
+"""The ledger keeps every verdict, distinguishes workers, and reports disk problems."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""An odd folder costs one row, and a course may lie anywhere: everyone else is graded, booked, paged and exported."""
+"""An odd folder costs one row, and a course may be anywhere: all others are graded, booked, paged and exported."""
 
 import csv
 import json

@@ -1,6 +1,6 @@
 """The variants of a course: drawn from its secret when a chapter is released, then kept in its settings.
 
-The released notebook says it in words before the function, and tells ``check``. Official grading asks the settings and
+The released notebook states it before the function, and passes it to ``check``. Official grading uses the settings and
 never the submission.
 """
 
@@ -22,7 +22,7 @@ MARK = "variant-"
 
 
 def choose(secret: bytes, chapter: str) -> dict[str, str]:
-    """The variant of each function that has some, as follows from the course's secret."""
+    """The variant of each function that has some, derived from the course's secret."""
     result = {}
     for task in load(chapter).tasks:
         if task.variants:
@@ -36,7 +36,7 @@ def requested_by(course: Path, chapter: str) -> dict[str, str]:
     """The course's variants, by function.
 
     Raises:
-        CourseError: the settings name what there is not, or the released notebook says something else.
+        CourseError: The settings name an unknown variant, or the released notebook differs.
     """
     requested = requested_in(read_settings(course).variants, chapter)
     try:
@@ -64,7 +64,7 @@ def requested_in(variants: Mapping[str, str], chapter: str) -> dict[str, str]:
 
 
 def state(notebook: NotebookNode, chapter: str, asked: Mapping[str, str]) -> bool:
-    """Let a source notebook ask for these variants and no others; whether that changes it."""
+    """Make a source notebook ask for exactly these variants; return True if that changes it."""
     before = [(cell.get("id"), cell.source) for cell in notebook.cells]
     cells = []
     for cell in notebook.cells:

@@ -69,7 +69,7 @@ class Plan:
 
 
 def plain(command: list[str]) -> Plan:
-    """No confinement, for a learner's own process; it starts in an empty folder and imports nothing of the learner's."""
+    """No confinement, for a learner's own process; it starts in an empty folder, away from the learner's files."""
     folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
     scratch = f"{folder}/tmp"
     os.mkdir(scratch)
