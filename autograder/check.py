@@ -41,7 +41,7 @@ from course.program import Locate
 class CheckResult:
     """The result of ``check``: a table in a notebook, text elsewhere.
 
-    Its plain text in a notebook is the points alone, which is how nbgrader reads partial credit.
+    In a notebook its plain text is only the points, which is how nbgrader reads partial credit.
     """
 
     def __init__(self, report: Report):

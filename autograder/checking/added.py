@@ -54,7 +54,7 @@ def reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
 
 
 def variant_notes(task: Task, variant: str) -> tuple[str, ...]:
-    """What the course's variant asks for instead of the default, for the learner to see."""
+    """The sentence of the course's variant, for the learner to see."""
     found = task.variant(variant)
     return (f"{task.name}, in this course: {found.sentence}",) if found else ()
 

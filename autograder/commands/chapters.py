@@ -53,7 +53,7 @@ def check_course(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is missing in the course's chapters, or stale, and what to do. Exit status 1 if anything is."""
+    """Report missing or stale parts of the course's chapters, with remedies. Exit status 1 if there are any."""
     from autograder.release.notebook import ROOT
 
     if seconds and not sizes:

@@ -59,7 +59,7 @@ def init(
         str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; the folder's, if none.")
     ] = None,
 ) -> None:
-    """Make a course folder of your own. Run it again to add chapters or students, or to change dates."""
+    """Make your own course folder. Run it again to add chapters or students, or to change dates."""
     known = [entry.name for entry in CHAPTERS]
     new = not (folder / "source").is_dir()
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
@@ -117,7 +117,7 @@ def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
 
 
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
-    """What is graded, what is not, and what needs a person."""
+    """Show graded and ungraded submissions, and those that need manual attention."""
     from autograder.grading.nbgrader.export import counts, overview
 
     rows = [row for name in assignments(course, assignment) for row in overview(course.resolve(), name)]
@@ -135,7 +135,7 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
 
 
 def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
-    """Write a feedback page for everyone who is graded. Exit status 1: someone got none."""
+    """Write a feedback page for every graded student. Exit status 1: a student got none."""
     names = assignments(course, assignment)
     with spinner("writing feedback"):
         from autograder.grading.nbgrader.feedback import write_feedback
@@ -167,7 +167,7 @@ def export(
         typer.Option(metavar="CHAPTER=NAME", help='With --canvas: the column, as Canvas calls it: fsdp="FSDP (4711)".'),
     ] = None,
 ) -> None:
-    """The gradebook as CSV, with manual grades and late penalties. Who has no grade yet has no number."""
+    """Export the gradebook as CSV, with manual grades and late penalties. Ungraded students have no number."""
     columns = _columns(column or [], canvas)
     names = assignments(course, assignment)
     from autograder.grading.nbgrader.export import canvas_csv, grades_csv

@@ -34,9 +34,9 @@ def grade(
     unsafe_local: Annotated[bool, typer.Option("--unsafe-local", help="Grade even without any sandbox.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Grade what was handed in and is not graded yet. Interrupt it at any time, and run it again to go on.
+    """Grade submissions that are not graded yet. Interrupt it at any time, and run it again to resume.
 
-    Exit status 0: every submission has a verdict; 3: some need a person, or a verdict came out differently --again.
+    Exit status 0: every submission has a verdict; 3: some need manual attention, or --again gave a different verdict.
     """
     from autograder.grading.nbgrader.batch import Regrade, grade_course
 

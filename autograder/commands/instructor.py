@@ -32,7 +32,7 @@ def build(
     chapters: Annotated[list[str] | None, typer.Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if an exercise is stale.")] = False,
 ) -> None:
-    """Make the exercises from the solutions, which nbgrader strips, and measure what limits are set against."""
+    """Make the exercises from the solutions, which nbgrader strips, and measure the figures behind the limits."""
     names = [require_chapter(name, or_primer=True) for name in chapters or [entry.name for entry in NOTEBOOKS]]
     from autograder.release import notebook
 
@@ -51,7 +51,7 @@ def build(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """What this machine can do. Exit status 1: it has no sandbox for official grading."""
+    """Show this machine's capabilities. Exit status 1: it has no sandbox for official grading."""
     from importlib import metadata
 
     with spinner("trying the sandboxes"):

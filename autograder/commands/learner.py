@@ -60,7 +60,7 @@ def chapters(
     best: Annotated[bool, typer.Option("--best", help="Your best times and bytes, beside the reference's.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The curriculum, and how far you are: in a chapter, with its functions; or your personal bests."""
+    """Show the curriculum and your progress, by chapter and function; or your personal bests."""
     names = [require_chapter(chapter, or_primer=True)] if chapter else [entry.name for entry in NOTEBOOKS]
     rows = [chapter_row(name) for name in names]
     if as_json:
@@ -119,7 +119,7 @@ def start(
     chapter: ChapterName,
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open the notebook in JupyterLab.")] = True,
 ) -> None:
-    """Copy a chapter's exercise, or the primer, into the working folder, unless it is there, and open it."""
+    """Copy a chapter's exercise, or the primer, into the working folder, unless it exists, and open it."""
     require_chapter(chapter, or_primer=True)
     target = find_notebook(chapter) or _usual_place(chapter)
     if target.exists():
@@ -157,7 +157,7 @@ def check(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Judge your notebook as it is on disk. Exit status 0: everything passed; 1: something fell short."""
+    """Judge your notebook as saved on disk. Exit status 0: everything passed; 1: something failed."""
     require_chapter(chapter)
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
@@ -213,7 +213,7 @@ def watch(
         bool, typer.Option("--script", help="Write the notebook as a script beside it, too: edit either.")
     ] = False,
 ) -> None:
-    """Judge whatever changed each time you save, until you press q; hints, profile and the rest at a key."""
+    """Judge each change when you save, until you press q; keys show hints, the profile and more."""
     require_chapter(chapter)
     path = require_notebook(chapter, notebook)
     with spinner("starting"):
@@ -228,7 +228,7 @@ def hint(
     every: Annotated[bool, typer.Option("--all", help="All that were shown before.")] = False,
     notebook: NotebookFile = None,
 ) -> None:
-    """Show one more hint for a function: for the first that does not pass yet, if you name none."""
+    """Show one more hint for a function: by default, for the first that does not pass yet."""
     require_chapter(chapter)
     path = notebook or find_notebook(chapter) or _usual_place(chapter)
     if function and function.isdecimal():
@@ -276,7 +276,7 @@ def reset(
     notebook: NotebookFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Put the exercise back as it was, or one function of it. Asks first, and keeps a copy of what you have."""
+    """Reset the exercise, or one of its functions. Asks first, and backs up your version."""
     require_chapter(chapter, or_primer=True)
     path = require_notebook(chapter, notebook)
     fresh = _with_stub(path, chapter, function) if function else exercise_text(chapter)

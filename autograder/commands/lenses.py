@@ -23,7 +23,7 @@ def machines(
     nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """The machines that programs are predicted for: their figures, and where each is from."""
+    """Show the machines that programs are predicted for: their figures, with sources."""
     from course.machines import MACHINES
 
     if name is None and (devices or nodes):
@@ -70,7 +70,7 @@ def memory(
     margin: Annotated[float, typer.Option(help="Added for what is not counted, as a share of the sum.")] = 0.2,
     as_json: AsJson = False,
 ) -> None:
-    """What a training step of a Transformer holds on one device, by closed forms.
+    """Predict the memory of a Transformer's training step on one device, by closed forms.
 
     With --machine: exit status 0 if it fits with the margin, 1 if it does not.
     """

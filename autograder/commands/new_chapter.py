@@ -33,7 +33,7 @@ def new_chapter(
     title: Annotated[str, typer.Option(help="As readers see it; from the name, if none.")] = "",
     summary: Annotated[str, typer.Option(help="A few words for the table of chapters.")] = "what you learn in it",
 ) -> None:
-    """Begin a chapter: every file that it needs, with one small function, at the end of the curriculum."""
+    """Start a chapter: every file it needs, with one small function, at the end of the curriculum."""
     from autograder.release.notebook import ROOT
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):

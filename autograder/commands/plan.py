@@ -70,7 +70,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a mesh: every way to place a Transformer's step on a machine, by predicted time and memory.
+    """Choose a mesh: compare all placements of a Transformer's step on a machine by predicted time and memory.
 
     Exit status 0 if one fits, 1 if none does.
     """

@@ -72,11 +72,11 @@ def predict(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """How long a step would take on a machine, and what it would hold: of any function, a Program, or our own solution.
+    """Predict the time and memory of a step on a machine: of any function, a Program, or our own solution.
 
-    `meshcraft predict script.py:step --args "params, f32[64@data, 128]"` takes whatever `jax.jit` does. The arguments
-    are written as in a call: names of the script, `jax`, `jnp`, `P`, and shapes, split over axes where `@` says so.
-    Where shardings are left to the compiler, the step is predicted as XLA partitions it.
+    `meshcraft predict script.py:step --args "params, f32[64@data, 128]"` accepts any function that `jax.jit` does. The
+    arguments are written as in a call: names of the script, `jax`, `jnp`, `P`, and shapes, with axes after `@`.
+    If shardings are left to the compiler, the step is predicted as XLA partitions it.
 
     A Program file is what `--save FILE` writes, here or with `meshcraft profile`, and what
     `course.program.export(...).serialise()` gives.
@@ -131,9 +131,9 @@ def profile(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where your function's time and memory would go on a machine, beside the reference's and the naive ways'.
+    """Predict your function's time and memory on a machine, compared with the reference and the naive baselines.
 
-    --trace and --save are of yours. Exit status 1: yours cannot be looked at, and why.
+    --trace and --save apply to your function. Exit status 1: it cannot be analysed, for the reason shown.
     """
     require_chapter(chapter)
     from autograder.commands.learner import require_notebook

@@ -38,7 +38,7 @@ def similar(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with both sources of each.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who has written the same as somebody else, an earlier class or the public solution. Evidence, no verdict."""
+    """Find code shared with other students, an earlier class or the public solution. Evidence, not a verdict."""
     name = require_chapter(chapter)
     from autograder.similarity.classes import find_similar
     from autograder.similarity.page import EVIDENCE, page

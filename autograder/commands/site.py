@@ -37,7 +37,7 @@ def site(
     port: Annotated[int | None, typer.Option(help=f"{PORT}, or any that is free, if you name none.")] = None,
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
-    """Show the course's pages in a browser until you press Ctrl-C; builds them where they are missing or old."""
+    """Show the course's pages in a browser until you press Ctrl-C; builds them if they are missing or outdated."""
     built = ROOT / "build" / "site"
     with spinner("looking for the pages") as say:
         _bring_up_to_date(built, say)

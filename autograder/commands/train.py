@@ -77,8 +77,8 @@ def train(
 ) -> None:
     """Train a byte-level language model on Shakespeare, on any mesh, emulated or real, in one process or several.
 
-    Ctrl-C saves a checkpoint and stops; --resume goes on, on the same mesh or another. Exit status 0: the run is done;
-    1: its loss is not finite, or a function of the notebook fails; 2: what was asked for does not go together; 3: a
+    Ctrl-C saves a checkpoint and stops; --resume continues, on any mesh. Exit status 0: the run is complete;
+    1: its loss is not finite, or a function of the notebook fails; 2: the options are incompatible; 3: a
     process was lost; 130: stopped.
     """
     figures = {"width": width, "hidden": hidden, "num_layers": layers, "num_heads": heads, "seq": seq, "steps": steps}

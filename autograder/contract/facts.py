@@ -138,7 +138,7 @@ def bytes_sent(
     hint: str = "",
     weight: float = 1,
 ) -> Fact:
-    """Require the bytes sent per device to lie between two multiples, ``times``, of the closed form.
+    """Require the bytes sent per device to be between two multiples, ``times``, of the closed form.
 
     Args:
         name: The fact's name.

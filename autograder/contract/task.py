@@ -137,7 +137,7 @@ class Task:
         naive_time: The mutant that demonstrates the naive baseline's time.
         machine: The machine for which the time of ``at_scale`` is predicted.
         kind: ``value`` if it returns plain data, ``transform`` if it takes a function.
-        data_branches: Whether the Program may branch on data: the more expensive branch is what counts.
+        data_branches: True if the Program may branch on data; the more expensive branch then counts.
         compiled_exposed: Fraction of the naive baseline's exposed communication allowed in the compiled schedule, which
             ``check --aot`` reports as advice; 0 for no such advice.
         exposed_axes: Mesh axes whose communication is timed separately: the time it adds to a step of ``at_scale``,

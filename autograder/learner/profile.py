@@ -88,7 +88,7 @@ class Profile:
         return f"{self.title}: {where}{self.problem.message}"
 
     def tables(self) -> list[Any]:
-        """The same for a terminal; print it with rich. Empty where there is a problem."""
+        """The same for a terminal; print it with rich. Empty if there is a problem."""
         from course.render.tables import rich_comparison, rich_sections
 
         if self.problem is not None:

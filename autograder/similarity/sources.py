@@ -94,7 +94,7 @@ class Code:
             parts = list(ast.walk(self.pieces[each].node))
             used = {part.id for part in parts if isinstance(part, ast.Name)}
             used |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-            waiting += used - others  # also what is looked up by its name: globals()["helper"]
+            waiting += used - others  # also names looked up as strings: globals()["helper"]
         unique = {id(piece): piece for each, piece in self.pieces.items() if each in needed}
         return list(unique.values())
 

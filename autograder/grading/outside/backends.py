@@ -83,9 +83,9 @@ def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp:
     """Own user, mount, process, network, IPC, UTS and cgroup namespaces; nothing of the machine but Python.
 
     Three steps. `unshare` makes a mount namespace with one tmpfs that has a byte and an inode quota, which
-    bubblewrap cannot make (with own_tmp False, where that is not allowed, /tmp has a byte quota only).
-    A grader that is root binds there what a plain user cannot reach, and becomes a plain user that nothing
-    else runs as. Then bubblewrap builds what the process sees, and `prlimit` sets its limits: RLIMIT_NPROC
+    bubblewrap cannot make (with own_tmp False, if that is not allowed, /tmp has a byte quota only).
+    A grader running as root binds the files that a plain user cannot reach, and becomes a plain user that nothing
+    else runs as. Then bubblewrap builds the view of the file system, and `prlimit` sets its limits: RLIMIT_NPROC
     last, because it then counts this sandbox's threads alone (since Linux 5.14).
     """
     binds = {path: path for path in _python_folders()}

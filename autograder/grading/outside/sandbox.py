@@ -170,7 +170,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End everything in it, and remove what it leaves."""
+        """End everything in it, and remove its files."""
         self.kill()
         if self._timer:
             self._timer.cancel()

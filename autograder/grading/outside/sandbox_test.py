@@ -56,7 +56,7 @@ def answer(box, timeout=30):
 
 @pytest.fixture(scope="module")
 def tried(level, tmp_path_factory):
-    """What an unfiltered process in a sandbox managed to do."""
+    """The attempts of an unfiltered process in a sandbox, with their outcomes."""
     folder = tmp_path_factory.mktemp("grader")
     (folder / "secret").write_text(MARK)
     home = Path.home() / f".{MARK}"
