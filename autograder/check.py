@@ -90,7 +90,7 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
     if variant is None:
         variant = stated(read.cells).get(name, "") if read else ""
     planned = plan(chapter, task, stretched=True, variant=variant)
-    disk = _meanwhile(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
+    disk = _trace_in_background(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
     labels, line = labels_of(function), Line()
 
     def first_case(other: Task) -> Result:
@@ -108,12 +108,12 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
     if again := stale(task, function):
         result = replace(result, message=f"{again} {result.message}".strip())
     differences = notes(traced, disk.result(), used) if disk else ()
-    following = _way_on(chapter, result, kept=bool(read) and not differences)
-    said = (*differences, *variant_notes(task, variant), *reading(chapter, [result]), *following)
-    return CheckResult(Report(chapter, (result,), notes=said))
+    following = _remember_and_suggest(chapter, result, kept=bool(read) and not differences)
+    messages = (*differences, *variant_notes(task, variant), *reading(chapter, [result]), *following)
+    return CheckResult(Report(chapter, (result,), notes=messages))
 
 
-def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
+def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
     """Record the verdict if file and kernel agree; after a pass, suggest the next step."""
     names = [task.name for task in load(chapter).tasks]
     passed = {result.name: result.verdict == PASS}
@@ -123,7 +123,7 @@ def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
     return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == PASS else ()
 
 
-def _meanwhile(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
+def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
     """Trace the notebook on disk in parallel with this process."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(trace_function, task, function, cases, locate_cell)
@@ -197,8 +197,8 @@ def check_cells(
         return with_quotes(result, notebook.line)
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))
-    asked = [note for task in tasks for note in variant_notes(task, variants.get(task.name, ""))]
-    return replace(report, notes=(*asked, *reading(chapter, report.functions), *report.notes))
+    requested = [note for task in tasks for note in variant_notes(task, variants.get(task.name, ""))]
+    return replace(report, notes=(*requested, *reading(chapter, report.functions), *report.notes))
 
 
 def check_solution(

@@ -122,9 +122,9 @@ def size(number: float) -> str:
 def _name(fact: Fact) -> tuple[str, str]:
     """The fact's name, and its unit if neither the name nor the figures show it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
-    said = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
+    suffix = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
     how = "the point" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
-    return name, f"{said} {how}".strip()
+    return name, f"{suffix} {how}".strip()
 
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def _columns(facts: tuple[Fact, ...]) -> list[int]:
     return [i for i in range(len(COLUMNS)) if i in (0, 2) or any(row[i] for row in rows)]
 
 
-def _said_below(result: Result) -> bool:
+def _message_in_facts(result: Result) -> bool:
     """Return True if a fact already carries the result's message."""
     return any((fact.message, fact.line) == (result.message, result.line) for fact in result.facts if not fact.passed)
 
@@ -169,23 +169,23 @@ def _result_html(result: Result) -> str:
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
     remark = f"<div>{_html(result.reason)}</div>" if result.reason else ""
-    if not result.not_started and not _said_below(result):
+    if not result.not_started and not _message_in_facts(result):
         remark += _remark(result.message, _line_html(result.line, result.quoted), colour)
     if result.original and not result.not_started:
-        said = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
-        remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{said}</details>'
-    beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(said))}</div>' for said in _beside(result))
+        original = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
+        remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{original}</details>'
+    beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(line))}</div>' for line in _lines_below(result))
     body = remark + table_html(result.facts, quoted=result.quoted) + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
-def _beside(result: Result) -> list[str]:
+def _lines_below(result: Result) -> list[str]:
     """The lines below a passing table: the reference's figures, and the cases it passed on."""
-    said = [result.compared] if result.compared else []
+    lines = [result.compared] if result.compared else []
     if result.verdict == PASS and result.cases:
         where = listed(result.cases)
-        said.append(f"Passes on {where}: all that grading looks at, but for the inputs that it draws itself.")
-    return said
+        lines.append(f"Passes on {where}: all that grading looks at, but for the inputs that it draws itself.")
+    return lines
 
 
 def _remark(message: str, where: str, colour: str) -> str:
@@ -204,10 +204,10 @@ def whose(line: str) -> str:
 def _line_html(line: str, quoted: Mapping[str, str]) -> str:
     if not line:
         return ""
-    said = f'<span style="{_FAINT}">{whose(line)}</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
+    located = f'<span style="{_FAINT}">{whose(line)}</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
     if text := quoted.get(line):
-        said += f' <code style="{_MONO}{_TEXT}">{_html(plain(text))}</code>'
-    return f'<div style="margin:2px 0;">{said}</div>'
+        located += f' <code style="{_MONO}{_TEXT}">{_html(plain(text))}</code>'
+    return f'<div style="margin:2px 0;">{located}</div>'
 
 
 def table_html(facts: tuple[Fact, ...], *, notes: bool = True, quoted: Mapping[str, str] = NONE) -> str:
@@ -236,10 +236,10 @@ def _fact_html(fact: Fact, columns: list[int], notes: bool, quoted: Mapping[str,
     if not notes or fact.passed or not (fact.message or fact.line):
         return row
     message, *picture = _html(plain(fact.message)).split("\n")
-    said = f'<div style="{_TEXT}">{message}</div>'
+    body = f'<div style="{_TEXT}">{message}</div>'
     if picture:
-        said += f'<pre style="{_MONO}margin:2px 0;overflow-x:auto;">{chr(10).join(picture)}</pre>'
-    text = f'<div style="{_NOTE}">{_line_html(fact.line, quoted)}{said}</div>'
+        body += f'<pre style="{_MONO}margin:2px 0;overflow-x:auto;">{chr(10).join(picture)}</pre>'
+    text = f'<div style="{_NOTE}">{_line_html(fact.line, quoted)}{body}</div>'
     note = f'<td colspan="{len(columns)}" style="{_CELL}padding-bottom:8px;">{text}</td>'
     return f'{row}<tr style="background:none;"><td style="{_CELL}"></td>{note}</tr>'
 
@@ -283,7 +283,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
         (f"  {number(result.points)} of {number(result.max_points)} points", "dim"),
     )
     parts: list[RenderableType] = [head, *([Text(result.reason)] if result.reason else [])]
-    if (result.line or result.message) and not _said_below(result):
+    if (result.line or result.message) and not _message_in_facts(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
         parts.append(Text(f"  {ORIGINAL}: `--json`, or check(...) in the notebook", style="dim"))
@@ -293,7 +293,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]
-    parts += [Text(f"\n{plain(said)}", style="dim") for said in _beside(result)]
+    parts += [Text(f"\n{plain(line)}", style="dim") for line in _lines_below(result)]
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]
@@ -309,7 +309,7 @@ def _line_rich(line: str, quoted: Mapping[str, str], *before: str | tuple[str, s
 def _remark_rich(where: Text, message: str) -> RenderableType:
     """The location and, indented below it at a readable width, the message."""
     text = Padding(Text(plain(message)), (0, 0, 0, 2), expand=False)
-    lines = [part for part, said in ((where, where.plain), (text, message)) if said]
+    lines = [part for part, content in ((where, where.plain), (text, message)) if content]
     return Constrain(Group(*lines), WIDEST)
 
 

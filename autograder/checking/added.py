@@ -34,8 +34,8 @@ def with_quotes(result: Result, text: Callable[[str, int], str]) -> Result:
     found = {}
     for line in {result.line, *(fact.line for fact in result.facts if not fact.passed)}:
         label, _, number = line.rpartition(":")
-        if number.isdigit() and (said := text(label, int(number)).strip()):
-            found[line] = said[:200]
+        if number.isdigit() and (source := text(label, int(number)).strip()):
+            found[line] = source[:200]
     return replace(result, quoted=found)
 
 

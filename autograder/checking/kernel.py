@@ -73,11 +73,11 @@ class Line:
             return
         from IPython.display import HTML, display
 
-        said = HTML(f'<span style="opacity:0.7">{escape(text)}</span>' if text else "")
+        content = HTML(f'<span style="opacity:0.7">{escape(text)}</span>' if text else "")
         if self.handle is None:
-            self.handle = display(said, display_id=True)
+            self.handle = display(content, display_id=True)
         else:
-            self.handle.update(said)
+            self.handle.update(content)
 
     def clear(self) -> None:
         """Clear the line."""

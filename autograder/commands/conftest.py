@@ -18,7 +18,7 @@ def meshcraft(monkeypatch, tmp_path, capsys):
         monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+        output = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=output.out, err=output.err)
 
     return run

@@ -178,11 +178,11 @@ def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool, 
     if found.best is None:
         show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
     show(Text("\nrejected", style="bold"), _groups_table(found))
-    said = (
+    footer = (
         "\nM: microbatches, R: repeats. GB: counted, without the margin. `--all` has every way with its reason, "
         "`--json` also where its time and memory go. All of it is predicted; the page `planning` says how well."
     )
-    show(Text(said, style="dim"))
+    show(Text(footer, style="dim"))
 
 
 def _table(*columns: str, numbers: tuple[str, ...]) -> Table:
@@ -202,14 +202,14 @@ def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Reje
         *("data pipe tensor", "M", "R", "remat", "FSDP", "ms", "MFU", "GB", ""), numbers=("M", "R", "ms", "MFU", "GB")
     )
     for one in every:
-        found, said = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")
+        found, why = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")
         mesh = one.mesh if isinstance(one, Rejected) else one.choice[:3]
         cells = [""] * 7
         if found is not None:
             c = found.choice
             cells = [str(c.microbatches), str(c.repeats), c.remat, "yes" if c.fsdp else "no"]
             cells += [f"{1e3 * found.seconds:,.1f}", f"{found.mfu:.1%}", f"{found.bytes / 1e9:,.1f}"]
-        table.add_row(" x ".join(map(str, mesh)), *cells, said, style="" if isinstance(one, Rejected) else "bold")
+        table.add_row(" x ".join(map(str, mesh)), *cells, why, style="" if isinstance(one, Rejected) else "bold")
     return table
 
 

@@ -57,8 +57,8 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
 
     mesh: list[Any] = []
 
-    def shape(dtype: str, said: str) -> Any:
-        dims = [dim.strip() for dim in said.split(",") if dim.strip()]
+    def shape(dtype: str, text: str) -> Any:
+        dims = [dim.strip() for dim in text.split(",") if dim.strip()]
         sizes = tuple(int(eval(dim.partition("@")[0], vars(module))) for dim in dims)
         spec = [tuple(dim.partition("@")[2].split("+")) if "@" in dim else None for dim in dims]
         if not any(spec):
@@ -75,7 +75,7 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
         raise
     except Exception as error:
         raise UsageError(
-            f"--args {text!r}: {_said(error)}. Write what stands between a call's brackets: names of the script, jax, "
+            f"--args {text!r}: {_text(error)}. Write what stands between a call's brackets: names of the script, jax, "
             "jnp, P, and shapes such as f32[64@data, 128]"
         ) from None
 
@@ -119,12 +119,12 @@ def _imported(path: Path) -> ModuleType:
             own.append((own_lines(error.filename), error.lineno))
         where = next((f"{name}:{line}" for name, line in reversed(own) if name), path.name)
         raise UsageError(
-            f"{where}: the script cannot be imported: {_said(error)}. What it does when it is run as a program belongs "
+            f"{where}: the script cannot be imported: {_text(error)}. What it does when it is run as a program belongs "
             'below `if __name__ == "__main__":`'
         ) from None
     return module
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -90,7 +90,7 @@ def train(
     _check(axes, processes, distributed, real, run, resume, prompt)
     find_machine(machine)
     with terminal.interruptible():
-        _surroundings(processes, distributed, real, run)
+        _set_up_processes(processes, distributed, real, run)
         from autograder.learner.training import RunRequest
         from course.training.strategy import StrategyOptions
 
@@ -98,8 +98,8 @@ def train(
             options = StrategyOptions(microbatches, remat, dtype, num_repeats=repeats, rings=rings)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        asked = RunRequest(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
-        outcome = _trained(asked, prod(axes.values()) // processes, several=processes > 1 or distributed)
+        request = RunRequest(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
+        outcome = _trained(request, prod(axes.values()) // processes, several=processes > 1 or distributed)
     _finish(outcome, run, as_json)
 
 
@@ -133,7 +133,7 @@ def _check(
         raise UsageError(f"there is no checkpoint in {run} to go on from: leave --resume out to start there")
 
 
-def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> None:
+def _set_up_processes(processes: int, distributed: bool, real: bool, run: Path) -> None:
     """Set up the run's environment: this process with real devices, or several worker processes."""
     from course.cuda_plugin import real_devices
     from course.training.processes import ProcessLost, launch, launched
@@ -154,7 +154,7 @@ def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> N
         raise SystemExit(FAULT) from None
 
 
-def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
+def _trained(request: RunRequest, devices: int, *, several: bool) -> RunResult:
     """Train on this process's emulated devices, unless real ones are requested."""
     import jax
 
@@ -170,7 +170,7 @@ def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
     if not real_devices():
         emulate_devices(devices if several else max(devices, 8))
     if several:
-        _hush()
+        _silence_libraries()
         processes.join()
     try:
         with (
@@ -178,25 +178,25 @@ def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
             _stopping(processes.stop_asked if several else None) as stop,
             redirect_stdout(sys.stderr),  # output of a learner's functions
         ):
-            return session(asked, tell, stop)
+            return session(request, tell, stop)
     except Diverged as error:
         _end(str(error), SHORT, several)
     except (ValueError, StrategyError, CheckpointError, IntakeError) as error:
         if os.environ.get("MESHCRAFT_DEBUG"):
             raise
-        _end(_reason(error, asked), 2, several)
+        _end(_reason(error, request), 2, several)
     except jax.errors.JaxRuntimeError as error:
         if not several or jax.process_count() == 1:
             raise
-        said = str(error).strip().split("\n")[0][:200]
-        _end(f"the run broke off: another process may be gone ({said}). {_go_on(asked.folder)}", FAULT, several)
+        first_line = str(error).strip().split("\n")[0][:200]
+        _end(f"the run broke off: another process may be gone ({first_line}). {_go_on(request.folder)}", FAULT, several)
     except Exception as error:
-        if asked.notebook is None or os.environ.get("MESHCRAFT_DEBUG"):
+        if request.notebook is None or os.environ.get("MESHCRAFT_DEBUG"):
             raise
-        _end(_reason(error, asked), SHORT, several)
+        _end(_reason(error, request), SHORT, several)
 
 
-def _hush() -> None:
+def _silence_libraries() -> None:
     """Keep library output on file descriptor 1, such as connection logs, out of the results."""
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -211,13 +211,13 @@ def _end(message: str, status: int, several: bool) -> NoReturn:
     raise SystemExit(status)
 
 
-def _reason(error: Exception, asked: RunRequest) -> str:
+def _reason(error: Exception, request: RunRequest) -> str:
     """The error message, with the notebook line it comes from if known."""
     from autograder.grading.inside.cells import locate_cell
     from autograder.grading.inside.tracing import describe_error
 
     line = describe_error(error, locate_cell).line
-    return f"{asked.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)
+    return f"{request.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)
 
 
 def _go_on(run: Path) -> str:
@@ -230,17 +230,17 @@ def _stopping(agreed: Callable[[int], bool] | None) -> Iterator[Callable[[int], 
     if agreed is not None:
         yield agreed
         return
-    asked = []
+    received = []
 
     def handle(number: int, frame: Any) -> None:
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
         complain("saving a checkpoint, then stopping; once more stops at once")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda step: bool(asked)
+        yield lambda step: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -37,20 +37,20 @@ class Speed:
 
     def text(self) -> str:
         """``loss 2.31, validation 2.40, 12,345 tokens/s, MFU 30.1 %, predicted ...``; unknown values are omitted."""
-        said = []
+        parts = []
         if self.loss is not None:
-            said.append(f"loss {self.loss:.3f}")
+            parts.append(f"loss {self.loss:.3f}")
         if self.validation is not None:
-            said.append(f"validation {self.validation:.3f}")
+            parts.append(f"validation {self.validation:.3f}")
         if self.seconds:
-            said.append(f"{self.start['tokens'] / self.seconds:,.0f} tokens/s")
+            parts.append(f"{self.start['tokens'] / self.seconds:,.0f} tokens/s")
             if self.start["peak_flops"]:
-                said.append(f"MFU {share_text(self.start['model_flops'] / self.seconds, self.start['peak_flops'])}")
-            said.append(f"{seconds_text(self.seconds)} a step")
+                parts.append(f"MFU {share_text(self.start['model_flops'] / self.seconds, self.start['peak_flops'])}")
+            parts.append(f"{seconds_text(self.seconds)} a step")
         found = self.start.get("predicted", {})
         if "seconds" in found:
-            said.append(f"{found['machine']}: {seconds_text(found['seconds'])} predicted")
-        return ", ".join(said)
+            parts.append(f"{found['machine']}: {seconds_text(found['seconds'])} predicted")
+        return ", ".join(parts)
 
 
 class Bar:
@@ -90,15 +90,15 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         self.speed.hear(event)
-        steps, said = self.speed.start["steps"], ""
+        steps, text = self.speed.start["steps"], ""
         if event["event"] == "start":
-            said = opening(event)
+            text = opening(event)
         elif event["event"] == "evaluation":
-            said = evaluated(event, self.speed)
+            text = evaluated(event, self.speed)
         elif event["event"] == "step" and event["step"] % max(1, steps // self.SHARE) == 0:
-            said = f"step {event['step']:,} of {steps:,}: {self.speed.text()}"
-        if said:
-            self.console.print(said, markup=False, soft_wrap=True)
+            text = f"step {event['step']:,} of {steps:,}: {self.speed.text()}"
+        if text:
+            self.console.print(text, markup=False, soft_wrap=True)
 
 
 def opening(event: Event) -> str:

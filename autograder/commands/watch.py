@@ -182,8 +182,8 @@ class Watch:
                 continue
             mark, colour = STATES["passes" if result.verdict == PASS else "falls short"]
             missed = ", ".join(fact.name for fact in result.missed)
-            said = f"{WORDS[result.verdict]}{': ' if missed else ''}{missed}"
-            out().print(Text.assemble((mark, colour), f" {result.name}  ", (said, "dim")))
+            outcome = f"{WORDS[result.verdict]}{': ' if missed else ''}{missed}"
+            out().print(Text.assemble((mark, colour), f" {result.name}  ", (outcome, "dim")))
         if results and not short:
             following = self._following()
             more = f"next: {following}" if following else f"all functions of {self.chapter} pass"

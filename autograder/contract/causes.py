@@ -107,11 +107,11 @@ def having(size: float, case: Case[Any]) -> str:
     ]
     alone = [some[0] for some in found if len(some) == 1]
     together = [listed(map(repr, some)) for some in found if len(some) > 1]
-    said = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
-    said += [f"axes {', or '.join(together)} together have that size"] if together else []
+    matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
+    matches += [f"axes {', or '.join(together)} together have that size"] if together else []
     if abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3:
-        said.append("there are as many microbatches")
-    return ", or ".join(said)
+        matches.append("there are as many microbatches")
+    return ", or ".join(matches)
 
 
 def _factor(measured: np.ndarray, expected: np.ndarray, case: Case[Any]) -> str:
@@ -179,12 +179,12 @@ def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[A
 def not_finite(e: Evidence, measured: np.ndarray) -> str:
     """Report how much of a leaf is infinite or NaN, and where a mask may be the cause."""
     nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
-    said = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
+    counts = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
     asks = " The mask may be 0 everywhere on a device: what is divided by what counts there?" if masked and nan else ""
     if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
         asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
-    return f"{' and '.join(said)} of {measured.size:,} elements.{asks}"
+    return f"{' and '.join(counts)} of {measured.size:,} elements.{asks}"
 
 
 def _masked(right: np.ndarray) -> str:
@@ -224,8 +224,8 @@ def _at_one_place(right: np.ndarray) -> str:
         return ""
     _, dim, wrong = min(found, key=lambda one: one[:2])
     which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else listed(map(str, wrong))
-    said = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
-    return f"Along dim {dim}, of {right.shape[dim]}, only {said} wrong."
+    places = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
+    return f"Along dim {dim}, of {right.shape[dim]}, only {places} wrong."
 
 
 def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf]) -> str:

@@ -37,8 +37,8 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
     more = f" (also falls short: {'; '.join(sorted(others))})" if others else ""
-    said, *picture = chosen.message.split("\n")
-    return replace(chosen, message="\n".join([said + more, *picture]))
+    text, *picture = chosen.message.split("\n")
+    return replace(chosen, message="\n".join([text + more, *picture]))
 
 
 def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
@@ -75,20 +75,20 @@ def arrays_match(
     wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, found, strict=True) if not fact.passed]
     if wrong:
         (e, leaf), first = wrong[0], next(i for i, fact in enumerate(found) if not fact.passed)
-        said = [found[first].message]
+        sentences = [found[first].message]
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
             cause = causes.of_values(e, leaf, tolerance)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
-            said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
+            sentences += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             if kind is Kind.GRADIENTS and cause and cause in (causes.of_values(e, x, tolerance) for x in before):
-                said[1:] = ["As with “values”."]
-        said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
+                sentences[1:] = ["As with “values”."]
+        sentences.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
-        found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part) + drawn)
+        found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
     return replace(worst(found, name, kind), weight=weight)
 
 
@@ -116,12 +116,12 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
     )
     scale = max(expected, 1e-30)
     figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Limit.EXACTLY}
-    said = "{} and should be {}".format(*_apart(measured, expected))
+    comparison = "{} and should be {}".format(*_distinguishable(measured, expected))
     if e.secret:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
-        said = causes.times(measured / scale)
+        comparison = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    message = f"on mesh {e.case.mesh_text} the norm over all leaves is {said}" if wrong else ""
+    message = f"on mesh {e.case.mesh_text} the norm over all leaves is {comparison}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
 
 
@@ -237,9 +237,9 @@ def only_collectives(
         message = ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)
-            said = causes.listed(plain(kind) for kind in sorted(allowed)) if allowed else "none at all"
+            names = causes.listed(plain(kind) for kind in sorted(allowed)) if allowed else "none at all"
             message = (
-                f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {said}. "
+                f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"
             )
         line = others[0].line if others else ""
@@ -285,10 +285,10 @@ def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> F
         wanted = f"{dtype} x {dtype}"
         others = {kind: count for kind, count in e.costs.products.items() if kind != wanted}
         every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
-        said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
+        counts = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
         before = f"besides {right}" if right else "instead of"
         products = "product" if right == 1 else "products"
-        message = f"{before} {products} of {wanted} there are {said}. {hint}" if others else ""
+        message = f"{before} {products} of {wanted} there are {counts}. {hint}" if others else ""
         if not every:
             message = f"no product was found that could be of {wanted}. {hint}"
         how = {"direction": Limit.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
@@ -313,9 +313,9 @@ def precise_in(
     def look(e: Evidence) -> Fact:
         every = e.costs.precise
         others = {kind: count for kind, count in every.items() if not kind.endswith(f" of {dtype}")}
-        said = ", ".join(f"{kind} ({count})" for kind, count in sorted(others.items()))
+        counts = ", ".join(f"{kind} ({count})" for kind, count in sorted(others.items()))
         total, wrong = sum(every.values()), sum(others.values())
-        message = f"besides {total - wrong} of {dtype} there are: {said}. {hint}" if others else ""
+        message = f"besides {total - wrong} of {dtype} there are: {counts}. {hint}" if others else ""
         if not every:
             message = f"no function or sum was found that could be of {dtype}. {hint}"
         taken = {kinds: sum(e.costs.taken.get(f"{kind} of {dtype}", 0) for kind in kinds) for kinds in least(e)}
@@ -404,8 +404,8 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         return at(e, name, kind, f"{where}: measured {found}, expected {wanted}.", found, wanted)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
-        said = causes.not_finite(e, measured)
-        return at(e, name, kind, f"{where}: {said}", f"{bad} not finite", "finite")
+        reason = causes.not_finite(e, measured)
+        return at(e, name, kind, f"{where}: {reason}", f"{bad} not finite", "finite")
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale
@@ -413,21 +413,21 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-    place = f" at {list(map(int, worst_at))}{_held_by(e, leaf, worst_at)}" if worst_at else ""
-    texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
-    said = f"measured {texts[0]}, expected {texts[1]}{place}"
+    place = f" at {list(map(int, worst_at))}{_devices_of(e, leaf, worst_at)}" if worst_at else ""
+    texts = _distinguishable(float(measured[worst_at]), float(expected[worst_at]))
+    text = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
         wrong = int(np.sum(errors > tolerance * scale))
-        said = (
+        text = (
             f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} wrong, the worst{place} by "
             f"{float(f'{error:.1e}'):g} times the largest expected one"
         )
         if errors.size == 1:
-            said = f"off by {float(f'{error:.1e}'):g} of what it should be"
-    return at(e, name, kind, f"{where}: {said}.", **figures)
+            text = f"off by {float(f'{error:.1e}'):g} of what it should be"
+    return at(e, name, kind, f"{where}: {text}.", **figures)
 
 
-def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
+def _devices_of(e: Evidence, name: str, index: Iterable[Any]) -> str:
     """`` (on pipe=3)``: the devices that hold an element of a result, whose dims are those of all devices together."""
     leaf, on = next((output for output in e.outputs if output.name == name), None), []
     if not leaf or leaf.shape != e.expected[name].shape:
@@ -440,7 +440,7 @@ def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
     return f" (on {', '.join(sorted(on))})" if on else ""
 
 
-def _apart(*numbers: float) -> list[str]:
+def _distinguishable(*numbers: float) -> list[str]:
     """Format the numbers with just enough digits to distinguish them."""
     texts = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
     return next((found for found in texts if len(set(found)) == len(numbers)), [f"{n:.6g}" for n in numbers])

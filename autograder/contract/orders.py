@@ -19,5 +19,5 @@ def places(case: Case[Ordered], n: int) -> np.ndarray:
 
 def orders(sentence: str) -> tuple[Variant, ...]:
     """A variant for each order; ``sentence`` names the default at ``i``, and ``{}`` in it is the requested order."""
-    said = (f"of `n` devices, {sentence.format(place)}" for place in _PLACES.values())
-    return tuple(Variant(name, text, {"order": name}) for name, text in zip(_PLACES, said, strict=True))
+    sentences = (f"of `n` devices, {sentence.format(place)}" for place in _PLACES.values())
+    return tuple(Variant(name, text, {"order": name}) for name, text in zip(_PLACES, sentences, strict=True))

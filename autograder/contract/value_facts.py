@@ -64,16 +64,18 @@ def every_answer_matches(
     """
 
     def look(e: Evidence) -> Fact:
-        given, asked = decode(e.measured["values"]), questions(e.case)
-        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-        pairs = zip(asked, given, strict=True)
+        given, queries = decode(e.measured["values"]), questions(e.case)
+        given = given if isinstance(given, tuple) and len(given) == len(queries) else (None,) * len(queries)
+        pairs = zip(queries, given, strict=True)
         wrong = [(question, answer) for question, answer in pairs if not _or_none(right, e.case, question, answer)]
-        message = "" if asked and not wrong and is_answer(e.measured["values"]) else "this is no answer to any question"
+        message = (
+            "" if queries and not wrong and is_answer(e.measured["values"]) else "this is no answer to any question"
+        )
         if wrong:
             message = _or_none(explain, e.case, *wrong[0]) or message
             message += "" if e.secret else _or_none(picture, e.case, given) or ""
         how = {"direction": Limit.ALL, "unit": Unit.QUESTIONS}
-        return at(e, "values", Kind.VALUES, message, len(asked) - len(wrong), len(asked), **how)
+        return at(e, "values", Kind.VALUES, message, len(queries) - len(wrong), len(queries), **how)
 
     return worst([look(e) for e in evidence])
 

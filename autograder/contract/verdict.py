@@ -231,8 +231,8 @@ class Result:
         if sent and sent[0].amiss < 0:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
-            asked = "Does a loop run too often, or is something reduced that should not be?"
-            return f"{may}: more is sent than should be. {asked}"
+            question = "Does a loop run too often, or is something reduced that should not be?"
+            return f"{may}: more is sent than should be. {question}"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
         first = back if LATER_LOSSES in wrong[0].message else wrong[0]
         return f"{may}: begin with “{first.name}”."

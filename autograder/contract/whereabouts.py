@@ -107,13 +107,13 @@ def _of_inputs(e: Evidence, held: _Held, measured: np.ndarray, wanted: np.ndarra
         have, want = ([_label(side[device, at], own, held.devices, near) for at in places] for side in (found, right))
         if not all(want) or not any(have):
             continue
-        said = []
+        phrases = []
         for label, group in groupby(zip(places, have, want, strict=True), lambda one: one[1] or UNKNOWN):
             at, _, (belongs, *_) = zip(*group, strict=True)
             place = f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}" if found.shape[1] > 1 else "is"
-            known = said or len(at) > 1 or label.startswith(belongs)
-            said.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
-        return _sentence(held.devices[device], said, wrong)
+            known = phrases or len(at) > 1 or label.startswith(belongs)
+            phrases.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
+        return _sentence(held.devices[device], phrases, wrong)
     return ""
 
 
@@ -170,19 +170,21 @@ def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: flo
         if not runs:
             continue
         long = [dim for dim in range(cut) if local[dim] > 1]
-        said = []
+        phrases = []
         for some, other, to in runs:
             have = "has" if len(some) == 1 else "have"
             there = "" if other == device else f" on {held.devices[other]}"
             if not long:
-                said.append(f"is what belongs{there}")
+                phrases.append(f"is what belongs{there}")
             elif len(long) == 1:
-                dim = "" if said else f" of dim {held.dims[long[0]]}"
-                said.append(f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}")
+                dim = "" if phrases else f" of dim {held.dims[long[0]]}"
+                phrases.append(
+                    f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}"
+                )
             else:
                 first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))
-                said.append(f"index {first} has what belongs at index {last}{there}")
-        return _sentence(held.devices[device], said, wrong)
+                phrases.append(f"index {first} has what belongs at index {last}{there}")
+        return _sentence(held.devices[device], phrases, wrong)
     return ""
 
 
@@ -214,10 +216,10 @@ def _numbered(noun: str, numbers: Sequence[int]) -> str:
     return f"{plural} {numbers[0]} to {numbers[-1]}" if row else f"{plural} {listed(map(str, numbers))}"
 
 
-def _sentence(device: str, said: Sequence[str], wrong: np.ndarray) -> str:
+def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray) -> str:
     """Describe the contents of the first wrong device, and count the others."""
-    more = f"; {len(said) - _FEW} more are wrong" if len(said) > _FEW else ""
-    text = f"On {device} {'; '.join(said[:_FEW])}{more}." if device else f"Its {'; '.join(said[:_FEW])}{more}."
+    more = f"; {len(phrases) - _FEW} more are wrong" if len(phrases) > _FEW else ""
+    text = f"On {device} {'; '.join(phrases[:_FEW])}{more}." if device else f"Its {'; '.join(phrases[:_FEW])}{more}."
     others, every = int(np.sum(np.any(wrong, axis=1))) - 1, len(wrong) - 1
     if not every:
         return text

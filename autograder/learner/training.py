@@ -122,7 +122,7 @@ def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[
         state = kept.restore(trainer) if request.resume else initial(trainer)
         prediction = predicted(make, run.sizes, request.axes, request.options, run.batch, request.machine)
         record = _Record(request.folder / LOG, done, tell)
-        about = _about(trainer, prediction, request.options.dtype, time.perf_counter() - began)
+        about = _run_facts(trainer, prediction, request.options.dtype, time.perf_counter() - began)
         record({"event": "start", "step": done, **about})
 
         def save(step: int, state: Any) -> None:
@@ -172,7 +172,7 @@ def _trainer(run: Run, request: RunRequest, make: strategies.MakeStrategy) -> Tr
     return prepare(run, make(run.sizes, mesh, request.options), mesh, request.options.num_microbatches)
 
 
-def _about(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
+def _run_facts(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
     kind = trainer.mesh.devices.flat[0].device_kind
     speed = rates(trainer.run.sizes, trainer.run.batch, [], kind, trainer.mesh.size, dtype)
     return {

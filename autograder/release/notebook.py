@@ -121,17 +121,17 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
 
 def _introduced(cells: list[NotebookNode], entry: Chapter) -> list[NotebookNode]:
     """The cells, with the chapter's page, a glossary and the estimated time added to the first."""
-    said = [f"The theory is on the page “{entry.title}”: `meshcraft site {entry.name}` opens it in a browser."]
+    intro = [f"The theory is on the page “{entry.title}”: `meshcraft site {entry.name}` opens it in a browser."]
     text = "\n".join(cell.source for cell in cells)
     words = [f"*{word}*: {meaning}." for word, meaning in GLOSSARY.items() if re.search(rf"\b{word}\b", text)]
     if entry.functions:
-        said[0] += (
+        intro[0] += (
             " Each function says how difficult it is, and how long it may take somebody who has read that page: "
             f"{entry.time_text} in all. These are estimates; nobody has measured them."
         )
-        said += ["\n".join(["Words:", "", *(f"- {word}" for word in words)])] if words else []
-        said.append("Run the next cell first: it gives this notebook 8 emulated devices.")
-    cells[0].source = "\n\n".join([cells[0].source, *said])
+        intro += ["\n".join(["Words:", "", *(f"- {word}" for word in words)])] if words else []
+        intro.append("Run the next cell first: it gives this notebook 8 emulated devices.")
+    cells[0].source = "\n\n".join([cells[0].source, *intro])
     return cells
 
 

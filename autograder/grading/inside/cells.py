@@ -154,14 +154,14 @@ class _Magics(ast.NodeTransformer):
         magic = _magic(node.value)
         if magic is None:
             return self.generic_visit(node)
-        body = list(_behind(magic, node.lineno)) or [ast.Pass()]
+        body = list(_line_magic_body(magic, node.lineno)) or [ast.Pass()]
         return [ast.fix_missing_locations(ast.copy_location(part, node)) for part in body]
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         magic = _magic(node)
         if magic is None:
             return self.generic_visit(node)
-        body = list(_behind(magic, node.lineno))
+        body = list(_line_magic_body(magic, node.lineno))
         value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else ast.Constant(None)
         return ast.copy_location(value, node)
 
@@ -178,7 +178,7 @@ def _magic(node: ast.expr) -> tuple[str, str] | None:
     return ("", "") if node.func.attr == "system" else None
 
 
-def _behind(magic: tuple[str, str], line: int) -> Iterator[ast.stmt]:
+def _line_magic_body(magic: tuple[str, str], line: int) -> Iterator[ast.stmt]:
     name, rest = magic
     if name in _RUN:
         with suppress(SyntaxError, ValueError):  # a shell command, for example

@@ -62,7 +62,7 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> s
         f"{_safe(MEANING.get(result.verdict, ''))} {_safe(result.reason)}</p>"
     ]
     failed = [fact for fact in result.facts if fact.passed is False]
-    if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _said_by(failed, result):
+    if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _message_in_facts(failed, result):
         parts.append(_finding("", result.message, result.line, sources))
     parts += [_finding(_title(fact), fact.message, fact.line, sources) for fact in failed]
     parts.append(_next(chapter, result, failed))
@@ -95,7 +95,7 @@ def _code(text: str) -> str:
     return f"<code>{_safe(text)}</code>"
 
 
-def _said_by(failed: list[Fact], result: Result) -> bool:
+def _message_in_facts(failed: list[Fact], result: Result) -> bool:
     return any((fact.message, fact.line) == (result.message, result.line) for fact in failed)
 
 

@@ -63,7 +63,7 @@ def requested_in(variants: Mapping[str, str], chapter: str) -> dict[str, str]:
     return {function: variant for (where, _, function), variant in sorted(parts) if where == chapter and variant}
 
 
-def state(notebook: NotebookNode, chapter: str, asked: Mapping[str, str]) -> bool:
+def state(notebook: NotebookNode, chapter: str, requested: Mapping[str, str]) -> bool:
     """Make a source notebook ask for exactly these variants; return True if that changes it."""
     before = [(cell.get("id"), cell.source) for cell in notebook.cells]
     cells = []
@@ -71,13 +71,13 @@ def state(notebook: NotebookNode, chapter: str, asked: Mapping[str, str]) -> boo
         name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
         if str(cell.get("id", "")).startswith(MARK):
             continue
-        if name in asked:
-            variant = load(chapter).task(name).variant(asked[name])
+        if name in requested:
+            variant = load(chapter).task(name).variant(requested[name])
             assert variant
             cells.append(new_markdown_cell(f"**In this course:** {variant.sentence}", id=f"{MARK}{name}"[:64]))
         checked = name.removeprefix(CHECK)
         if name.startswith(CHECK):
-            argument = f', variant="{asked[checked]}"' if checked in asked else ""
+            argument = f', variant="{requested[checked]}"' if checked in requested else ""
             if argument or stated([Cell(name, cell.source)]):
                 cell.source = f"check({checked}{argument})"
         cells.append(cell)
