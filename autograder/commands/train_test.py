@@ -171,7 +171,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         ("--mesh data=x", "does not read as axis sizes"),
         ("--mesh data=8 --batch 12", "batch 12 is not divisible by data=8 x 1 microbatches = 8"),
@@ -204,7 +204,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
         ("--resume", "no checkpoint in run to go on from"),
     ],
 )
-def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, said):
+def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, message):
     found = train(*arguments.split())
-    assert (found.status, found.out) == (2, "") and said in found.err, found.err
+    assert (found.status, found.out) == (2, "") and message in found.err, found.err
     assert found.err.startswith("meshcraft: ") and found.err.count("\n") == 1

@@ -103,7 +103,7 @@ def raises_the_second_time(error):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "reason"),
     [
         (raises_the_second_time(TypeError("no")), "cannot be exported for cuda: TypeError: no (cell:"),
         (raises_the_second_time(SystemExit("bye")), "cannot be exported for cuda: SystemExit: bye (cell:"),
@@ -111,10 +111,10 @@ def raises_the_second_time(error):
         (Problem("student_error", "there is no function"), "there is no function"),
     ],
 )
-def test_what_cannot_be_exported_is_not_measured_and_says_why(function, said):
+def test_what_cannot_be_exported_is_not_measured_and_says_why(function, reason):
     facts = compiled_facts("fsdp", TASK, function, lambda file: "cell" if file == __file__ else None)
     assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [(name, *NOT_MEASURED) for name in NAMES]
-    assert all(said in fact.message for fact in facts)
+    assert all(reason in fact.message for fact in facts)
 
 
 def compiled_with(exposed, spans):

@@ -143,8 +143,10 @@ def test_the_primer_is_built_without_roles_checks_or_a_contract_and_has_no_solut
     (tmp_path / "solutions" / "primer.py").write_text(STORY)
     (path,) = notebook.build([PRIMER.name], root=tmp_path)
     cells = nbformat.read(path, as_version=4).cells
-    said = f"# A chapter\n\nThe theory is on the page “{PRIMER.title}”: `meshcraft site primer` opens it in a browser."
-    assert [cell.source for cell in cells] == [said, "import math", "print(math.pi)"]
+    opening = (
+        f"# A chapter\n\nThe theory is on the page “{PRIMER.title}”: `meshcraft site primer` opens it in a browser."
+    )
+    assert [cell.source for cell in cells] == [opening, "import math", "print(math.pi)"]
     assert not any("nbgrader" in cell.metadata for cell in cells)
     assert notebook.stale(PRIMER.name, root=tmp_path) == ""
     (tmp_path / "solutions" / "primer.py").write_text(MODULE)

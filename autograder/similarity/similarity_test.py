@@ -321,16 +321,16 @@ def test_the_command_says_that_it_is_evidence_and_the_page_shows_both_sources_es
         return ended.value.code or 0, capsys.readouterr()
 
     written = klass.path / "similar.html"
-    status, said = run("collectives", "--course", str(klass.path), "--function", RING, "--html", str(written))
-    assert status == 0 and "evidence and no verdict" in said.out and "ada" in said.out
+    status, printed = run("collectives", "--course", str(klass.path), "--function", RING, "--html", str(written))
+    assert status == 0 and "evidence and no verdict" in printed.out and "ada" in printed.out
     text = written.read_text()
     assert EVIDENCE in text and script not in text and "&lt;script&gt;" in text and "<script" not in text
     assert text.count('<span class="rare">') > 10 and "default-src 'none'" in text and "http:" not in text
     assert written.stat().st_mode & 0o077 == 0
-    status, said = run("collectives", "--course", str(klass.path), "--json")
-    told = json.loads(said.out)
-    (match,) = next(each for each in told["functions"] if each["name"] == RING)["matches"]
-    assert status == 0 and told["note"] == EVIDENCE and match["share"] == 1 and match["program"]["same"] is None
+    status, printed = run("collectives", "--course", str(klass.path), "--json")
+    report = json.loads(printed.out)
+    (match,) = next(each for each in report["functions"] if each["name"] == RING)["matches"]
+    assert status == 0 and report["note"] == EVIDENCE and match["share"] == 1 and match["program"]["same"] is None
     for wrong in (("nosuch",), ("collectives", "--function", "nosuch"), ("collectives", "--course", "nosuch")):
         assert run(*wrong)[0] == 2
     odd = page(find_similar(klass.path, "collectives", ["ring_all_reduce"]))

@@ -86,14 +86,14 @@ def test_a_cluster_gives_the_verdicts_of_this_machine_though_a_worker_is_killed(
             time.sleep(0.05)
         before = judged(there)
         os.kill(workers[0], signal.SIGKILL)
-        told, err = on_cluster.communicate()
+        output, err = on_cluster.communicate()
     assert on_cluster.returncode == 0, err
     assert 0 < before < len(CLASS), "the kill came too late or too early to show anything"
     local = grade(course)
     expected, err = local.communicate()
     assert local.returncode == 0, err
-    assert json.loads(told) == json.loads(expected)
-    verdicts = {row["student"]: row["functions"][0]["verdict"] for row in json.loads(told)["submissions"]}
+    assert json.loads(output) == json.loads(expected)
+    verdicts = {row["student"]: row["functions"][0]["verdict"] for row in json.loads(output)["submissions"]}
     assert {name for name, verdict in verdicts.items() if verdict == PASS} == {
         name for name, model in CLASS.items() if model == "partial"
     }

@@ -68,13 +68,13 @@ def serving(command, folder, private):
         text=True,
     ) as process:
         assert process.stdout
-        said = []
+        lines = []
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if address := re.search(r"http://127\.0\.0\.1:\S+token=\w+", line):
                 break
         else:
-            pytest.fail(f"the server did not start: {''.join(said)}")
+            pytest.fail(f"the server did not start: {''.join(lines)}")
         drain = threading.Thread(target=process.stdout.read)
         drain.start()
         try:

@@ -60,8 +60,8 @@ def course(made, tmp_path):
 
 def nbgrader(*steps):
     """nbgrader's own commands, each run in a folder by a user with separate Jupyter data."""
-    told = json.dumps([(str(folder), str(folder / ".data"), command.split()) for folder, command in steps])
-    done = subprocess.run([sys.executable, "-c", NBGRADER], input=told, capture_output=True, text=True, cwd="/")
+    request = json.dumps([(str(folder), str(folder / ".data"), command.split()) for folder, command in steps])
+    done = subprocess.run([sys.executable, "-c", NBGRADER], input=request, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -37,7 +37,7 @@ def message(header, blobs=()):
 
 
 @pytest.mark.parametrize(
-    ("told", "result", "verdict", "says"),
+    ("ending", "result", "verdict", "says"),
     [
         ({"exceeded": "wall time"}, b"", LIMIT_EXCEEDED, "longer than 180 s"),
         ({"exceeded": "output"}, b"", LIMIT_EXCEEDED, "printed more than 16 MiB"),
@@ -52,8 +52,8 @@ def message(header, blobs=()):
         ({}, message({"problem": {"verdict": "needs_human", "message": ""}}), REFUSED, ""),
     ],
 )
-def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict, says):
-    problem = read_result(Ending(**{**QUIET, **told}), result, LIMITS)[0].problem
+def test_process_without_programs_gets_the_verdict_that_fits(ending, result, verdict, says):
+    problem = read_result(Ending(**{**QUIET, **ending}), result, LIMITS)[0].problem
     assert problem and problem.verdict == verdict and says in problem.message
 
 
@@ -271,7 +271,7 @@ FORGE = """class Forge:
 
 
 @pytest.mark.parametrize(
-    ("cell", "verdict", "said"),
+    ("cell", "verdict", "excerpt"),
     [
         ("class Exit:\n    __import__('os')._exit(0)", STUDENT_ERROR, "ended without a result"),
         ("class Loop:\n    while True: pass", LIMIT_EXCEEDED, "longer than 5 s"),
@@ -287,13 +287,13 @@ FORGE = """class Forge:
     ],
 )
 def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
-    grader, tmp_path, monkeypatch, cell, verdict, said
+    grader, tmp_path, monkeypatch, cell, verdict, excerpt
 ):
     monkeypatch.setattr(grader, "limits", replace(LIMITS, wall_s=5.0))
     name = cell.split()[1].rstrip(":")
     uses_it = f"def shard_params(params, axis_name, min_size):\n    return {name}"
     result = graded(grader, tmp_path, cell, uses_it)
     assert (result.verdict, result.points) == (verdict, 0)
-    assert said in result.message
+    assert excerpt in result.message
     monkeypatch.setattr(grader, "limits", LIMITS)
     assert graded(grader, tmp_path, HEAD, ANSWER).verdict == PASS
