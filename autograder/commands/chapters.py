@@ -148,7 +148,7 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
         yield f"no mutant fails {fact!r}", f"write one in {folder}/mutants.py, or drop the fact and its line in `read`"
 
 
-# Facts of weight 0, which nothing fails.
+# Facts of weight 0, which no mutant needs to fail.
 ADVICE = {"compiled exposed", "exposed communication"}
 
 

@@ -361,6 +361,6 @@ def _loop(watched: Watch, pressed: queue.Queue[str]) -> None:
                 pass
             else:
                 continue
-        except Exception as error:  # whatever it is, the next save may be better
+        except Exception as error:  # whatever the error, the next save may fix it
             complain(f"{type(error).__name__}: {error}")
         watched.refresh()

@@ -26,7 +26,7 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A learner's function made into something that can be exported: see ``course.program.export``.
+    """A learner's function, wrapped for export: see ``course.program.export``.
 
     ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing.
     """

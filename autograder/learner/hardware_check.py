@@ -36,7 +36,7 @@ SPEED, MEMORY = "measured speed", "measured peak memory"
 NO_PEAK = "this backend's memory_stats() has no peak"
 # Time limit for timing pairs, and the allowance for starting, compiling and drawing inputs.
 PAIR_SECONDS, START_SECONDS = 120.0, 240.0
-# XLA merges the chunks of a ring's matmuls unless told not to, and nothing overlaps then.
+# XLA merges the chunks of a ring's matmuls by default, and then nothing overlaps.
 FLAGS = "--xla_gpu_dot_merger_threshold_mb=0"
 
 

@@ -1,4 +1,4 @@
-"""Solution module to nbgrader source notebook to exercise. nbgrader alone strips the solutions."""
+"""Build a solution module into nbgrader's source notebook, and from it the exercise. Only nbgrader strips solutions."""
 
 import ast
 import difflib

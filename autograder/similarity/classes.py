@@ -98,7 +98,7 @@ def _of_submission(
                 unread.append((author, f"{task.name} is not defined"))
     except RecursionError:
         unread.append((author, "it is nested too deep to be compared"))
-    except Exception as error:  # whatever it is, the others are compared
+    except Exception as error:  # whatever the error, the others are compared
         unread.append((author, f"{type(error).__name__}: {error}"))
     return result
 

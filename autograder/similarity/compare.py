@@ -116,7 +116,7 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
 
 
 def _scores(ours: list[Written], every: list[Written], held: Counter[int], people: int) -> tuple[Any, Any]:
-    """The share of the shorter one that two have in common, ``[ours, every]``, and the same weighted by rarity."""
+    """The fraction of the shorter code that two authors share, ``[ours, every]``, and the same weighted by rarity."""
     columns = {gram: number for number, gram in enumerate({gram for w in every for gram in w.grams})}
     row = np.repeat(np.arange(len(every)), [len(w.grams) for w in every])
     column = [columns[gram] for w in every for gram in w.grams]

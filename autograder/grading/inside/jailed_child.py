@@ -37,11 +37,11 @@ __all__ = ["ChildReport", "Limits", "apply_limits", "deny_syscalls", "fork_confi
 
 @dataclass(frozen=True)
 class ChildReport:
-    """The end of a confined child.
+    """The outcome of a confined child.
 
     Attributes:
-        result: what it wrote to its result pipe, at most `result_bytes`.
-        output: the last part of what it wrote to stdout and stderr; untrusted text.
+        result: the child's output on its result pipe, at most `result_bytes`.
+        output: the end of the child's stdout and stderr; untrusted text.
         output_dropped: number of bytes of output that were not kept.
         exit_status: its exit status, None when a signal ended it.
         signal: the signal that ended it, None when it exited.

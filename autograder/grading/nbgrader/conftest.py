@@ -31,7 +31,7 @@ def course(released, tmp_path):
 
 @pytest.fixture
 def meshcraft(monkeypatch, capsys):
-    """The command: its exit status and what it prints."""
+    """Run the command; return its exit status and output."""
 
     def run(*arguments, status=0):
         monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
@@ -65,7 +65,7 @@ def hand_in(course, student, change=None, *, answer="", name="fsdp.ipynb", stamp
 
 
 def report(*results):
-    """These results, and full points for the other functions."""
+    """A report of these results, with full points for the other functions."""
     given = {result.name: result for result in results}
     functions = (given.get(name, Result(name, points, points, PASS)) for name, points in POINTS.items())
     return Report("fsdp", tuple(functions), isolation="bubblewrap")
