@@ -1,4 +1,4 @@
-"""The architecture: which layer imports which, one word for everything, and what must not be in the repository."""
+"""The architecture: the imports each layer may make, consistent naming, and what must not be in the repository."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ def imports(path):
             yield from (alias.name for alias in node.names)
 
 
-# The folders are the layers: each imports those below it, and two in one line do not know each other.
+# Each folder is a layer: it imports only from those below it, and two layers on one line don't import each other.
 LAYERS = """\
 autograder.proof
 autograder.cli
@@ -38,7 +38,7 @@ autograder.grading.inside
 autograder.contract
 solutions
 course"""
-# Tests know everything; mutants and alternatives are judged by those who import them.
+# Tests may import anything; mutants and alternatives are covered by the modules that import them.
 BESIDE = re.compile(r"_test$|\.(mutants|alternatives)(\.|$)|\.submitted\.|\.conftest$")
 
 

@@ -1,4 +1,4 @@
-"""``check``: judge functions here and now. The notebook, the command and the tests all call this."""
+"""``check``: judge functions immediately. The notebook, the command and the tests all call this."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from course.program import Locate
 
 
 class CheckResult:
-    """What ``check`` returns: a table in a notebook, text elsewhere.
+    """The result of ``check``: a table in a notebook, text elsewhere.
 
-    Its plain text in a notebook is the points alone, which is how nbgrader reads partial credit.
+    In a notebook its plain text is only the points, which is how nbgrader reads partial credit.
     """
 
     def __init__(self, report: Report):
@@ -70,18 +70,18 @@ class MoreFacts(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     def exports(self, task: Task) -> list[Export]:
-        """The Programs that it looks at, besides those that are judged."""
+        """Return the Programs that the analysis needs in addition to those that are judged."""
         ...
 
     def facts(self, task: Task, result: Result, function: Any, locate: Locate) -> list[Fact]: ...
 
 
 def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckResult:
-    """Judge a function as this kernel has it: on a few cases and, once these pass, on all that official grading has.
+    """Judge a function as defined in this kernel: on the quick cases, then, if they pass, on all others of grading.
 
     Args:
-        function: One of a chapter's functions; its name says which.
-        variant: What this course asks for; as the notebook on disk says, if not given.
+        function: One of a chapter's functions, identified by its name.
+        variant: The variant this course asks for; read from the notebook on disk if omitted.
     """
     name = name_of(function, sys._getframe(1).f_globals)
     chapter, task = find_task(name)
@@ -90,7 +90,7 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
     if variant is None:
         variant = stated(read.cells).get(name, "") if read else ""
     planned = plan(chapter, task, stretched=True, variant=variant)
-    disk = _meanwhile(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
+    disk = _trace_in_background(task, FromNotebook(chapter, read), planned.traced[:1]) if read else None
     labels, line = labels_of(function), Line()
 
     def first_case(other: Task) -> Result:
@@ -108,13 +108,13 @@ def check(function: Callable[..., Any], *, variant: str | None = None) -> CheckR
     if again := stale(task, function):
         result = replace(result, message=f"{again} {result.message}".strip())
     differences = notes(traced, disk.result(), used) if disk else ()
-    following = _way_on(chapter, result, kept=bool(read) and not differences)
-    said = (*differences, *variant_notes(task, variant), *reading(chapter, [result]), *following)
-    return CheckResult(Report(chapter, (result,), notes=said))
+    following = _remember_and_suggest(chapter, result, kept=bool(read) and not differences)
+    messages = (*differences, *variant_notes(task, variant), *reading(chapter, [result]), *following)
+    return CheckResult(Report(chapter, (result,), notes=messages))
 
 
-def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
-    """Remember the verdict, where the file has what the kernel has; after a pass, what comes next."""
+def _remember_and_suggest(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
+    """Record the verdict if file and kernel agree; after a pass, suggest the next step."""
     names = [task.name for task in load(chapter).tasks]
     passed = {result.name: result.verdict == PASS}
     if kept and (path := path_here()):
@@ -123,8 +123,8 @@ def _way_on(chapter: str, result: Result, *, kept: bool) -> tuple[str, ...]:
     return (way_on(chapter, result, next_function(names, passed, result.name)),) if result.verdict == PASS else ()
 
 
-def _meanwhile(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
-    """Trace the notebook on disk while this process does something else."""
+def _trace_in_background(task: Task, function: FromNotebook, cases: list[Case[Any]]) -> Future[Traced | Problem]:
+    """Trace the notebook on disk in parallel with this process."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(trace_function, task, function, cases, locate_cell)
     pool.shutdown(wait=False)
@@ -144,17 +144,17 @@ def check_notebook(
     progress: Progress = ignored,
     more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge a notebook as it is on disk.
+    """Judge a notebook as saved on disk.
 
     Args:
         path: The notebook.
         chapter: The chapter's name.
         functions: Names of functions; None for all of the chapter.
-        progress: Called with what is being done.
+        progress: Progress callback, called with the current activity.
         more: Analyses whose facts are added.
 
     Raises:
-        IntakeError: It cannot be read.
+        IntakeError: The notebook cannot be read.
         LookupError: The chapter has no such function.
     """
     _tasks(chapter, functions)
@@ -171,10 +171,10 @@ def check_cells(
     progress: Progress = ignored,
     more: Sequence[MoreFacts] = (),
 ) -> Report:
-    """Judge a notebook that has been read; the arguments are those of ``check_notebook``.
+    """Judge a notebook that has already been read; arguments as for ``check_notebook``.
 
-    Its cells run once. Where one function alone is judged, they run for the first cases, and again for the others once
-    these pass: what is wrong is told sooner.
+    Its cells run once. If a single function is judged, they run for the first cases and then, if these pass, again for
+    the others, so that errors are reported sooner.
     """
     tasks = _tasks(chapter, functions)
     source = FromNotebook(chapter, notebook)
@@ -197,8 +197,8 @@ def check_cells(
         return with_quotes(result, notebook.line)
 
     report = replace(report, functions=tuple(map(with_more, tasks, report.functions)))
-    asked = [note for task in tasks for note in variant_notes(task, variants.get(task.name, ""))]
-    return replace(report, notes=(*asked, *reading(chapter, report.functions), *report.notes))
+    requested = [note for task in tasks for note in variant_notes(task, variants.get(task.name, ""))]
+    return replace(report, notes=(*requested, *reading(chapter, report.functions), *report.notes))
 
 
 def check_solution(
@@ -209,7 +209,7 @@ def check_solution(
     more: Sequence[MoreFacts] = (),
     stretched: bool = True,
 ) -> Report:
-    """Judge the course's own solution; the arguments are those of ``check_notebook``.
+    """Judge the course's own solution; arguments as for ``check_notebook``.
 
     Without ``stretched``, on all meshes and at the realistic size, but not on the cases in between.
 
@@ -250,7 +250,7 @@ def _judged(
 
 
 def _missing(exports: list[Export]) -> list[Export]:
-    """The exports, less those that one before them contains."""
+    """Drop the exports that an earlier one already contains."""
     kept: list[Export] = []
     for task, cases, platform in exports:
         names = {case.name for case in cases}

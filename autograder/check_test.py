@@ -1,4 +1,4 @@
-"""``check`` on notebooks that are wrong in every way a learner's can be: a clear sentence, and nothing goes down."""
+"""``check`` on notebooks broken in every way a learner's can be: it reports a clear message and never crashes."""
 
 import inspect
 import json
@@ -161,8 +161,8 @@ def test_syntax_error_and_missing_name_are_explained(notebook):
     assert (result.message.split(":")[0], result.line) == ("SyntaxError", "one:1")
     late = "def shard_params(params, axis_name, min_size):\n    return params, answer"
     assert "no cell of the notebook defines answer" in judged(notebook("pass", late)).message
-    told = judged(notebook("x = 1\nanswer = x / 0", late)).message
-    assert "(before it, `answer = x / 0` (one:2) failed with ZeroDivisionError: division by zero)" in told
+    problem = judged(notebook("x = 1\nanswer = x / 0", late)).message
+    assert "(before it, `answer = x / 0` (one:2) failed with ZeroDivisionError: division by zero)" in problem
 
 
 def test_magics_and_broken_imports_do_not_matter_to_those_who_do_not_use_them(notebook):
@@ -315,8 +315,8 @@ LATER = {  # wrong over `pipe`, with one layer, on an axis of size 1
 def test_an_answer_that_is_right_on_the_first_cases_alone_does_not_pass(function):
     _, planned, _ = planned_for(function.__name__)
     mistaken = patch(function, "wrong in a later case", LATER[function]).function
-    said = []
-    result, _ = judge_function(planned, mistaken, lambda _: None, said.append)
+    progress = []
+    result, _ = judge_function(planned, mistaken, lambda _: None, progress.append)
     assert (result.verdict, result.points) == (FAIL, 0), result.message
-    assert any("now the" in text for text in said), "it fell short on the first cases already"
+    assert any("now the" in text for text in progress), "it fell short on the first cases already"
     assert judge_function(planned.first, mistaken, lambda _: None)[0].verdict == PASS

@@ -53,9 +53,9 @@ for command in (new_chapter.new_chapter, chapters.check_course):
 
 
 def main() -> None:
-    """Run the command; an error that people can do something about is one sentence, not a traceback."""
+    """Run the command; report expected errors as one sentence, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name may have letters that the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # a name may contain characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     with explained():
         app(prog_name="meshcraft")

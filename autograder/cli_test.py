@@ -1,4 +1,4 @@
-"""What a person sees on the command line: exit statuses, sentences instead of tracebacks, and nothing lost."""
+"""Command-line behaviour: exit statuses, sentences instead of tracebacks, and no lost work."""
 
 import io
 import json
@@ -32,20 +32,20 @@ from course.curriculum import CHAPTERS
 
 @pytest.fixture
 def judge(monkeypatch):
-    """A judge that gives the verdicts it is told to, in place of the real one."""
-    told = SimpleNamespace(verdicts={"shard_params": PASS, "gather_params": FAIL}, error=None)
+    """A judge that returns preset verdicts in place of the real one."""
+    outcome = SimpleNamespace(verdicts={"shard_params": PASS, "gather_params": FAIL}, error=None)
 
     def judged(path, chapter, functions, **_):
-        if told.error:
-            raise told.error
-        names = functions or list(told.verdicts)
+        if outcome.error:
+            raise outcome.error
+        names = functions or list(outcome.verdicts)
         facts = (Fact("live temporaries", Kind.MEMORY, True, 90, 120, unit=Unit.BYTES, reference=100),)
-        return Report(chapter, tuple(Result(n, 1.0, 2.0, told.verdicts[n], facts) for n in names))
+        return Report(chapter, tuple(Result(n, 1.0, 2.0, outcome.verdicts[n], facts) for n in names))
 
     fake = SimpleNamespace(check_notebook=judged, way_on=lambda chapter, result, following: f"Next: {following}.")
     monkeypatch.setitem(sys.modules, "autograder.check", fake)
     monkeypatch.setattr("autograder.check", fake, raising=False)
-    return told
+    return outcome
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ def test_reset_of_one_function_leaves_the_others_and_forgets_its_progress_and_hi
 
 def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdict(meshcraft, monkeypatch, tmp_path):
     (tmp_path / "submitted" / "ada" / "fsdp").mkdir(parents=True)
-    told = SimpleNamespace(verdict=FAIL, before=None, after=None)
+    outcome = SimpleNamespace(verdict=FAIL, before=None, after=None)
 
     def grade_course(course, name, *, level, on_again, **_):
-        if told.before:
-            on_again(Regrade("ada", told.before, told.after))
-        return [Report(name, (Result("f", 0.0, 1.0, told.verdict, message="why"),), "ada", level)]
+        if outcome.before:
+            on_again(Regrade("ada", outcome.before, outcome.after))
+        return [Report(name, (Result("f", 0.0, 1.0, outcome.verdict, message="why"),), "ada", level)]
 
     monkeypatch.setattr("autograder.grading.nbgrader.batch.grade_course", grade_course)
     monkeypatch.setattr("autograder.grading.outside.sandbox.best_level", lambda allow_unsafe: "bubblewrap")
@@ -217,13 +217,17 @@ def test_grade_exits_3_if_a_submission_needs_a_person_and_0_if_all_have_a_verdic
     assert ended.status == 0
     (row,) = json.loads(ended.out)["submissions"]
     assert (row["student"], row["isolation"], row["functions"][0]["verdict"]) == ("ada", "bubblewrap", FAIL)
-    told.verdict = NEEDS_HUMAN
+    outcome.verdict = NEEDS_HUMAN
     ended = meshcraft("grade")
     assert ended.status == 3 and "ada needs a person: why" in ended.err
-    told.verdict, told.before, told.after = FAIL, Report("fsdp", (), "ada"), Report("fsdp", (), "ada", "landlock")
+    outcome.verdict, outcome.before, outcome.after = (
+        FAIL,
+        Report("fsdp", (), "ada"),
+        Report("fsdp", (), "ada", "landlock"),
+    )
     ended = meshcraft("grade", "--again")
     assert ended.status == 3 and "ada came out differently" in ended.err and "0 of 1 graded again" in ended.out
-    told.before = told.after
+    outcome.before = outcome.after
     ended = meshcraft("grade", "--again", "--json")
     assert ended.status == 0 and json.loads(ended.out)["again"][0]["same"]
     assert "for this machine alone" in meshcraft("grade", "--scheduler", "tcp://x:1", "--unsafe-local").err

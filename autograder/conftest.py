@@ -1,4 +1,4 @@
-"""What tests of the command share."""
+"""Fixtures shared by tests of the command."""
 
 import sys
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def meshcraft(monkeypatch, tmp_path, capsys):
-    """Runs the command in an empty folder: its exit status and what it writes."""
+    """Run the command in an empty folder; return its exit status and output."""
     from autograder import cli
 
     monkeypatch.chdir(tmp_path)

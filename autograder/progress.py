@@ -1,4 +1,4 @@
-"""What is remembered of a learner's work, in a folder next to the notebook: progress, hints shown, personal bests."""
+"""A learner's saved state, in a folder next to the notebook: progress, hints shown, personal bests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE: Mapping[str, str] = {}
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The least that a passing answer has measured, beside the reference's; ``unit`` is how people read it."""
+    """The lowest figure a passing answer has measured, with the reference's; ``unit`` is as displayed."""
 
     yours: float
     reference: float
@@ -22,9 +22,9 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """Of a chapter, by function: did it pass when last judged, how many hints were shown, and its best by fact.
+    """Progress in a chapter by function: passed when last judged, number of hints shown, and best figure by fact.
 
-    ``prints`` says what was judged, where the judge was ``watch``.
+    ``prints`` holds fingerprints of the judged code, if ``watch`` judged it.
     """
 
     passed: dict[str, bool] = {}
@@ -34,17 +34,17 @@ class Progress(msgspec.Struct):
 
 
 def hidden_folder(notebook: Path) -> Path:
-    """Where everything is kept that belongs to a notebook."""
+    """The folder that holds all saved state of a notebook."""
     return notebook.parent / ".meshcraft"
 
 
 def recall(notebook: Path, chapter: str) -> Progress:
-    """What is remembered; nothing where nothing can be read."""
+    """Load the saved progress; empty if it cannot be read."""
     return _recall_all(notebook).get(chapter, Progress())
 
 
 def remember(notebook: Path, chapter: str, results: Iterable[Result], prints: Mapping[str, str] = NONE) -> None:
-    """Keep the verdicts, and each figure that is better than any before."""
+    """Save the verdicts, and each figure that beats the previous best."""
     known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
     for result in results:
         known.passed[result.name] = result.verdict == PASS
@@ -56,14 +56,14 @@ def remember(notebook: Path, chapter: str, results: Iterable[Result], prints: Ma
 
 
 def remember_hint(notebook: Path, chapter: str, function: str, shown: int) -> None:
-    """Keep how many hints of a function were shown."""
+    """Save the number of hints shown for a function."""
     known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
     known.hints[function] = shown
     _keep(notebook, every)
 
 
 def forget(notebook: Path, chapter: str, functions: Collection[str]) -> None:
-    """Functions begin anew, without verdicts and hints; personal bests stay."""
+    """Reset functions: drop their verdicts and hints, keep personal bests."""
     known = (every := _recall_all(notebook)).setdefault(chapter, Progress())
     for name in functions:
         known.passed.pop(name, None)
@@ -72,13 +72,13 @@ def forget(notebook: Path, chapter: str, functions: Collection[str]) -> None:
 
 
 def next_function(names: Sequence[str], passed: Mapping[str, bool], after: str) -> str:
-    """The next function that does not pass, from the one after ``after`` on; empty where all do."""
+    """The next function that does not pass, starting after ``after``; empty if all pass."""
     at = names.index(after) + 1
     return next((name for name in [*names[at:], *names[:at]] if not passed.get(name)), "")
 
 
 def bests(result: Result) -> dict[str, Best]:
-    """The times and bytes in which one right answer can be better than another."""
+    """The times and bytes in which one correct answer can beat another."""
     found = {}
     for fact in result.facts:
         least, most = fact.limit if isinstance(fact.limit, tuple) else (fact.reference, fact.reference)
@@ -100,7 +100,7 @@ def _recall_all(notebook: Path) -> dict[str, Progress]:
 
 
 def _keep(notebook: Path, every: dict[str, Progress]) -> None:
-    """A folder that cannot be written is no reason to fail."""
+    """Write the file; an unwritable folder is not an error."""
     with suppress(OSError):
         folder = hidden_folder(notebook)
         folder.mkdir(parents=True, exist_ok=True)

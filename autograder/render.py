@@ -1,7 +1,7 @@
-"""A judgement for people: as HTML in notebooks and feedback pages, as a table in a terminal.
+"""Render a judgement: as HTML in notebooks and feedback pages, as a table in a terminal.
 
-Everything that came from a student is escaped here. The HTML has inline styles only, no script and no address,
-and takes its colours from what surrounds it, so that it reads on light and on dark.
+Everything that came from a student is escaped here. The HTML has inline styles only, no scripts and no URLs,
+and inherits its colours from the page, so that it is readable in light and dark themes.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 _MONO = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:0.95em;"
 _LINE = "background:rgba(207,34,46,0.16);border-radius:4px;padding:1px 6px;font-weight:600;"
 _TABLE = "border-collapse:collapse;border:none;margin:0;min-width:min(36rem,100%);font-size:13px;color:inherit;"
-# As wide as the columns need and never wider than what is seen: the message itself does not stretch the table.
+# As wide as the columns need but never wider than the viewport: the message itself does not stretch the table.
 _SCROLL = "overflow-x:auto;container-type:inline-size;"
 _NOTE = "position:sticky;left:0;width:0;min-width:100%;min-width:min(100%,100cqw - 3rem);"
 
 
 def word_in_json(verdict: str) -> str:
-    """A verdict in the JSON that learners read."""
+    """A verdict as written in the JSON that learners read."""
     return "error" if verdict == STUDENT_ERROR else verdict
 
 
 def facts_html(judgement: Report | Result) -> str:
-    """The judgement as a piece of HTML without script, style sheet or address."""
+    """The judgement as an HTML fragment without scripts, style sheets or URLs."""
     results = judgement.functions if isinstance(judgement, Report) else (judgement,)
     parts = [_result_html(result) for result in results]
     if isinstance(judgement, Report):
@@ -94,25 +94,25 @@ def facts_table(judgement: Report | Result) -> Group:
 
 
 def plain(text: object) -> str:
-    """Text without control characters (no terminal escapes, no reversed writing), and not endless."""
+    """Strip control characters (terminal escapes, bidirectional overrides) and limit the length."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in str(text)[: LONGEST + 1])
     return shown if len(shown) <= LONGEST else shown[:LONGEST] + " …"
 
 
 def one_line(text: object) -> str:
-    """The same without line breaks: for names and whatever else must not begin a line of its own."""
+    """Like ``plain``, but without line breaks: for names and anything else that must not start a new line."""
     return plain(" ".join(str(text).split()))
 
 
 def number(value: float | str | None) -> str:
-    """A measured value: short, and exact for whole numbers."""
+    """Format a measured value: short, and exact for whole numbers."""
     if value is None or isinstance(value, str):
         return plain(value or "")
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def size(number: float) -> str:
-    """A large number of bytes in the unit that people think in; "" for a small one."""
+    """Format a large number of bytes in a readable unit; "" for a small one."""
     if number < LARGE:
         return ""
     power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
@@ -125,15 +125,15 @@ def quantity(value: float, unit: str) -> str:
 
 
 def _name(fact: Fact) -> tuple[str, str]:
-    """What was measured, and its unit where neither the name nor the figures say it."""
+    """The fact's name, and its unit if neither the name nor the figures show it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
-    said = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
+    suffix = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
     how = "the point" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
-    return name, f"{said} {how}".strip()
+    return name, f"{suffix} {how}".strip()
 
 
 def _sizes(fact: Fact) -> tuple[str, ...]:
-    """Columns of large numbers of bytes, in larger units; empty where a column has another number."""
+    """Columns of large byte counts, in larger units; empty if a column holds any other number."""
     if fact.unit != Unit.BYTES:
         return ("",) * len(COLUMNS)
     texts = fact.texts(lambda number: size(number) if isinstance(number, int | float) else "")
@@ -150,13 +150,13 @@ def _mark(fact: Fact) -> str:
 
 
 def _columns(facts: tuple[Fact, ...]) -> list[int]:
-    """The columns in which any fact has something to say; fact and measured always."""
+    """The columns that are filled for any fact; fact and measured are always included."""
     rows = [_values(fact) for fact in facts]
     return [i for i in range(len(COLUMNS)) if i in (0, 2) or any(row[i] for row in rows)]
 
 
-def _said_below(result: Result) -> bool:
-    """Whether a fact says what the result says."""
+def _message_in_facts(result: Result) -> bool:
+    """Return True if a fact already carries the result's message."""
     return any((fact.message, fact.line) == (result.message, result.line) for fact in result.facts if not fact.passed)
 
 
@@ -174,23 +174,23 @@ def _result_html(result: Result) -> str:
         f'<span style="{_FAINT}">{number(result.points)} of {number(result.max_points)} points</span>'
     )
     remark = f"<div>{_html(result.reason)}</div>" if result.reason else ""
-    if not result.not_started and not _said_below(result):
+    if not result.not_started and not _message_in_facts(result):
         remark += _remark(result.message, _line_html(result.line, result.quoted), colour)
     if result.original and not result.not_started:
-        said = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
-        remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{said}</details>'
-    beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(said))}</div>' for said in _beside(result))
+        original = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
+        remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{original}</details>'
+    beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(line))}</div>' for line in _lines_below(result))
     body = remark + table_html(result.facts, quoted=result.quoted) + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
-def _beside(result: Result) -> list[str]:
-    """What is said below a pass: the reference's figures, and what it has passed on."""
-    said = [result.compared] if result.compared else []
+def _lines_below(result: Result) -> list[str]:
+    """The lines below a passing table: the reference's figures, and the cases it passed on."""
+    lines = [result.compared] if result.compared else []
     if result.verdict == PASS and result.cases:
         where = listed(result.cases)
-        said.append(f"Passes on {where}: all that grading looks at, but for the inputs that it draws itself.")
-    return said
+        lines.append(f"Passes on {where}: all that grading looks at, but for the inputs that it draws itself.")
+    return lines
 
 
 def _remark(message: str, where: str, colour: str) -> str:
@@ -202,26 +202,26 @@ def _remark(message: str, where: str, colour: str) -> str:
 
 
 def whose(line: str) -> str:
-    """What a line is called; a gradient of the course's model is computed, and reduced, at the model's own lines."""
+    """Describe a line's owner; a gradient of the course's model is computed, and reduced, at the model's own lines."""
     return "the course's line" if line.startswith("course/") else "your line"
 
 
 def _line_html(line: str, quoted: Mapping[str, str]) -> str:
     if not line:
         return ""
-    said = f'<span style="{_FAINT}">{whose(line)}</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
+    located = f'<span style="{_FAINT}">{whose(line)}</span> <span style="{_MONO}{_LINE}">{_html(plain(line))}</span>'
     if text := quoted.get(line):
-        said += f' <code style="{_MONO}{_TEXT}">{_html(plain(text))}</code>'
-    return f'<div style="margin:2px 0;">{said}</div>'
+        located += f' <code style="{_MONO}{_TEXT}">{_html(plain(text))}</code>'
+    return f'<div style="margin:2px 0;">{located}</div>'
 
 
 def table_html(facts: tuple[Fact, ...], *, notes: bool = True, quoted: Mapping[str, str] = NONE) -> str:
-    """The facts as a table.
+    """Render the facts as a table.
 
     Args:
         facts: Its rows.
-        notes: Whether each that fell short is explained below its row.
-        quoted: The text of the lines that these point at.
+        notes: Whether each failed fact is explained below its row.
+        quoted: The source text of the lines that the facts point at.
     """
     if not facts:
         return ""
@@ -241,10 +241,10 @@ def _fact_html(fact: Fact, columns: list[int], notes: bool, quoted: Mapping[str,
     if not notes or fact.passed or not (fact.message or fact.line):
         return row
     message, *picture = _html(plain(fact.message)).split("\n")
-    said = f'<div style="{_TEXT}">{message}</div>'
+    body = f'<div style="{_TEXT}">{message}</div>'
     if picture:
-        said += f'<pre style="{_MONO}margin:2px 0;overflow-x:auto;">{chr(10).join(picture)}</pre>'
-    text = f'<div style="{_NOTE}">{_line_html(fact.line, quoted)}{said}</div>'
+        body += f'<pre style="{_MONO}margin:2px 0;overflow-x:auto;">{chr(10).join(picture)}</pre>'
+    text = f'<div style="{_NOTE}">{_line_html(fact.line, quoted)}{body}</div>'
     note = f'<td colspan="{len(columns)}" style="{_CELL}padding-bottom:8px;">{text}</td>'
     return f'{row}<tr style="background:none;"><td style="{_CELL}"></td>{note}</tr>'
 
@@ -288,7 +288,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
         (f"  {number(result.points)} of {number(result.max_points)} points", "dim"),
     )
     parts: list[RenderableType] = [head, *([Text(result.reason)] if result.reason else [])]
-    if (result.line or result.message) and not _said_below(result):
+    if (result.line or result.message) and not _message_in_facts(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
         parts.append(Text(f"  {ORIGINAL}: `--json`, or check(...) in the notebook", style="dim"))
@@ -298,7 +298,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]
-    parts += [Text(f"\n{plain(said)}", style="dim") for said in _beside(result)]
+    parts += [Text(f"\n{plain(line)}", style="dim") for line in _lines_below(result)]
     if result.denied:
         parts.append(Text(f"\n{DENIED}: {', '.join(map(plain, result.denied))}", style="dim"))
     return [*parts, ""]
@@ -312,9 +312,9 @@ def _line_rich(line: str, quoted: Mapping[str, str], *before: str | tuple[str, s
 
 
 def _remark_rich(where: Text, message: str) -> RenderableType:
-    """Where it is, and below it, indented and not too wide, what is the matter."""
+    """The location and, indented below it at a readable width, the message."""
     text = Padding(Text(plain(message)), (0, 0, 0, 2), expand=False)
-    lines = [part for part, said in ((where, where.plain), (text, message)) if said]
+    lines = [part for part, content in ((where, where.plain), (text, message)) if content]
     return Constrain(Group(*lines), WIDEST)
 
 

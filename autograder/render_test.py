@@ -1,4 +1,4 @@
-"""What people see of a judgement: complete, and harmless whatever a student wrote."""
+"""How a judgement is displayed: complete, and harmless whatever a student wrote."""
 
 import io
 import re
@@ -102,10 +102,10 @@ def test_a_grid_below_a_message_keeps_its_columns_and_is_escaped():
     assert "\n    yours: tick 0 1" in printed(result) and "\n        stage 0 . <" in printed(result)
 
 
-@pytest.mark.parametrize(("line", "said"), [("f:1", "your line"), ("course/model.py:70", "the course's line")])
-def test_a_line_of_the_course_is_not_called_the_readers(line, said):
+@pytest.mark.parametrize(("line", "expected"), [("f:1", "your line"), ("course/model.py:70", "the course's line")])
+def test_a_line_of_the_course_is_not_called_the_readers(line, expected):
     result = Result("f", 0, 1, FAIL, (Fact("bytes", Kind.MEMORY, False, 2, 1, line=line, message="too many"),))
-    assert all(f"{said} {line}" in re.sub("<.*?>", "", shown) for shown in (facts_html(result), printed(result)))
+    assert all(f"{expected} {line}" in re.sub("<.*?>", "", shown) for shown in (facts_html(result), printed(result)))
 
 
 def test_html_is_escaped_and_asks_for_nothing():
@@ -134,17 +134,17 @@ def test_numbers_are_short_and_exact_where_whole():
 
 
 @pytest.mark.parametrize(
-    ("fact", "said"),
+    ("fact", "expected"),
     [
         (Fact("gradients", Kind.GRADIENTS, False, "missing", "present"), "Wrong gradients earn nothing"),
         (Fact("bubble", Kind.TIME, False, 0.5, 0.4, point=True), "At most half of the points without “bubble”"),
         (Fact("bytes", Kind.COMMUNICATION, False, 5, 4), ""),
     ],
 )
-def test_why_an_answer_earns_nothing_or_half_is_said_at_once(fact, said):
+def test_why_an_answer_earns_nothing_or_half_is_said_at_once(fact, expected):
     result = Result("f", 0, 3, FAIL, (Fact("values", Kind.VALUES, True), fact))
     for shown in (facts_html(result), printed(result)):
-        assert said in shown
+        assert expected in shown
         assert ("the point" in shown.replace("points", "")) is fact.point
 
 

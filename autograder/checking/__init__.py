@@ -1,1 +1,1 @@
-"""What ``check`` is made of: judging here and now, what a notebook's kernel knows, and what is added to a verdict."""
+"""The parts of ``check``: judging on this machine, the notebook kernel's state, and additions to a verdict."""

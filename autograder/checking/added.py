@@ -1,4 +1,4 @@
-"""What is added to a verdict for a learner: the function at fault, quoted lines, where to read, what is next."""
+"""Additions to a learner's verdict: the function at fault, quoted lines, further reading, the next step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from autograder.contract.verdict import FAIL, Fact, Result, conclude
 
 
 def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Callable[[Task], Result]) -> Result:
-    """A wrong result, with the function that it calls and that is wrong by itself, if there is one, named first.
+    """Name the callee at fault first, if a failing function calls another that fails on its own.
 
     Args:
         chapter: The chapter's name.
-        result: Of a function.
-        used: What ``uses`` says of it.
-        judged: The judgement of another function of the chapter.
+        result: The function's result.
+        used: The names it uses, as returned by ``uses``.
+        judged: Returns the judgement of another function of the chapter.
     """
     if result.verdict != FAIL or result.message or not result.facts:
         return result
@@ -30,17 +30,17 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
 
 
 def with_quotes(result: Result, text: Callable[[str, int], str]) -> Result:
-    """The result with the text of every line of the learner's that it names; ``text`` gives that of ``cell:line``."""
+    """Add the source text of every learner line the result names; ``text`` maps ``cell:line`` to that text."""
     found = {}
     for line in {result.line, *(fact.line for fact in result.facts if not fact.passed)}:
         label, _, number = line.rpartition(":")
-        if number.isdigit() and (said := text(label, int(number)).strip()):
-            found[line] = said[:200]
+        if number.isdigit() and (source := text(label, int(number)).strip()):
+            found[line] = source[:200]
     return replace(result, quoted=found)
 
 
 def way_on(chapter: str, result: Result, following: str) -> str:
-    """What to do after a pass: the next function, and where a profile tells something, that."""
+    """The next step after a pass: the next function, and the profile if it is informative."""
     text = f"Next: {following}." if following else f"All functions of {chapter} pass."
     scaled = load(chapter).task(result.name).at_scale
     more = f" `meshcraft profile {chapter} {result.name}` shows where its time and memory go." if scaled else ""
@@ -48,18 +48,18 @@ def way_on(chapter: str, result: Result, following: str) -> str:
 
 
 def reading(chapter: str, results: Sequence[Result]) -> tuple[str, ...]:
-    """Where the pages explain what fell short: one heading a function, that of the first fact."""
+    """Pages that explain the failures: one heading per function, for its first failed fact."""
     found = [(result.name, *load(chapter).places(result)[:1]) for result in results]
     return tuple(f"{name}: to read on, `{site_command(*place[0])}`" for name, *place in found if place)
 
 
 def variant_notes(task: Task, variant: str) -> tuple[str, ...]:
-    """What the course asks for instead of what is usual, for the learner to see."""
+    """The sentence of the course's variant, for the learner to see."""
     found = task.variant(variant)
     return (f"{task.name}, in this course: {found.sentence}",) if found else ()
 
 
 def with_facts(result: Result, facts: list[Fact]) -> Result:
-    """Points and verdict with more facts; advice and facts that were not measured change neither."""
+    """Add facts to a result without changing its points or verdict, as advice and unmeasured facts do not."""
     again = conclude(result.name, result.max_points, [*result.facts, *facts])
     return replace(result, points=again.points, verdict=again.verdict, facts=again.facts)

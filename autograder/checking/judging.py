@@ -1,4 +1,4 @@
-"""A function traced and judged on this machine: in this process, or from a notebook on disk in a process of its own."""
+"""Trace and judge a function on this machine: in this process, or from a notebook on disk in a separate process."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from course.program import Locate, Program, ProgramError
 Progress = Callable[[str], None]
 # A function's Programs for a platform: the task, the cases, the platform.
 Export = tuple[Task, list[Case], str]
-# Of processor time, which is the same on a busy machine; and of wall time, for what waits and computes nothing.
+# Processor time, which doesn't depend on load; and wall time, to catch code that waits without computing.
 TRACE_SECONDS, TRACE_WALL_SECONDS = 60, 300
-# The tracer of a learner's own machine: what would harm others is not limited.
+# The tracer of a learner's own machine: nothing here needs protecting from others.
 LOCAL = Limits(wall_s=TRACE_WALL_SECONDS, cpu_s=TRACE_SECONDS, address_space=1 << 40, open_files=1024)
 
 
 def ignored(_: str) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class FromNotebook:
-    """The functions of a notebook on disk. A tracer process runs its cells, as official grading does."""
+    """The functions of a notebook on disk, whose cells run in a tracer process as in official grading."""
 
     chapter: str
     notebook: Notebook
     traced: dict[tuple[str, str], list[Traced | Problem]] = field(default_factory=dict, repr=False, compare=False)
 
     def trace(self, exports: list[Export]) -> list[Traced | Problem]:
-        """Run the cells once, for the Programs of all ``exports``, and keep them for ``programs``."""
+        """Run the cells once for the Programs of all ``exports``, and cache them for ``programs``."""
         limits = replace(LOCAL, cpu_s=TRACE_SECONDS)
         requests = [
             trace_request(self.chapter, task, self.notebook, cases, limits, platform, patient=True, with_uses=True)
@@ -56,7 +56,7 @@ class FromNotebook:
         return every
 
     def programs(self, task: Task, cases: list[Case[Any]], platform: str) -> Traced | Problem:
-        """A function's Programs on some cases, or why there are none."""
+        """A function's Programs on some cases, or the reason there are none."""
         names = {case.name for case in cases}
         for traced in self.traced.get((task.name, platform), []):
             if isinstance(traced, Problem) or names <= traced.programs.keys():
@@ -67,16 +67,16 @@ class FromNotebook:
 def judge_function(
     planned: Plan, function: Any, locate: Locate, progress: Progress = ignored
 ) -> tuple[Result, Traced | Problem]:
-    """Judge a function on the quick cases and, if it passes there, on all the others that official grading has.
+    """Judge a function on the quick cases and, if they pass, on all others of official grading.
 
     Args:
-        planned: What it is judged on.
-        function: It, as ``trace_function`` takes it.
+        planned: The cases it is judged on.
+        function: The function, as ``trace_function`` accepts it.
         locate: Names its lines.
-        progress: Called with what is being done.
+        progress: Progress callback, called with the current activity.
 
     Returns:
-        The result, and what was traced.
+        The result, and the traced Programs.
     """
     first, seen = planned.first, {}
     traced = trace_function(planned.task, function, first.traced, locate)
@@ -99,7 +99,7 @@ def judge_traced(
     progress: Progress | None = None,
     seen: dict[str, Evidence] | None = None,
 ) -> Result:
-    """Judge what tracing gave; ``seen`` is as for ``judge``."""
+    """Judge traced Programs; ``seen`` is as for ``judge``."""
     if isinstance(traced, Problem):
         return stopped(planned.task, traced)
     programs = {name: program.serialise() for name, program in traced.programs.items()}
@@ -112,7 +112,7 @@ def judge_traced(
 def trace_function(
     task: Task, function: Any, cases: list[Case], locate: Locate, platform: str = "cpu"
 ) -> Traced | Problem:
-    """The Programs of a function: traced here, or from a notebook in a tracer process."""
+    """The Programs of a function, traced in this process or, for a notebook on disk, in a tracer process."""
     if isinstance(function, Problem):
         return function
     if isinstance(function, FromNotebook):
@@ -122,10 +122,10 @@ def trace_function(
 
 
 def exported(task: Task, function: Any, case: Case, locate: Locate, platform: str) -> Program:
-    """The Program of a function, as ``trace_function`` takes it, for analyses that give advice.
+    """The Program of a function, as ``trace_function`` accepts it, for analyses that give advice.
 
     Raises:
-        ProgramError: There is none; the message says what stood in the way, be it an exception of the learner's.
+        ProgramError: There is none; the message gives the cause, including any exception the learner's code raised.
     """
     if isinstance(function, Problem):
         raise ProgramError(function.message)
@@ -140,13 +140,13 @@ def exported(task: Task, function: Any, case: Case, locate: Locate, platform: st
 
 @cache
 def executor() -> Worker:
-    """The one executor process of this kernel or command; it ends with it."""
+    """The only executor process of this kernel or command; it exits with its parent."""
     return _ending_with_this(local_executor())
 
 
 @cache
 def tracer() -> Worker:
-    """The one tracer process of this kernel or command; it ends with it."""
+    """The only tracer process of this kernel or command; it exits with its parent."""
     return _ending_with_this(local_tracer())
 
 
@@ -156,7 +156,7 @@ def _ending_with_this(worker: Worker) -> Worker:
 
 
 def locate_file(function: Callable[..., Any]) -> Locate:
-    """Locations in the file that defines the function, named by it."""
+    """Locate lines in the file that defines the function, using the function's name."""
     own = file_of(function)
     return lambda file: Path(file).name if file == own else None
 

@@ -1,4 +1,4 @@
-"""What a notebook's kernel knows: the cells that it ran, what they defined, and where it shows what is being done."""
+"""The notebook kernel's state: the cells it ran, their definitions, and its progress display."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from course.program import Locate, cell_name
 
 
 def locate_live(function: Callable[..., Any]) -> Locate:
-    """Locations in a notebook's cells: by the graded function that a cell defines, else by its number."""
+    """Locate lines in a notebook's cells: by the graded function that a cell defines, else by cell number."""
     return labels_of(function).get
 
 
 def labels_of(function: Callable[..., Any]) -> dict[str, str]:
-    """What each file is called that is the learner's: a cell's, or the one that defines the function."""
+    """Label each of the learner's source files: a cell, or the file that defines the function."""
     own = file_of(function)
     labels = {own: Path(own).name} if own else {}
     if shell := _shell():
@@ -40,7 +40,7 @@ def _shell() -> Any:
 
 
 def stale(task: Task, function: Callable[..., Any]) -> str:
-    """That a later cell was to define the function and failed, so that an older one is judged; empty if not."""
+    """A note that a later cell redefining the function failed, so an older definition is judged; empty otherwise."""
     shell = _shell()
     numbers = getattr(shell.compile, "_filename_map", {}) if shell else {}
     number, cells = numbers.get(file_of(function)), list(shell.user_ns.get("In", ())) if shell else []
@@ -55,14 +55,14 @@ def stale(task: Task, function: Callable[..., Any]) -> str:
 
 
 def name_of(function: Callable[..., Any], namespace: dict[str, Any]) -> str:
-    """The name that a function is graded by: what a notebook calls it, as for a lambda or an object that is called."""
+    """The name under which a function is graded: its name in the notebook if it is a lambda or a callable object."""
     own = getattr(function, "__name__", "")
     bound = [name for name in every_task() if namespace.get(name) is function]
     return own if own in bound or not bound else bound[0]
 
 
 class Line:
-    """A line below a cell that says what is being done; empty in the end. Without a notebook it is not shown."""
+    """A status line below a cell, cleared at the end. Outside a notebook it is not shown."""
 
     def __init__(self) -> None:
         self.handle: Any = None
@@ -73,13 +73,13 @@ class Line:
             return
         from IPython.display import HTML, display
 
-        said = HTML(f'<span style="opacity:0.7">{escape(text)}</span>' if text else "")
+        content = HTML(f'<span style="opacity:0.7">{escape(text)}</span>' if text else "")
         if self.handle is None:
-            self.handle = display(said, display_id=True)
+            self.handle = display(content, display_id=True)
         else:
-            self.handle.update(said)
+            self.handle.update(content)
 
     def clear(self) -> None:
-        """Show nothing any more."""
+        """Clear the line."""
         if self.handle is not None:
             self("")

@@ -1,1 +1,1 @@
-"""The commands of `meshcraft`: learner's, instructor's, and what they share."""
+"""The commands of `meshcraft`: for learners, for instructors, and their shared code."""

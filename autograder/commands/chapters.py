@@ -1,4 +1,4 @@
-"""What a chapter's author types: check-course."""
+"""The command for chapter authors: check-course."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autograder.commands.terminal import (
 )
 from course.curriculum import CHAPTERS, Chapter
 
-# What a chapter consists of, and how somebody comes by it; references and exercises are built.
+# The files of a chapter, and how to create each; references and exercises are built.
 FILES = {
     "autograder/chapters/{name}/__init__.py": "write its contract",
     "autograder/chapters/{name}/wrapping.py": "say there how its functions are made into programs",
@@ -53,7 +53,7 @@ def check_course(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is missing in the course's chapters, or stale, and what to do. Exit status 1 if anything is."""
+    """Report missing or stale parts of the course's chapters, with remedies. Exit status 1 if there are any."""
     from autograder.release.notebook import ROOT
 
     if seconds and not sizes:
@@ -103,7 +103,7 @@ def _print_promises(names: list[str], as_json: bool) -> None:
 
 
 def problems(entry: Chapter, root: Path) -> Iterator[Problem]:
-    """What is missing or stale in a chapter, each with what to do."""
+    """Yield everything missing or stale in a chapter, each with its remedy."""
     missing = {file.format(name=entry.name): do for file, do in FILES.items()}
     missing = {file: do for file, do in missing.items() if not (root / file).is_file()}
     yield from ((f"{file} is missing", do) for file, do in missing.items())
@@ -128,7 +128,7 @@ def _modules(name: str) -> tuple[Any, Any, Any]:
 
 
 def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Iterator[Problem]:
-    """Mutants, alternatives and hints: are there some for every function, and a mutant for every fact?"""
+    """Check mutants, alternatives and hints: some for every function, and a mutant for every fact."""
     folder = f"autograder/chapters/{name}"
     tasks = [task.name for task in contract.tasks]
     wrong = Counter(mutant.task for mutant in mutants)
@@ -148,7 +148,7 @@ def _answers(name: str, contract: Any, mutants: Any, alternatives: Any) -> Itera
         yield f"no mutant fails {fact!r}", f"write one in {folder}/mutants.py, or drop the fact and its line in `read`"
 
 
-# Facts of weight 0, which nothing fails.
+# Facts of weight 0, which no mutant needs to fail.
 ADVICE = {"compiled exposed", "exposed communication"}
 
 

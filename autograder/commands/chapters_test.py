@@ -1,4 +1,4 @@
-"""What a chapter's author is told: what is missing or stale, and how large everything is."""
+"""The output for a chapter's author: what is missing or stale, and how large everything is."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ COLLECTIVES = chapter("collectives")
 
 @pytest.fixture
 def quick(monkeypatch):
-    """References are not measured again."""
+    """Skip measuring the references again."""
     monkeypatch.setattr(reference_metrics, "measure", lambda name: {"ring": 1})
     monkeypatch.setattr("autograder.contract.task.references", chapters_references)
 

@@ -1,4 +1,4 @@
-"""Running ``meshcraft`` in the tests' own process."""
+"""Run ``meshcraft`` within the test process."""
 
 import sys
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from autograder import cli
 
 @pytest.fixture
 def meshcraft(monkeypatch, tmp_path, capsys):
-    """``meshcraft(*arguments)`` in a folder of its own: its ``status``, and what it wrote to ``out`` and ``err``."""
+    """``meshcraft(*arguments)`` in an empty folder: its ``status``, and its output in ``out`` and ``err``."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, columns=100):
@@ -18,7 +18,7 @@ def meshcraft(monkeypatch, tmp_path, capsys):
         monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = capsys.readouterr()
-        return SimpleNamespace(status=ended.value.code or 0, out=said.out, err=said.err)
+        output = capsys.readouterr()
+        return SimpleNamespace(status=ended.value.code or 0, out=output.out, err=output.err)
 
     return run

@@ -1,4 +1,4 @@
-"""A course of an instructor's own: init, status, feedback, export."""
+"""Commands for running your own course: init, status, feedback, export."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def init(
         str | None, typer.Option(metavar="COURSE_ID", help="The course's name in the exchange; the folder's, if none.")
     ] = None,
 ) -> None:
-    """Make a course folder of your own. Run it again to add chapters or students, or to change dates."""
+    """Make your own course folder. Run it again to add chapters or students, or to change dates."""
     known = [entry.name for entry in CHAPTERS]
     new = not (folder / "source").is_dir()
     chapters = [require_chapter(each) for each in chapter or (known if new else [])]
@@ -93,7 +93,7 @@ def _percent(text: str | None) -> float | None:
 
 
 def _dates(given: list[str], folder: Path, chosen: list[str]) -> dict[str, Any]:
-    """The due dates by chapter: one without a name is for every chapter chosen, or for all of the course."""
+    """The due dates by chapter: one without a name applies to every chapter chosen, or to the whole course."""
     from autograder.grading.nbgrader.new_course import parse_due
 
     there = sorted(path.name for path in (folder / "source").glob("*") if path.is_dir())
@@ -117,7 +117,7 @@ def _next(folder: Path, chapters: list[str]) -> list[tuple[str, str]]:
 
 
 def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
-    """What is graded, what is not, and what needs a person."""
+    """Show graded and ungraded submissions, and those that need manual attention."""
     from autograder.grading.nbgrader.export import counts, overview
 
     rows = [row for name in assignments(course, assignment) for row in overview(course.resolve(), name)]
@@ -135,7 +135,7 @@ def status(assignment: Assignment = None, course: CourseFolder = Path("."), as_j
 
 
 def feedback(assignment: Assignment = None, course: CourseFolder = Path("."), as_json: AsJson = False) -> None:
-    """Write a feedback page for everyone who is graded. Exit status 1: someone got none."""
+    """Write a feedback page for every graded student. Exit status 1: a student got none."""
     names = assignments(course, assignment)
     with spinner("writing feedback"):
         from autograder.grading.nbgrader.feedback import write_feedback
@@ -171,7 +171,7 @@ def export(
         typer.Option(metavar="CSV", help="A page that ranks those listed in CSV (student,name) by time and bytes."),
     ] = None,
 ) -> None:
-    """The gradebook as CSV, with manual grades and late penalties; students without a grade have no number.
+    """Export the gradebook as CSV, with manual grades and late penalties. Ungraded students have no number.
 
     With --leaderboard, a page of a chapter's predicted times and bytes, for the students in CSV under chosen names.
     """

@@ -1,4 +1,4 @@
-"""What an instructor types, and what is said to wrong use."""
+"""The instructor's commands, and their response to misuse."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What an instructor types most: grade, and the table that it prints."""
+"""The instructor's main command: grade, and the table it prints."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def grade(
     unsafe_local: Annotated[bool, typer.Option("--unsafe-local", help="Grade even without any sandbox.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Grade what was handed in and is not graded yet. Interrupt it at any time, and run it again to go on.
+    """Grade submissions that are not graded yet. Interrupt it at any time, and run it again to resume.
 
-    Exit status 0: every submission has a verdict; 3: some need a person, or a verdict came out differently --again.
+    Exit status 0: every submission has a verdict; 3: some need manual attention, or --again gave a different verdict.
     """
     from autograder.grading.nbgrader.batch import Regrade, grade_course
 
@@ -66,7 +66,7 @@ def grade(
 
 
 def _level(scheduler: str, unsafe_local: bool) -> str:
-    """The sandbox's level; empty where each machine of a cluster finds its own."""
+    """The sandbox's level; empty if each machine of a cluster picks its own."""
     from autograder.grading.outside.sandbox import best_level
 
     if scheduler:
@@ -91,7 +91,7 @@ def _again(regrade: Any) -> dict[str, Any]:
 
 
 def grade_table(reports: list[Report]) -> Group:
-    """One line a student: points and verdict of each function; and below, the isolation they were judged under."""
+    """One line per student with points and verdict of each function; below it, the isolation they were judged under."""
     names = list(dict.fromkeys(result.name for report in reports for result in report.functions))
     levels = list(dict.fromkeys(report.isolation for report in reports if report.isolation))
     each = ["isolation"] if len(levels) > 1 else []
@@ -108,13 +108,13 @@ def grade_table(reports: list[Report]) -> Group:
 
 
 def unfinished(report: Report) -> bool:
-    """Whether a person has to look at it."""
+    """Return True if the report needs manual attention."""
     lost = any(note.startswith("not in the gradebook") for note in report.notes)
     return lost or any(result.verdict == NEEDS_HUMAN for result in report.functions)
 
 
 def reason(report: Report) -> str:
-    """Why a person has to look at it."""
+    """The reason why it needs manual attention."""
     message = [result.message for result in report.functions if result.verdict == NEEDS_HUMAN and result.message]
     return next(iter([*message, *report.notes]), "no reason was given")
 

@@ -1,4 +1,4 @@
-"""Hints: a Markdown file a chapter, a heading a function, a numbered list of ever plainer hints."""
+"""Hints: one Markdown file per chapter, a heading per function, a numbered list of increasingly explicit hints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_hints(chapter: str) -> dict[str, list[str]]:
     """Each function's hints, from "where to look" to "almost the answer".
 
     Raises:
-        UsageError: the chapter has none.
+        UsageError: The chapter has none.
     """
     path = CHAPTERS / chapter / "hints.md"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""What an instructor's commands share; build; and doctor, for anyone."""
+"""Shared code of the instructor's commands; build; and doctor, for anyone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build(
     chapters: Annotated[list[str] | None, typer.Argument(metavar="[CHAPTER]...", help="All, if left out.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if an exercise is stale.")] = False,
 ) -> None:
-    """Make the exercises from the solutions, which nbgrader strips, and measure what limits are set against."""
+    """Make the exercises from the solutions, which nbgrader strips, and measure the figures behind the limits."""
     names = [require_chapter(name, or_primer=True) for name in chapters or [entry.name for entry in NOTEBOOKS]]
     from autograder.release import notebook
 
@@ -51,7 +51,7 @@ def build(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """What this machine can do. Exit status 1: it has no sandbox for official grading."""
+    """Show this machine's capabilities. Exit status 1: it has no sandbox for official grading."""
     from importlib import metadata
 
     with spinner("trying the sandboxes"):
@@ -88,7 +88,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _room() -> dict[str, Any]:
-    """What gradings use besides processor and memory: scratch space in bytes, and processes, None without a limit."""
+    """Resources of grading besides processor and memory: scratch space in bytes, and processes (None if unlimited)."""
     import resource
 
     scratch = tempfile.gettempdir()
@@ -98,7 +98,7 @@ def _room() -> dict[str, Any]:
 
 
 def _gpu_compiler() -> dict[str, str]:
-    """The version of what the compiled lens needs, or why it cannot be used."""
+    """The versions that the compiled analysis needs, or why it is unavailable."""
     from course.program.compiled.plugin import PACKAGES, AotMissing, find_plugin
 
     try:
@@ -108,10 +108,10 @@ def _gpu_compiler() -> dict[str, str]:
 
 
 def assignments(course: Path, given: str | None) -> list[str]:
-    """The assignment that was named, or all chapters that are in the course or that somebody has handed in.
+    """The assignment named, or all chapters that are in the course or have submissions.
 
     Raises:
-        UsageError: no such chapter, no such folder, or no chapter in it.
+        UsageError: No such chapter, no such folder, or no chapter in it.
     """
     if given is not None:
         return [require_chapter(given)]

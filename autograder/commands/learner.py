@@ -1,4 +1,4 @@
-"""What a learner types: list, start, check, watch, hint, reset."""
+"""The learner's commands: list, start, check, watch, hint, reset."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from course.curriculum import CHAPTERS, NOTEBOOKS, Function
 from course.curriculum import chapter as find_chapter
 
 ROOT = Path(__file__).resolve().parents[2]
-# Its page_config.json switches off what only instructors use of nbgrader, and the question whether to fetch news.
+# Its page_config.json disables nbgrader's instructor features and the prompt about fetching news.
 LABCONFIG = ROOT / "autograder" / "release"
 ChapterName = Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, as `meshcraft list` names it.")]
 FunctionName = Annotated[str | None, typer.Argument(metavar="[FUNCTION]", help="One function; all, if left out.")]
@@ -40,13 +40,13 @@ NotebookFile = Annotated[Path | None, typer.Option(help="Another notebook than t
 
 
 class Mesh(str, Enum):  # noqa: UP042  typer shows the values
-    """What functions are judged on: emulated devices alone, or real ones as well."""
+    """The devices that functions are judged on: emulated only, or real ones as well."""
 
     emulated = "emulated"
     real = "real"
 
 
-# How far a function is, the mark and the colour of each state.
+# A function's states, with the mark and colour of each.
 STATES = {
     "passes": ("✓", "green"),
     "falls short": ("✗", "red"),
@@ -60,7 +60,7 @@ def chapters(
     best: Annotated[bool, typer.Option("--best", help="Your best times and bytes, beside the reference's.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The curriculum, and how far you are: in a chapter, with its functions; or your personal bests."""
+    """Show the curriculum and your progress, by chapter and function; or your personal bests."""
     names = [require_chapter(chapter, or_primer=True)] if chapter else [entry.name for entry in NOTEBOOKS]
     rows = [chapter_row(name) for name in names]
     if as_json:
@@ -81,7 +81,7 @@ def chapters(
 
 
 def show_functions(row: dict[str, Any]) -> None:
-    """A chapter's functions and how far each is, as a table."""
+    """Show a chapter's functions and the state of each as a table."""
     out().print(f"[bold]{row['chapter']}[/]  {row['title']}: {row['summary']}\n")
     shown = table("", "", "", "", "")
     for one in row["functions"]:
@@ -114,7 +114,7 @@ def start(
     chapter: ChapterName,
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open the notebook in JupyterLab.")] = True,
 ) -> None:
-    """Copy a chapter's exercise, or the primer, into the working folder, unless it is there, and open it."""
+    """Copy a chapter's exercise, or the primer, into the working folder, unless it exists, and open it."""
     require_chapter(chapter, or_primer=True)
     target = find_notebook(chapter) or _usual_place(chapter)
     if target.exists():
@@ -129,10 +129,10 @@ def start(
 
 
 def _open_in_jupyterlab(notebook: Path) -> NoReturn:
-    """Become JupyterLab in the working folder, so that Ctrl-C is its own and a terminal in it begins there."""
+    """Replace this process with JupyterLab in the working folder; it receives Ctrl-C, and its terminals open there."""
     as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in containers
     without_teaching = os.pathsep.join(filter(None, [str(LABCONFIG), os.environ.get("JUPYTER_CONFIG_PATH")]))
-    # The address that it prints is the notebook's: the only way in where there is no browser.
+    # It prints the notebook's address: the only way in without a browser.
     where = [f"--ServerApp.root_dir={Path.cwd()}", f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
     jupyter = [sys.executable, "-m", "jupyterlab", *as_root, *where]
     sys.stdout.flush()
@@ -152,7 +152,7 @@ def check(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Judge your notebook as it is on disk. Exit status 0: everything passed; 1: something fell short."""
+    """Judge your notebook as saved on disk. Exit status 0: everything passed; 1: something failed."""
     require_chapter(chapter)
     if solution and notebook:
         raise UsageError("--solution judges the course's own functions and --notebook a file; give one of them")
@@ -208,7 +208,7 @@ def watch(
         bool, typer.Option("--script", help="Write the notebook as a script beside it, too: edit either.")
     ] = False,
 ) -> None:
-    """Judge whatever changed each time you save, until you press q; hints, profile and the rest at a key."""
+    """Judge each change when you save, until you press q; keys show hints, the profile and more."""
     require_chapter(chapter)
     path = require_notebook(chapter, notebook)
     with spinner("starting"):
@@ -223,7 +223,7 @@ def hint(
     every: Annotated[bool, typer.Option("--all", help="All that were shown before.")] = False,
     notebook: NotebookFile = None,
 ) -> None:
-    """Show one more hint for a function: for the first that does not pass yet, if you name none."""
+    """Show one more hint for a function: by default, for the first that does not pass yet."""
     require_chapter(chapter)
     path = notebook or find_notebook(chapter) or _usual_place(chapter)
     if function and function.isdecimal():
@@ -232,7 +232,7 @@ def hint(
 
 
 def show_hint(path: Path, chapter: str, function: str | None, number: int | None = None, every: bool = False) -> None:
-    """Show a function's next hint, or those with this number or all that were shown before."""
+    """Show a function's next hint, the hint with this number, or all hints shown so far."""
     hints, known = read_hints(chapter), recall(path, chapter)
     name = function or next((n for n in hints if not known.passed.get(n)), "")
     if not name:
@@ -271,7 +271,7 @@ def reset(
     notebook: NotebookFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Put the exercise back as it was, or one function of it. Asks first, and keeps a copy of what you have."""
+    """Reset the exercise, or one of its functions. Asks first, and backs up your version."""
     require_chapter(chapter, or_primer=True)
     path = require_notebook(chapter, notebook)
     fresh = _with_stub(path, chapter, function) if function else exercise_text(chapter)
@@ -286,7 +286,7 @@ def reset(
 
 
 def back_up(path: Path) -> Path:
-    """Keep a copy of a file as it is, and say where."""
+    """Back up a file and print the backup's path."""
     backup = hidden_folder(path) / "backups" / f"{path.stem}-{datetime.now():%Y%m%d-%H%M%S-%f}{path.suffix}"
     backup.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, backup)
@@ -304,10 +304,10 @@ def _usual_place(chapter: str) -> Path:
 
 
 def require_notebook(chapter: str, given: Path | None) -> Path:
-    """The notebook that was given, or the learner's.
+    """The given notebook, or the learner's.
 
     Raises:
-        UsageError: there is none.
+        UsageError: There is none.
     """
     if given is not None:
         if given.is_dir():
@@ -325,7 +325,7 @@ def require_notebook(chapter: str, given: Path | None) -> Path:
 
 
 def exercise_text(chapter: str) -> str:
-    """The exercise as it is handed out: the committed one, else built from the solution."""
+    """The released exercise: the committed one, else built from the solution."""
     committed = ROOT / "exercises" / chapter / f"{chapter}.ipynb"
     if committed.exists():
         return committed.read_text(encoding="utf-8")
@@ -357,7 +357,7 @@ def _with_stub(path: Path, chapter: str, function: str) -> str:
 
 
 def chapter_row(name: str) -> dict[str, Any]:
-    """What `list` says of a chapter, as plain data."""
+    """A chapter's entry in `list`, as plain data."""
     path, entry = find_notebook(name), next(entry for entry in NOTEBOOKS if entry.name == name)
     row = {"chapter": name, "title": entry.title, "summary": entry.summary, "started": path is not None}
     hints = read_hints(name) if entry.functions else {}
@@ -381,7 +381,7 @@ def chapter_row(name: str) -> dict[str, Any]:
 
 
 def function_states(chapter: str, notebook: Path | None, passed: dict[str, bool]) -> dict[str, str]:
-    """How far each function of a chapter is: one of ``STATES``."""
+    """The state of each function of a chapter: one of ``STATES``."""
     names = next(entry.names for entry in NOTEBOOKS if entry.name == chapter)
     written = _graded_cells(notebook) if notebook and names else {}
     stubs = _graded_cells(exercise_text(chapter)) if written else {}
@@ -397,7 +397,7 @@ def function_states(chapter: str, notebook: Path | None, passed: dict[str, bool]
 
 
 def _graded_cells(notebook: Path | str) -> dict[str, str]:
-    """The source of each cell that a notebook is graded by, by its name; of a file that is no notebook nothing."""
+    """The source of each graded cell by name; empty if the file is not a notebook."""
     try:
         text = notebook.read_text(encoding="utf-8") if isinstance(notebook, Path) else notebook
         cells = [

@@ -1,4 +1,4 @@
-"""What anyone types to look at machines and sizes: machines, memory."""
+"""Commands that inspect machines and sizes: machines, memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def machines(
     nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """The machines that programs are predicted for: their figures, and where each is from."""
+    """Show the machines that programs are predicted for: their figures, with sources."""
     from course.machines import MACHINES
 
     if name is None and (devices or nodes):
@@ -70,7 +70,7 @@ def memory(
     margin: Annotated[float, typer.Option(help="Added for what is not counted, as a share of the sum.")] = 0.2,
     as_json: AsJson = False,
 ) -> None:
-    """What a training step of a Transformer holds on one device, by closed forms.
+    """Predict the memory of a Transformer's training step on one device, by closed forms.
 
     With --machine: exit status 0 if it fits with the margin, 1 if it does not.
     """
@@ -105,7 +105,7 @@ def memory(
 
 
 def find_machine(name: str, devices: int | None = None, nodes: int | None = None) -> Any:
-    """The machine of that name or file, of another size if one is given.
+    """The machine with that name or file, resized if a size is given.
 
     Raises:
         UsageError: There is none.
@@ -119,10 +119,10 @@ def find_machine(name: str, devices: int | None = None, nodes: int | None = None
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """``data=4,tensor=2`` as axis sizes by name, in order.
+    """Parse ``data=4,tensor=2`` into axis sizes by name, in order.
 
     Raises:
-        UsageError: It does not read so.
+        UsageError: The text is malformed.
     """
     axes: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

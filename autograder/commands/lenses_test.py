@@ -1,4 +1,4 @@
-"""The commands that look at machines and sizes."""
+"""The commands that inspect machines and sizes."""
 
 import json
 

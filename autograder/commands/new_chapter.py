@@ -1,4 +1,4 @@
-"""What begins a chapter: new-chapter."""
+"""The command that creates a chapter: new-chapter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def new_chapter(
     title: Annotated[str, typer.Option(help="As readers see it; from the name, if none.")] = "",
     summary: Annotated[str, typer.Option(help="A few words for the table of chapters.")] = "what you learn in it",
 ) -> None:
-    """Begin a chapter: every file that it needs, with one small function, at the end of the curriculum."""
+    """Start a chapter: every file it needs, with one small function, at the end of the curriculum."""
     from autograder.release.notebook import ROOT
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
@@ -64,7 +64,7 @@ def _write_files(root: Path, words: dict[str, str]) -> list[Path]:
 
 
 def _with_chapter(root: Path, words: dict[str, str]) -> str:
-    """The curriculum with the chapter after the last one."""
+    """The curriculum with the chapter appended."""
     lines = (root / CURRICULUM).read_text(encoding="utf-8").splitlines(keepends=True)
     begin = next((number for number, line in enumerate(lines) if line.startswith("CHAPTERS = (")), len(lines))
     end = next((number for number, line in enumerate(lines[begin:], begin) if line == ")\n"), None)

@@ -70,7 +70,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a mesh: every way to place a Transformer's step on a machine, by predicted time and memory.
+    """Choose a mesh: compare all placements of a Transformer's step on a machine by predicted time and memory.
 
     Exit status 0 if one fits, 1 if none does.
     """
@@ -119,7 +119,7 @@ def plan(
 def _where(
     machine: str, devices: int | None, nodes: int | None, efficiency: float | None
 ) -> tuple[Machine, Fitted | None]:
-    """A machine of that size and efficiency, and what is known of its chip where that was taken."""
+    """A machine of the given size and efficiency, and the calibration of its chip if that was used."""
     from course.planning.efficiency import at_efficiency, fitted
 
     where = find_machine(machine, devices, nodes)
@@ -132,7 +132,7 @@ def _where(
 
 
 def _sizes(batch: int, *numbers: int) -> Sizes:
-    """The model's sizes, in the order of ``Sizes``'s first, and then heads of keys and values and the width of one."""
+    """Map the model's sizes to ``Sizes``: its fields in order, then key-value heads and head width."""
     from course.budget import MAY_BE_ZERO, Sizes
 
     names = ("layers", "width", "heads", "vocab", "seq", "hidden", "kv_heads", "head_width")
@@ -151,7 +151,7 @@ def _sizes(batch: int, *numbers: int) -> Sizes:
 
 
 def _reached(where: Machine, known: Fitted | None) -> str:
-    """The share of the peaks that times are predicted at, and where it is from."""
+    """The fraction of peak performance assumed for predictions, and its source."""
     if known:
         spread = f"single runs reach {known.lowest:.2f} to {known.highest:.2f}"
         return f"times at {known.factor:.2f} of the peaks, fitted on {known.runs} published runs on this chip: {spread}"
@@ -178,11 +178,11 @@ def _print(found: Plans, where: Machine, sizes: Sizes, batch: int, every: bool, 
     if found.best is None:
         show(Text(f"\nnothing fits in {capacity_text(where.memory_bytes)} with the margin", style="red"))
     show(Text("\nrejected", style="bold"), _groups_table(found))
-    said = (
+    footer = (
         "\nM: microbatches, R: repeats. GB: counted, without the margin. `--all` has every way with its reason, "
         "`--json` also where its time and memory go. All of it is predicted; the page `planning` says how well."
     )
-    show(Text(said, style="dim"))
+    show(Text(footer, style="dim"))
 
 
 def _table(*columns: str, numbers: tuple[str, ...]) -> Table:
@@ -195,26 +195,26 @@ def _table(*columns: str, numbers: tuple[str, ...]) -> Table:
 
 
 def _configurations(every: Iterable[Estimate | Rejected], reason: Callable[[Rejected], str]) -> Table:
-    """The best one and others, each with its reason."""
+    """The best configuration and alternatives, each with its reason."""
     from course.planning.search import Rejected
 
     table = _table(
         *("data pipe tensor", "M", "R", "remat", "FSDP", "ms", "MFU", "GB", ""), numbers=("M", "R", "ms", "MFU", "GB")
     )
     for one in every:
-        found, said = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")
+        found, why = (one.found, reason(one)) if isinstance(one, Rejected) else (one, "the best")
         mesh = one.mesh if isinstance(one, Rejected) else one.choice[:3]
         cells = [""] * 7
         if found is not None:
             c = found.choice
             cells = [str(c.microbatches), str(c.repeats), c.remat, "yes" if c.fsdp else "no"]
             cells += [f"{1e3 * found.seconds:,.1f}", f"{found.mfu:.1%}", f"{found.bytes / 1e9:,.1f}"]
-        table.add_row(" x ".join(map(str, mesh)), *cells, said, style="" if isinstance(one, Rejected) else "bold")
+        table.add_row(" x ".join(map(str, mesh)), *cells, why, style="" if isinstance(one, Rejected) else "bold")
     return table
 
 
 def _groups_table(found: Plans) -> Table:
-    """Reasons, those with most configurations first, with the one of each that comes nearest."""
+    """Reasons by number of configurations, most first, each with its nearest configuration."""
     table = _table("ways", "why", "the nearest of them", numbers=("ways",))
     for (kind, cause), group in sorted(found.grouped().items(), key=lambda item: -len(item[1])):
         near = group[0]

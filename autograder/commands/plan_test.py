@@ -49,8 +49,8 @@ def test_the_best_way_leaves_a_card_with_everything_that_it_rests_on(meshcraft, 
     assert row["tokens_per_second"] == pytest.approx(8 * 256 / best.seconds)
     assert row["mfu"] == pytest.approx(row["model_flops"] / row["seconds"] / row["peak_flops"])
     assert (row["sizes"]["layers"], row["sizes"]["hidden"], row["dtypes"]) == (4, 2048, "cast")
-    said = " ".join(ended.out.split())
-    assert f"{row['tokens_per_second']:,.0f} tokens/s" in said and f"microbatches {row['num_microbatches']}" in said
+    flat = " ".join(ended.out.split())
+    assert f"{row['tokens_per_second']:,.0f} tokens/s" in flat and f"microbatches {row['num_microbatches']}" in flat
     assert json.loads(meshcraft(*SMALL, "--card", str(file), "--json").out)["best"], "nothing but JSON"
     below_a_file = meshcraft(*SMALL, "--card", str(file / "plan.json"))
     assert below_a_file.status == 2 and "plan.json cannot be written: " in " ".join(below_a_file.err.split())

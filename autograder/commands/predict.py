@@ -1,4 +1,4 @@
-"""Predictions of Programs on a machine: predict for anyone, profile for learners."""
+"""Predictions for Programs on a machine: predict for anyone, profile for learners."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def predict(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """How long a step would take on a machine, and what it would hold: of any function, a Program, or our own solution.
+    """Predict the time and memory of a step on a machine: of any function, a Program, or our own solution.
 
-    `meshcraft predict script.py:step --args "params, f32[64@data, 128]"` takes whatever `jax.jit` does. The arguments
-    are written as in a call: names of the script, `jax`, `jnp`, `P`, and shapes, split over axes where `@` says so.
-    Where shardings are left to the compiler, the step is predicted as XLA partitions it.
+    `meshcraft predict script.py:step --args "params, f32[64@data, 128]"` accepts any function that `jax.jit` does. The
+    arguments are written as in a call: names of the script, `jax`, `jnp`, `P`, and shapes, with axes after `@`.
+    If shardings are left to the compiler, the step is predicted as XLA partitions it.
 
     A Program file is what `--save FILE` writes, here or with `meshcraft profile`, and what
     `course.program.export(...).serialise()` gives.
@@ -131,9 +131,9 @@ def profile(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """Where your function's time and memory would go on a machine, beside the reference's and the naive ways'.
+    """Predict your function's time and memory on a machine, compared with the reference and the naive baselines.
 
-    --trace and --save are of yours. Exit status 1: yours cannot be looked at, and why.
+    --trace and --save apply to your function. Exit status 1: it cannot be analysed, for the reason shown.
     """
     require_chapter(chapter)
     from autograder.commands.learner import require_notebook
@@ -161,7 +161,7 @@ def profile(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn what the lenses refuse into a sentence."""
+    """Report errors from the analyses as one sentence."""
     from course.machine import TooFewDevices
     from course.program import ProgramError
 
@@ -172,7 +172,7 @@ def _explained() -> Iterator[None]:
 
 
 def _is_script(what: str, function: str | None) -> bool:
-    """True for ``script.py:step``."""
+    """Return True for ``script.py:step``."""
     file, colon, name = what.rpartition(":")
     if function is None and what.endswith(".py"):
         raise UsageError(f"which function of {what}? Write {what}:FUNCTION, and its arguments with --args")
@@ -188,7 +188,7 @@ def _of_script(
     from course.predict import programs_of
 
     where = machine or find_machine(DEFAULT_MACHINE)
-    with suppress(RuntimeError):  # jax has started, with as many as it has
+    with suppress(RuntimeError):  # jax has started, and keeps its device count
         emulate_devices(max(where.num_devices, NUM_EMULATED_DEVICES))
     with redirect_stdout(sys.stderr):
         function, module = function_of(what)
@@ -240,7 +240,7 @@ def _read(path: Path) -> Program:
 
 
 def _check_what(what: str, function: str | None) -> None:
-    """A chapter takes a function and a file takes none."""
+    """Require a function with a chapter, and none with a file."""
     path = Path(what)
     if not what:
         raise UsageError("the name is empty; name a Program file or a chapter")
@@ -255,7 +255,7 @@ def _check_what(what: str, function: str | None) -> None:
 def _check(
     machine: str | None, model_flops: float | None, given: dict[str, Path | None], *, aot: bool, inputs: list[Path]
 ) -> None:
-    """Say before any work what is not known, cannot be written, or would be written over."""
+    """Check the arguments before starting: unknown names, unwritable outputs, files that would be overwritten."""
     targets = {option: path for option, path in given.items() if path is not None}
     picture, save = given["--picture"], given["--save"]
     for option, path in targets.items():
@@ -284,12 +284,12 @@ def _check(
 
 
 def _sized(name: str | None, devices: int | None, nodes: int | None) -> Machine | None:
-    """The machine that is asked for; none if nothing is said of it."""
+    """The requested machine; None if none was requested."""
     return find_machine(name or DEFAULT_MACHINE, devices, nodes) if name or devices or nodes else None
 
 
 def _same(one: Path, other: Path) -> bool:
-    """True if two paths are one file, by whatever names."""
+    """Return True if two paths refer to the same file."""
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 

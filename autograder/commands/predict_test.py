@@ -1,4 +1,4 @@
-"""``meshcraft predict`` and ``meshcraft profile``: what they print and write, and what they say to bad input."""
+"""``meshcraft predict`` and ``meshcraft profile``: their output, files and error messages."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ RIGHT = str(DEMO / "submitted" / "right" / "fsdp" / "fsdp.ipynb")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A Program file, and what predicting the solution said about it."""
+    """A Program file, and the output of predicting the solution that saved it."""
     from autograder.learner.profile import predict_solution
 
     found, programs = predict_solution("fsdp", "fsdp_loss")
@@ -25,18 +25,18 @@ def saved(tmp_path_factory):
 
 
 def test_predict_tells_the_figures_of_the_courses_own_solution(meshcraft, saved):
-    told = meshcraft("predict", "fsdp", "fsdp_loss", "--model-flops", "4e13")
-    assert told.status == 0
-    assert "fsdp_loss on 8xH100, data=8" in told.out
-    assert "exposed: data" in told.out and "MFU" in told.out and "fsdp.py:" in told.out
+    ended = meshcraft("predict", "fsdp", "fsdp_loss", "--model-flops", "4e13")
+    assert ended.status == 0
+    assert "fsdp_loss on 8xH100, data=8" in ended.out
+    assert "exposed: data" in ended.out and "MFU" in ended.out and "fsdp.py:" in ended.out
 
 
 def test_a_saved_program_predicts_the_same(meshcraft, saved):
     assert meshcraft("predict", "fsdp", "fsdp_loss", "--save", "one.program").status == 0
-    told = meshcraft("predict", "one.program", "--machine", "8xh100", "--json")
-    data = json.loads(told.out)
+    ended = meshcraft("predict", "one.program", "--machine", "8xh100", "--json")
+    data = json.loads(ended.out)
     assert data["versions"]["jax"] and data["date"] and "flags" in data, "with what it was predicted"
-    assert told.status == 0
+    assert ended.status == 0
     assert data["step_seconds"] == saved[1].timeline.seconds and data["name"] == "one.program"
 
 
@@ -61,18 +61,18 @@ def test_predict_writes_a_trace_and_pictures(meshcraft, saved, tmp_path):
 
 
 def test_profile_shows_yours_beside_the_reference_and_the_naive_way(meshcraft, tmp_path):
-    told = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--trace", "t.json", "--picture", "p.html")
-    assert told.status == 0
+    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--trace", "t.json", "--picture", "p.html")
+    assert ended.status == 0
     assert all(
-        name in told.out for name in ("yours", "reference", "keeps gathered weights", "fsdp_loss:", "critical path")
+        name in ended.out for name in ("yours", "reference", "keeps gathered weights", "fsdp_loss:", "critical path")
     )
     assert (tmp_path / "t.json").exists() and "keeps gathered weights: " in (tmp_path / "p.html").read_text()
 
 
 def test_profile_json_is_one_object(meshcraft):
-    told = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--json")
-    data = json.loads(told.out)
-    assert told.status == 0 and list(data["predictions"])[:2] == ["yours", "reference"]
+    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", RIGHT, "--json")
+    data = json.loads(ended.out)
+    assert ended.status == 0 and list(data["predictions"])[:2] == ["yours", "reference"]
 
 
 CHATTY = """
@@ -91,11 +91,11 @@ def test_what_a_learner_prints_is_not_among_the_results(meshcraft, name):
     cell = nbformat.v4.new_code_cell(CHATTY)
     cell.metadata["nbgrader"] = {"grade_id": "fsdp_loss"}
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), "chatty.ipynb")
-    told = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb", "--json")
-    assert told.status == 1 and json.loads(told.out)
-    assert "while tracing" not in told.out
-    told = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb")
-    assert "while tracing" not in told.out
+    ended = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb", "--json")
+    assert ended.status == 1 and json.loads(ended.out)
+    assert "while tracing" not in ended.out
+    ended = meshcraft(name, "fsdp", "fsdp_loss", "--notebook", "chatty.ipynb")
+    assert "while tracing" not in ended.out
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
@@ -112,8 +112,8 @@ def test_ctrl_c_is_one_word_and_status_130(meshcraft, saved, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("course.predict.predict", interrupted)
-    told = meshcraft("predict", saved[0])
-    assert (told.status, told.out, told.err.strip()) == (130, "", "meshcraft: interrupted")
+    ended = meshcraft("predict", saved[0])
+    assert (ended.status, ended.out, ended.err.strip()) == (130, "", "meshcraft: interrupted")
 
 
 def test_nothing_that_is_read_is_written_over(meshcraft, saved, tmp_path):
@@ -124,7 +124,7 @@ def test_nothing_that_is_read_is_written_over(meshcraft, saved, tmp_path):
     notebook.write_bytes(Path(RIGHT).read_bytes())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     own = ("profile", "fsdp", "fsdp_loss", "--notebook", "mine.ipynb")
-    for arguments, said in (
+    for arguments, message in (
         ((*own, "--save", "mine.ipynb"), "source code"),
         ((*own, "--trace", "other.py"), "source code"),
         (("predict", "step.program", "--trace", "./step.program"), "would write over what is read"),
@@ -133,21 +133,21 @@ def test_nothing_that_is_read_is_written_over(meshcraft, saved, tmp_path):
         (("predict", "step.program", "--trace", "a", "--save", "a"), "--trace and --save would both write a"),
         (("predict", "fsdp", "fsdp_loss", "--aot", "--trace", "a.gpu", "--save", "a"), "would both write a.gpu"),
     ):
-        told = meshcraft(*arguments)
-        assert told.status == 2 and said in told.err, arguments
+        ended = meshcraft(*arguments)
+        assert ended.status == 2 and message in ended.err, arguments
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_file_takes_no_function_and_a_folder_is_said_to_be_one(meshcraft, saved):
-    told = meshcraft("predict", saved[0], "fsdp_loss")
-    assert told.status == 2 and "is a file, and a file takes no FUNCTION" in told.err
+    ended = meshcraft("predict", saved[0], "fsdp_loss")
+    assert ended.status == 2 and "is a file, and a file takes no FUNCTION" in ended.err
     assert ". is a folder" in meshcraft("predict", ".").err
     assert ". is a folder" in meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", ".").err
 
 
 def test_more_than_the_peak_is_no_utilisation_and_says_so(meshcraft, saved):
-    told = meshcraft("predict", saved[0], "--model-flops", "1e18")
-    assert told.status == 0 and "MFU above 100 %: no machine does that" in told.out and "e+" not in told.out
+    ended = meshcraft("predict", saved[0], "--model-flops", "1e18")
+    assert ended.status == 0 and "MFU above 100 %: no machine does that" in ended.out and "e+" not in ended.out
 
 
 def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
@@ -155,15 +155,15 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
 
     with open("stub.ipynb", "w") as file:
         file.write(exercise_text("fsdp"))
-    told = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--trace", "t.json")
-    assert told.status == 1 and "not written yet" in told.err and "fsdp_loss:" in told.err
-    assert told.out == ""
-    told = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--json")
-    assert told.status == 1 and json.loads(told.out)["problem"]["verdict"] == "error"
+    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--trace", "t.json")
+    assert ended.status == 1 and "not written yet" in ended.err and "fsdp_loss:" in ended.err
+    assert ended.out == ""
+    ended = meshcraft("profile", "fsdp", "fsdp_loss", "--notebook", "stub.ipynb", "--json")
+    assert ended.status == 1 and json.loads(ended.out)["problem"]["verdict"] == "error"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing.program"], "there is no file nothing.program"),
         (["fsdp"], "which function of fsdp? It has: shard_params"),
@@ -180,29 +180,29 @@ def test_a_stub_ends_with_one_sentence_and_status_1(meshcraft):
         (["fsdp", "fsdp_loss", "--model-flops", "-1"], "needs a positive number"),
     ],
 )
-def test_predict_explains_what_it_cannot_use(meshcraft, arguments, said):
-    told = meshcraft("predict", *arguments)
-    assert told.status == 2 and said in " ".join(told.err.split())
-    assert told.err.startswith("meshcraft: ") and "Traceback" not in told.err
+def test_predict_explains_what_it_cannot_use(meshcraft, arguments, message):
+    ended = meshcraft("predict", *arguments)
+    assert ended.status == 2 and message in " ".join(ended.err.split())
+    assert ended.err.startswith("meshcraft: ") and "Traceback" not in ended.err
 
 
 def test_a_file_that_is_no_program_or_half_of_one_is_refused_by_name(meshcraft, saved, tmp_path):
     data = saved[0].read_bytes()
     for name, content in (("text", b"hello"), ("half", data[: len(data) // 2]), ("empty", b""), ("header", data[:60])):
         (tmp_path / name).write_bytes(content)
-        told = meshcraft("predict", name)
-        assert told.status == 2 and "Traceback" not in told.err, name
-        assert "Program" in told.err
+        ended = meshcraft("predict", name)
+        assert ended.status == 2 and "Traceback" not in ended.err, name
+        assert "Program" in ended.err
 
 
 def test_a_target_that_cannot_be_written_is_named(meshcraft, saved):
-    told = meshcraft("predict", saved[0], "--trace", "/dev/full")
-    assert told.status == 2 and "/dev/full cannot be written" in told.err
+    ended = meshcraft("predict", saved[0], "--trace", "/dev/full")
+    assert ended.status == 2 and "/dev/full cannot be written" in ended.err
 
 
 def test_aot_of_a_file_needs_the_program_for_gpus_beside_it(meshcraft, saved):
-    told = meshcraft("predict", saved[0], "--aot")
-    assert told.status == 2 and "step.program.gpu" in told.err
+    ended = meshcraft("predict", saved[0], "--aot")
+    assert ended.status == 2 and "step.program.gpu" in ended.err
 
 
 def test_a_machine_with_too_few_devices_is_told_the_need(meshcraft, tmp_path):
@@ -212,8 +212,8 @@ def test_a_machine_with_too_few_devices_is_told_the_need(meshcraft, tmp_path):
 
     large = program_of(lambda x: x + 1, {"x": struct(128)}, {"x": P("data")}, P("data"), {"data": 64})
     (tmp_path / "large.program").write_bytes(large.serialise())
-    told = meshcraft("predict", "large.program")
-    assert told.status == 2 and "needs 64 devices and 8xH100 has 8" in told.err
+    ended = meshcraft("predict", "large.program")
+    assert ended.status == 2 and "needs 64 devices and 8xH100 has 8" in ended.err
 
 
 def test_the_command_starts_without_the_lenses():

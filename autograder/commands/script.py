@@ -1,4 +1,4 @@
-"""A function of a script and the arguments that it is predicted with."""
+"""Load a function from a script, and the arguments to predict it with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {"bf16": "bfloat16", "f": "float", "i": "int", "u": "uint", "c": "comp
 
 
 def function_of(what: str) -> tuple[Callable[..., Any], ModuleType]:
-    """The function that ``script.py:step`` names, and its module, imported as such.
+    """The function that ``script.py:step`` names, and its imported module.
 
     Raises:
         UsageError: There is none, or the script does not run.
@@ -41,12 +41,12 @@ def function_of(what: str) -> tuple[Callable[..., Any], ModuleType]:
 
 
 def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What stands between a call's brackets: expressions of the script's names, and shapes such as ``f32[64@data, 8]``.
+    """Parse a call's arguments: expressions using the script's names, and shapes such as ``f32[64@data, 8]``.
 
     Args:
-        text: As typed.
-        module: The script's.
-        axes: The mesh, where the script has none of its own.
+        text: The arguments as typed.
+        module: The script's module.
+        axes: The mesh, if the script defines none.
 
     Raises:
         UsageError: It cannot be evaluated, or names axes without a mesh.
@@ -57,8 +57,8 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
 
     mesh: list[Any] = []
 
-    def shape(dtype: str, said: str) -> Any:
-        dims = [dim.strip() for dim in said.split(",") if dim.strip()]
+    def shape(dtype: str, text: str) -> Any:
+        dims = [dim.strip() for dim in text.split(",") if dim.strip()]
         sizes = tuple(int(eval(dim.partition("@")[0], vars(module))) for dim in dims)
         spec = [tuple(dim.partition("@")[2].split("+")) if "@" in dim else None for dim in dims]
         if not any(spec):
@@ -75,13 +75,13 @@ def arguments_of(text: str, module: ModuleType, axes: dict[str, int]) -> tuple[t
         raise
     except Exception as error:
         raise UsageError(
-            f"--args {text!r}: {_said(error)}. Write what stands between a call's brackets: names of the script, jax, "
+            f"--args {text!r}: {_text(error)}. Write what stands between a call's brackets: names of the script, jax, "
             "jnp, P, and shapes such as f32[64@data, 128]"
         ) from None
 
 
 def _mesh(module: ModuleType, axes: dict[str, int]) -> Any:
-    """The mesh of ``--mesh``, or the one that the script has."""
+    """The mesh of ``--mesh``, or the one the script defines."""
     import jax
     from jax.sharding import AbstractMesh, Mesh
 
@@ -119,12 +119,12 @@ def _imported(path: Path) -> ModuleType:
             own.append((own_lines(error.filename), error.lineno))
         where = next((f"{name}:{line}" for name, line in reversed(own) if name), path.name)
         raise UsageError(
-            f"{where}: the script cannot be imported: {_said(error)}. What it does when it is run as a program belongs "
+            f"{where}: the script cannot be imported: {_text(error)}. What it does when it is run as a program belongs "
             'below `if __name__ == "__main__":`'
         ) from None
     return module
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

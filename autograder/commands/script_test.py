@@ -1,4 +1,4 @@
-"""``meshcraft predict script.py:step --args``: any function that ``jax.jit`` takes."""
+"""``meshcraft predict script.py:step --args`` accepts any function that ``jax.jit`` accepts."""
 
 import json
 
@@ -39,9 +39,9 @@ def predicted(meshcraft, tmp_path):
 
 
 def test_a_step_guided_by_constraints_is_predicted_by_its_own_lines(predicted):
-    told = predicted("mine.py:step", "--args", f"{PARAMS}, f32[rows@data, 256], rate=0.2", "--json", "--save", "kept")
-    assert told.status == 0 and "while tracing" not in told.out
-    data = json.loads(told.out)
+    ended = predicted("mine.py:step", "--args", f"{PARAMS}, f32[rows@data, 256], rate=0.2", "--json", "--save", "kept")
+    assert ended.status == 0 and "while tracing" not in ended.out
+    data = json.loads(ended.out)
     assert data["name"] == "mine.py:step" and data["timeline"]["mesh"] == {"data": 4, "model": 2}
     kinds = {collective["kind"] for collective in data["costs"]["collectives"]}
     assert {"all_gather", "reduce_scatter", "all_reduce"} <= kinds
@@ -51,14 +51,14 @@ def test_a_step_guided_by_constraints_is_predicted_by_its_own_lines(predicted):
 
 
 def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
-    told = predicted("mine.py:plain", "--mesh", "a=2,b=4", "--args", "bf16[64@a+b, 128], bf16[128, 32]", "--json")
-    data = json.loads(told.out)
+    ended = predicted("mine.py:plain", "--mesh", "a=2,b=4", "--args", "bf16[64@a+b, 128], bf16[128, 32]", "--json")
+    data = json.loads(ended.out)
     assert data["timeline"]["mesh"] == {"a": 2, "b": 4}
     assert data["costs"]["flops"] == 2 * 8 * 128 * 32 and data["costs"]["products"] == {"bf16 x bf16": 1}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["mine.py"], "which function of mine.py? Write mine.py:FUNCTION"),
         (["none.py:step"], "there is no file none.py"),
@@ -76,7 +76,7 @@ def test_shapes_take_axes_of_a_mesh_that_is_given(predicted):
         (["fsdp", "fsdp_loss", "--args", "f32[8]"], "--args and --mesh are of a script's function"),
     ],
 )
-def test_what_cannot_be_predicted_is_a_sentence(predicted, arguments, said):
-    told = predicted(*arguments)
-    assert told.status == 2 and said in " ".join(told.err.split())
-    assert "Traceback" not in told.err and told.out == ""
+def test_what_cannot_be_predicted_is_a_sentence(predicted, arguments, message):
+    ended = predicted(*arguments)
+    assert ended.status == 2 and message in " ".join(ended.err.split())
+    assert "Traceback" not in ended.err and ended.out == ""

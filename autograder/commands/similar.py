@@ -1,4 +1,4 @@
-"""Which submissions look alike: a report for instructors."""
+"""The command that reports similar submissions to instructors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def similar(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with both sources of each.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who has written the same as somebody else, an earlier class or the public solution. Evidence, no verdict."""
+    """Find code shared with other students, an earlier class or the public solution. Evidence, not a verdict."""
     name = require_chapter(chapter)
     from autograder.similarity.classes import find_similar
     from autograder.similarity.page import EVIDENCE, page
@@ -49,7 +49,7 @@ def similar(
     except LookupError as error:
         raise UsageError(str(error)) from None
     if html:
-        html.touch(0o600)  # it shows what students wrote
+        html.touch(0o600)  # it shows students' code
         html.write_text(page(found), encoding="utf-8")
     if as_json:
         unread = [{"author": str(who), "why": why} for who, why in found.unread]
@@ -72,7 +72,7 @@ def _function(compared: Any) -> dict[str, Any]:
 
 
 def _table(found: Any) -> Table | Text:
-    """The strongest matches of all functions."""
+    """The strongest matches across all functions."""
     every = sorted((match for each in found.functions for match in each.matches), key=lambda match: -match.score)
     if not every:
         return Text("no two share anything rare")

@@ -1,4 +1,4 @@
-"""What shows the course's pages in a browser: site."""
+"""The command that shows the course's pages in a browser: site."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOST, PORT = "127.0.0.1", 8000
 SOURCES = ("site", "course", "autograder", "solutions", "exercises")
 KINDS = tuple(".md .py .json .toml .yml .html .css .js .svg .ipynb".split())
-WRITTEN_LAST = Path("search/search_index.json")  # a build that was interrupted has none
+WRITTEN_LAST = Path("search/search_index.json")  # missing from an interrupted build
 
 
 def site(
@@ -37,7 +37,7 @@ def site(
     port: Annotated[int | None, typer.Option(help=f"{PORT}, or any that is free, if you name none.")] = None,
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
-    """Show the course's pages in a browser until you press Ctrl-C; builds them where they are missing or old."""
+    """Show the course's pages in a browser until you press Ctrl-C; builds them if they are missing or outdated."""
     built = ROOT / "build" / "site"
     with spinner("looking for the pages") as say:
         _bring_up_to_date(built, say)
@@ -64,10 +64,10 @@ def _say(address: str, more: str, open_it: bool) -> None:
 
 
 def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
-    """Build the pages where there are none or sources are newer.
+    """Build the pages if there are none or sources are newer.
 
     Raises:
-        UsageError: There is nothing to build them from or with.
+        UsageError: The sources or the tools to build them are missing.
     """
     mark = built / WRITTEN_LAST
     if not (ROOT / "site" / "mkdocs.yml").exists():
@@ -94,13 +94,13 @@ def _bring_up_to_date(built: Path, say: Callable[[str], None]) -> None:
 
 
 def _newest() -> float:
-    """When a file that pages are made of was last changed."""
+    """The latest modification time of the pages' sources."""
     files = (file for folder in SOURCES for file in (ROOT / folder).rglob("*") if file.suffix in KINDS)
     return max(file.stat().st_mtime for file in files if not file.name.endswith("_test.py"))
 
 
 def _address(built: Path, page: str, heading: str) -> str:
-    """A page's address below the server's, with its heading's.
+    """The URL path of a page, including the heading's anchor.
 
     Raises:
         UsageError: There is no such page, or no such heading on it.
@@ -120,7 +120,7 @@ def _address(built: Path, page: str, heading: str) -> str:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """Files as they are; a request is not worth a line in the terminal."""
+    """Serve files without logging requests to the terminal."""
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -131,7 +131,7 @@ def _server(built: Path, port: int | None) -> ThreadingHTTPServer:
 
 
 def _is_shown(built: Path) -> bool:
-    """Whether the usual port shows these pages already."""
+    """Return True if the usual port already serves these pages."""
     try:
         with urlopen(f"http://{HOST}:{PORT}/index.html", timeout=2) as answer:
             return answer.read() == (built / "index.html").read_bytes()

@@ -1,4 +1,4 @@
-"""`meshcraft site`: what it builds and serves, and what it says where it cannot."""
+"""`meshcraft site`: what it builds and serves, and its messages when it cannot."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def repository(tmp_path, monkeypatch):
 
 
 def begin(repository, *arguments):
-    """The command in a process of its own, and what it writes first."""
+    """Start the command in a separate process and return its first output."""
     code = CODE.format(f"site.ROOT = pathlib.Path({str(repository)!r})")
     command = [sys.executable, "-c", code, "site", *arguments, "--no-open"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
@@ -42,7 +42,7 @@ def begin(repository, *arguments):
 
 def test_it_builds_what_is_missing_serves_it_at_a_free_port_and_ends_at_ctrl_c(repository):
     with socket.socket() as taken:
-        with suppress(OSError):  # somebody else has it, then
+        with suppress(OSError):  # another process has it, then
             taken.bind((site.HOST, site.PORT))
             taken.listen()
         running = begin(repository, "fsdp", "The scale of a gradient")

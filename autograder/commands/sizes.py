@@ -1,4 +1,4 @@
-"""How large the course is: files and lines by chapter, Python by subsystem, and seconds of tests."""
+"""The size of the course: files and lines by chapter, Python by subsystem, and seconds of tests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from course.curriculum import Chapter
 
 PARTS = ("contract", "solution", "pages", "examples", "tests")
 REST = "other tests"
-# Built from the others, or recorded by them.
+# Generated or recorded files.
 BUILT = ("references.json", ".txt", ".svg", ".ipynb")
 
 
 def print_sizes(root: Path, entries: Sequence[Chapter], seconds: Path | None, as_json: bool) -> None:
-    """Print what ``sizes`` finds, as a table or as JSON.
+    """Print the size report as a table or as JSON.
 
     Raises:
-        UsageError: It is no clone, or the file is not what pytest writes.
+        UsageError: It is not a clone, or the file is not a pytest report.
     """
     files = tracked(root)
     names = [entry.name for entry in entries]
@@ -66,7 +66,7 @@ def _cell(spent: dict[str, float], name: str) -> list[str]:
 
 
 def tracked(root: Path) -> list[Path]:
-    """The files that git knows or would add, relative to the root."""
+    """Files that git tracks or would add, relative to the root."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=root, capture_output=True, check=True, text=True).stdout
@@ -76,7 +76,7 @@ def tracked(root: Path) -> list[Path]:
 
 
 def by_chapter(root: Path, files: Iterable[Path], names: Sequence[str]) -> dict[str, dict[str, dict[str, int]]]:
-    """Files and lines that somebody has written, by chapter and part."""
+    """Hand-written files and lines, by chapter and part."""
     rows = {name: {part: {"files": 0, "lines": 0} for part in PARTS} for name in names}
     for path in files:
         name, part = chapter_of(path.stem.removesuffix("_test"), names), _part(path)
@@ -97,13 +97,13 @@ def _part(path: Path) -> str:
 
 
 def chapter_of(word: str, names: Iterable[str]) -> str:
-    """The chapter whose name a word is or begins with, the longest of them; empty if none."""
+    """The chapter whose name the word equals or starts with, longest match first; empty if none."""
     found = [name for name in names if word == name or word.startswith(f"{name}_")]
     return max(found, key=len, default="")
 
 
 def by_subsystem(root: Path, files: Iterable[Path]) -> dict[str, int]:
-    """Lines of Python by folder: those of ``course`` and ``autograder``, and the rest."""
+    """Lines of Python by folder of ``course`` and ``autograder``, and the rest."""
     lines: Counter[str] = Counter()
     for path in files:
         if path.suffix == ".py":
@@ -117,10 +117,10 @@ def _lines(path: Path) -> int:
 
 
 def by_test(report: Path, names: Sequence[str]) -> dict[str, float]:
-    """Seconds of the tests in a JUnit report, by chapter.
+    """Test seconds from a JUnit report, by chapter.
 
     Raises:
-        UsageError: It is not such a report.
+        UsageError: It is not a JUnit report.
     """
     try:
         cases = [case.attrib for case in ElementTree.parse(report).iter("testcase")]
@@ -133,7 +133,7 @@ def by_test(report: Path, names: Sequence[str]) -> dict[str, float]:
 
 
 def _tested(case: dict[str, Any], names: Sequence[str]) -> str:
-    """The chapter that a test is about: that of its file, else the one that its parameters name."""
+    """The chapter a test belongs to: that of its file, else the one that its parameters name."""
     module = case.get("classname", "").split(".")
     if module[:2] == ["autograder", "chapters"] and len(module) > 2:
         found = chapter_of(module[2].removesuffix("_test"), names)

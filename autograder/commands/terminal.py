@@ -1,4 +1,4 @@
-"""What the commands share: how they speak, show progress and fail."""
+"""Shared terminal code of the commands: output, progress and errors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ AFTER_FULL = "free some space and run the same command again, nothing recorded s
 
 
 class UsageError(Exception):
-    """The command was given something that it cannot use; the message says what and what to do."""
+    """A command received unusable input; the message explains the problem and the remedy."""
 
 
 def out() -> Console:
-    """Where results go."""
+    """The console for results."""
     return Console(highlight=False)
 
 
 def show(*parts: Any) -> None:
-    """Print results; where no terminal shows them, without the blanks that fill up lines."""
+    """Print results, without trailing padding if there is no terminal."""
     console = out()
     if console.is_terminal:
         for part in parts:
@@ -50,7 +50,7 @@ def show(*parts: Any) -> None:
 
 
 def table(*columns: str, gap: int = 2, right: Collection[str] = (), rule: bool = False) -> Table:
-    """A table; the columns in ``right`` are numbers, and ``rule`` draws lines below the head and between sections."""
+    """Create a table; columns in ``right`` are numeric, ``rule`` draws lines below the header and between sections."""
     made = Table(box=SIMPLE if rule else None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     made.header_style, made.show_header = "dim", any(columns)
     for column in columns:
@@ -59,7 +59,7 @@ def table(*columns: str, gap: int = 2, right: Collection[str] = (), rule: bool =
 
 
 def card_table(lines: dict[str, str]) -> Table:
-    """A run card in words, by what each line says."""
+    """Format a run card as a table, one row per label."""
     made = table("", "")
     for what, text in lines.items():
         made.add_row(Text(what, style="dim"), Text(text))
@@ -67,17 +67,17 @@ def card_table(lines: dict[str, str]) -> Table:
 
 
 def err() -> Console:
-    """Where progress and complaints go."""
+    """The console for progress and error messages."""
     return Console(stderr=True, highlight=False)
 
 
 def print_json(data: Any) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     sys.stdout.write(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(data: Any) -> Any:
-    """The same data; JSON has no word for numbers that are not finite, so they become text."""
+    """Replace non-finite numbers by text, since JSON cannot represent them."""
     if isinstance(data, dict):
         return {name: _finite(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -86,10 +86,10 @@ def _finite(data: Any) -> Any:
 
 
 def require_chapter(name: str, *, or_primer: bool = False) -> str:
-    """The name, if a chapter has it, or the primer where that will do.
+    """Return the name if it is a chapter, or the primer if that is allowed.
 
     Raises:
-        UsageError: none has.
+        UsageError: There is no such chapter.
     """
     if or_primer and name == PRIMER.name:
         return name
@@ -101,9 +101,9 @@ def require_chapter(name: str, *, or_primer: bool = False) -> str:
 
 @contextmanager
 def spinner(text: str) -> Iterator[Callable[[str], None]]:
-    """Show that something is going on, where somebody may be watching; call it to say what.
+    """Show a spinner, if someone may be watching; call the result to update its text.
 
-    What a learner's code prints meanwhile goes to standard error: standard output is for results. Ctrl-C ends the
+    Anything the learner's code prints meanwhile goes to standard error: standard output is for results. Ctrl-C ends the
     command with one word.
     """
     console = err()
@@ -112,14 +112,14 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
             with redirect_stdout(sys.stderr):
                 yield lambda message: None
             return
-        # Inside of the status, where rich has made standard error one that does not mix with it.
+        # Inside the status context, where rich has replaced standard error by a stream that doesn't interfere with it.
         with console.status(escape(text)) as status, redirect_stdout(sys.stderr):
             yield lambda message: status.update(escape(f"{text}: {message}"))
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """End the command with one word and status 130 where somebody presses Ctrl-C."""
+    """On Ctrl-C, end the command with one word and status 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -129,7 +129,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for each stage; call it with the stage, and how many of how many are done."""
+    """A progress bar per stage; call it with the stage, the number done and the total."""
     console = err()
     columns = (
         SpinnerColumn(finished_text=" "),
@@ -150,7 +150,7 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def complain(message: object) -> None:
-    """Say on standard error what is wrong."""
+    """Print an error message on standard error."""
     from autograder.render import plain
 
     err().print(f"meshcraft: {plain(message)}", style="red", markup=False, soft_wrap=True)
@@ -158,7 +158,7 @@ def complain(message: object) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn errors that people can do something about into a sentence and an exit status."""
+    """Turn expected errors into a sentence and an exit status."""
     try:
         yield
     except Exception as error:
@@ -171,7 +171,7 @@ def explained() -> Iterator[None]:
 
 
 def _status(error: Exception) -> int | None:
-    """The exit status of an error that is explained by its message; None for one that is not.
+    """The exit status of an error whose message is explanation enough; None for any other.
 
     By class name, because importing the modules that define them takes seconds.
     """

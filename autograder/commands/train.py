@@ -1,4 +1,4 @@
-"""Training for real: train."""
+"""The command that runs training: train."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def train(
 ) -> None:
     """Train a byte-level language model on Shakespeare, on any mesh, emulated or real, in one process or several.
 
-    Ctrl-C saves a checkpoint and stops; --resume goes on, on the same mesh or another. Exit status 0: the run is done;
-    1: its loss is not finite, or a function of the notebook fails; 2: what was asked for does not go together; 3: a
+    Ctrl-C saves a checkpoint and stops; --resume continues, on any mesh. Exit status 0: the run is complete;
+    1: its loss is not finite, or a function of the notebook fails; 2: the options are incompatible; 3: a
     process was lost; 130: stopped.
     """
     figures = {"width": width, "hidden": hidden, "num_layers": layers, "num_heads": heads, "seq": seq, "steps": steps}
@@ -90,7 +90,7 @@ def train(
     _check(axes, processes, distributed, real, run, resume, prompt)
     find_machine(machine)
     with terminal.interruptible():
-        _surroundings(processes, distributed, real, run)
+        _set_up_processes(processes, distributed, real, run)
         from autograder.learner.training import RunRequest
         from course.training.strategy import StrategyOptions
 
@@ -98,15 +98,15 @@ def train(
             options = StrategyOptions(microbatches, remat, dtype, num_repeats=repeats, rings=rings)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        asked = RunRequest(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
-        outcome = _trained(asked, prod(axes.values()) // processes, several=processes > 1 or distributed)
+        request = RunRequest(given, axes, strategy, notebook, options, run, resume, save_every, machine, prompt, sample)
+        outcome = _trained(request, prod(axes.values()) // processes, several=processes > 1 or distributed)
     _finish(outcome, run, as_json)
 
 
 def _check(
     axes: dict[str, int], processes: int, distributed: bool, real: bool, run: Path, resume: bool, prompt: str
 ) -> None:
-    """Say what does not go together before anything is started."""
+    """Reject incompatible options before starting anything."""
     from course.training.processes import launched
 
     if processes > 1 and distributed:
@@ -133,8 +133,8 @@ def _check(
         raise UsageError(f"there is no checkpoint in {run} to go on from: leave --resume out to start there")
 
 
-def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> None:
-    """Become, or start, what the run needs: a process with real devices, or several of them."""
+def _set_up_processes(processes: int, distributed: bool, real: bool, run: Path) -> None:
+    """Set up the run's environment: this process with real devices, or several worker processes."""
     from course.cuda_plugin import real_devices
     from course.training.processes import ProcessLost, launch, launched
 
@@ -149,13 +149,13 @@ def _surroundings(processes: int, distributed: bool, real: bool, run: Path) -> N
         raise SystemExit(launch(command, processes, complain))
     except ProcessLost as error:
         if 0 < error.status <= 2:
-            raise SystemExit(error.status) from None  # it has said why itself
+            raise SystemExit(error.status) from None  # it has already reported the cause
         complain(f"{error}. {_go_on(run)}")
         raise SystemExit(FAULT) from None
 
 
-def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
-    """Train on emulated devices of this process, unless real ones are asked for."""
+def _trained(request: RunRequest, devices: int, *, several: bool) -> RunResult:
+    """Train on this process's emulated devices, unless real ones are requested."""
     import jax
 
     from autograder.grading.inside.intake import IntakeError
@@ -170,40 +170,40 @@ def _trained(asked: RunRequest, devices: int, *, several: bool) -> RunResult:
     if not real_devices():
         emulate_devices(devices if several else max(devices, 8))
     if several:
-        _hush()
+        _silence_libraries()
         processes.join()
     try:
         with (
             _progress(jax.process_index() == 0) as tell,
             _stopping(processes.stop_asked if several else None) as stop,
-            redirect_stdout(sys.stderr),  # what a learner's functions print
+            redirect_stdout(sys.stderr),  # output of a learner's functions
         ):
-            return session(asked, tell, stop)
+            return session(request, tell, stop)
     except Diverged as error:
         _end(str(error), SHORT, several)
     except (ValueError, StrategyError, CheckpointError, IntakeError) as error:
         if os.environ.get("MESHCRAFT_DEBUG"):
             raise
-        _end(_reason(error, asked), 2, several)
+        _end(_reason(error, request), 2, several)
     except jax.errors.JaxRuntimeError as error:
         if not several or jax.process_count() == 1:
             raise
-        said = str(error).strip().split("\n")[0][:200]
-        _end(f"the run broke off: another process may be gone ({said}). {_go_on(asked.folder)}", FAULT, several)
+        first_line = str(error).strip().split("\n")[0][:200]
+        _end(f"the run broke off: another process may be gone ({first_line}). {_go_on(request.folder)}", FAULT, several)
     except Exception as error:
-        if asked.notebook is None or os.environ.get("MESHCRAFT_DEBUG"):
+        if request.notebook is None or os.environ.get("MESHCRAFT_DEBUG"):
             raise
-        _end(_reason(error, asked), SHORT, several)
+        _end(_reason(error, request), SHORT, several)
 
 
-def _hush() -> None:
-    """Keep what libraries say on file descriptor 1 out of the results: there each process tells of its connections."""
+def _silence_libraries() -> None:
+    """Keep library output on file descriptor 1, such as connection logs, out of the results."""
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _end(message: str, status: int, several: bool) -> NoReturn:
-    """Say it and end; one of several processes at once, as it would wait for the others for ever."""
+    """Report and exit; immediately if one of several processes, which would otherwise wait for the others forever."""
     complain(message)
     if several:
         sys.stderr.flush()
@@ -211,13 +211,13 @@ def _end(message: str, status: int, several: bool) -> NoReturn:
     raise SystemExit(status)
 
 
-def _reason(error: Exception, asked: RunRequest) -> str:
-    """The error; with the line of the notebook that it comes from, where one does."""
+def _reason(error: Exception, request: RunRequest) -> str:
+    """The error message, with the notebook line it comes from if known."""
     from autograder.grading.inside.cells import locate_cell
     from autograder.grading.inside.tracing import describe_error
 
     line = describe_error(error, locate_cell).line
-    return f"{asked.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)
+    return f"{request.notebook}, {line}: {type(error).__name__}: {error}" if line else str(error)
 
 
 def _go_on(run: Path) -> str:
@@ -226,21 +226,21 @@ def _go_on(run: Path) -> str:
 
 @contextmanager
 def _stopping(agreed: Callable[[int], bool] | None) -> Iterator[Callable[[int], bool]]:
-    """Asks after each step whether to stop: several processes agree on it, one listens to Ctrl-C and SIGTERM itself."""
+    """Yield a check to call after each step: several processes agree; a single one handles Ctrl-C and SIGTERM."""
     if agreed is not None:
         yield agreed
         return
-    asked = []
+    received = []
 
     def handle(number: int, frame: Any) -> None:
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
         complain("saving a checkpoint, then stopping; once more stops at once")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda step: bool(asked)
+        yield lambda step: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -248,7 +248,7 @@ def _stopping(agreed: Callable[[int], bool] | None) -> Iterator[Callable[[int], 
 
 @contextmanager
 def _progress(speaks: bool) -> Iterator[Callable[[Event], None]]:
-    """A progress bar on a terminal, a line now and then anywhere else."""
+    """A progress bar on a terminal, an occasional line elsewhere."""
     from autograder.commands.training_progress import Bar, Lines
 
     console = terminal.err()

@@ -1,4 +1,4 @@
-"""``meshcraft train``: runs that end, are stopped, lose a process and go on; and what it says to bad input."""
+"""``meshcraft train``: runs that finish, stop, lose a process and resume; and its response to bad input."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def losses(folder):
 
 @pytest.fixture(autouse=True)
 def compiled_once(monkeypatch):
-    """Runs of the same kind share what was compiled."""
+    """Share compiled code between runs of the same kind."""
 
     def shared(run, strategy, mesh, num_microbatches=1):
         key = (run, strategy.name, tuple(mesh.shape.items()))
@@ -59,7 +59,7 @@ def compiled_once(monkeypatch):
 
 @pytest.fixture
 def ctrl_c_after(monkeypatch):
-    """Presses Ctrl-C when a step is done."""
+    """Press Ctrl-C after a step."""
 
     def press(step):
         @contextmanager
@@ -77,7 +77,7 @@ def ctrl_c_after(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The losses of a run that nothing happened to, on data=2."""
+    """The losses of an uninterrupted run on data=2."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["meshcraft", "train", *TINY, *PLAIN, "--run", str(folder)])
@@ -171,7 +171,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         ("--mesh data=x", "does not read as axis sizes"),
         ("--mesh data=8 --batch 12", "batch 12 is not divisible by data=8 x 1 microbatches = 8"),
@@ -204,7 +204,7 @@ def test_a_function_of_a_notebook_that_fails_is_named_with_its_line(train, tmp_p
         ("--resume", "no checkpoint in run to go on from"),
     ],
 )
-def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, said):
+def test_what_does_not_go_together_is_said_before_anything_is_computed(train, arguments, message):
     found = train(*arguments.split())
-    assert (found.status, found.out) == (2, "") and said in found.err, found.err
+    assert (found.status, found.out) == (2, "") and message in found.err, found.err
     assert found.err.startswith("meshcraft: ") and found.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""How a training run looks while it goes on: a bar with loss, speed, MFU and what was predicted, or lines."""
+"""Progress display of a training run: a bar with loss, speed, MFU and the prediction, or plain lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMOOTHING = 0.9
 
 
 class Speed:
-    """Seconds a step, smoothed, and the latest losses, as one line."""
+    """Smoothed seconds per step, and the latest losses, as one line."""
 
     def __init__(self):
         self.start: Event = {}
@@ -24,37 +24,37 @@ class Speed:
         self.validation: float | None = None
 
     def hear(self, event: Event) -> None:
-        """Take in an event of the loop's."""
+        """Process an event of the training loop."""
         if event["event"] == "start":
             self.start = event
         elif event["event"] == "step":
             self.steps, self.loss = self.steps + 1, event["loss"]
-            if self.steps > 2:  # the first ones warm up
+            if self.steps > 2:  # the first steps warm up
                 last = event["seconds"] if self.seconds is None else self.seconds
                 self.seconds = SMOOTHING * last + (1 - SMOOTHING) * event["seconds"]
         elif event["event"] == "evaluation":
             self.validation = event["loss"]
 
     def text(self) -> str:
-        """``loss 2.31, validation 2.40, 12,345 tokens/s, MFU 30.1 %, predicted ...``; what is not known is left out."""
-        said = []
+        """``loss 2.31, validation 2.40, 12,345 tokens/s, MFU 30.1 %, predicted ...``; unknown values are omitted."""
+        parts = []
         if self.loss is not None:
-            said.append(f"loss {self.loss:.3f}")
+            parts.append(f"loss {self.loss:.3f}")
         if self.validation is not None:
-            said.append(f"validation {self.validation:.3f}")
+            parts.append(f"validation {self.validation:.3f}")
         if self.seconds:
-            said.append(f"{self.start['tokens'] / self.seconds:,.0f} tokens/s")
+            parts.append(f"{self.start['tokens'] / self.seconds:,.0f} tokens/s")
             if self.start["peak_flops"]:
-                said.append(f"MFU {share_text(self.start['model_flops'] / self.seconds, self.start['peak_flops'])}")
-            said.append(f"{seconds_text(self.seconds)} a step")
+                parts.append(f"MFU {share_text(self.start['model_flops'] / self.seconds, self.start['peak_flops'])}")
+            parts.append(f"{seconds_text(self.seconds)} a step")
         found = self.start.get("predicted", {})
         if "seconds" in found:
-            said.append(f"{found['machine']}: {seconds_text(found['seconds'])} predicted")
-        return ", ".join(said)
+            parts.append(f"{found['machine']}: {seconds_text(found['seconds'])} predicted")
+        return ", ".join(parts)
 
 
 class Bar:
-    """A progress bar; use it in a ``with`` and call it with events."""
+    """A progress bar; use it as a context manager and call it with events."""
 
     def __init__(self, console: Console):
         columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -81,7 +81,7 @@ class Bar:
 
 
 class Lines:
-    """The same as lines, of which steps have ``SHARE`` at most; call it with events."""
+    """The same as plain lines, for at most ``SHARE`` of the steps; call it with events."""
 
     SHARE = 20
 
@@ -90,19 +90,19 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         self.speed.hear(event)
-        steps, said = self.speed.start["steps"], ""
+        steps, text = self.speed.start["steps"], ""
         if event["event"] == "start":
-            said = opening(event)
+            text = opening(event)
         elif event["event"] == "evaluation":
-            said = evaluated(event, self.speed)
+            text = evaluated(event, self.speed)
         elif event["event"] == "step" and event["step"] % max(1, steps // self.SHARE) == 0:
-            said = f"step {event['step']:,} of {steps:,}: {self.speed.text()}"
-        if said:
-            self.console.print(said, markup=False, soft_wrap=True)
+            text = f"step {event['step']:,} of {steps:,}: {self.speed.text()}"
+        if text:
+            self.console.print(text, markup=False, soft_wrap=True)
 
 
 def opening(event: Event) -> str:
-    """The line for a run that begins, with the loss to beat."""
+    """The opening line of a run, with the loss to beat."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in event["mesh"].items())
     several = f" in {event['processes']} processes" if event["processes"] > 1 else ""
     begins = f"goes on after step {event['step']:,}" if event["step"] else "begins"
@@ -113,6 +113,6 @@ def opening(event: Event) -> str:
 
 
 def evaluated(event: Event, speed: Speed) -> str:
-    """An evaluation in a line."""
+    """Format an evaluation as a line."""
     bigram = speed.start["bigram_loss"]
     return f"validation loss after step {event['step']:,}: {event['loss']:.4f} (bigram model: {bigram:.4f})"

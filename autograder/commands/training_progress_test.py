@@ -44,7 +44,7 @@ def test_both_say_what_begins_and_what_evaluations_find(kind):
             heard(bar, START, *STEPS, EVALUATION, {"event": "end", "step": 3})
     else:
         heard(Lines(console), START, *STEPS, EVALUATION, {"event": "end", "step": 3})
-    said = file.getvalue()
-    assert "fsdp on data=8 in 2 processes: compiled in 9 s; training begins" in said
-    assert "validation loss after step 3: 1.2500 (bigram model: 2.5000)" in said
-    assert "loss 1.000" in said and ("3/4" in said if kind == "bar" else "step 3 of 4: " in said)
+    text = file.getvalue()
+    assert "fsdp on data=8 in 2 processes: compiled in 9 s; training begins" in text
+    assert "validation loss after step 3: 1.2500 (bigram model: 2.5000)" in text
+    assert "loss 1.000" in text and ("3/4" in text if kind == "bar" else "step 3 of 4: " in text)

@@ -1,4 +1,4 @@
-"""`meshcraft watch`: judges what changed whenever the notebook, or its twin as a script, is saved."""
+"""`meshcraft watch`: judges what changed whenever the notebook, or its paired script, is saved."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from autograder.render import WORDS, facts_table
 
 LOOK_S, SETTLED_S = 0.2, 0.1
 KEYS = {"h": "hint", "l": "list", "p": "profile", "n": "next", "a": "check all", "q": "quit"}
-# What a file was at some moment: when it was written, its size, and which file it is; none where there is no file.
+# A file's state: modification time, size and inode; None if there is no file.
 Stamp = tuple[int, int, int] | None
 
 
 class Watch:
-    """One chapter's notebook, its twin as a script if there is one, and how far each function is.
+    """One chapter's notebook, its paired script if there is one, and the state of each function.
 
     Attributes:
-        current: The function that keys are about.
-        busy: What is being done now, for the status line.
+        current: The function that keys apply to.
+        busy: The current activity, for the status line.
     """
 
     def __init__(self, chapter: str, path: Path, script: Path):
@@ -55,7 +55,7 @@ class Watch:
         self.refresh: Callable[[], Any] = lambda: None
 
     def pair(self) -> None:
-        """Make notebook and script the same to begin with: as the one that was saved last. The other is kept."""
+        """Sync notebook and script at the start: the more recently saved one wins; the other is backed up."""
         if not self.script.exists():
             self._write(self.script, script_text(nbformat.read(self.path, as_version=4)))
             out().print(f"wrote {self.script}: edit that, and the notebook follows", markup=False)
@@ -70,7 +70,7 @@ class Watch:
             out().print(f"{other} now follows {later}, which was saved later; as it was, it is in {kept}", markup=False)
 
     def saved(self) -> bool:
-        """True if a file was written since the last call, and is no longer being written; then look again."""
+        """Return True if a file was written since the last call and the write has finished; then call ``look``."""
         stamps = self._stamps()
         if stamps == self.stamps:
             return False
@@ -78,7 +78,7 @@ class Watch:
         return self._stamps() == stamps
 
     def look(self, *, everything: bool = False) -> None:
-        """Judge what changed since the last look, and then what uses it."""
+        """Judge what changed since the last look, then whatever depends on it."""
         notebook = self._read()
         if notebook is None:
             return
@@ -116,7 +116,7 @@ class Watch:
         return {path: stamp(path) for path in (self.path, self.script)}
 
     def _read(self) -> Notebook | None:
-        """The notebook, after the twin that was saved has been followed; None where there is nothing to read yet."""
+        """Read the notebook after syncing it with the paired file; None if there is nothing to read yet."""
         before, self.stamps = self.stamps, self._stamps()
         changed = [path for path, stamp in self.stamps.items() if stamp != before[path]]
         try:
@@ -142,7 +142,7 @@ class Watch:
         self.last_said = message
 
     def _follow(self, saved: Path) -> None:
-        """Give the other file what was saved; write nothing where it has that already."""
+        """Write the saved content to the other file, unless it already has it."""
         notebook = nbformat.read(self.path, as_version=4)
         if saved == self.script:
             target, text = self.path, notebook_text(with_script(notebook, self.script.read_text(encoding="utf-8")))
@@ -172,7 +172,7 @@ class Watch:
         return list(report.functions)
 
     def _show(self, results: list[Result], own: list[str]) -> None:
-        """What falls short, and what was worked on, with its facts; of anything else whether it passes."""
+        """Show failures, and facts of the edited functions; for all others only whether they pass."""
         short = [result for result in results if result.verdict != PASS]
         if short and self.current not in [result.name for result in short]:
             self.current = short[0].name
@@ -182,8 +182,8 @@ class Watch:
                 continue
             mark, colour = STATES["passes" if result.verdict == PASS else "falls short"]
             missed = ", ".join(fact.name for fact in result.missed)
-            said = f"{WORDS[result.verdict]}{': ' if missed else ''}{missed}"
-            out().print(Text.assemble((mark, colour), f" {result.name}  ", (said, "dim")))
+            outcome = f"{WORDS[result.verdict]}{': ' if missed else ''}{missed}"
+            out().print(Text.assemble((mark, colour), f" {result.name}  ", (outcome, "dim")))
         if results and not short:
             following = self._following()
             more = f"next: {following}" if following else f"all functions of {self.chapter} pass"
@@ -196,7 +196,7 @@ class Watch:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show in the status line what is being done; call it to say more."""
+        """Show the current activity in the status line; call the result to add detail."""
 
         def say(more: str = "") -> None:
             self.busy = f"{what}: {more}" if more else what
@@ -210,7 +210,7 @@ class Watch:
             self.refresh()
 
     def press(self, key: str) -> None:
-        """Do what a key says; any other key does nothing."""
+        """Handle a key; ignore unknown ones."""
         if key == "h":
             show_hint(self.path, self.chapter, self.current if self.states[self.current] != "passes" else None)
         elif key == "l":
@@ -251,7 +251,7 @@ class Watch:
         out().print(_summary(notebook.cells[at].source), markup=False)
 
     def status(self) -> Text:
-        """Two lines at the foot of the screen: how far each function is, and the keys."""
+        """Two lines at the bottom of the screen: the state of each function, and the keys."""
         states = self.states
         passed = sum(state == "passes" for state in states.values())
         line = Text(f"{self.chapter} {passed}/{len(states)} ", style="bold", no_wrap=True, overflow="ellipsis")
@@ -275,7 +275,7 @@ def _summary(source: str) -> str:
 
 @contextmanager
 def keys(pressed: queue.Queue[str]) -> Iterator[None]:
-    """Put each key that is pressed into the queue; q interrupts whatever is being done, as Ctrl-C does."""
+    """Put each key pressed into the queue; q interrupts the current activity as Ctrl-C does."""
     import termios
     import tty
 
@@ -304,7 +304,7 @@ def keys(pressed: queue.Queue[str]) -> Iterator[None]:
 
 @contextmanager
 def screen(watched: Watch) -> Iterator[queue.Queue[str]]:
-    """A status line and keys, where there is a terminal; else what is printed goes out as plain lines."""
+    """Show a status line and read keys on a terminal; elsewhere print plain lines."""
     console, pressed = out(), queue.Queue()
     if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
         yield pressed
@@ -361,6 +361,6 @@ def _loop(watched: Watch, pressed: queue.Queue[str]) -> None:
                 pass
             else:
                 continue
-        except Exception as error:  # whatever it is, the next save may be better
+        except Exception as error:  # whatever the error, the next save may fix it
             complain(f"{type(error).__name__}: {error}")
         watched.refresh()

@@ -1,4 +1,4 @@
-"""`meshcraft watch` as a learner drives it: in a terminal, and where there is none."""
+"""`meshcraft watch` as a learner uses it: with and without a terminal."""
 
 import fcntl
 import inspect
@@ -31,7 +31,7 @@ WRONG = RIGHT.replace("index * length", "0 * length")
 
 @pytest.fixture
 def notebook(tmp_path):
-    """The learner's notebook, of which ``save(source)`` writes one cell."""
+    """The learner's notebook; ``save(source)`` writes a cell of it."""
     path = tmp_path / "fsdp" / "fsdp.ipynb"
     path.parent.mkdir()
     path.write_bytes(EXERCISE.read_bytes())
@@ -47,7 +47,7 @@ def save(path, source, name="shard_params"):
 
 
 class Terminal(fdpexpect.fdspawn):
-    """A terminal in which ``watch`` runs; ``sees`` waits for a text, whatever its colours."""
+    """A terminal running ``watch``; ``sees`` waits for a text, ignoring colours."""
 
     def __init__(self, folder):
         own, theirs = pty.openpty()
@@ -106,14 +106,14 @@ def test_without_a_terminal_there_are_plain_lines_and_a_killed_worker_is_replace
         lines = process.stdout or ()
         ending = threading.Timer(120, process.kill)
         ending.start()
-        said = []
+        received = []
 
         def wait_for(text):
             for line in lines:
-                said.append(line)
+                received.append(line)
                 if text in line:
                     return
-            raise AssertionError("".join(said))
+            raise AssertionError("".join(received))
 
         wait_for("watching fsdp/fsdp.ipynb and fsdp/fsdp.py")
         script = notebook.with_suffix(".py")
@@ -124,7 +124,7 @@ def test_without_a_terminal_there_are_plain_lines_and_a_killed_worker_is_replace
             os.kill(worker, signal.SIGKILL)
         script.write_text(stub.replace("    # YOUR CODE HERE\n    raise NotImplementedError()\n", body, 1))
         wait_for("next: gather_params")
-        assert "size, index" in notebook.read_text() and "\x1b" not in "".join(said)
+        assert "size, index" in notebook.read_text() and "\x1b" not in "".join(received)
         script.write_text("# %%\nx = 1\n")
         time.sleep(1)
         assert "size, index" in notebook.read_text()

@@ -1,4 +1,4 @@
-"""Cases: a mesh, and the sizes of everything that a function is given on it."""
+"""Cases: a mesh, and the sizes of everything a function receives on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNSEEN = "unseen"
 
 
 class Mesh(dict[str, int]):
-    """Axis sizes by name, in order; hashable, and never changed."""
+    """Axis sizes by name, in order; immutable and hashable."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
@@ -24,29 +24,29 @@ class Mesh(dict[str, int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Base of each chapter's sizes, thresholds and choices; a chapter's functions know what its fields mean."""
+    """Base class for each chapter's sizes, thresholds and choices; the chapter's functions define their meaning."""
 
     def but(self, **changes: Any) -> Self:
-        """The same sizes with some changed."""
+        """Return a copy with some sizes changed."""
         return replace(self, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSizes(Sizes):
-    """A model of the course: a Transformer where ``seq`` is given, else an MLP.
+    """Sizes of one of the course's models: a Transformer if ``seq`` is given, else an MLP.
 
     Attributes:
-        width: Of the activations between layers.
-        hidden: Of each layer's hidden activations.
-        num_layers: How many layers there are.
-        features: An MLP's inputs, and its outputs too where ``outputs`` is 0.
+        width: Width of the activations between layers.
+        hidden: Width of each layer's hidden activations.
+        num_layers: Number of layers.
+        features: An MLP's inputs, and its outputs too if ``outputs`` is 0.
         outputs: An MLP's outputs.
         vocab: A Transformer's vocabulary.
         seq: Tokens in a sequence.
-        max_seq: Positions that a Transformer knows; ``seq`` where it is 0.
-        num_heads: Of a Transformer's attention.
-        dropout: The rate.
-        parallel: Whether attention and MLP of a Transformer's block run side by side.
+        max_seq: Number of positions a Transformer embeds; ``seq`` if it is 0.
+        num_heads: Number of a Transformer's attention heads.
+        dropout: Dropout rate.
+        parallel: True if the attention and MLP of a Transformer block run in parallel.
     """
 
     width: int
@@ -63,16 +63,16 @@ class ModelSizes(Sizes):
 
     @property
     def model(self) -> ModelSizes:
-        """These sizes alone: cases that differ in others share a model."""
+        """The model's sizes only, so that cases that differ in other sizes share a model."""
         return ModelSizes(**{entry.name: getattr(self, entry.name) for entry in fields(ModelSizes)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ordered(Sizes):
-    """Sizes of a function whose chunks a course may ask for in another order (``contract.orders``).
+    """Sizes of a function whose chunks a course may order differently (``contract.orders``).
 
     Attributes:
-        order: The name of the order; empty for the usual one.
+        order: The name of the order; empty for the default.
     """
 
     order: str = ""
@@ -83,13 +83,13 @@ S = TypeVar("S", bound=Sizes, covariant=True)
 
 @dataclass(frozen=True)
 class Case(Generic[S]):
-    """A mesh and the sizes of everything that a function is given on it; hashable.
+    """A mesh and the sizes of everything a function receives on it; hashable.
 
     Attributes:
-        name: What a learner reads: ``data=8``.
+        name: The name learners see: ``data=8``.
         mesh: Axis sizes by name.
         sizes: Every other size, threshold and choice.
-        quick: Whether ``check`` begins with it, and goes on to the others once it passes.
+        quick: True if ``check`` runs it before the other cases.
         given: Plain data that the wrapper needs and must not compute, such as how leaves are split (``Task.given``).
     """
 
@@ -107,17 +107,17 @@ class Case(Generic[S]):
         return " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
 
     def but(self, **changes: Any) -> Self:
-        """The case with some of its sizes changed."""
+        """Return a copy of the case with some sizes changed."""
         return replace(self, sizes=self.sizes.but(**changes))
 
 
 def to_plain(case: Case[Any]) -> dict[str, Any]:
-    """The case as JSON has it."""
+    """Convert the case to JSON-compatible data."""
     return asdict(case)
 
 
 def from_plain(plain: dict[str, Any], sizes: type[S]) -> Case[S]:
-    """The case from JSON; sizes that are left out have their defaults.
+    """Build the case from JSON data; omitted sizes take their defaults.
 
     Raises:
         msgspec.ValidationError: A size is missing or of another type.

@@ -1,4 +1,4 @@
-"""Builders that wrappers share: axes of a case, models, shapes of batches. Nothing here draws a case or an input."""
+"""Builders shared by wrappers: axes of a case, models, batch shapes. Nothing here draws a case or an input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = jax.ShapeDtypeStruct((2,), np.uint32)
 
 
 def axis_of(case: Case[Any]) -> str:
-    """The axis that a function works over: ``data`` where there is one, else the first."""
+    """The axis that a function works over: ``data`` if there is one, else the first."""
     return "data" if "data" in case.mesh else next(iter(case.mesh))
 
 
@@ -29,37 +29,37 @@ def axis_size(case: Case[Any]) -> int:
 
 
 def pipe_of(case: Case[Any]) -> str:
-    """The axis of a pipeline's stages: ``pipe`` where there is one, else the last."""
+    """The axis of a pipeline's stages: ``pipe`` if there is one, else the last."""
     return "pipe" if "pipe" in case.mesh else list(case.mesh)[-1]
 
 
 def stages_of(case: Case[Any]) -> int:
-    """How many stages a pipeline has."""
+    """The number of pipeline stages."""
     return case.mesh[pipe_of(case)]
 
 
 def tensor_of(case: Case[Any]) -> str:
-    """The axis that features are split over: ``tensor`` where there is one, else the last."""
+    """The axis that features are split over: ``tensor`` if there is one, else the last."""
     return "tensor" if "tensor" in case.mesh else list(case.mesh)[-1]
 
 
 def parts_of(case: Case[Any]) -> int:
-    """The size of ``tensor_of``: in how many parts features are split."""
+    """The size of ``tensor_of``: the number of parts that features are split into."""
     return case.mesh[tensor_of(case)]
 
 
 def others_of(case: Case[Any], split: Callable[[Case[Any]], str] = tensor_of) -> tuple[str, ...]:
-    """All axes but the one that ``split`` names: those along which the rows of a batch are split."""
+    """All axes except those named by ``split``: the ones over which a batch's rows are split."""
     return tuple(axis for axis in case.mesh if axis != split(case))
 
 
 def groups_of(case: Case[Any], split: Callable[[Case[Any]], str] = tensor_of) -> int:
-    """How many devices have the same place on the axis that ``split`` names, each with rows of its own."""
+    """The number of devices with the same index on the axis ``split``, each with different rows."""
     return math.prod(case.mesh[axis] for axis in others_of(case, split))
 
 
 def varying(tree: Any, axes: Iterable[str]) -> Any:
-    """Every leaf, typed as another on each device of these axes."""
+    """Mark every leaf as varying over these axes."""
     for axis in axes:
         tree = jax.tree.map(lambda leaf, axis=axis: as_varying(leaf, axis), tree)
     return tree
@@ -75,7 +75,7 @@ def pull_back(loss_of: Callable[[Any], jax.Array], tree: Any, upstream: jax.Arra
     return loss, gradients
 
 
-# Kept, since making a model from modules takes a tenth of a second and every case asks several times.
+# Cached: building a model from modules takes a tenth of a second, and every case needs it several times.
 @lru_cache(maxsize=128)
 def build_model(sizes: ModelSizes) -> Model:
     """The model on one device: ``build_model(case.sizes.model)``."""
@@ -100,7 +100,7 @@ def param_shapes(sizes: ModelSizes) -> Any:
 
 
 def model_of(case: Case[ModelSizes]) -> Model:
-    """The model that the case's sizes describe."""
+    """The model described by the case's sizes."""
     return build_model(case.sizes.model)
 
 
@@ -112,7 +112,7 @@ def params_of(case: Case[ModelSizes]) -> Any:
 def batch_shapes(sizes: ModelSizes, rows: int, *steps: int, masked: bool = False) -> dict[str, Any]:
     """Shapes and dtypes of a model's batch, ``[*steps, rows, ...]``: tokens, or an MLP's features.
 
-    A masked one says which tokens, or which rows of an MLP's, count.
+    A masked batch also marks which tokens, or which rows for an MLP, count.
     """
     lasts = (sizes.seq, sizes.seq) if sizes.seq else (sizes.features, sizes.outputs or sizes.features)
     dtype = np.int32 if sizes.seq else np.float32

@@ -1,4 +1,4 @@
-"""Sentences on why a result is wrong, where its numbers or its bytes give it away; none holds a value of an array."""
+"""Sentences on why a result is wrong, if its numbers or bytes reveal the cause; none contains a value of an array."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autograder.contract.verdict import LATER_LOSSES, listed
 from autograder.contract.whereabouts import where
 from course.program import Collective, Leaf
 
-# What is off by less than this share of the largest element, nearly everywhere, has the right formula and is rounded.
+# If nearly all elements are off by less than this fraction of the largest, the formula is right and rounding differs.
 ROUNDED = 1e-2
-# Different numbers from which on a leaf is an array, rather than a loss on each device.
+# With at least this many distinct numbers, a leaf is an array rather than a loss on each device.
 FEW = 4
-# Elements of dropout's masks are right by chance: of two masks of rate r, r² + (1 - r)² agree.
+# Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
 _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
@@ -27,7 +27,7 @@ _NARROW = {"bf16": 2, "f16": 2}
 
 
 def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
-    """What all that is wrong in a leaf has in common, in a sentence; empty for nothing."""
+    """Describe in a sentence what all wrong elements of a leaf have in common; empty if nothing."""
     measured, expected = (side[leaf].astype(np.float64) for side in (e.measured, e.expected))
     scale, errors = float(np.max(np.abs(expected), initial=0)), np.abs(measured - expected)
     if not scale:
@@ -51,14 +51,14 @@ def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
 
 
 def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[Evidence], nothing_right: bool) -> str:
-    """What to ask about a wrong leaf: about keys where dropout tells wrong cases from right ones, else the hint.
+    """The question to ask about a wrong leaf: about keys if dropout separates wrong from right cases, else the hint.
 
     Args:
         cause: From ``of_values``.
-        hint: The contract's own question.
+        hint: The contract's default question.
         wrong: Cases in which any leaf is wrong.
-        right: All others that have this leaf; one on a single device shows nothing where another is wrong on several.
-        nothing_right: Whether no leaf, and no element of this one, is right, as where other things are dropped.
+        right: All other cases that have this leaf; a single-device case proves nothing if a multi-device one is wrong.
+        nothing_right: True if no leaf, and no element of this one, is right, as when different units are dropped.
     """
     wrong, several = list(wrong), lambda e: math.prod(e.case.mesh.values()) > 1
     right = [e for e in right if several(e) or not all(map(several, wrong))]
@@ -73,12 +73,12 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
 
 
 def _drops(e: Evidence) -> bool:
-    """Whether the function is given a key, for dropout."""
+    """Return True if the function is given a key, for dropout."""
     return bool(getattr(e.case.sizes, "dropout", 0)) and any(leaf.name.split("/")[0] == "key" for leaf in e.inputs)
 
 
 def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
-    """Which leaves of a case are wrong, where there are several, and others are right."""
+    """Name the wrong leaves of a case if there are several and others are right."""
     if len(wrong) < 2:
         return ""
     if len(wrong) == len(every):
@@ -89,14 +89,14 @@ def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio in words; one near 1 is a difference."""
+    """A ratio in words; one near 1 is expressed as a difference."""
     if abs(ratio - 1) < ROUNDED:
         return f"off by {abs(ratio - 1):.2g} of what it should be"
     return f"{ratio:.4g} times what it should be"
 
 
 def having(size: float, case: Case[Any]) -> str:
-    """What of a case has that size: axes, alone or together, or the number of microbatches; empty for nothing."""
+    """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty."""
     mesh = case.mesh
     axes = [axis for axis in mesh if mesh[axis] > 1]
     found = [
@@ -107,17 +107,17 @@ def having(size: float, case: Case[Any]) -> str:
     ]
     alone = [some[0] for some in found if len(some) == 1]
     together = [listed(map(repr, some)) for some in found if len(some) > 1]
-    said = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
-    said += [f"axes {', or '.join(together)} together have that size"] if together else []
+    matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
+    matches += [f"axes {', or '.join(together)} together have that size"] if together else []
     if abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3:
-        said.append("there are as many microbatches")
-    return ", or ".join(said)
+        matches.append("there are as many microbatches")
+    return ", or ".join(matches)
 
 
 def _factor(measured: np.ndarray, expected: np.ndarray, case: Case[Any]) -> str:
-    """The one factor that the whole leaf is off by, since that says most about the cause.
+    """The common factor that the whole leaf is off by, which is the strongest hint at the cause.
 
-    Any two numbers are off by a factor: a loss, on however many devices, has to be off by a size of the case.
+    Any two numbers differ by some factor, so for losses, on any number of devices, it must equal a size of the case.
     """
     ratio, scale = float(np.sum(measured * expected) / np.sum(np.square(expected))), float(np.max(np.abs(expected)))
     if abs(ratio) < 1e-6 or np.max(np.abs(measured - ratio * expected)) > min(1e-3, abs(ratio - 1) / 10) * scale:
@@ -134,19 +134,19 @@ def _factor(measured: np.ndarray, expected: np.ndarray, case: Case[Any]) -> str:
 
 
 def _distinct(expected: np.ndarray) -> int:
-    """How many different numbers there are, roughly."""
+    """The approximate number of distinct values."""
     return len(np.unique(np.round(expected / np.max(np.abs(expected)), 4)))
 
 
 def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
-    """Whatever is wrong is zero, and something is right."""
+    """Report that every wrong element is zero, if some elements are right."""
     if np.all(right) or np.any(measured[~right]) or not np.any(measured[right]):
         return ""
     return "Wherever it is wrong it is zero: which part is never written, or never arrives?"
 
 
 def _first_step(leaf: str, right: np.ndarray) -> str:
-    """Losses of several steps, of which the first is right."""
+    """Report losses of several steps of which only the first is right."""
     if leaf.rpartition("/")[2] != "losses" or right.ndim != 1 or not right[0]:
         return ""
     return f"{LATER_LOSSES}, and later ones follow from the update: look at gradients and update first."
@@ -159,7 +159,7 @@ def _elsewhere(measured: np.ndarray, expected: np.ndarray, near: float) -> str:
 
 
 def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[Any]) -> str:
-    """Parts along the first dim that are all the same, the mean or the sum of what each should be."""
+    """Report parts along the first dim that are all equal: the mean or the sum of the expected parts."""
     length = measured.shape[0] if measured.ndim else 1
     for count in sorted({math.prod(case.mesh.values()), *case.mesh.values()}, reverse=True):
         if count < 2 or length % count:
@@ -177,18 +177,18 @@ def _alike(measured: np.ndarray, expected: np.ndarray, near: float, case: Case[A
 
 
 def not_finite(e: Evidence, measured: np.ndarray) -> str:
-    """How much of a leaf is infinite or no number, and where a mask may be why."""
+    """Report how much of a leaf is infinite or NaN, and where a mask may be the cause."""
     nan, infinite = int(np.sum(np.isnan(measured))), int(np.sum(np.isinf(measured)))
-    said = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
+    counts = [f"{number:,} {what}" for number, what in ((nan, "NaN"), (infinite, "infinite")) if number]
     masked = any(leaf.name.endswith("mask") for leaf in e.inputs)
     asks = " The mask may be 0 everywhere on a device: what is divided by what counts there?" if masked and nan else ""
     if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
         asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
-    return f"{' and '.join(said)} of {measured.size:,} elements.{asks}"
+    return f"{' and '.join(counts)} of {measured.size:,} elements.{asks}"
 
 
 def _masked(right: np.ndarray) -> str:
-    """Right and wrong elements mixed along every dim that has wrong ones, as two masks of dropout agree by chance."""
+    """Report right and wrong elements mixed along every dim with errors, as two dropout masks agree by chance."""
     wrong = (np.any(~right, axis=tuple(d for d in range(right.ndim) if d != dim)) for dim in range(right.ndim))
     right = right[np.ix_(*map(np.flatnonzero, wrong))]
     share, dims = float(np.mean(right)), [dim for dim in range(right.ndim) if right.shape[dim] > 1]
@@ -201,7 +201,7 @@ def _masked(right: np.ndarray) -> str:
 
 
 def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
-    """Small errors of both signs nearly everywhere."""
+    """Report small errors of both signs nearly everywhere."""
     sizes, up = np.abs(errors), float(np.mean(errors > 0))
     worst = float(np.max(sizes))
     if worst > ROUNDED or np.mean(sizes > worst / 100) < 0.5 or not 0.1 < up < 0.9 or _distinct(expected) < FEW:
@@ -213,7 +213,7 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
 
 
 def _at_one_place(right: np.ndarray) -> str:
-    """The indices of a dim to which all wrong elements belong, where they are few or in a row; of the best such dim."""
+    """Report the indices of a dim that contain all wrong elements, if few or contiguous; uses the best such dim."""
     found = []
     for dim in range(right.ndim):
         others = tuple(other for other in range(right.ndim) if other != dim)
@@ -224,12 +224,12 @@ def _at_one_place(right: np.ndarray) -> str:
         return ""
     _, dim, wrong = min(found, key=lambda one: one[:2])
     which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else listed(map(str, wrong))
-    said = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
-    return f"Along dim {dim}, of {right.shape[dim]}, only {said} wrong."
+    places = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
+    return f"Along dim {dim}, of {right.shape[dim]}, only {places} wrong."
 
 
 def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf]) -> str:
-    """Why fewer bytes may travel than should: a dtype narrower than any input's, else a question."""
+    """Suggest why too few bytes are sent: a dtype narrower than any input's, else a question."""
     given = {leaf.dtype for leaf in inputs}
     narrow = [c for c in sent if c.dtype in _NARROW and not given & {"float16", "bfloat16"}]
     wide = sum(c.total_bytes * (4 / _NARROW[c.dtype] if c.dtype in _NARROW else 1) for c in sent)
@@ -243,7 +243,7 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf])
 
 
 def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tuple[Collective, str]:
-    """Which collective may be the one too many, as a sentence: one that sends just the excess, else the largest."""
+    """Name the collective that may be redundant, as a sentence: one that sends exactly the excess, else the largest."""
     excess, largest = total - high, max(sent, key=lambda c: c.total_bytes)
     for c in sorted(sent, key=lambda c: -c.wire_bytes):
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
@@ -260,11 +260,11 @@ def array(c: Collective) -> str:
 
 
 def described(c: Collective, *, article: bool = False) -> str:
-    """The same with its axes, and how often it is executed."""
+    """The same with its axes and how often it runs."""
     before = "" if not article else "an " if c.kind.startswith("a") else "a "
     return f"{before}{array(c)} over {' and '.join(c.axes)}{f', {c.count} times' if c.count > 1 else ''}"
 
 
 def plain(kind: str) -> str:
-    """A collective's name as people write it."""
+    """A collective's name in prose."""
     return kind.replace("_", "-").replace("collective-", "")

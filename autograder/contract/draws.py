@@ -1,4 +1,4 @@
-"""What contracts draw: the meshes of cases, those that nobody has seen, and the inputs. The sandbox never has it."""
+"""Random draws of contracts: the meshes of cases, unseen cases, and inputs. Never mounted in the sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from course.data import regression_batch, token_batch
 
 _LETTERS = list("abcdefghijklmnopqrstuvwxyz")
 
-# Sizes that no power of two divides much, for functions that work for any.
+# Sizes with few factors of two, for functions that work for any size.
 ODD = ((3,), (5,), (6,), (3, 2))
 _MODELS = (
     {"width": 24, "hidden": 40, "num_layers": 2, "features": 6, "rows": 12},
@@ -25,9 +25,9 @@ _MODELS = (
 
 
 def meshes(sizes: Sizes, three: Sizes, two: Sizes | None = None) -> tuple[Case[Any], ...]:
-    """The meshes that most functions are run on, two of them before all others in a check, each with its own sizes.
+    """The meshes that most functions run on, each with its own sizes; two of them are quick cases.
 
-    The first is the smallest that shows every fact; three devices divide little that two or four do.
+    The first is the smallest that exercises every fact; three devices divide few of the sizes that two or four divide.
     """
     return (
         Case("data=8", {"data": 8}, sizes, quick=True),
@@ -38,16 +38,16 @@ def meshes(sizes: Sizes, three: Sizes, two: Sizes | None = None) -> tuple[Case[A
 
 
 def axis_names(rng: np.random.Generator, count: int) -> list[str]:
-    """Names of axes that no learner's code can have met: six letters each."""
+    """Random axis names of six letters, so that no learner's code can rely on them."""
     return ["".join(rng.choice(_LETTERS, 6)) for _ in range(count)]
 
 
 def unseen_mesh(rng: np.random.Generator, *sizes: tuple[int, ...]) -> dict[str, int]:
-    """A mesh that learners have not seen, the axis to work over first: no name of its axes is known before.
+    """A mesh unknown to learners, with random axis names; the axis to work over comes first.
 
     Args:
-        rng: Draws it.
-        sizes: Of the axes, to draw from, such as ``ODD``, in place of the usual powers of two.
+        rng: The random generator.
+        sizes: Axis sizes to choose from, such as ``ODD``, instead of the usual powers of two.
     """
     every = sizes or ((4,), (2, 2), (2, 4), (4, 2), (8,))
     drawn = every[rng.integers(len(every))]
@@ -55,22 +55,22 @@ def unseen_mesh(rng: np.random.Generator, *sizes: tuple[int, ...]) -> dict[str, 
 
 
 def unseen_case(rng: np.random.Generator, sizes: Sizes, *meshes: tuple[int, ...]) -> Case[Any]:
-    """A case with these sizes on a mesh that learners have not seen, as ``unseen_mesh`` draws it."""
+    """A case with these sizes on a mesh unknown to learners, as drawn by ``unseen_mesh``."""
     return Case(UNSEEN, unseen_mesh(rng, *meshes), sizes)
 
 
 def unseen_model(rng: np.random.Generator) -> dict[str, Any]:
-    """Sizes of a model and rows a device, none of them a public case's; one model in three is a Transformer."""
+    """Sizes of a model and rows per device, none from a public case; one model in three is a Transformer."""
     return {**_MODELS[rng.integers(len(_MODELS))]}
 
 
 def flows_back(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """What flows back into losses: further from one than any tolerance, so that nobody passes who takes it for one."""
+    """Upstream gradient of the loss, further from one than any tolerance, so that assuming it is one fails."""
     return np.asarray(rng.uniform(1.5, 3, shape), np.float32)
 
 
 def draw_leaves(rng: np.random.Generator, tree: Any, scale: float = 1.0) -> Any:
-    """Normal numbers in the shapes and dtypes of ``tree``."""
+    """Draw normal numbers in the shapes and dtypes of ``tree``."""
     return jax.tree.map(lambda s: np.asarray(scale * rng.standard_normal(s.shape), s.dtype), tree)
 
 
@@ -80,7 +80,7 @@ def draw_keys(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def draw_rate(rng: np.random.Generator, scale: float = 1.0) -> np.float32:
-    """A learning rate so large that no scale of a gradient can hide in it."""
+    """A learning rate large enough to expose any wrong gradient scale."""
     return np.float32(rng.uniform(0.5, 1.0) * scale)
 
 
@@ -94,9 +94,9 @@ def draw_batch(rng: np.random.Generator, sizes: ModelSizes, rows: int) -> dict[s
 
 
 def draw_masked(rng: np.random.Generator, sizes: ModelSizes, rows: int, devices: int) -> dict[str, np.ndarray]:
-    """A batch with a mask: as uneven numbers of tokens count on the devices, and on one of several none at all.
+    """A batch with a mask: the devices count different numbers of tokens, and one of several counts none at all.
 
-    On two devices and on one, from a quarter on count, so that a mean of means is never right by chance.
+    On one or two devices, at least a quarter of the tokens count, so that a mean of means is never right by chance.
     """
     own = rows // devices * max(sizes.seq, 1)
     shares = rng.permutation(np.linspace(0 if devices > 2 else 0.25, 1, devices))
@@ -116,10 +116,10 @@ def draw_batches(rng: np.random.Generator, sizes: ModelSizes, rows: int, steps: 
 
 
 def sgd(loss_of: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """SGD on a single device, compiled: the oracle of a training step.
+    """Compile SGD on a single device: the oracle of a training step.
 
     Args:
-        loss_of: ``(params, *given) -> loss``, where ``given`` is one step's batch and whatever else it takes.
+        loss_of: ``(params, *given) -> loss``, where ``given`` is one step's batch and any other inputs.
 
     Returns:
         ``(params, given, learning_rate) -> (params after, losses [steps], sum of the gradients)``, where ``given`` is

@@ -1,4 +1,4 @@
-"""Facts that many contracts share: each measures something, says what it should have been, and where to look."""
+"""Facts shared by many contracts: each measures something, gives the expected value, and says where to look."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit, c
 from course.program import Collective
 from course.program.program import spec_of
 
-# float32 results of differently ordered sums agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
+# float32 sums in different orders agree to about 1e-6 of the largest element; bfloat16 inside gives 1e-3.
 TOLERANCE = 2e-5
-# Closed forms of bytes may be fractions; measured ones are compared with room for rounding alone.
+# Closed forms of bytes may be fractional; the comparison with measured bytes allows for rounding only.
 ROUNDING = 1e-4
 
 Form = Callable[[Evidence], float]
 
 
 def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES) -> Fact:
-    """One fact for all cases: the first that fails, else the first, which contracts make the most telling one.
+    """One fact for all cases: the first that fails, else the first, which contracts make the most informative one.
 
-    A fact over nothing fails, under ``name``: it says that there was nothing to look at, not that all of it is right.
+    Without facts it fails, under ``name``, saying that there was nothing to examine, rather than passing.
     """
     if not facts:
         message = "there is nothing to look at here"
@@ -37,20 +37,20 @@ def worst(facts: Sequence[Fact], name: str = "values", kind: Kind = Kind.VALUES)
     chosen = failed[0] if failed else facts[0]
     others = {fact.case for fact in failed} - {chosen.case}
     more = f" (also falls short: {'; '.join(sorted(others))})" if others else ""
-    said, *picture = chosen.message.split("\n")
-    return replace(chosen, message="\n".join([said + more, *picture]))
+    text, *picture = chosen.message.split("\n")
+    return replace(chosen, message="\n".join([text + more, *picture]))
 
 
 def at(e: Evidence, name: str, kind: Kind, message: str, measured: Any, limit: Any = None, **how: Any) -> Fact:
-    """A fact about one case, which passes if there is no message; ``how`` as for ``Fact``.
+    """Build a fact about one case, which passes if there is no message; ``how`` as for ``Fact``.
 
-    It points at a line where ``how`` gives one: what is computed wrongly is not written on the first.
+    It names a line only if ``how`` gives one, since the cause of an error is not on the function's first line.
     """
     return Fact(name, kind, not message, measured, limit, message=message, case=e.case.name, **how)
 
 
 def unmeasured(name: str, kind: Kind, why: str, weight: float = 1) -> Fact:
-    """A fact that this check leaves out."""
+    """A fact that this check does not measure."""
     return Fact(name, kind, None, NOT_MEASURED, message=why, weight=weight)
 
 
@@ -64,10 +64,10 @@ def arrays_match(
     tolerance: float = TOLERANCE,
     picture: Callable[[Evidence], str] = lambda _: "",
 ) -> Fact:
-    """Every leaf under ``prefix`` equals the oracle's, in shape, dtype and value, on every case.
+    """Require every leaf under ``prefix`` to equal the oracle's in shape, dtype and value, in every case.
 
-    The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` ends
-    the message about a case of known inputs, on lines of its own, as from ``whereabouts.grid``.
+    The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` is
+    appended to the message for a case with known inputs, on separate lines, as from ``whereabouts.grid``.
     """
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
@@ -75,20 +75,20 @@ def arrays_match(
     wrong = [(e, leaf) for (e, leaf), fact in zip(leaves, found, strict=True) if not fact.passed]
     if wrong:
         (e, leaf), first = wrong[0], next(i for i, fact in enumerate(found) if not fact.passed)
-        said = [found[first].message]
+        sentences = [found[first].message]
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
             cause = causes.of_values(e, leaf, tolerance)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
-            said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
+            sentences += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             if kind is Kind.GRADIENTS and cause and cause in (causes.of_values(e, x, tolerance) for x in before):
-                said[1:] = ["As with “values”."]
-        said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
+                sentences[1:] = ["As with “values”."]
+        sentences.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
-        found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part) + drawn)
+        found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
     return replace(worst(found, name, kind), weight=weight)
 
 
@@ -104,7 +104,7 @@ def values_and_gradients(
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:
-    """The norm over all leaves under ``prefix`` equals the oracle's: what clipping by global norm would see."""
+    """Require the norm over all leaves under ``prefix`` to equal the oracle's: the norm used for gradient clipping."""
     name, some = "gradient norm", [e for e in evidence if any(_under(leaf, prefix) for leaf in e.expected)]
     return worst([_norm_matches(name, e, prefix) for e in some], name, Kind.GRADIENTS)
 
@@ -116,12 +116,12 @@ def _norm_matches(name: str, e: Evidence, prefix: str) -> Fact:
     )
     scale = max(expected, 1e-30)
     figures: dict[str, Any] = {"measured": measured, "limit": expected, "direction": Limit.EXACTLY}
-    said = "{} and should be {}".format(*_apart(measured, expected))
+    comparison = "{} and should be {}".format(*_distinguishable(measured, expected))
     if e.secret:
         figures = {"measured": abs(measured - expected) / scale, "limit": TOLERANCE, "unit": Unit.RELATIVE}
-        said = causes.times(measured / scale)
+        comparison = causes.times(measured / scale)
     wrong = not abs(measured - expected) <= TOLERANCE * scale
-    message = f"on mesh {e.case.mesh_text} the norm over all leaves is {said}" if wrong else ""
+    message = f"on mesh {e.case.mesh_text} the norm over all leaves is {comparison}" if wrong else ""
     return at(e, name, Kind.GRADIENTS, message, **figures)
 
 
@@ -138,19 +138,19 @@ def bytes_sent(
     hint: str = "",
     weight: float = 1,
 ) -> Fact:
-    """Bytes that a device sends lie between ``times`` multiples of the closed form.
+    """Require the bytes sent per device to be between two multiples, ``times``, of the closed form.
 
     Args:
-        name: Of the fact.
+        name: The fact's name.
         evidence: The cases.
         kinds: Collectives that count, by StableHLO's name, ``all_reduce``; None for all.
         expected: The closed form of a case.
-        times: The least and the most multiples of it.
-        least: Another closed form, where from that on it is enough.
-        axes: Count only what goes over exactly these axes of a case.
-        over: Count only what goes over this axis of a case, alone or with others.
+        times: The lowest and the highest multiple allowed.
+        least: An alternative closed form for the lower limit.
+        axes: Count only collectives over exactly these axes of a case.
+        over: Count only collectives over this axis of a case, alone or with others.
         hint: A question that ends the message.
-        weight: How much the fact counts.
+        weight: The fact's weight.
     """
     kinds = (kinds,) if isinstance(kinds, str) else kinds if kinds is None else tuple(kinds)
 
@@ -173,14 +173,14 @@ def bytes_sent(
 
 
 def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str) -> Fact:
-    """What a device sends by all these kinds of collectives together is at most a closed form.
+    """Limit the bytes a device sends, over all these kinds of collectives together, to a closed form.
 
     Args:
         name: The fact's name.
         evidence: The cases that were run.
-        kinds: Of collectives, by their names in StableHLO.
-        most: Bytes of one device.
-        hint: A sentence that ends the message.
+        kinds: Collective kinds, by their names in StableHLO.
+        most: Upper limit in bytes per device.
+        hint: A sentence appended to the message.
     """
     kinds = tuple(kinds)
 
@@ -199,9 +199,9 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
 def times_sent(
     name: str, evidence: list[Evidence], kind: str, expected: Callable[[Evidence], int], hint: str, fewer: bool = False
 ) -> Fact:
-    """How often a device runs one kind of collective, each array of it counted, loops unrolled: exactly so often.
+    """Require an exact count of one kind of collective per device, counting each array and unrolling loops.
 
-    With ``fewer``, less often is right too, as where several leaves travel as one array; bytes are another fact.
+    With ``fewer``, a lower count is also allowed, since several leaves may travel as one array; bytes are another fact.
     """
 
     def look(e: Evidence) -> Fact:
@@ -226,9 +226,9 @@ def only_collectives(
     allowed: Iterable[str],
     over: Callable[[Case[Any]], str] | None = None,
 ) -> Fact:
-    """No collective but the allowed ones; a group of one device counts as none.
+    """Allow no collectives except the given ones; a group of one device counts as none.
 
-    With ``over``, only what goes over this axis of a case, alone or with others, counts.
+    With ``over``, only collectives over this axis of a case, alone or with others, count.
     """
     allowed = set(allowed)
 
@@ -237,9 +237,9 @@ def only_collectives(
         message = ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)
-            said = causes.listed(plain(kind) for kind in sorted(allowed)) if allowed else "none at all"
+            names = causes.listed(plain(kind) for kind in sorted(allowed)) if allowed else "none at all"
             message = (
-                f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {said}. "
+                f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {names}. "
                 "What does each device need that it does not have?"
             )
         line = others[0].line if others else ""
@@ -249,12 +249,12 @@ def only_collectives(
 
 
 def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
-    """The outputs, which are the state that a device keeps, have exactly the bytes of the closed form.
+    """Require the outputs, the state a device keeps, to have exactly the bytes of the closed form.
 
     Args:
-        cases: Whose outputs are the state.
+        cases: The cases whose outputs are the state.
         expected: The closed form of a case: bytes on one device, the sum of ``resident_bytes``.
-        whole: Bytes of the state if nothing is split.
+        whole: Bytes of the unsharded state.
     """
     name = "state bytes per device"
 
@@ -273,22 +273,22 @@ def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whol
 
 
 def resident_bytes(shape: tuple[int, ...], spec: P, mesh: dict[str, int], itemsize: int = 4) -> int:
-    """Bytes of an array on one device: all of them, divided by the size of every axis that its spec names."""
+    """Bytes of an array on one device: its total, divided by the size of every axis that its spec names."""
     parts = math.prod(mesh[axis] for axes in spec_of(spec, len(shape)) for axis in axes)
     return itemsize * math.prod(shape) // parts
 
 
 def products_of(name: str, evidence: list[Evidence], dtype: str, hint: str) -> Fact:
-    """Every matrix product multiplies operands of ``dtype``, in StableHLO's words: ``bf16``."""
+    """Require every matrix product to multiply operands of ``dtype``, as written in StableHLO: ``bf16``."""
 
     def look(e: Evidence) -> Fact:
         wanted = f"{dtype} x {dtype}"
         others = {kind: count for kind, count in e.costs.products.items() if kind != wanted}
         every, right = sum(e.costs.products.values()), e.costs.products.get(wanted, 0)
-        said = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
+        counts = ", ".join(f"{count} of {kind}" for kind, count in sorted(others.items()))
         before = f"besides {right}" if right else "instead of"
         products = "product" if right == 1 else "products"
-        message = f"{before} {products} of {wanted} there are {said}. {hint}" if others else ""
+        message = f"{before} {products} of {wanted} there are {counts}. {hint}" if others else ""
         if not every:
             message = f"no product was found that could be of {wanted}. {hint}"
         how = {"direction": Limit.ALL, "unit": Unit.PRODUCTS, "of": dtype, "line": _line_of(e, others)}
@@ -304,18 +304,18 @@ def precise_in(
     hint: str,
     least: Callable[[Evidence], dict[tuple[str, ...], int]] = lambda _: {},
 ) -> Fact:
-    """Every function and sum that ``Costs.precise`` counts is taken in ``dtype``, in StableHLO's words: ``f32``.
+    """Require ``dtype`` for every function and sum counted by ``Costs.precise``, as written in StableHLO: ``f32``.
 
-    ``least`` says of how many elements some functions have to be taken, any of a tuple's: what is made of others
-    instead, such as an exponential of ``tanh``, is not counted and may be of any precision.
+    ``least`` gives the minimum number of elements for some functions, any of a tuple's: functions computed in another
+    way, such as an exponential via ``tanh``, are not counted and may have any precision.
     """
 
     def look(e: Evidence) -> Fact:
         every = e.costs.precise
         others = {kind: count for kind, count in every.items() if not kind.endswith(f" of {dtype}")}
-        said = ", ".join(f"{kind} ({count})" for kind, count in sorted(others.items()))
+        counts = ", ".join(f"{kind} ({count})" for kind, count in sorted(others.items()))
         total, wrong = sum(every.values()), sum(others.values())
-        message = f"besides {total - wrong} of {dtype} there are: {said}. {hint}" if others else ""
+        message = f"besides {total - wrong} of {dtype} there are: {counts}. {hint}" if others else ""
         if not every:
             message = f"no function or sum was found that could be of {dtype}. {hint}"
         taken = {kinds: sum(e.costs.taken.get(f"{kind} of {dtype}", 0) for kind in kinds) for kinds in least(e)}
@@ -333,14 +333,14 @@ def precise_in(
 
 
 def _line_of(e: Evidence, kinds: Iterable[str]) -> str:
-    """Where the first operation of one of these kinds is; the function's line if that is not known."""
+    """The line of the first operation of one of these kinds; the function's line if unknown."""
     return next((e.costs.lines[kind] for kind in kinds if kind in e.costs.lines), e.line)
 
 
 def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str, hint: str) -> Fact:
-    """The Program has no more operations of any kind in one case than in another, in which ``what`` is larger.
+    """Require a Program to have no more operations of any kind when ``what`` grows from one case to another.
 
-    It must also run more matrix products there: one that does as much where less is asked for shows nothing.
+    The larger case must also run more matrix products: a Program that does as much for less proves nothing.
     """
     few, many = smaller.costs, larger.costs
     grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
@@ -363,7 +363,7 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
 def specs_match(
     evidence: list[Evidence], rules: Callable[[Evidence], list[P]], how: Callable[[Case[Any]], str]
 ) -> Fact:
-    """Every output is split as ``rules`` say, in the order of the outputs; ``how`` says what the rule was given."""
+    """Require every output to be split by ``rules``, given in output order; ``how`` describes the rules' arguments."""
     name = "split dims"
 
     def look(e: Evidence) -> Fact:
@@ -404,8 +404,8 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         return at(e, name, kind, f"{where}: measured {found}, expected {wanted}.", found, wanted)
     if not np.all(np.isfinite(measured)):
         bad = int(np.sum(~np.isfinite(measured)))
-        said = causes.not_finite(e, measured)
-        return at(e, name, kind, f"{where}: {said}", f"{bad} not finite", "finite")
+        reason = causes.not_finite(e, measured)
+        return at(e, name, kind, f"{where}: {reason}", f"{bad} not finite", "finite")
     scale = max(float(np.max(np.abs(expected), initial=0)), 1e-30)
     errors = np.abs(measured.astype(np.float64) - expected.astype(np.float64))
     error = float(np.max(errors, initial=0)) / scale
@@ -413,22 +413,22 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-    place = f" at {list(map(int, worst_at))}{_held_by(e, leaf, worst_at)}" if worst_at else ""
-    texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
-    said = f"measured {texts[0]}, expected {texts[1]}{place}"
+    place = f" at {list(map(int, worst_at))}{_devices_of(e, leaf, worst_at)}" if worst_at else ""
+    texts = _distinguishable(float(measured[worst_at]), float(expected[worst_at]))
+    text = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
         wrong = int(np.sum(errors > tolerance * scale))
-        said = (
+        text = (
             f"{wrong:,} of {errors.size:,} elements {'is' if wrong == 1 else 'are'} wrong, the worst{place} by "
             f"{float(f'{error:.1e}'):g} times the largest expected one"
         )
         if errors.size == 1:
-            said = f"off by {float(f'{error:.1e}'):g} of what it should be"
-    return at(e, name, kind, f"{where}: {said}.", **figures)
+            text = f"off by {float(f'{error:.1e}'):g} of what it should be"
+    return at(e, name, kind, f"{where}: {text}.", **figures)
 
 
-def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
-    """`` (on pipe=3)``: which devices hold an element of a result, whose dims are those of all devices together."""
+def _devices_of(e: Evidence, name: str, index: Iterable[Any]) -> str:
+    """`` (on pipe=3)``: the devices that hold an element of a result, whose dims are those of all devices together."""
     leaf, on = next((output for output in e.outputs if output.name == name), None), []
     if not leaf or leaf.shape != e.expected[name].shape:
         return ""
@@ -440,8 +440,8 @@ def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
     return f" (on {', '.join(sorted(on))})" if on else ""
 
 
-def _apart(*numbers: float) -> list[str]:
-    """Numbers with as many digits as it takes to tell them apart."""
+def _distinguishable(*numbers: float) -> list[str]:
+    """Format the numbers with just enough digits to distinguish them."""
     texts = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 9, 17))
     return next((found for found in texts if len(set(found)) == len(numbers)), [f"{n:.6g}" for n in numbers])
 

@@ -1,4 +1,4 @@
-"""What facts say about wrong numbers: everything where inputs are public, no value where they are secret."""
+"""Messages of facts about wrong numbers: all values if inputs are public, none if they are secret."""
 
 import re
 from dataclasses import dataclass, replace
@@ -63,8 +63,8 @@ def test_secret_inputs_are_judged_alike_and_no_value_is_said(measured):
     values = [f"{abs(float(v)):.4g}" for v in (*measured.flat, *DRAWN.flat, *norms) if abs(v) > 1e-6 and v % 1]
     for public, secret in zip(both(measured, False), both(measured, True), strict=True):
         assert (public.passed, public.line, public.case) == (secret.passed, secret.line, secret.case)
-        said = f"{secret.measured_text} {secret.limit_text} {secret.message}"
-        assert [value for value in values if len(value) > 4 and value in said] == []
+        excerpt = f"{secret.measured_text} {secret.limit_text} {secret.message}"
+        assert [value for value in values if len(value) > 4 and value in excerpt] == []
         if public.passed is False:
             assert any(value in f"{public.measured_text} {public.message}" for value in values), (
                 "the public one says it"
@@ -238,31 +238,31 @@ CAUSES = {
 @pytest.mark.parametrize("secret", [False, True])
 @pytest.mark.parametrize("what", CAUSES)
 def test_the_cause_of_wrong_numbers_is_said_where_they_show_it(what, secret):
-    measured, said = CAUSES[what]
+    measured, excerpt = CAUSES[what]
     case = Case("c", CUBE, Model(width=1, hidden=1, dropout=0.25, num_microbatches=6))
     e = replace(evidence(np.float32(measured), secret=secret), case=case, inputs=(KEY,))
     fact = arrays_match("gradients", [e], "gradients", "A guess.")
-    assert (fact.passed, said in fact.message) == (False, True), fact.message
+    assert (fact.passed, excerpt in fact.message) == (False, True), fact.message
     assert ("A guess." in fact.message) is (what not in ("other masks", "rounded"))
 
 
 @pytest.mark.parametrize(
-    ("factor", "said"), [(1.004, "off by 0.004 of what it should be"), (8, "axes 'data' and 'tensor'")]
+    ("factor", "excerpt"), [(1.004, "off by 0.004 of what it should be"), (8, "axes 'data' and 'tensor'")]
 )
-def test_a_single_number_is_off_by_a_difference_or_by_sizes(factor, said):
+def test_a_single_number_is_off_by_a_difference_or_by_sizes(factor, excerpt):
     one = {"gradients/loss": np.float32(3)}
     wrong = {"gradients/loss": np.float32(3 * factor)}
     case = Case("c", CUBE, Sizes())
     e = replace(evidence(DRAWN, secret=True), case=case, expected=one, measured=wrong)
-    assert said in arrays_match("gradients", [e], "gradients").message
+    assert excerpt in arrays_match("gradients", [e], "gradients").message
     if factor < 2:
-        assert said in global_norm_matches([e], "gradients").message
+        assert excerpt in global_norm_matches([e], "gradients").message
 
 
 def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
     e = evidence(np.nextafter(DRAWN, 9, dtype=np.float32), secret=False)
-    said = arrays_match("gradients", [e], "gradients", tolerance=0).message
-    measured, expected = re.findall(r"(?:measured|expected) (-?[\d.]+)", said)
+    excerpt = arrays_match("gradients", [e], "gradients", tolerance=0).message
+    measured, expected = re.findall(r"(?:measured|expected) (-?[\d.]+)", excerpt)
     assert measured != expected
 
 
@@ -271,23 +271,23 @@ def test_what_is_wrong_with_dropout_alone_is_a_matter_of_keys():
     model = Model(width=1, hidden=1)
     with_dropout = replace(base, case=Case("some", CUBE, model.but(dropout=0.25)))
     without = replace(base, measured={name: DRAWN for name in base.measured}, case=Case("none", CUBE, model))
-    said = arrays_match("gradients", [without, with_dropout], "gradients", "A guess.").message
-    assert "It is right in every case without dropout and wrong with it: is each mask drawn" in said
-    assert "A guess." not in said
+    excerpt = arrays_match("gradients", [without, with_dropout], "gradients", "A guess.").message
+    assert "It is right in every case without dropout and wrong with it: is each mask drawn" in excerpt
+    assert "A guess." not in excerpt
     both = [replace(base, case=without.case), with_dropout]
     assert "dropout" not in arrays_match("gradients", both, "gradients").message
-    said = arrays_match("gradients", [with_dropout], "gradients", "A guess.").message
-    assert "A guess. There is dropout in every case here: is each mask drawn" in said
-    said = arrays_match("gradients", [replace(with_dropout, inputs=())], "gradients").message
-    assert "dropout" not in said, "the function is given no key"
+    excerpt = arrays_match("gradients", [with_dropout], "gradients", "A guess.").message
+    assert "A guess. There is dropout in every case here: is each mask drawn" in excerpt
+    excerpt = arrays_match("gradients", [replace(with_dropout, inputs=())], "gradients").message
+    assert "dropout" not in excerpt, "the function is given no key"
 
 
 def test_wrong_leaves_are_named_where_there_are_several():
     names = [f"gradients/{name}" for name in ("a", "b", "c", "d")]
     e = replace(evidence(DRAWN, secret=True), expected={name: DRAWN for name in names})
     some = {name: DRAWN if name in names[1:3] else DRAWN + 1 for name in names}
-    said = arrays_match("gradients", [replace(e, measured=some)], "gradients").message
-    assert said.endswith("Wrong here are 2 of 4 leaves: a, d.")
+    excerpt = arrays_match("gradients", [replace(e, measured=some)], "gradients").message
+    assert excerpt.endswith("Wrong here are 2 of 4 leaves: a, d.")
     every = {name: DRAWN + 1 for name in names}
     assert (
         "All 4 leaves are wrong here." in arrays_match("gradients", [replace(e, measured=every)], "gradients").message
@@ -300,8 +300,10 @@ def sends(*sent):
 
 def test_bytes_that_are_few_because_of_their_dtype_are_no_missing_ones():
     half = Collective("all_gather", ("data",), 8, 10, 35.0, 3, "mine:5", (5, 2), "bf16")
-    said = bytes_sent("bytes", [sends(half)], "all_gather", lambda _: 210).message
-    assert "all-gather of bf16[5x2] has numbers of 2 bytes, and in float32 it would be 210 bytes: which dtype" in said
+    excerpt = bytes_sent("bytes", [sends(half)], "all_gather", lambda _: 210).message
+    assert (
+        "all-gather of bf16[5x2] has numbers of 2 bytes, and in float32 it would be 210 bytes: which dtype" in excerpt
+    )
     whole = replace(half, dtype="f32")
     assert "never sent" in bytes_sent("bytes", [sends(whole)], "all_gather", lambda _: 210).message
     assert "never sent" in bytes_sent("bytes", [sends(half)], "all_gather", lambda _: 999).message
@@ -318,7 +320,7 @@ def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
 
 
 @pytest.mark.parametrize(
-    ("few", "many", "said"),
+    ("few", "many", "excerpt"),
     [
         (({"dot_general": 2, "add": 5}, 4), ({"dot_general": 2, "add": 5}, 16), ""),
         (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more of dot-general: it grows with"),
@@ -326,13 +328,13 @@ def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
         (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more of slice"),
     ],
 )
-def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, said):
+def test_program_that_is_padded_where_less_is_asked_for_still_grows(few, many, excerpt):
     def having(written, products):
         costs = Costs(0, 0, 0, (), {"f32 x f32": products}, sum(written.values()), written=written)
         return replace(evidence(DRAWN, secret=False), costs=costs)
 
     fact = same_program_size("program size", having(*few), having(*many), "depth", "Look here.")
-    assert (fact.passed, said in fact.message) == (not said, True)
+    assert (fact.passed, excerpt in fact.message) == (not excerpt, True)
 
 
 def test_facts_that_may_have_one_cause_are_said_to_once_and_the_first_to_look_at_is_named():

@@ -1,4 +1,4 @@
-"""Facts whose limit is what the reference or the naive baseline takes: memory and time at a realistic size."""
+"""Facts limited by the reference or the naive baseline: memory and time at a realistic size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autograder.contract.facts import plain, unmeasured
 from autograder.contract.task import Case, Evidence, Judged
 from autograder.contract.verdict import Fact, Kind, Limit, Unit, counted
 
-# A forward and a backward pass are 3/4 of a step that recomputes every activation, a little less where the first
+# A forward and backward pass is 3/4 of a step that recomputes every activation, slightly less if the first
 # layer's input needs no gradient.
 LEAST_WORK = 0.7
 REFERENCE, NAIVE = "reference", "naive"
@@ -22,7 +22,7 @@ _CHANGES = (
 
 
 def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
-    """Live temporaries are at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
+    """Limit live temporaries to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         return _at_the_peak(e, times, hint)
@@ -41,7 +41,7 @@ def temporaries_within(judged: Judged, ratio: float, hint: str, **how: Any) -> F
 
 
 def temporaries_at_most(judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1) -> Fact:
-    """Live temporaries at scale have at most these bytes, by a closed form of the case."""
+    """Limit live temporaries at scale to this many bytes, a closed form of the case."""
     name, figure, e = "live temporaries", "temporaries", judged.at_scale
     if barred := _barred(name, Kind.MEMORY, judged, figure, weight=weight):
         return barred
@@ -66,7 +66,7 @@ def _array(temporary: Any) -> str:
 
 # --8<-- [start:flops_within]
 def flops_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
-    """FLOPs of matrix products are at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
+    """Limit the FLOPs of matrix products to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", e.line
@@ -80,7 +80,7 @@ def flops_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
 def largest_within(
     judged: Judged, most: Callable[[Case[Any]], int], hint: str, *, weight: float = 1, least: float = LEAST_WORK
 ) -> Fact:
-    """No temporary at scale has more elements than ``most`` says, at any moment; ``least`` as for ``_within``."""
+    """Limit the elements of every temporary at scale to ``most``; ``least`` as for ``_within``."""
     name, e = "largest temporary", judged.at_scale
     if barred := _barred(name, Kind.MEMORY, judged, "temporaries", least=least, weight=weight):
         return barred
@@ -94,7 +94,7 @@ def largest_within(
 
 
 def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
-    """The step that the timeline predicts is at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
+    """Limit the predicted step time to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
@@ -124,20 +124,20 @@ def bubble_is(
     within: float = 0.01,
     weight: float = 1,
 ) -> Fact:
-    """The share of a forward pass in which the stages of a pipeline do nothing useful is what its schedule says.
+    """Require the bubble, the idle share of a pipeline's forward pass, to match its schedule.
 
-    ``tick_seconds`` comes from model FLOPs, so idle ticks that compute something and idle ticks that compute nothing
-    are the same. The pass takes time on ``Task.machine``, whose network must be free for the formula to hold.
+    ``tick_seconds`` comes from model FLOPs, so an idle tick counts as idle whether or not it computes anything.
+    The pass is timed on ``Task.machine``, whose network must be free for the formula to hold.
 
     Args:
-        e: Evidence at scale, of a forward pass; None if this check leaves it out.
-        ticks: How many stage times the pass lasts, by the formula.
-        busy: In how many of them a stage has work.
-        tick_seconds: What a stage's useful work takes in one of them.
+        e: Evidence at scale, of a forward pass; None if this check skips it.
+        ticks: Duration of the pass in ticks, by the formula.
+        busy: Number of ticks in which a stage has work.
+        tick_seconds: Duration of a stage's useful work in one tick.
         hint: Where to look.
-        drained: Ticks of the pass if its pipeline ran empty in between, and what then ends before the next one begins.
+        drained: Ticks of the pass if its pipeline drained in between, and what ends before the next begins.
         within: The largest relative difference from the formula's bubble.
-        weight: How much the fact counts.
+        weight: The fact's weight.
     """
     name = "bubble"
     if e is None:
@@ -173,9 +173,9 @@ def bubble_is(
 
 
 def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = False, **how: Any) -> Fact:
-    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``_within``.
+    """Limit exposed communication to ``ratio`` times the reference's; ``how`` as for ``_within``.
 
-    With ``gains`` the step must be shorter than the naive baseline's too, by a quarter of what may be hidden: work
+    With ``gains``, the step must also beat the naive baseline's by a quarter of the hideable communication: extra work
     that only fills the wait is no gain.
     """
 
@@ -208,10 +208,10 @@ def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = Fal
 
 
 def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **how: Any) -> Fact:
-    """What a step takes longer for its communication over ``axis`` is at most ``ratio`` times the reference's.
+    """Limit the step time added by communication over ``axis`` to ``ratio`` times the reference's.
 
-    Counted is the step less the same step with free links on that axis: of a pipeline, whose devices wait for many
-    reasons, this is what hiding that communication could still win. ``Task.exposed_axes`` must name the axis.
+    This is the step minus the same step with free links on that axis. Devices of a pipeline wait for many reasons;
+    this is what hiding that communication could still save. ``Task.exposed_axes`` must name the axis.
     """
     name = f"exposed over {axis}"
     if judged.at_scale and judged.at_scale.exposed is None:
@@ -247,21 +247,21 @@ def _within(
     than: str = REFERENCE,
     least: float = LEAST_WORK,
 ) -> Fact:
-    """A figure at scale is at most ``ratio`` times what the reference, or the naive baseline, has.
+    """Limit a figure at scale to ``ratio`` times that of the reference or the naive baseline.
 
     Args:
-        name: Of the fact.
-        kind: Of the fact.
+        name: The fact's name.
+        kind: The fact's kind.
         figure: Its name among the references.
-        measure: Reads it off the evidence.
-        explain: The message and the line of one that is too large, given how many times too large it is in words.
-        judged: The evidence, and what was measured of the reference and the naive baselines.
+        measure: Extracts the figure from the evidence.
+        explain: The message and line for an excessive figure, given its ratio in words.
+        judged: The evidence, and the measured references and naive baselines.
         ratio: The limit.
-        unit: What it is shown in.
-        factor: What it is multiplied by to be in ``unit``.
-        weight: How much the fact counts, 0 for advice.
+        unit: The display unit.
+        factor: Conversion factor to ``unit``.
+        weight: The fact's weight, 0 for advice.
         than: ``reference`` or ``naive``.
-        least: The share of the reference's FLOPs below which a part of the work must have been left out.
+        least: The share of the reference's FLOPs below which part of the work must be missing.
     """
     if barred := _barred(name, kind, judged, figure, than, least, weight):
         return barred
@@ -286,7 +286,7 @@ def _barred(
     least: float = LEAST_WORK,
     weight: float = 1,
 ) -> Fact | None:
-    """The fact where the realistic size cannot be compared with the reference; None if it can."""
+    """Return the fact if the realistic size cannot be compared with the reference; None if it can."""
     e, known = judged.at_scale, judged.references
     if e is None:
         return unmeasured(name, kind, _LEFT_OUT, weight)

@@ -1,4 +1,4 @@
-"""Facts against the reference and against the naive version, from evidence made by hand."""
+"""Facts against the reference and against the naive baseline, from hand-made evidence."""
 
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_a_contract_may_say_that_less_work_is_right_too():
 
 
 def bubble(seconds, difference="", stages=4, microbatches=8):
-    """Of a pipeline whose stages take 2 ms for a microbatch."""
+    """Evidence of a pipeline whose stages take 2 ms per microbatch."""
     return bubble_is(
         evidence(seconds=seconds, difference=difference),
         lambda _: stages + microbatches - 1,

@@ -1,4 +1,4 @@
-"""Validate the form of what a learner's function returned; messages say what it is and what it should be."""
+"""Validate the structure of a learner's return values; messages give the actual and the expected structure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def show_spec(spec: P) -> str:
 
 
 def describe(x: Any) -> str:
-    """What something is, as a learner would say it."""
+    """Describe a value in a learner's terms."""
     if x is None:
         return "None (is a return missing?)"
     return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") and hasattr(x, "dtype") else f"a {type(x).__name__}"
 
 
 def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
-    """``tree``, if it has the form of ``like``.
+    """Return ``tree`` if it has the structure of ``like``.
 
     Raises:
-        Mismatch: It has not; the message names the leaves that are missing or unknown.
+        Mismatch: It does not; the message names the missing or unknown leaves.
     """
     if jax.tree.structure(tree, is_leaf=is_leaf) == jax.tree.structure(like):
         return tree
@@ -47,10 +47,10 @@ def same_tree(what: str, tree: Any, like: Any, is_leaf: Any = None) -> Any:
 
 
 def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
-    """It has the form of ``like``, and every leaf its shape and dtype.
+    """Require the structure of ``like``, and the shape and dtype of every leaf.
 
     Raises:
-        Mismatch: It has not; the message names the leaf, the mesh, and both.
+        Mismatch: They differ; the message names the leaf, the mesh, and both values.
     """
     if hasattr(like, "shape") and not hasattr(tree, "shape"):
         raise Mismatch(f"{name} returned {describe(tree)} on mesh {case.mesh_text}, expected {describe(like)}")
@@ -64,20 +64,20 @@ def same_shapes(name: str, tree: Any, like: Any, case: Case[Any]) -> None:
 
 
 def scalar(name: str, found: Any, what: str) -> None:
-    """It is a scalar.
+    """Require a scalar.
 
     Raises:
-        Mismatch: It is something else; ``what`` says what it should be.
+        Mismatch: It is not a scalar; ``what`` describes the expected value.
     """
     if not hasattr(found, "shape") or found.shape != ():
         raise Mismatch(f"{name} returned {describe(found)}, expected a scalar, {what}")
 
 
 def state_and_loss(name: str, what: str, found: Any, like: Any, case: Case[Any]) -> tuple[Any, Any]:
-    """What a step returned: a tree like ``like``, which messages call ``what``, and a scalar.
+    """Return a step's results: a tree like ``like``, called ``what`` in messages, and a scalar.
 
     Raises:
-        Mismatch: It is something else.
+        Mismatch: The step returned anything else.
     """
     if not isinstance(found, tuple) or len(found) != 2:
         raise Mismatch(f"{name} returned {describe(found)}, expected a tuple ({what}, loss)")

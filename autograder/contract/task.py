@@ -1,4 +1,4 @@
-"""What an exercise is: the cases it is judged on, its oracle, and the facts that must hold.
+"""The definition of an exercise: the cases it is judged on, its oracle, and the facts that must hold.
 
 A chapter's contract is ``CONTRACT`` in ``autograder/chapters/<chapter>``. It never imports a solution: an oracle is a
 single-device computation, and limits come from closed forms or from measured references.
@@ -31,23 +31,23 @@ __all__ = ["Case", "Contract", "Evidence", "Judged", "Task", "Variant", "load", 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that is known about one Program, for the facts to look at.
+    """All evidence about one Program, from which facts are computed.
 
     Attributes:
-        case: What it was exported for.
+        case: The case it was exported for.
         inputs: Its signature.
-        outputs: What it returns.
+        outputs: Its outputs.
         measured: Its results by name; empty for a Program that is only analysed.
-        expected: What the oracle gives; empty for a Program that is only analysed.
+        expected: The oracle's results; empty for a Program that is only analysed.
         costs: FLOPs, products and collectives of one device.
-        memory: Of one device.
-        line: Where the function is defined.
-        structural_mismatch: How it differs from the small Program in more than sizes; only of one that is analysed.
-        timeline: Its predicted step; only of one that is analysed.
-        secret: Nobody may learn a value of ``measured`` or ``expected``: facts then say how far off a result is.
-        exposed: Seconds of the timeline that communication over ``Task.exposed_axes`` adds.
-        form: What the Program does, for finding others that do the same.
-        drawn: The inputs by name, for finding them in ``measured``; empty for a Program that is only analysed.
+        memory: Memory of one device.
+        line: The line that defines the function.
+        structural_mismatch: How it differs from the small Program beyond sizes; only for an analysed Program.
+        timeline: Its predicted step; only for an analysed Program.
+        secret: True if ``measured`` and ``expected`` must stay hidden: facts then give only the size of an error.
+        exposed: Seconds that communication over ``Task.exposed_axes`` adds to the timeline.
+        form: A canonical form of the Program, to find others equivalent to it.
+        drawn: The inputs by name, to locate them in ``measured``; empty for a Program that is only analysed.
     """
 
     case: Case[Any]
@@ -68,12 +68,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the facts of a task are made of.
+    """The inputs from which a task's facts are computed.
 
     Attributes:
         cases: Evidence of every case that was run.
-        at_scale: Evidence of the realistic size; None where a check leaves it out.
-        references: What the reference and the naive baselines measure at scale, with this jax; may be empty.
+        at_scale: Evidence at the realistic size; None if a check skips it.
+        references: Figures of the reference and the naive baselines at scale, with this jax; may be empty.
     """
 
     cases: list[Evidence]
@@ -82,11 +82,11 @@ class Judged:
 
     @property
     def all(self) -> list[Evidence]:
-        """Every Program that was analysed: those that were run, and the one at scale."""
+        """Every analysed Program: those that were run, and the one at scale."""
         return [*self.cases, self.at_scale] if self.at_scale else self.cases
 
 
-# Sizes that grow at once in a case that is stretched: how much there is of the data, and two kinds of widths.
+# Groups of sizes that grow together in a stretched case: the amount of data, and two kinds of widths.
 _TOGETHER = (
     ("rows", "seq", "max_seq", "chunk"),
     ("width", "num_heads", "head_dim", "features", "d_in"),
@@ -96,12 +96,12 @@ _TOGETHER = (
 
 @dataclass(frozen=True)
 class Variant:
-    """Something else that a course may ask of a function, so that another course's answer does not fit.
+    """A modified requirement for a function, chosen per course, so that another course's answer does not pass.
 
     Attributes:
-        name: What ``check`` is given.
-        sentence: What the released notebook says; it names what is usual.
-        sizes: What it sets in every case.
+        name: The name passed to ``check``.
+        sentence: The sentence in the released notebook; it names the default.
+        sizes: The sizes it sets in every case.
     """
 
     name: str
@@ -109,11 +109,11 @@ class Variant:
     sizes: Mapping[str, Any]
 
     def of(self, case: Case[Any]) -> Case[Any]:
-        """The case as this variant has it."""
+        """Return the case with this variant applied."""
         return case.but(**self.sizes)
 
 
-# Where pages explain verdicts that no fact explains.
+# The pages that explain verdicts without facts.
 ABOUT_VERDICTS = {REFUSED: ("lenses", "What is refused"), LIMIT_EXCEEDED: ("grading", "What the sandbox does")}
 
 
@@ -123,28 +123,28 @@ class Task:
     """One function of a chapter.
 
     Attributes:
-        wrapping: Its name and signature, and how it is made into something that can be exported.
-        points: What it is worth.
-        point: Facts that the exercise is about, besides right results: a function that misses one earns at most half.
-        cases: The meshes and sizes that it is run on.
+        wrapping: Its name and signature, and how to make it exportable.
+        points: Its points.
+        point: Facts the exercise is about, besides correct results: missing one limits the function to half its points.
+        cases: The meshes and sizes it runs on.
         unseen: Draws one more case, for official grading.
         draw: ``(generator, case) ->`` arrays in trees like ``Wrapped.inputs``.
-        oracle: ``(inputs, case) ->`` what ``Wrapped.function`` must return, from a single device.
-        facts: What is judged.
+        oracle: ``(inputs, case) ->`` the expected result of ``Wrapped.function``, from a single device.
+        facts: The facts that are judged.
         at_scale: A realistic size that is only analysed, and the name of the case that it enlarges.
-        stretches: Sizes for ``stretched``, where those of ``at_scale`` would take too long or split other leaves.
-        naive_memory: The mutant that shows what the naive baseline costs in memory.
-        naive_time: The mutant that shows what the naive baseline costs in time.
-        machine: What the time of ``at_scale`` is predicted for.
-        kind: ``value`` where it returns plain data, ``transform`` where it takes a function.
-        data_branches: Whether the Program may branch on data: the more expensive branch is what counts.
-        compiled_exposed: How much of the naive baseline's exposed communication the compiled schedule may have, which
-            ``check --aot`` gives as advice; 0 where it says nothing.
-        exposed_axes: Mesh axes whose communication is timed apart: how much longer a step of ``at_scale`` takes with
-            it than it would if it took no time.
-        given: What the wrapper is given of a case and must not compute itself (``Case.given``), as plain data.
-        variants: What a course may ask instead; without one, the function is what the public notebook says.
-        varies_with: Functions of the same word here are asked for the same one of their variants.
+        stretches: Sizes for ``stretched``, if those of ``at_scale`` would take too long or split other leaves.
+        naive_memory: The mutant that demonstrates the naive baseline's memory use.
+        naive_time: The mutant that demonstrates the naive baseline's time.
+        machine: The machine for which the time of ``at_scale`` is predicted.
+        kind: ``value`` if it returns plain data, ``transform`` if it takes a function.
+        data_branches: True if the Program may branch on data; the more expensive branch then counts.
+        compiled_exposed: Fraction of the naive baseline's exposed communication allowed in the compiled schedule, which
+            ``check --aot`` reports as advice; 0 for no such advice.
+        exposed_axes: Mesh axes whose communication is timed separately: the time it adds to a step of ``at_scale``,
+            compared with a step in which it takes no time.
+        given: Plain data of a case that the wrapper needs and must not compute itself (``Case.given``).
+        variants: The variants a course may ask for; without one, the public notebook's description applies.
+        varies_with: Functions with the same group name here get the same variant.
     """
 
     wrapping: Wrapping
@@ -177,7 +177,7 @@ class Task:
         return self.wrapping.signature
 
     def variant(self, name: str) -> Variant | None:
-        """The variant of that name; None for none.
+        """The variant with that name; None for an empty name.
 
         Raises:
             LookupError: There is no such variant.
@@ -189,9 +189,9 @@ class Task:
         return found
 
     def stretched(self) -> tuple[Case[Any], ...]:
-        """Cases in which some sizes are those of ``at_scale``, or as close as can be run, and all others small.
+        """Cases in which some sizes are those of ``at_scale``, or as close as can be run, and all others are small.
 
-        What a program does otherwise from some size on shows in one of them: its values are wrong there, or no dim of
+        They catch a program that behaves differently above some size: either its values are wrong there, or no dim of
         it is as large in ``at_scale``.
         """
         if self.at_scale is None:
@@ -211,11 +211,11 @@ class Task:
         )
 
     def complete(self, case: Case[Any]) -> Case[Any]:
-        """The case with all that its wrapper is given."""
+        """Return the case with all data its wrapper needs."""
         return replace(case, given=self.given(case)) if self.given else case
 
     def wrap(self, function: Callable[..., Any], case: Case[Any]) -> Wrapped:
-        """The function on a case, ready to be exported."""
+        """Wrap the function for a case, ready for export."""
         return self.wrapping.wrap(function, self.complete(case))
 
 
@@ -224,9 +224,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Contract:
-    """The tasks of a chapter, in the notebook's order, and what its written question is worth.
+    """The tasks of a chapter, in the notebook's order, and the points of its written question.
 
-    ``read`` says where the course's pages explain what a fact is about: page and heading, by the fact's name.
+    ``read`` gives the page and heading of the course's pages that explain a fact, by the fact's name.
     """
 
     chapter: str
@@ -235,13 +235,13 @@ class Contract:
     read: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def places(self, result: Result) -> list[tuple[str, str]]:
-        """Pages and headings that explain what fell short, each once, the first facts first."""
+        """Pages and headings that explain the failed facts, without repetition, in order of the facts."""
         known = {**self.read, **ABOUT_VERDICTS}
         names = [fact.name for fact in result.missed if fact.kind != Kind.FORM]
         return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
 
     def task(self, name: str) -> Task:
-        """The task of that name.
+        """The task with that name.
 
         Raises:
             LookupError: There is none; the message lists those that exist.
@@ -265,17 +265,17 @@ def load(chapter: str) -> Contract:
 
 
 def site_command(page: str, heading: str) -> str:
-    """What opens the course's pages at a heading."""
+    """The command that opens the course's pages at a heading."""
     return f'meshcraft site {page} "{heading}"'
 
 
 def every_task() -> Mapping[str, tuple[str, Task]]:
-    """Each function of the course by name: its chapter and its task."""
+    """Each function of the course by name, with its chapter and its task."""
     return {task.name: (entry.name, task) for entry in CURRICULUM for task in load(entry.name).tasks}
 
 
 def find_task(name: str) -> tuple[str, Task]:
-    """The chapter and task that a function's name belongs to.
+    """The chapter and task of the function with that name.
 
     Raises:
         LookupError: No chapter has such a function.
@@ -287,7 +287,7 @@ def find_task(name: str) -> tuple[str, Task]:
 
 
 def contract_files(chapter: str) -> list[Path]:
-    """What a chapter's verdicts follow from, besides what all chapters share: its modules and its references."""
+    """The files that determine a chapter's verdicts, besides shared code: its modules and its references."""
     folder = CHAPTERS / chapter
     beside = ("mutants", "alternatives")
     modules = (path for path in folder.rglob("*.py") if not path.name.endswith("_test.py"))
@@ -297,14 +297,14 @@ def contract_files(chapter: str) -> list[Path]:
 
 @cache
 def references(chapter: str) -> dict[str, Any]:
-    """What the reference and the naive version of each function measure with the installed jax; may be empty."""
+    """Figures of each function's reference and naive baseline with the installed jax; may be empty."""
     path = CHAPTERS / chapter / "references.json"
     every = json.loads(path.read_text()) if path.exists() else {}
     return every.get(jax.__version__, {})
 
 
 def named(trees: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays by the names that a Program's signature gives them."""
+    """Arrays by their names in a Program's signature."""
     return {
         path_name(name, path): np.asarray(leaf)
         for name, tree in trees.items()

@@ -1,4 +1,4 @@
-"""What is judged of functions that return plain data: the answers as they arrive, and facts about them."""
+"""Facts about functions that return plain data, and decoding of their answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autograder.contract.task import Case, Evidence
 from autograder.contract.value_tasks import DEEPEST, Refusal, depth_of, show
 from autograder.contract.verdict import Fact, Kind, Limit, Unit
 
-# No size, count or index that a right answer holds comes near it.
+# Far beyond any size, count or index in a correct answer.
 LARGEST = 2**53
 
 
 def decode(values: np.ndarray) -> Any:
-    """The answer from ``encode``; None where it is none: not finite, beyond ``LARGEST``, or forged."""
+    """Decode an answer from ``encode``; None if it is invalid: not finite, beyond ``LARGEST``, or forged."""
     try:
         text = values.tobytes().rstrip(b"\0")
         plain = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
@@ -29,12 +29,12 @@ def decode(values: np.ndarray) -> Any:
 
 
 def is_answer(values: np.ndarray) -> bool:
-    """Whether ``decode`` gives what was answered: None may also be an answer."""
+    """Return True if ``decode`` returns the actual answer, since None may also be an answer."""
     return decode(values) is not None or values.tobytes().rstrip(b"\0") == b"null"
 
 
 def answer_matches(evidence: list[Evidence], explain: Callable[[Case[Any], Any], str]) -> Fact:
-    """The answer is the right one in every case; ``explain`` says what a wrong one would mean, not what is right."""
+    """Require the correct answer in every case; ``explain`` interprets a wrong one without revealing the right one."""
 
     def look(e: Evidence) -> Fact:
         measured, expected = decode(e.measured["values"]), decode(e.expected["values"])
@@ -53,33 +53,35 @@ def every_answer_matches(
     explain: Callable[[Case[Any], Any, Any], str],
     picture: Callable[[Case[Any], tuple[Any, ...]], str] = lambda *_: "",
 ) -> Fact:
-    """Every question of every case is answered rightly.
+    """Require a correct answer to every question of every case.
 
     Args:
         evidence: The cases.
-        questions: What a case asks, in order.
-        right: Whether an answer to a question is right: ``(case, question, answer)``.
-        explain: What the first wrong answer of a case would mean; takes the same.
-        picture: All answers to a known case, on lines of their own, as from ``whereabouts.grid``.
+        questions: The questions of a case, in order.
+        right: Returns True for a correct answer to a question: ``(case, question, answer)``.
+        explain: Interprets the first wrong answer of a case; takes the same arguments.
+        picture: All answers to a known case, on separate lines, as from ``whereabouts.grid``.
     """
 
     def look(e: Evidence) -> Fact:
-        given, asked = decode(e.measured["values"]), questions(e.case)
-        given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-        pairs = zip(asked, given, strict=True)
+        given, queries = decode(e.measured["values"]), questions(e.case)
+        given = given if isinstance(given, tuple) and len(given) == len(queries) else (None,) * len(queries)
+        pairs = zip(queries, given, strict=True)
         wrong = [(question, answer) for question, answer in pairs if not _or_none(right, e.case, question, answer)]
-        message = "" if asked and not wrong and is_answer(e.measured["values"]) else "this is no answer to any question"
+        message = (
+            "" if queries and not wrong and is_answer(e.measured["values"]) else "this is no answer to any question"
+        )
         if wrong:
             message = _or_none(explain, e.case, *wrong[0]) or message
             message += "" if e.secret else _or_none(picture, e.case, given) or ""
         how = {"direction": Limit.ALL, "unit": Unit.QUESTIONS}
-        return at(e, "values", Kind.VALUES, message, len(asked) - len(wrong), len(asked), **how)
+        return at(e, "values", Kind.VALUES, message, len(queries) - len(wrong), len(queries), **how)
 
     return worst([look(e) for e in evidence])
 
 
 def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a contract's function makes of an answer; None where it is so odd that the function raises."""
+    """Apply a contract's function to an answer; None if the answer is so odd that it raises."""
     try:
         return function(*arguments)
     except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):

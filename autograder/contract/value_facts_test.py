@@ -1,4 +1,4 @@
-"""What is no answer at all is wrong, whatever the right answer is, and is judged like any other."""
+"""An invalid answer is wrong whatever the right answer is, and is judged like any other."""
 
 import json
 

@@ -1,8 +1,8 @@
-"""Functions that return plain data instead of arrays: their answer travels as the constant that a Program gives back.
+"""Functions that return plain data instead of arrays: the answer becomes a constant that a Program returns.
 
-So everything that judges Programs judges them too. An answer is a number, a text, a ``PartitionSpec``, None, or a tuple
-of such; it is written as text and kept as bytes, ``uint8[MOST]``. A function of numbers is asked many questions in one
-Program, and its answers are a tuple.
+They are therefore judged by the same code as Programs. An answer is a number, a text, a ``PartitionSpec``, None, or a
+tuple of these; it is encoded as text in bytes, ``uint8[MOST]``. A function of numbers is asked many questions in one
+Program, and its answers form a tuple.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ MOST, DEEPEST = 1024, 8
 
 @dataclass(frozen=True)
 class Refusal:
-    """The answer of a function that raised ``ValueError``, which may be what it is asked to do."""
+    """The answer of a function that raised ``ValueError``, which may be the required behaviour."""
 
     message: str
 
 
 def wrap_answer(name: str, answer: Callable[[], Any], like: Any, case: Case[Any], most: int = MOST) -> Wrapped:
-    """What a function answers, as something that can be exported.
+    """Wrap a function's answer for export.
 
     Args:
-        name: The function's, for messages.
-        answer: Calls it.
-        like: Any answer of the right form, and not the right one: what is a tuple, a spec, a number or a text there
-            must be one; where it is None, the answer may be None, a number, a text, or a tuple of such.
-        case: Whose mesh it runs on, since every Program is a ``shard_map``.
-        most: Bytes that the answer may have as text.
+        name: The function's name, for messages.
+        answer: Calls the function.
+        like: Any answer of the right structure, but not the right answer: a tuple, spec, number or text in it requires
+            the same type; None allows None, a number, a text, or a tuple of these.
+        case: The case whose mesh it runs on, since every Program is a ``shard_map``.
+        most: Maximum size of the answer's text in bytes.
     """
 
     def local(nothing):
@@ -49,21 +49,21 @@ def wrap_answer(name: str, answer: Callable[[], Any], like: Any, case: Case[Any]
 
 
 def no_inputs(_: Any, __: Case) -> dict[str, Any]:
-    """What ``wrap_answer`` takes: a function of plain data is given its arguments, not arrays."""
+    """The inputs for ``wrap_answer``: a function of plain data takes its own arguments, not arrays."""
     return {"nothing": np.zeros((), np.uint8)}
 
 
 def encode(answer: Any, most: int = MOST) -> np.ndarray:
-    """The answer as ``uint8[most]``: its text and zeros.
+    """Encode an answer as ``uint8[most]``: its text, padded with zeros.
 
     Raises:
-        Mismatch: It is longer than any right answer, or nested deeper.
+        Mismatch: It is longer than any right answer, or nested more deeply.
     """
     if depth_of(answer) > DEEPEST:
         raise Mismatch(f"the answer is nested more than {DEEPEST} deep, as no right answer is")
     try:
         text = json.dumps(_plain(answer), separators=(",", ":")).encode()
-    except ValueError as error:  # a number of more digits than Python writes
+    except ValueError as error:  # an integer with more digits than Python converts
         raise Mismatch(f"the answer cannot be written as text: {error}") from None
     if len(text) > most:
         raise Mismatch(f"the answer has {len(text):,} bytes as text, and at most {most:,} are expected")
@@ -71,7 +71,7 @@ def encode(answer: Any, most: int = MOST) -> np.ndarray:
 
 
 def depth_of(answer: Any) -> int:
-    """How deep lists and tuples are nested, up to one more than any answer may be; needs no deep stack itself."""
+    """Nesting depth of lists and tuples, capped at one more than allowed; does not recurse deeply itself."""
     level, depth = [answer], 0
     while depth <= DEEPEST and (
         level := [part for each in level if isinstance(each, list | tuple) for part in [*each, 0]]
@@ -81,7 +81,7 @@ def depth_of(answer: Any) -> int:
 
 
 def asked(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function answers, or that it raised ``ValueError``."""
+    """The function's answer, or the fact that it raised ``ValueError``."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -89,7 +89,7 @@ def asked(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def show(answer: Any) -> str:
-    """An answer as people write it."""
+    """Format an answer for people."""
     if isinstance(answer, Refusal):
         return f"ValueError({answer.message!r})"
     if isinstance(answer, P):
@@ -100,10 +100,10 @@ def show(answer: Any) -> str:
 
 
 def _formed(name: str, answer: Any, like: Any) -> Any:
-    """The answer in normal form.
+    """Normalise the answer.
 
     Raises:
-        Mismatch: It is of another form than ``like``.
+        Mismatch: Its structure differs from that of ``like``.
     """
     if isinstance(like, P):
         if not isinstance(answer, P):

@@ -1,4 +1,4 @@
-"""Facts of a function, functions of a submission: what is measured, and the points that follow."""
+"""Facts of a function, functions of a submission: measurements, and the points that follow from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATER_LOSSES = "The loss of step 0 is right"
 
 
 class Kind(StrEnum):
-    """What a fact is about. Without the right form, values and gradients nothing else counts."""
+    """The subject of a fact. Without the right form, values and gradients nothing else counts."""
 
     FORM = "form"
     VALUES = "values"
@@ -32,13 +32,13 @@ class Kind(StrEnum):
         return self in (Kind.FORM, Kind.VALUES, Kind.GRADIENTS)
 
 
-# The most that an answer may earn which is right and misses the point of its exercise.
+# The largest share of points for a correct answer that misses the point of its exercise.
 MISSES_THE_POINT = 0.5
 _WRONG = {Kind.FORM: "results of another form", Kind.VALUES: "wrong values", Kind.GRADIENTS: "wrong gradients"}
 
 
 class Unit(StrEnum):
-    """Of a fact's numbers; the value is how people read it. ``Fact.of`` completes some: a machine, a dtype."""
+    """The unit of a fact's numbers; the value is its display text. ``Fact.of`` completes some: a machine, a dtype."""
 
     COUNT = ""
     BYTES = "bytes"
@@ -60,7 +60,7 @@ class Unit(StrEnum):
     DTYPE = "of"
 
 
-# How each unit's numbers are written; others as whole numbers, or with six digits.
+# Number formats by unit; all others are written as whole numbers or with six digits.
 _WRITTEN = {
     Unit.BYTES: ",.0f",
     Unit.FLOPS: ".4g",
@@ -75,7 +75,7 @@ _WRITTEN = {
 
 
 class Limit(StrEnum):
-    """How ``Fact.limit`` bounds the measured number."""
+    """The direction in which ``Fact.limit`` bounds the measured number."""
 
     AT_MOST = "at most"
     AT_LEAST = "at least"
@@ -88,25 +88,25 @@ class Limit(StrEnum):
 # --8<-- [start:fact]
 @dataclass(frozen=True)
 class Fact:
-    """One thing that was measured about a program, and what it had to be.
+    """A measured property of a program, with its requirement.
 
     Attributes:
-        name: What a learner reads: ``all-gather bytes``.
-        kind: What it is about; ``conclude`` gives no points where one of a required kind fails.
-        passed: None where nothing was measured; such a fact is worth no points either way.
-        measured: A number in ``unit``, or what was found instead of one (``missing``).
-        limit: What it had to be, a pair where ``direction`` is ``BETWEEN``.
+        name: The name learners see: ``all-gather bytes``.
+        kind: Its subject; ``conclude`` gives no points if a fact of a required kind fails.
+        passed: None if nothing was measured; such a fact has no effect on points.
+        measured: A number in ``unit``, or a description instead (``missing``).
+        limit: The required value, a pair if ``direction`` is ``BETWEEN``.
         direction: How ``limit`` bounds ``measured``.
-        unit: Of all numbers here.
-        of: What completes the unit: a machine, a dtype.
-        reference: What the course's own solution measures.
-        naive: What the naive baseline measures.
-        interval: The least and the most that ``measured`` may be, where it is an estimate.
-        case: Where it was measured.
-        line: The learner's own, as ``cell:line``.
-        message: What fell short, and a question that leads on.
-        weight: How much the fact counts among its function's; 0 for advice.
-        point: Whether the exercise is about it (``Task.point``): without it a function earns at most half.
+        unit: The unit of all numbers here.
+        of: Completes the unit: a machine, a dtype.
+        reference: The figure of the course's own solution.
+        naive: The figure of the naive baseline.
+        interval: The bounds of ``measured``, if it is an estimate.
+        case: The case in which it was measured.
+        line: The learner's line, as ``cell:line``.
+        message: The failure, with a question as a hint.
+        weight: Its weight among the function's facts; 0 for advice.
+        point: True if the exercise is about it (``Task.point``): failing it limits the function to half its points.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Fact:
 
     @property
     def amiss(self) -> int:
-        """-1 where less was measured than the limit, 1 where more; 0 where it is met, or no number."""
+        """-1 if the measured number is below the limit, 1 if above; 0 if the limit is met or there is no number."""
         low, high = self.limit if isinstance(self.limit, tuple) else (self.limit, self.limit)
         if isinstance(self.measured, str) or isinstance(low, str) or isinstance(high, str):
             return 0
@@ -139,22 +139,22 @@ class Fact:
 
     @property
     def unit_text(self) -> str:
-        """The unit as people read it: ``ms on 8xH100``."""
+        """The unit for display: ``ms on 8xH100``."""
         join = {Unit.MILLISECONDS: f"ms on {self.of}", Unit.PRODUCTS: f"{self.of} x {self.of} products"}
         return (join.get(self.unit) or f"{self.unit} {self.of}") if self.of else str(self.unit)
 
     @property
     def measured_text(self) -> str:
-        """What was measured, as people read it; empty where there is nothing."""
+        """The measurement for display; empty if there is none."""
         return self.texts()[0]
 
     @property
     def limit_text(self) -> str:
-        """What it had to be."""
+        """The requirement for display."""
         return self.texts()[1]
 
     def texts(self, write: Callable[[Any], str] | None = None) -> tuple[str, str, str, str]:
-        """Measured, limit, reference and naive as people read them, each number as ``write`` has it."""
+        """Measured, limit, reference and naive for display, each number formatted by ``write``."""
         write = write or self.write
         measured, limit = write(self.measured), ""
         if isinstance(self.limit, tuple):
@@ -172,7 +172,7 @@ class Fact:
         return measured, limit, write(self.reference), write(self.naive)
 
     def write(self, number: Any) -> str:
-        """A number in this fact's unit, as people read it."""
+        """Format a number in this fact's unit for display."""
         if number is None or isinstance(number, str):
             return number or ""
         form = _WRITTEN.get(self.unit, ",.0f" if float(number).is_integer() or abs(number) >= 1000 else ".6g")
@@ -183,11 +183,11 @@ class Fact:
 class Result:
     """The judgement of one function.
 
-    ``message`` explains a verdict that no single fact explains, and ``original`` is what Python or JAX said, where it
-    says that in other words. ``quoted`` has the text of the lines that are named, on the learner's own machine.
-    ``cases`` names those that it was judged on, where they are no secret. ``timeline`` is the step at scale in brief
-    (``course.render``), where official grading has looked at one, and ``form`` says what the Program of the first case
-    does, so that those that do the same are found.
+    ``message`` explains a verdict that no single fact explains, and ``original`` is the message of Python or JAX if
+    ``message`` rephrases it. ``quoted`` has the text of the lines named, on the learner's own machine.
+    ``cases`` names the cases it was judged on, unless they are secret. ``timeline`` is a summary of the step at scale
+    (``course.render``), if official grading analysed one, and ``form`` is a canonical form of the first case's
+    Program, used to find equivalent ones.
     """
 
     name: str
@@ -206,12 +206,12 @@ class Result:
 
     @property
     def missed(self) -> list[Fact]:
-        """The facts that fell short and cost points."""
+        """The facts that failed and cost points."""
         return [fact for fact in self.facts if fact.passed is False and fact.weight]
 
     @property
     def reason(self) -> str:
-        """Why it earns nothing, or at most half, whatever else is met; empty where each fact counts by its weight."""
+        """The reason why it earns nothing, or at most half, whatever else passes; empty if facts count by weight."""
         wrong = [_WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)]
         if wrong:
             return f"{' and '.join(wrong).capitalize()} earn nothing, whatever else is met. {self.together}".strip()
@@ -220,7 +220,7 @@ class Result:
 
     @property
     def together(self) -> str:
-        """Which facts may fall short for one cause, and which of them to look at first; empty for none."""
+        """Facts that may have failed for the same reason, and which of them to examine first; empty if none."""
         wrong = [fact for fact in self.missed if fact.kind in (Kind.VALUES, Kind.GRADIENTS)]
         sent = [f for f in self.missed if f.kind is Kind.COMMUNICATION and f.case in {fact.case for fact in wrong}]
         sent = sent if {fact.amiss for fact in sent} in ({-1}, {1}) else []
@@ -231,21 +231,21 @@ class Result:
         if sent and sent[0].amiss < 0:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
-            asked = "Does a loop run too often, or is something reduced that should not be?"
-            return f"{may}: more is sent than should be. {asked}"
+            question = "Does a loop run too often, or is something reduced that should not be?"
+            return f"{may}: more is sent than should be. {question}"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
         first = back if LATER_LOSSES in wrong[0].message else wrong[0]
         return f"{may}: begin with “{first.name}”."
 
     @property
     def not_started(self) -> bool:
-        """True where it is still the stub that was handed out."""
+        """True if it is still the released stub."""
         own = self.line.partition(":")[0] in ("", self.name)
         return self.verdict == STUDENT_ERROR and own and self.message.startswith(f"{self.name} is not written yet")
 
     @property
     def compared(self) -> str:
-        """What a right answer measures where the reference measures something else; empty where it does not."""
+        """The figures of a right answer that differ from the reference's; empty if none do."""
         found = [
             f"{fact.name}: yours {fact.measured_text}, the reference {fact.write(fact.reference)} {fact.unit_text}"
             for fact in self.facts
@@ -256,12 +256,12 @@ class Result:
         return text[:1].upper() + text[1:] if self.verdict == PASS else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, to the letter what a result from ``from_json`` gives: figures are floats."""
+        """Convert to plain data, identical to that of a result from ``from_json``: figures are floats."""
         return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Result))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
-        """From ``to_json``; raises ``msgspec.ValidationError`` where it is no result."""
+        """Build from ``to_json`` data; raises ``msgspec.ValidationError`` if it is not a result."""
         return msgspec.convert(data, cls)
 
 
@@ -288,12 +288,12 @@ class Report:
         return all(result.verdict == PASS for result in self.functions)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, to the letter what a report from ``from_json`` gives: figures are floats."""
+        """Convert to plain data, identical to that of a report from ``from_json``: figures are floats."""
         return msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Report))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
-        """From ``to_json``; raises ``msgspec.ValidationError`` where it is no report."""
+        """Build from ``to_json`` data; raises ``msgspec.ValidationError`` if it is not a report."""
         return msgspec.convert(data, cls)
 
 
@@ -309,10 +309,10 @@ def listed(words: Iterable[str]) -> str:
 
 
 def conclude(name: str, max_points: float, facts: list[Fact]) -> Result:
-    """Points and verdict from facts: each counts by its weight, but wrong values or gradients leave nothing.
+    """Compute points and verdict from facts: each counts by its weight, but wrong values or gradients earn nothing.
 
-    An answer that misses what the exercise is about keeps at most half. A fact that was not measured counts neither
-    way, nor does one of weight 0, which is advice.
+    An answer that misses the point of the exercise keeps at most half. Unmeasured facts and facts of weight 0, which
+    are advice, do not count.
     """
     counted = [fact for fact in facts if fact.passed is not None and fact.weight]
     passed = [fact for fact in counted if fact.passed]

@@ -1,4 +1,4 @@
-"""Where the parts of a wrong result come from, told from its numbers; nothing here says what a number is."""
+"""Identify the origin of a wrong result's parts from its numbers; no message contains a number's value."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from autograder.contract.verdict import listed
 from course.program import Leaf
 
 NOTHING, UNKNOWN = "nothing but zeros", "something else"
-# A sentence names so many parts of a device at most; so many numbers are compared.
+# Limits on the parts of a device named in a sentence, and on the numbers compared.
 _FEW, _COMPARED = 3, 10**7
-# Sums in another order and a narrow dtype differ by less than this share of the largest number; chunks by more.
+# Reordered sums and narrow dtypes differ by less than this share of the largest number; chunks by more.
 _ROUNDED = 4e-3
 
 
 def where(e: Evidence, name: str, near: float) -> str:
-    """What the first device that is wrong holds instead, in a sentence; empty where its numbers do not say.
+    """Describe in a sentence what the first wrong device holds instead; empty if its numbers do not reveal it.
 
     Args:
         e: The case.
-        name: Of a leaf of the results.
-        near: Numbers that differ by no more are the same.
+        name: Name of a leaf of the results.
+        near: Numbers that differ by no more than this are equal.
     """
     leaf = next((output for output in e.outputs if output.name == name), None)
     if leaf is None or leaf.shape != e.expected[name].shape:
-        return ""  # the contract has put the results of several devices together
+        return ""  # the contract has combined the results of several devices
     for other in e.expected if name.startswith("gradients") else ():
         found, right = e.measured.get(other), e.expected[other]
         same = found is not None and found.shape == right.shape
         if other.startswith("values") and not (same and np.max(np.abs(found - right), initial=0) <= near):
-            return ""  # gradients follow where values are wrong
+            return ""  # gradients follow from wrong values
     held = _Held(leaf, e.case.mesh)
     sides = held.of(e.measured[name]), held.of(e.expected[name])
     return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
 
 
 def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: str, column: str, first: int = 0) -> str:
-    """Two tables of short words, one below the other, that end a message: each of their rows is a line of its own.
+    """Two tables of short words, one below the other, that end a message: one line per row.
 
     Args:
-        yours: What was given, row by row.
-        right: What it should have been.
-        row: What a row is called: ``stage``.
-        column: What a column is called: ``tick``.
+        yours: The learner's rows.
+        right: The expected rows.
+        row: The name of a row: ``stage``.
+        column: The name of a column: ``tick``.
         first: The number of the first column.
     """
     heads = [str(first + i) for i in range(len(right[0]))]
@@ -61,7 +61,7 @@ def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: st
 
 
 class _Held:
-    """How a leaf is laid out: which device holds which block of it."""
+    """The layout of a leaf: which device holds which block of it."""
 
     def __init__(self, leaf: Leaf, mesh: Mapping[str, int]):
         self.name, self.shape = leaf.name, leaf.shape
@@ -73,11 +73,11 @@ class _Held:
             f"device {at[0]}" if alone else " and ".join(f"{axis}={i}" for axis, i in zip(axes, at, strict=True))
             for at in places
         ]
-        # Dims of which a device has more than its own number.
+        # Dims in which a device has more than one index.
         self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
 
     def of(self, array: np.ndarray) -> np.ndarray:
-        """The blocks, ``[devices, ...]``."""
+        """The blocks of the array, ``[devices, ...]``."""
         sizes = zip(self.shape, self.parts, strict=True)
         cut = array.reshape([n for dim, parts in sizes for n in (parts, dim // parts)])
         apart = cut.transpose([*range(0, cut.ndim, 2), *range(1, cut.ndim, 2)])
@@ -86,7 +86,7 @@ class _Held:
 
 
 def _of_inputs(e: Evidence, held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
-    """As chunks of an input, or sums of them, where a right result is made of nothing else."""
+    """Describe the result as chunks of an input, or sums of them, if a right result consists only of those."""
     back = held.name.split("/")[0] == "gradients"
     for leaf in e.inputs:
         drawn = e.drawn.get(leaf.name)
@@ -107,18 +107,18 @@ def _of_inputs(e: Evidence, held: _Held, measured: np.ndarray, wanted: np.ndarra
         have, want = ([_label(side[device, at], own, held.devices, near) for at in places] for side in (found, right))
         if not all(want) or not any(have):
             continue
-        said = []
+        phrases = []
         for label, group in groupby(zip(places, have, want, strict=True), lambda one: one[1] or UNKNOWN):
             at, _, (belongs, *_) = zip(*group, strict=True)
             place = f"{_numbered('place', at)} {'has' if len(at) == 1 else 'have'}" if found.shape[1] > 1 else "is"
-            known = said or len(at) > 1 or label.startswith(belongs)
-            said.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
-        return _sentence(held.devices[device], said, wrong)
+            known = phrases or len(at) > 1 or label.startswith(belongs)
+            phrases.append(f"{place} {label}" + ("" if known else f", where {belongs} belongs"))
+        return _sentence(held.devices[device], phrases, wrong)
     return ""
 
 
 def _label(part: np.ndarray, own: np.ndarray, devices: Sequence[str], near: float) -> str:
-    """A part as a chunk of ``own [devices, places, ...]``, or the sum of some; empty where it is none."""
+    """Describe a part as a chunk of ``own [devices, places, ...]``, or a sum of several; empty if it is neither."""
     if np.max(np.abs(part)) <= near:
         return NOTHING
     for place in range(own.shape[1]):
@@ -146,7 +146,7 @@ def _label(part: np.ndarray, own: np.ndarray, devices: Sequence[str], near: floa
 
 
 def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
-    """A sum of every device's chunk of another number, as each step of a ring may add; empty where it is none."""
+    """Describe a sum of differently numbered chunks from every device, as in the steps of a ring; empty if none."""
     count, near = len(devices), _ROUNDED * np.max(np.abs(own))
     for start, apart in product(range(count), range(1, count)) if own.shape[1] == count else ():
         of = [(start + apart * i) % count for i in range(count)]
@@ -157,7 +157,7 @@ def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
 
 
 def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
-    """As what belongs elsewhere in the result itself: all of a device's, or what has some first indices."""
+    """Describe misplaced parts of the result itself: all of a device's, or those at some first indices."""
     local = measured.shape[1:]
     for cut in range(len(local) + 1):
         count, size = math.prod(local[:cut]), math.prod(local[cut:])
@@ -170,26 +170,28 @@ def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: flo
         if not runs:
             continue
         long = [dim for dim in range(cut) if local[dim] > 1]
-        said = []
+        phrases = []
         for some, other, to in runs:
             have = "has" if len(some) == 1 else "have"
             there = "" if other == device else f" on {held.devices[other]}"
             if not long:
-                said.append(f"is what belongs{there}")
+                phrases.append(f"is what belongs{there}")
             elif len(long) == 1:
-                dim = "" if said else f" of dim {held.dims[long[0]]}"
-                said.append(f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}")
+                dim = "" if phrases else f" of dim {held.dims[long[0]]}"
+                phrases.append(
+                    f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}"
+                )
             else:
                 first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))
-                said.append(f"index {first} has what belongs at index {last}{there}")
-        return _sentence(held.devices[device], said, wrong)
+                phrases.append(f"index {first} has what belongs at index {last}{there}")
+        return _sentence(held.devices[device], phrases, wrong)
     return ""
 
 
 def _moved(
     found: np.ndarray, right: np.ndarray, wrong: np.ndarray, device: int, near: float
 ) -> list[tuple[list[int], int, list[int]]]:
-    """Places of a device in a row that have what belongs in a row on one device: ``(these, that one, those)``."""
+    """Contiguous places of a device that hold another device's contiguous places: ``(these, that one, those)``."""
     places = [int(at) for at in np.flatnonzero(wrong) if np.max(np.abs(found[at])) > near]
     runs: list[tuple[list[int], int, list[int]]] = []
     for at in places if len(places) * right.size <= _COMPARED else []:
@@ -206,7 +208,7 @@ def _moved(
 
 
 def _numbered(noun: str, numbers: Sequence[int]) -> str:
-    """``place 3``, or ``places 3 to 5``, of numbers in a row; of others all are listed."""
+    """``place 3``, or ``places 3 to 5`` for contiguous numbers; otherwise all are listed."""
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
     row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
@@ -214,10 +216,10 @@ def _numbered(noun: str, numbers: Sequence[int]) -> str:
     return f"{plural} {numbers[0]} to {numbers[-1]}" if row else f"{plural} {listed(map(str, numbers))}"
 
 
-def _sentence(device: str, said: Sequence[str], wrong: np.ndarray) -> str:
-    """What is on the first device that is wrong, and how many others are."""
-    more = f"; {len(said) - _FEW} more are wrong" if len(said) > _FEW else ""
-    text = f"On {device} {'; '.join(said[:_FEW])}{more}." if device else f"Its {'; '.join(said[:_FEW])}{more}."
+def _sentence(device: str, phrases: Sequence[str], wrong: np.ndarray) -> str:
+    """Describe the contents of the first wrong device, and count the others."""
+    more = f"; {len(phrases) - _FEW} more are wrong" if len(phrases) > _FEW else ""
+    text = f"On {device} {'; '.join(phrases[:_FEW])}{more}." if device else f"Its {'; '.join(phrases[:_FEW])}{more}."
     others, every = int(np.sum(np.any(wrong, axis=1))) - 1, len(wrong) - 1
     if not every:
         return text

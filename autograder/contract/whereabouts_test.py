@@ -1,4 +1,4 @@
-"""What is said of where parts of a wrong result come from, and that it is no number."""
+"""Messages on the origin of a wrong result's parts, which never contain a value."""
 
 from dataclasses import replace
 
@@ -24,8 +24,8 @@ def leaf(name, array, role="result", split="data"):
     return Leaf(name, array.shape, "float32", spec_of(P(split) if split else P(), array.ndim), role)
 
 
-def said(measured, expected, given, *, secret=False, split="data", mesh=None):
-    """What is said of a result ``[devices, places, ...]``, where a device enters with ``given[device]``."""
+def describe(measured, expected, given, *, secret=False, split="data", mesh=None):
+    """The message for a result ``[devices, places, ...]``, where a device starts with ``given[device]``."""
     outs, x = [a.reshape(len(a), -1, WIDTH) for a in (measured, expected)], given.reshape(-1, WIDTH)
     e = Evidence(
         Case("some", mesh or {"data": N}, Sizes()),
@@ -42,7 +42,7 @@ def said(measured, expected, given, *, secret=False, split="data", mesh=None):
 
 
 def changed(array, *parts):
-    """The array with these parts, ``(where, part)``, in place of its own."""
+    """The array with the parts ``(where, part)`` replaced."""
     found = array.copy()
     for where, part in parts:
         found[where] = part
@@ -95,25 +95,25 @@ def changed(array, *parts):
 def test_chunks_and_sums_of_chunks_are_named_and_no_value_is_where_it_is_secret(
     measured, expected, given, says, secret
 ):
-    message = said(measured, expected, given, secret=secret)
+    message = describe(measured, expected, given, secret=secret)
     assert says in message and ("measured" not in message) is secret
 
 
 def test_what_no_device_entered_with_is_found_elsewhere_in_the_result():
     expected = np.random.default_rng(4).standard_normal((2, N, ROWS, WIDTH)).astype(np.float32)
     measured = changed(expected, ((1, slice(1, 4)), expected[1, :3]), ((1, 0), 7))
-    text = said(measured, expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
+    text = describe(measured, expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
     assert "On pipe=1 indices 3 to 11 of dim 1 have what belongs at indices 0 to 8. The other is right." in text
-    turned = said(expected[::-1], expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
+    turned = describe(expected[::-1], expected, OWN, mesh={"pipe": 2, "data": N}, split="pipe")
     assert "On pipe=0 is what belongs on pipe=1. The other is wrong, too." in turned
-    whole = said(changed(expected, (1, expected[0])), expected, OWN, split="")
+    whole = describe(changed(expected, (1, expected[0])), expected, OWN, split="")
     assert "Its index 1 of dim 0 has what belongs at index 0." in whole
 
 
 def test_other_numbers_are_not_recognised():
     noise = np.random.default_rng(5).standard_normal(GATHERED.shape).astype(np.float32)
     for wrong in (noise, GATHERED + 0.1, 1.5 * GATHERED):
-        assert "place" not in said(wrong, GATHERED, OWN[:, :1])
+        assert "place" not in describe(wrong, GATHERED, OWN[:, :1])
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (8,), (4, 1), (4, 6), (8, 1, 3), (4, 4, 2, 1)])

@@ -1,7 +1,7 @@
-"""How a function is made into something that can be exported: all of a contract that runs next to a learner's code.
+"""Make a function exportable: the only code of a contract that runs next to a learner's code.
 
 The sandbox mounts this folder and each chapter's ``wrapping``, and nothing else of a chapter: no oracle, no expected
-value, no closed form of an answer. What a wrapper needs of such a kind is computed outside and comes with the case.
+value, no closed form of an answer. Such values, if a wrapper needs them, are computed outside and come with the case.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from course.program import Locate, Program, export
 
 
 class Mismatch(Exception):
-    """The function ran and returned something of another form than the contract's; the message is for the learner."""
+    """The function ran but returned a different structure from the contract's; the message is for the learner."""
 
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A learner's function made into something that can be exported: see ``course.program.export``.
+    """A learner's function, wrapped for export: see ``course.program.export``.
 
     ``inputs`` holds trees of shapes; ``out_specs`` may be a callable that is called after tracing.
     """
@@ -41,7 +41,7 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class Wrapping:
-    """One function of a chapter as its tracer knows it.
+    """One function of a chapter as its tracer sees it.
 
     Attributes:
         name: The function's name.
@@ -57,7 +57,7 @@ class Wrapping:
 
 
 class Traceable(Protocol):
-    """What tracing needs of a task, or of its wrapping."""
+    """The parts of a task, or of its wrapping, that tracing needs."""
 
     @property
     def name(self) -> str: ...
@@ -77,14 +77,14 @@ def on_mesh(
     roles: dict[str, str] | None = None,
     donate: tuple[str, ...] = (),
 ) -> Wrapped:
-    """What every device of the case's mesh runs, as one function of whole arrays.
+    """Wrap a per-device function for the case's mesh as one function of whole arrays.
 
     Args:
         local: Takes a device's parts of ``inputs``, by position.
-        case: Whose mesh it runs on.
+        case: The case whose mesh it runs on.
         inputs: Trees of shapes and of specs (or one spec for all leaves) by name, in the order of ``local``.
-        results: Specs of what ``local`` returns.
-        roles: ``state``, ``batch`` (if not said) or ``key``, by input.
+        results: Specs of the outputs of ``local``.
+        roles: ``state``, ``batch`` (the default) or ``key``, by input.
         donate: Inputs whose buffers the step may reuse.
     """
     shapes = {name: tree for name, (tree, _) in inputs.items()}
@@ -103,9 +103,9 @@ def sgd_steps(step: Callable[[Any, Any], tuple[Any, jax.Array]], params: Any, ba
 
     Args:
         step: ``(params, batch) -> (params, loss)``.
-        params: Before the first step.
+        params: The initial parameters.
         batches: A tree of arrays with a leading dim of steps; a single step is taken without a loop.
-        learning_rate: What ``step`` multiplies gradients by.
+        learning_rate: The factor that ``step`` applies to gradients.
     """
     if len(jax.tree.leaves(batches)[0]) == 1:
         after, loss = step(params, jax.tree.map(lambda leaf: leaf[0], batches))
@@ -125,12 +125,12 @@ def wrappings(chapter: str) -> dict[str, Wrapping]:
 def trace(
     task: Traceable, function: Callable[..., Any], case: Case[Any], locate: Locate, platform: str = "cpu"
 ) -> Program:
-    """The learner's function on a case, as a Program; nothing is computed.
+    """Export the learner's function on a case as a Program; nothing is computed.
 
     Raises:
-        Mismatch: The function returned something of another form than the contract says.
+        Mismatch: The function returned a different structure from the contract's.
         ProgramError: The program is too large, or holds a large constant.
-        Exception: Whatever the function raises.
+        Exception: Any exception the function raises.
     """
     wrapped = task.wrap(function, case)
     return export(

@@ -1,1 +1,1 @@
-"""Official grading: what a class hands in, judged by processes that trust nothing of it."""
+"""Official grading: a class's submissions, judged by processes that do not trust them."""

@@ -1,1 +1,1 @@
-"""What a learner sees besides the verdict: profiles, the compiled schedule, real devices, training."""
+"""Tools for learners besides the verdict: profiles, the compiled schedule, real devices, training."""

@@ -1,4 +1,4 @@
-"""What a learner's function is compared with: the course's own solution, and the naive baselines."""
+"""Baselines for a learner's function: the course's own solution, and the naive baselines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Version = Callable[..., Any] | str
 
 
 def solution(chapter: str, name: str) -> Version:
-    """The course's own function, or why there is none."""
+    """The course's own function, or the reason it is missing."""
     return _of_module(f"solutions.{chapter}", lambda module: getattr(module, name))
 
 
 def versions(chapter: str, task: Task) -> dict[str, Version]:
-    """The reference and the naive baselines by the name that people read, each a function or why there is none.
+    """The reference and the naive baselines by display name, each a function or the reason it is missing.
 
-    A baseline is named after what it does: ``keeps gathered weights``. A task has one for memory and one for time,
+    A baseline is named after its behaviour: ``keeps gathered weights``. A task has one for memory and one for time,
     the same for both, or none.
     """
     mutants = f"autograder.chapters.{chapter}.mutants"
@@ -37,7 +37,7 @@ def versions(chapter: str, task: Task) -> dict[str, Version]:
 
 
 def _of_module(name: str, read: Callable[[Any], Any]) -> Any:
-    """Something of a module that an installation for students may lack; then a sentence that says so."""
+    """Read from a module that an installation for students may lack; if so, return a sentence that says so."""
     try:
         return read(importlib.import_module(name))
     except ModuleNotFoundError as error:

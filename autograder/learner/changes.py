@@ -1,4 +1,4 @@
-"""Which functions of a notebook have changed: those whose own cell has, and those that use what has."""
+"""Find the functions of a notebook that have changed: those whose own cell has, and those that use changed code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autograder.grading.outside.released import lab_code, stated
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a function is made of: of the statements that define it, and of all that it needs. Comments do not count."""
+    """A hash of a function: of the statements that define it, and of everything it needs. Comments do not count."""
 
     own: str
     all: str
@@ -44,7 +44,7 @@ def fingerprints(chapter: str, cells: Sequence[Cell], functions: Iterable[str]) 
 
 
 def _text(statement: Statement, cells: Sequence[Cell]) -> str:
-    """A statement without comments and line numbers; of a cell that cannot be read, all of it."""
+    """A statement without comments and line numbers; the whole source of a cell that cannot be parsed."""
     if statement.node is not None:
         return ast.dump(statement.node)
     number = int(statement.file.split(":")[1])

@@ -1,4 +1,4 @@
-"""What ``check --aot`` adds: the GPU compiler's figures for a function, compared with those for the course's own.
+"""The facts that ``check --aot`` adds: the GPU compiler's figures for a function, compared with the course's own.
 
 Not every install has the compiler, so these facts are advice: they cost no points.
 """
@@ -19,7 +19,7 @@ from course.program.compiled import GpuReport, compile_all
 from course.program.compiled.agreement import disagreement
 from course.program.compiled.plugin import AotMissing
 
-# Times the reference's.
+# Ratio to the reference's.
 RATIO = 1.15
 ANOTHER = "the program for GPUs is another than the one that is judged, so it was not compiled"
 NAMES = ("compiled program", "overlap", "compiled time", "compiled temporaries")
@@ -28,7 +28,7 @@ EXPOSED = "compiled exposed"
 
 @dataclass(frozen=True)
 class CompiledFacts:
-    """The compiler's facts of a chapter's functions; ``progress`` is called with what is being compiled."""
+    """The compiler's facts about a chapter's functions; ``progress`` is called with the current activity."""
 
     chapter: str
     progress: Callable[[str], None] = lambda text: None
@@ -44,7 +44,7 @@ class CompiledFacts:
 
 
 def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> list[Fact]:
-    """What the compiler makes of a function at its realistic size; "not measured" with the reason where it cannot."""
+    """The compiler's facts about a function at its realistic size; "not measured" with the reason if it fails."""
     assert task.at_scale
     case = task.at_scale[0]
     at = f"{case.name}, {task.machine}"
@@ -74,7 +74,7 @@ def compiled_facts(chapter: str, task: Task, function: Any, locate: Locate) -> l
 
 
 def _overlap(report: GpuReport, reference: GpuReport, case: str) -> Fact:
-    """At least the reference's share of collectives overlaps a matmul, of those in loops if both programs have such."""
+    """Require the reference's share of collectives overlapping a matmul; within loops if both programs have such."""
     ours, theirs = report.coverage_in_loops, reference.coverage_in_loops
     in_loops = ours is not None and theirs is not None
     if not in_loops:
@@ -95,7 +95,7 @@ def _overlap(report: GpuReport, reference: GpuReport, case: str) -> Fact:
 
 
 def _exposed(report: GpuReport, reference: GpuReport, chapter: str, task: Task, case: str) -> Fact:
-    """What the compiled schedule leaves exposed, against the limit that the timeline's fact has."""
+    """Limit the exposed communication of the compiled schedule like the timeline's fact does."""
     naive = references(chapter).get(task.name, {}).get("exposed", {}).get("naive")
     if naive is None:
         return _not_measured(EXPOSED, case, "the naive version has not been measured with this version of jax")
@@ -118,7 +118,7 @@ def _exposed(report: GpuReport, reference: GpuReport, chapter: str, task: Task, 
 
 
 def _within(name: str, kind: Kind, measured: float, reference: float, unit: Unit, case: str) -> Fact:
-    """At most 1.15 times the reference's."""
+    """Limit a figure to 1.15 times the reference's."""
     limit = RATIO * reference
     return Fact(name, kind, measured <= limit, measured, limit, unit=unit, reference=reference, case=case, weight=0)
 

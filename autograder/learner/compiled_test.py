@@ -1,4 +1,4 @@
-"""What ``check --aot`` adds: the GPU compiler's word on a function, which is advice."""
+"""The facts that ``check --aot`` adds: the GPU compiler's figures on a function, as advice."""
 
 import os
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_a_program_that_differs_between_platforms_is_said_to_and_not_compiled(mo
 
 
 def raises_the_second_time(error):
-    """Exports for CPUs and raises in the export for GPUs."""
+    """Export for CPUs and raise in the export for GPUs."""
     calls = []
 
     def fsdp_loss(shards, specs, batch, model, axis_name):
@@ -103,7 +103,7 @@ def raises_the_second_time(error):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "reason"),
     [
         (raises_the_second_time(TypeError("no")), "cannot be exported for cuda: TypeError: no (cell:"),
         (raises_the_second_time(SystemExit("bye")), "cannot be exported for cuda: SystemExit: bye (cell:"),
@@ -111,14 +111,14 @@ def raises_the_second_time(error):
         (Problem("student_error", "there is no function"), "there is no function"),
     ],
 )
-def test_what_cannot_be_exported_is_not_measured_and_says_why(function, said):
+def test_what_cannot_be_exported_is_not_measured_and_says_why(function, reason):
     facts = compiled_facts("fsdp", TASK, function, lambda file: "cell" if file == __file__ else None)
     assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [(name, *NOT_MEASURED) for name in NAMES]
-    assert all(said in fact.message for fact in facts)
+    assert all(reason in fact.message for fact in facts)
 
 
 def compiled_with(exposed, spans):
-    """A report in which all-reduces of 1 MB leave so many seconds exposed."""
+    """A report in which all-reduces of 1 MB leave this many seconds exposed."""
     sent = GpuCollective("all_reduce", ("data",), 8, 10**6, 11, True, spans, True, "cell:3")
     replay = Replay("8xA5000", 1.0, 0.9, 0.8, {"data": exposed})
     return GpuReport("8xA5000", {"data": 8}, {}, {}, GpuMemory(1, 1, 1, 0, 0), (sent,), replay)

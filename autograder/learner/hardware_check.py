@@ -1,8 +1,8 @@
-"""What ``check --mesh real`` adds: speed and peak memory on real devices, against the course's own solution.
+"""The facts that ``check --mesh real`` adds: speed and peak memory on real devices, compared with our solution.
 
-The learner's Program is exported in the learner's process and everything else happens in processes of its own: one
-imports the solution and exports it, one times both Programs in pairs, and one each runs them for their memory. What
-could not be measured reads "not measured" and is worth no points either way.
+The learner's Program is exported in the learner's process and everything else happens in separate processes: one
+imports the solution and exports it, one times both Programs in pairs, and one each runs them for their memory.
+Anything that could not be measured reads "not measured" and has no effect on points.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from course.measured.run import mesh_of_present, paired, place, stepper, too_few
 from course.measured.statistics import FAIL, PASS, Comparison, compare
 from course.program import Locate, Program, ProgramError, compile_program
 
-# Times the reference's: good and naive programs differ by more than this where a contract has such a fact.
+# Ratio to the reference's: good and naive programs differ by more than this if a contract has such a fact.
 SPEED_RATIO = MEMORY_RATIO = 1.15
 SPEED, MEMORY = "measured speed", "measured peak memory"
 NO_PEAK = "this backend's memory_stats() has no peak"
-# How long pairs are timed at most, and what starting, compiling and drawing inputs may take besides.
+# Time limit for timing pairs, and the allowance for starting, compiling and drawing inputs.
 PAIR_SECONDS, START_SECONDS = 120.0, 240.0
-# XLA merges the chunks of a ring's matmuls unless told not to, and nothing overlaps then.
+# XLA merges the chunks of a ring's matmuls by default, and then nothing overlaps.
 FLAGS = "--xla_gpu_dot_merger_threshold_mb=0"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The devices that are here, as the card of a fresh process has them; ``platform`` ``cpu`` tests the plumbing."""
+    """The devices present, from the card of a fresh process; ``platform`` ``cpu`` tests the plumbing."""
 
     card: dict[str, Any]
     platform: str = ""
@@ -61,17 +61,17 @@ class Bench:
 
 
 def survey(platform: str = "") -> Bench:
-    """What this machine has.
+    """Find this machine's devices.
 
     Raises:
-        MeasurementFailed: No process could be started to ask.
+        MeasurementFailed: The process to query them could not be started.
     """
     return Bench(fresh.ask({"do": "card"}, seconds=120, platform=platform), platform)
 
 
 @dataclass(frozen=True)
 class MeasuredFacts:
-    """Facts measured on a bench, of functions with right values; ``progress`` is called with what is being measured."""
+    """Facts measured on a bench, for functions with correct values; ``progress`` receives the current activity."""
 
     chapter: str
     bench: Bench | None
@@ -92,7 +92,7 @@ class MeasuredFacts:
 
 
 def measured_here(chapter: str, progress: Callable[[str], None] = lambda text: None) -> MeasuredFacts:
-    """The facts that the devices of this machine give, and the note that says which devices these are."""
+    """The facts measured on this machine's devices, with a note that names the devices."""
     try:
         bench = survey()
     except MeasurementFailed as error:
@@ -108,11 +108,11 @@ def measured_facts(
     """The facts of measured speed and measured peak memory of a function, in this order.
 
     Args:
-        chapter, task: What the function is.
-        function: The learner's.
+        chapter, task: Identify the function.
+        function: The learner's function.
         locate: As for ``export``.
         bench: The devices.
-        reason: Why nothing is to be measured, if so.
+        reason: Why nothing is to be measured, if applicable.
     """
     reason = reason or _unusable(bench)
     case = None if reason else realistic_case(task, bench.card["count"])
@@ -140,8 +140,8 @@ def _unusable(bench: Bench) -> str:
 def realistic_case(task: Task, present: int) -> Case | None:
     """The realistic size on the largest mesh that fits the devices present; None if none does.
 
-    That mesh is the analysed one, or another with the same axes on which the contract runs the small sizes that the
-    realistic ones enlarge.
+    That mesh is the analysed one, or another with the same axes for which the contract has a case of the small sizes
+    that the realistic ones enlarge.
     """
     fitting = [case for case in _realistic(task) if math.prod(case.mesh.values()) <= present]
     return max(fitting, key=lambda case: math.prod(case.mesh.values()), default=None)
@@ -188,7 +188,7 @@ def _speed(chapter: str, task: Task, case: Case, ours: Program, theirs: Program,
 
 
 def speed_fact(result: Comparison, case: str) -> Fact:
-    """The fact that a comparison makes."""
+    """The fact about speed from a comparison."""
     passed = {PASS: True, FAIL: False}.get(result.outcome)
     message = (
         f"a step takes {result.ratio:.3f} times as long as the reference's; after {result.pairs} pairs that is, with "
@@ -225,7 +225,7 @@ def _memory(case: Case, ours: Program, theirs: Program, bench: Bench) -> Fact:
 
 
 def memory_fact(measured: Peak | None, reference: Peak, case: str) -> Fact:
-    """The fact that two peaks make; ``measured`` is None for a program that did not fit where the reference did."""
+    """The fact about two memory peaks; ``measured`` is None for a program that, unlike the reference, did not fit."""
     if reference.bytes is None or (measured is not None and measured.bytes is None):
         return _not_measured(MEMORY, case, NO_PEAK)
     if reference.at_most or (measured is not None and measured.at_most):
@@ -248,7 +248,7 @@ def _not_measured(name: str, case: str, why: str) -> Fact:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """In a process of its own: export the ``reference``, or time ``pairs``."""
+    """In a separate process: export the ``reference``, or time ``pairs``."""
     task = load(request["chapter"]).task(request["task"])
     case = from_plain(request["case"], task.wrapping.sizes)
     if request["do"] == "reference":
@@ -260,7 +260,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     programs = [Program.load((folder / name).read_bytes()) for name in ("ours", "theirs")]
     ready = [compile_program(program, mesh_of_present(program.mesh)) for program in programs]
     placed = [place(ready[0], inputs)]
-    # Inputs that both only read are there once, so that two programs need no more room than one.
+    # Inputs that both only read are shared, so that two programs need no more memory than one.
     placed.append(place(ready[1], inputs) if any(program.donated for program in programs) else placed[0])
     steps = [stepper(executable, arrays) for executable, arrays in zip(ready, placed, strict=True)]
     end = time.monotonic() + request["pair_seconds"]

@@ -1,4 +1,4 @@
-"""Measured facts: the plumbing on emulated devices, the facts from figures, and what is said where there are none."""
+"""Measured facts: the plumbing on emulated devices, the facts from figures, and the messages without measurements."""
 
 import json
 from dataclasses import replace
@@ -39,26 +39,26 @@ def test_plumbing_from_the_function_to_both_facts():
     task = replace(TASK, at_scale=(small, TASK.cases[0].name))
     speed, memory = measured_facts("fsdp", task, fsdp.fsdp_loss, lambda _: None, Bench({**NONE, "count": 2}, "cpu"))
     assert (speed.name, memory.name) == (SPEED, MEMORY)
-    # How fast an emulated mesh is says nothing: that there is a comparison is all that is looked at.
+    # The speed of an emulated mesh is meaningless: only test that there is a comparison.
     assert speed.limit == 1.15 and "(" in speed.measured_text, speed.message
     assert (memory.passed, memory.message) == (None, "this backend's memory_stats() has no peak")
 
 
 @pytest.mark.parametrize(
-    ("bench", "reason", "said"),
+    ("bench", "reason", "message"),
     [
         (Bench(NONE), "", "no GPUs that JAX can use here: it sees only cpu"),
         (Bench({**GPU, "count": 0}), "", "mesh data=1 needs 1 devices and 0 are present (a GPU)"),
         (Bench(GPU), "its values are wrong", "its values are wrong"),
     ],
 )
-def test_where_nothing_can_be_measured_both_facts_say_so_and_why(bench, reason, said):
+def test_where_nothing_can_be_measured_both_facts_say_so_and_why(bench, reason, message):
     facts = measured_facts("fsdp", TASK, fsdp.fsdp_loss, lambda _: None, bench, reason)
     assert [(fact.name, fact.passed, fact.measured) for fact in facts] == [
         (SPEED, None, "not measured"),
         (MEMORY, None, "not measured"),
     ]
-    assert all(said in fact.message for fact in facts)
+    assert all(message in fact.message for fact in facts)
 
 
 def test_what_was_not_measured_costs_no_points():
@@ -97,12 +97,12 @@ def test_the_realistic_size_is_measured_on_the_largest_mesh_that_fits():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "passed", "said"),
+    ("outcome", "passed", "message"),
     [("pass", True, ""), ("fail", False, "1.300 times as long"), ("inconclusive", None, "does nothing else")],
 )
-def test_each_outcome_of_a_comparison_is_a_fact(outcome, passed, said):
+def test_each_outcome_of_a_comparison_is_a_fact(outcome, passed, message):
     fact = speed_fact(Comparison(outcome, 1.3, 1.2, 1.4, 60, 1.15), "case")
-    assert fact.passed is passed and said in fact.message and "1.300 (1.200 to 1.400)" in fact.measured_text
+    assert fact.passed is passed and message in fact.message and "1.300 (1.200 to 1.400)" in fact.measured_text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""A notebook's twin as a py:percent script, for those who write in an editor: each is made from the other.
+"""Pair a notebook with a py:percent script, for learners who use an editor: each is made from the other.
 
-The script has the cells' sources alone. A cell that is graded has its name in the marker, ``# %% shard_params``, and
-through it keeps what nbgrader knows of it; outputs stay in the notebook.
+The script has the cells' sources only. A graded cell has its name in the marker, ``# %% shard_params``, which keeps
+its nbgrader metadata; outputs stay in the notebook.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import nbformat
 from nbformat import NotebookNode
 
 _FORMAT = {"extension": ".py", "format_name": "percent"}
-# The script's head says no more than that; nothing of the notebook's metadata is written into it.
+# The script's header has nothing more; none of the notebook's metadata is written into it.
 _METADATA = {"jupytext": {"text_representation": _FORMAT, "notebook_metadata_filter": "-all"}}
 
 
 class HalfWritten(Exception):
-    """A script that lacks cells which are graded; the message names them."""
+    """A script that lacks graded cells; the message names them."""
 
 
 def script_text(notebook: NotebookNode) -> str:
-    """The script with the notebook's cells."""
+    """Write the notebook's cells as a script."""
     bare = copy.deepcopy(notebook)
     bare.metadata = nbformat.from_dict(_METADATA)
     for cell in bare.cells:
@@ -32,10 +32,10 @@ def script_text(notebook: NotebookNode) -> str:
 
 
 def with_script(notebook: NotebookNode, script: str) -> NotebookNode:
-    """The notebook with the script's cells in place of its own, which keep their metadata, ids and outputs.
+    """Replace the sources of the notebook's cells by the script's; cells keep their metadata, ids and outputs.
 
     Raises:
-        HalfWritten: A cell that is graded is missing, as while a file is being written.
+        HalfWritten: A graded cell is missing, as while a file is being written.
     """
     written = jupytext.reads(script, fmt="py:percent").cells
     left = {str(number): cell for number, cell in enumerate(notebook.cells)}

@@ -26,16 +26,16 @@ YOURS = "yours"
 
 @dataclass(frozen=True)
 class Profile:
-    """What ``profile`` returns: a picture in a notebook, tables elsewhere.
+    """The result of ``profile``: a picture in a notebook, tables elsewhere.
 
     Attributes:
-        chapter, function: Whose.
-        case: The mesh and the sizes that it was traced at.
+        chapter, function: The function's chapter and name.
+        case: The mesh and sizes it was traced with.
         machine: The machine's name.
-        predictions: Of ``yours``, of ``reference`` and of each naive baseline, by name, as far as there are.
-        missing: Why there is none of the others, by name.
+        predictions: Predictions for ``yours``, ``reference`` and each naive baseline, by name, as far as available.
+        missing: Why each other prediction is missing, by name.
         problem: Why there is none of yours.
-        programs: Yours as exported: ``cpu``, and ``cuda`` for the GPU compiler.
+        programs: Your Programs as exported: ``cpu``, and ``cuda`` for the GPU compiler.
     """
 
     chapter: str
@@ -53,11 +53,11 @@ class Profile:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """What is missing, and why."""
+        """Missing predictions with reasons."""
         return self.missing | (self.predictions[YOURS].remarks if self.predictions else {})
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the bars, as plain data."""
+        """All data but the bars, as plain data."""
         return {
             "chapter": self.chapter,
             "function": self.function,
@@ -69,7 +69,7 @@ class Profile:
         }
 
     def html(self) -> str:
-        """Pictures and tables, or what went wrong."""
+        """Pictures and tables, or the problem."""
         from course.render.panels import comparison_html, problem_html
 
         if self.problem is not None:
@@ -88,7 +88,7 @@ class Profile:
         return f"{self.title}: {where}{self.problem.message}"
 
     def tables(self) -> list[Any]:
-        """The same for a terminal; print it with rich. Empty where there is a problem."""
+        """The same for a terminal; print it with rich. Empty if there is a problem."""
         from course.render.tables import rich_comparison, rich_sections
 
         if self.problem is not None:
@@ -104,18 +104,18 @@ def profile(
     aot: bool = False,
     model_flops: float | None = None,
 ) -> Profile:
-    """Where a step's time and memory would go, for a function as this kernel has it.
+    """Predict a step's time and memory use, for a function as defined in this kernel.
 
     Args:
-        function: One of a chapter's functions; its name says which.
-        machine: A machine or its name; the one that the function's time is judged on, if left out.
-        aot: Ask the deviceless GPU compiler, too.
+        function: One of a chapter's functions, identified by its name.
+        machine: A machine or its name; by default the one on which the function's time is judged.
+        aot: Also run the deviceless GPU compiler.
         model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
 
     Raises:
-        TypeError: It is no function, or the machine is neither a machine nor its name.
-        LookupError: No chapter has such a function, or no machine that name.
-        ValueError: The machine has too few devices, or ``model_flops`` is no positive number.
+        TypeError: It is not a function, or the machine is neither a machine nor its name.
+        LookupError: No chapter has such a function, or no machine has that name.
+        ValueError: The machine has too few devices, or ``model_flops`` is not positive.
     """
     if not callable(function):
         raise TypeError(f"profile takes one of your functions, as in profile(fsdp_loss), not {described(function)}")
@@ -127,10 +127,10 @@ def profile(
 def profile_notebook(
     path: Path, chapter: str, name: str, *, machine: str | Machine | None = None, **how: Any
 ) -> Profile:
-    """Profile a function of a notebook as it is on disk; the rest as for ``profile_function``.
+    """Profile a function of a notebook on disk; other arguments as for ``profile_function``.
 
     Raises:
-        IntakeError: It cannot be read.
+        IntakeError: The notebook cannot be read.
     """
     task = load(chapter).task(name)
     where = machine_of(task, machine)
@@ -170,7 +170,7 @@ def profile_function(
 def predict_solution(
     chapter: str, name: str, machine: str | Machine | None = None, **how: Any
 ) -> tuple[Prediction, dict[str, Program]]:
-    """The course's own solution of a function on a machine, and its Programs by platform; ``how`` as for ``look``.
+    """Predict the course's own solution of a function; also return its Programs by platform; ``how`` as for ``look``.
 
     Raises:
         LookupError: There is no such chapter, function, solution or machine.
@@ -197,7 +197,7 @@ def look(
     aot: bool = False,
     model_flops: float | None = None,
 ) -> tuple[Prediction, dict[str, Program]] | Problem:
-    """A function at its largest size in all analyses, and its Programs by platform; or what went wrong."""
+    """Run all analyses on a function at its largest size; return them with its Programs by platform, or the problem."""
     case = largest_case(task)
     machine.require_fits(case.mesh)
     if isinstance(function, FromNotebook):
@@ -216,10 +216,10 @@ def look(
 
 
 def largest_case(task: Task) -> Case:
-    """The realistic size, where the contract has one; else the case with most devices, the last of them.
+    """The realistic size, if the contract has one; else the last of the cases with most devices.
 
     Raises:
-        LookupError: The function returns plain data: there is no Program to look at.
+        LookupError: The function returns plain data: there is no Program to analyse.
     """
     if task.kind == "value":
         raise LookupError(f"{task.name} returns plain data and runs on no device: there is nothing to profile")
@@ -229,5 +229,5 @@ def largest_case(task: Task) -> Case:
 
 
 def machine_of(task: Task, given: str | Machine | None) -> Machine:
-    """The machine that was named, else the one that the task's time is judged on; ``LookupError`` if there is none."""
+    """The machine given, else the one on which the task's time is judged; ``LookupError`` if there is none."""
     return resolved(task.machine if given is None else given)

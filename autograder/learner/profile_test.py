@@ -1,4 +1,4 @@
-"""Profiles: the learner's function beside the reference and the naive way, at the size that is analysed."""
+"""Profiles: the learner's function compared with the reference and the naive baseline, at the analysed size."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Strategies made of chapters' functions, the course's own or a learner's: what `meshcraft train` trains with."""
+"""Strategies made of chapters' functions, the course's own or a learner's: the ones that `meshcraft train` uses."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ AXES = ("data", "pipe", "tensor")
 
 
 class StrategyError(Exception):
-    """There is no such strategy, or its functions are not to be had; the message says what to do."""
+    """The strategy does not exist, or its functions are unavailable; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class FromChapter:
-    """A strategy that a chapter's functions make: which they are, what makes it of them, and the axes that it names."""
+    """A strategy built from a chapter's functions: their names, the builder, and the axes it uses."""
 
     chapter: str
     functions: tuple[str, ...]
@@ -46,7 +46,7 @@ class FromChapter:
 
 # --8<-- [start:fsdp]
 def fsdp(functions: Functions) -> MakeStrategy:
-    """Fully sharded data parallelism over ``data``, by a ``shard_params`` and an ``fsdp_loss``."""
+    """Fully sharded data parallelism over ``data``, from ``shard_params`` and ``fsdp_loss``."""
 
     def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
         require_axes("fsdp", mesh, ("data",))
@@ -79,7 +79,7 @@ def fsdp(functions: Functions) -> MakeStrategy:
 
 # --8<-- [start:transformer_3d]
 def transformer_3d(functions: Functions) -> MakeStrategy:
-    """Over ``data`` x ``pipe`` x ``tensor``, by an ``init_3d`` and a ``forward_3d``."""
+    """3D parallelism over ``data`` x ``pipe`` x ``tensor``, from ``init_3d`` and ``forward_3d``."""
 
     def make(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
         _require_3d(sizes, mesh, options)
@@ -93,7 +93,7 @@ def transformer_3d(functions: Functions) -> MakeStrategy:
         layout = Layout(options.num_microbatches, options.rings, options.remat, options.dtype)
 
         def of_pipeline(parts: Params, batch: Batch) -> jax.Array:
-            # Without dropout a key is not used.
+            # Without dropout the key is unused.
             return functions["forward_3d"](parts, specs, batch, jax.random.key(0), layout, *AXES)
 
         def loss(params: Params, batch: Batch) -> jax.Array:
@@ -119,25 +119,25 @@ NAMES = ("compiler", *CHAPTERS)
 
 
 def default(axes: dict[str, int]) -> str:
-    """The strategy for a mesh that is given without one: the compiler knows no pipeline."""
+    """The default strategy for a mesh: the compiler cannot pipeline."""
     return "transformer_3d" if axes.get("pipe", 1) > 1 else "compiler"
 
 
 def completed(name: str, axes: dict[str, int]) -> dict[str, int]:
-    """The mesh, with axes of size 1 for those that the strategy names and the mesh leaves out."""
+    """The mesh, with size-1 axes for those that the strategy uses and the mesh omits."""
     named = CHAPTERS[name].axes if name in CHAPTERS else ()
     return axes | {axis: 1 for axis in named if axis not in axes}
 
 
 def find(name: str, notebook: Path | None = None) -> MakeStrategy:
-    """The strategy of that name.
+    """The strategy with that name.
 
     Args:
         name: One of ``NAMES``.
-        notebook: Where its chapter's functions are taken from, instead of the course's own.
+        notebook: The source of its chapter's functions, instead of the course's own.
 
     Raises:
-        StrategyError: There is none of that name, it is made of no chapter's functions, or they are not there.
+        StrategyError: There is none with that name, it is not built from a chapter's functions, or they are missing.
         IntakeError: The notebook cannot be read.
     """
     if name not in NAMES:
@@ -173,7 +173,7 @@ def _of_notebook(wanted: FromChapter, path: Path) -> Functions:
 
 
 def _mapped(name: str, mesh: Mesh | AbstractMesh, specs: Any, loss: Any, gradients: Any) -> Strategy:
-    """The strategy of two functions that run on a device's parts, with its rows of a batch."""
+    """Build a strategy from two functions that run on a device's shards, with its rows of a batch."""
     rows = P("data")
     over_mesh = partial(jax.shard_map, mesh=mesh, in_specs=(specs, rows))
     both = over_mesh(gradients, out_specs=(P(), specs))
@@ -181,7 +181,7 @@ def _mapped(name: str, mesh: Mesh | AbstractMesh, specs: Any, loss: Any, gradien
 
 
 def _laid_out(cut: Callable[[Params], Any], shapes: Params, mesh: Mesh | AbstractMesh) -> tuple[Any, Any]:
-    """Shape and spec of each leaf that ``cut`` keeps parts of; nothing is computed."""
+    """The shape and spec of each leaf that ``cut`` shards; nothing is computed."""
     found = []
 
     def parts(params: Params) -> Params:
@@ -198,7 +198,7 @@ def _heads_apart(num_heads: int, params: Params) -> Params:
 
 
 def _require_3d(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> None:
-    """Raises ``ValueError`` for a mesh that the model cannot be shared over."""
+    """Raise ``ValueError`` for a mesh on which the model cannot be split."""
     require_axes("transformer_3d", mesh, AXES)
     pipe, tensor = mesh.shape["pipe"], mesh.shape["tensor"]
     divided = {name: getattr(sizes, name) for name in ("num_heads", "hidden", "seq")}

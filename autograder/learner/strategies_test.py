@@ -1,4 +1,4 @@
-"""Strategies made of chapters' functions: the gradient of one device, from the solution and from a notebook."""
+"""Strategies made of chapters' functions match the single-device gradient, from the solution and from a notebook."""
 
 import re
 import shutil
@@ -114,15 +114,15 @@ def test_the_lenses_look_at_what_chapters_compute_and_at_what_the_compiler_parti
 
 
 @pytest.mark.parametrize(
-    "axes, options, said",
+    "axes, options, message",
     [
         ({"data": 2, "tensor": 2}, {}, "fsdp splits over data alone, and the mesh has tensor=2"),
         ({"data": 2}, {"num_microbatches": 2}, "takes no microbatches"),
         ({"data": 2}, {"dtype": "bfloat16"}, "float32"),
     ],
 )
-def test_what_fsdp_cannot_do_is_refused(axes, options, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_fsdp_cannot_do_is_refused(axes, options, message):
+    with pytest.raises(ValueError, match=message):
         find("fsdp")(SIZES, make_mesh(axes), StrategyOptions(**options))
 
 

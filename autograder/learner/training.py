@@ -1,4 +1,4 @@
-"""One process's part of `meshcraft train`: from a request to a trained model, its log and its card."""
+"""One process of `meshcraft train`: from a request to a trained model, its log and its card."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ CHECKPOINTS, LOG, CARD, SAMPLES = "checkpoints", "log.jsonl", "card.json", "samp
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run of ``meshcraft train`` as somebody requests it.
+    """A request for a run of ``meshcraft train``.
 
     Attributes:
-        given: Figures of the run that were named, by the names of ``Run``, ``ModelSizes`` and ``OptimizerSchedule``.
+        given: Figures specified for the run, by the names of ``Run``, ``ModelSizes`` and ``OptimizerSchedule``.
         axes: Mesh axis sizes.
-        strategy: Its name; None for the one that fits the mesh.
-        notebook: Whose functions it is made of; None for the course's own.
-        options: The strategy's.
-        folder: Of the run.
-        resume: Whether to go on from the newest checkpoint there.
+        strategy: Its name; None for the default of the mesh.
+        notebook: The source of the strategy's functions; None for the course's own.
+        options: The strategy's options.
+        folder: The run's folder.
+        resume: Whether to resume from the newest checkpoint there.
         save_every: Steps from one checkpoint to the next.
-        machine: What a step is predicted for.
-        prompt: What the sample begins with.
+        machine: The machine for which a step is predicted.
+        prompt: The beginning of the sample.
         length: Bytes of the sample, 0 for none.
     """
 
@@ -58,12 +58,12 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run has done.
+    """The result of a run.
 
     Attributes:
-        step, steps: Steps done, and those of the whole run.
-        card: The run's card; empty in all processes but the first.
-        text: The sample; empty if none was requested, and in all processes but the first.
+        step, steps: Steps done, and the total of the run.
+        card: The run's card; empty in all processes except the first.
+        text: The sample; empty if none was requested, and in all processes except the first.
     """
 
     step: int
@@ -81,10 +81,10 @@ class RunResult:
 
 
 def described(base: Run, given: dict[str, Any]) -> Run:
-    """A run with the figures of ``base``, but for those that are given.
+    """A run with the figures of ``base``, overridden by those given.
 
     Raises:
-        ValueError: They make no sense together.
+        ValueError: They are inconsistent.
     """
     sizes = {name: value for name, value in given.items() if name in asdict(base.sizes)}
     schedule = {name: value for name, value in given.items() if name in asdict(base.schedule)}
@@ -98,17 +98,17 @@ def described(base: Run, given: dict[str, Any]) -> Run:
 
 
 def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[int], bool]) -> RunResult:
-    """Train until the schedule ends, or ``stop`` says so. Every process of a run calls it.
+    """Train until the schedule ends, or ``stop`` returns True. Every process of a run calls it.
 
     Args:
-        request: What to do.
+        request: The requested run.
         tell: Progress callback: called with every event, which is also logged.
         stop: Called after each step; True ends the run.
 
     Raises:
-        ValueError: The sizes, the mesh or the batch do not go together.
+        ValueError: The sizes, the mesh or the batch are incompatible.
         StrategyError: There is no such strategy.
-        CheckpointError: There is nothing to go on from, or it is another run's.
+        CheckpointError: There is no checkpoint to resume from, or it belongs to another run.
         Diverged: A loss was not finite.
     """
     began = time.perf_counter()
@@ -122,7 +122,7 @@ def session(request: RunRequest, tell: Callable[[Event], None], stop: Callable[[
         state = kept.restore(trainer) if request.resume else initial(trainer)
         prediction = predicted(make, run.sizes, request.axes, request.options, run.batch, request.machine)
         record = _Record(request.folder / LOG, done, tell)
-        about = _about(trainer, prediction, request.options.dtype, time.perf_counter() - began)
+        about = _run_facts(trainer, prediction, request.options.dtype, time.perf_counter() - began)
         record({"event": "start", "step": done, **about})
 
         def save(step: int, state: Any) -> None:
@@ -172,7 +172,7 @@ def _trainer(run: Run, request: RunRequest, make: strategies.MakeStrategy) -> Tr
     return prepare(run, make(run.sizes, mesh, request.options), mesh, request.options.num_microbatches)
 
 
-def _about(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
+def _run_facts(trainer: Trainer, prediction: dict[str, Any], dtype: str, seconds: float) -> dict[str, Any]:
     kind = trainer.mesh.devices.flat[0].device_kind
     speed = rates(trainer.run.sizes, trainer.run.batch, [], kind, trainer.mesh.size, dtype)
     return {
@@ -200,7 +200,7 @@ def _sample(request: RunRequest, trainer: Trainer, params: Any) -> str:
 
 
 class _Record:
-    """Every event: passed on, logged as a line of JSON, and summed up for the card."""
+    """Every event: passed on, logged as a line of JSON, and summarised for the card."""
 
     def __init__(self, path: Path, done: int, tell: Callable[[Event], None]):
         self.path, self.tell = path, tell
@@ -210,7 +210,7 @@ class _Record:
         self.evaluations: list[tuple[int, float]] = []
         self.writes = jax.process_index() == 0
         if self.writes:
-            # What was logged after the checkpoint happens again.
+            # The steps logged after the checkpoint are repeated.
             kept = [event for event in logged(path) if event["step"] <= done] if done else []
             self.evaluations = [(e["step"], e["loss"]) for e in kept if e["event"] == "evaluation"]
             part = path.with_suffix(".part")
@@ -231,6 +231,6 @@ class _Record:
 
 
 def logged(path: Path) -> list[Event]:
-    """The events in a log, as far as there is one, without a last line that was cut off."""
+    """The events in a log, as far as it exists, without a truncated last line."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]

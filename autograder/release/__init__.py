@@ -1,1 +1,1 @@
-"""From a solution to what is released: the exercise's notebook, and what the reference measures."""
+"""From a solution to its release: the exercise's notebook, and the reference's measurements."""

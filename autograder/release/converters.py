@@ -1,4 +1,4 @@
-"""nbgrader's converters: their configuration, running them quietly, and the text of the notebooks that they read."""
+"""nbgrader's converters: their configuration, quiet execution, and the text of the notebooks they read."""
 
 import logging
 import os
@@ -15,27 +15,27 @@ import nbformat
 from nbformat import NotebookNode
 from traitlets.config import Config
 
-CHECK = "check-"  # how the grade id of a function's check cell begins
+CHECK = "check-"  # prefix of the grade id of a function's check cell
 
 
 class NbgraderError(Exception):
-    """nbgrader could not do what it was asked; the message holds what it logged."""
+    """nbgrader failed; the message holds its log."""
 
 
 def notebook_text(notebook: NotebookNode) -> str:
-    """The notebook as the text of its file, the same for equal notebooks."""
+    """The notebook's file contents, identical for equal notebooks."""
     return nbformat.writes(notebook, indent=1, sort_keys=True) + "\n"
 
 
 def write_notebook(notebook: NotebookNode, path: Path) -> Path:
-    """Write the notebook, making its folder."""
+    """Write the notebook, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(notebook_text(notebook), encoding="utf-8")
     return path
 
 
 def course_config(course: Path, assignment: str, student: str = "") -> Config:
-    """nbgrader's configuration for one assignment, from here and not from the working directory."""
+    """nbgrader's configuration for one assignment, from here rather than from the working directory."""
     config = Config()
     config.CourseDirectory.root = str(course.resolve())
     config.CourseDirectory.db_url = gradebook_url(course.resolve())
@@ -46,7 +46,7 @@ def course_config(course: Path, assignment: str, student: str = "") -> Config:
 
 
 def gradebook_url(course: Path) -> str:
-    """The address of the course's gradebook, whatever characters are in the folder's name."""
+    """The database URL of the course's gradebook, for any characters in the folder's name."""
     from sqlalchemy import URL
 
     return URL.create("sqlite", database=str(course / "gradebook.db")).render_as_string()
@@ -56,7 +56,7 @@ def run_nbgrader(converter: type, config: Config) -> None:
     """Run one of nbgrader's converters, quietly.
 
     Raises:
-        NbgraderError: it failed; the message holds what it logged.
+        NbgraderError: It failed; the message holds its log.
     """
     from nbgrader.coursedir import CourseDirectory
 
@@ -65,7 +65,7 @@ def run_nbgrader(converter: type, config: Config) -> None:
             named = type(converter.__name__, (_Named, converter), {})
             named(coursedir=CourseDirectory(config=config), config=config).start()  # type: ignore[call-arg]
         except Exception as error:
-            # The last line that names an exception; what follows it may be a pointer to documentation.
+            # The last line that names an exception; anything after it may be a pointer to documentation.
             logged = [record.getMessage() for record in records]
             named = [re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", text, re.MULTILINE) for text in logged]
             errors = [lines[-1] for lines in named if lines]
@@ -73,7 +73,7 @@ def run_nbgrader(converter: type, config: Config) -> None:
 
 
 class _Named:
-    """Finds the notebooks of one student and assignment by name; nbgrader takes the whole path for a pattern."""
+    """Find the notebooks of one student and assignment by name; nbgrader treats the whole path as a pattern."""
 
     def init_notebooks(self: Any) -> None:
         folder = self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)
@@ -85,9 +85,9 @@ class _Named:
 
 @contextmanager
 def nbgrader_quiet() -> Iterator[list[logging.LogRecord]]:
-    """Run nbgrader's code: errors that it logs are collected, its warnings go nowhere.
+    """Run nbgrader's code: collect the errors it logs, drop its warnings.
 
-    Making a gradebook calls the program ``alembic``, which is next to this Python but perhaps not on the path.
+    Making a gradebook calls the program ``alembic``, which is next to this Python but may not be on the path.
     """
     collector = BufferingHandler(sys.maxsize)
     collector.setLevel(logging.ERROR)

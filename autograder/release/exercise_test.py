@@ -1,4 +1,4 @@
-"""Notebooks as a learner runs them, in a real Jupyter kernel: exercises with stubs and solved, and the primer."""
+"""Run notebooks in a real Jupyter kernel, as a learner does: exercises with stubs and solved, and the primer."""
 
 import os
 import re
@@ -15,9 +15,9 @@ from course.curriculum import CHAPTERS, PRIMER
 
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 CHAPTER_NAMES = [entry.name for entry in CHAPTERS]
-# In short, one chapter's stubs and checks run in a kernel, and every chapter's lab; references are judged without one.
+# By default, one chapter's stubs and checks run in a kernel, and every chapter's lab; references run outside it.
 IN_SHORT = "collectives"
-# Of a lab, in seconds of the processor: on two cores less than that passes. A test's machine may be busy.
+# Processor seconds of a lab; on two cores it takes less wall time, which depends on how busy the machine is.
 LONGEST, UNANNOUNCED = 40, 15
 RELEASED = CHAPTER_NAMES if FULL else [IN_SHORT]
 
@@ -48,7 +48,7 @@ def run(chapter, tmp_path, *, solved, checked=True):
 
 
 def slow(notebook):
-    """Cells of labs that take more processor time than they may, or than they may without a word before."""
+    """Cells of labs that exceed the processor time limit, or the lower limit for cells not announced as slow."""
     before = ""
     for cell in notebook.cells:
         before = cell.source if cell.cell_type == "markdown" else before
@@ -91,7 +91,7 @@ def test_solved_notebook_passes_every_check_and_its_lab_runs_without_a_word_on_s
     assert outputs(notebook, is_error) == []
     assert list(slow(notebook)) == []
     shown = "".join(out.data.get("text/html", "") for out in outputs(notebook, lambda out: "data" in out))
-    assert not re.search(r">permute [^<]*inserted by JAX<", shown)  # a line of the notebook always asks for it
+    assert not re.search(r">permute [^<]*inserted by JAX<", shown)  # a line of the notebook always requests it
 
 
 @pytest.mark.parametrize("chapter", RELEASED)

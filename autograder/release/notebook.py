@@ -1,4 +1,4 @@
-"""Solution module to nbgrader source notebook to exercise. nbgrader alone strips the solutions."""
+"""Build a solution module into nbgrader's source notebook, and from it the exercise. Only nbgrader strips solutions."""
 
 import ast
 import difflib
@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 QUESTION = "question"
 CHECK_IMPORT = "from autograder.check import check"
-# Where a page includes a part of a source: no concern of a notebook's reader.
+# Include markers for pages, which do not belong in a notebook.
 PAGE_MARK = re.compile(r"^[ \t]*# --8<-- \[(?:start|end):.*\n?", re.MULTILINE)
-# What notebooks do not explain where they use it first.
+# Terms that notebooks do not explain at first use.
 GLOSSARY = {
     "leaf": "one array in a tree of arrays, such as the parameters",
     "temporaries": "arrays that live only while the program runs, neither inputs nor results",
@@ -34,7 +34,7 @@ KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "nam
 
 
 class BuildError(Exception):
-    """A solution module that breaks a rule; the message names file, line, what was found and what to do."""
+    """A solution module breaks a rule; the message names file, line, problem and remedy."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def build(chapters: list[str], *, root: Path = ROOT) -> list[Path]:
     """Write ``exercises/<chapter>/<chapter>.ipynb`` for each chapter; a second build changes no byte.
 
     Raises:
-        BuildError: a solution module breaks a rule.
+        BuildError: A solution module breaks a rule.
     """
     written = []
     for chapter in chapters:
@@ -72,7 +72,7 @@ def stale(chapter: str, *, root: Path = ROOT) -> str:
 
 
 def exercise_text(chapter: str, *, root: Path = ROOT) -> str:
-    """The exercise as the text of a notebook file, stripped by nbgrader's ``generate_assignment``."""
+    """The exercise's notebook file contents, stripped by nbgrader's ``generate_assignment``."""
     from nbgrader.converters import GenerateAssignment
 
     with tempfile.TemporaryDirectory(prefix="meshcraft-build-") as folder:
@@ -91,7 +91,7 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
     """The chapter as nbgrader's source notebook: with solutions, check cells and points. The primer has none of these.
 
     Raises:
-        BuildError: the solution module breaks a rule.
+        BuildError: The solution module breaks a rule.
     """
     from autograder.contract import task as contract
 
@@ -120,18 +120,18 @@ def source_notebook(chapter: str, *, root: Path = ROOT) -> NotebookNode:
 
 
 def _introduced(cells: list[NotebookNode], entry: Chapter) -> list[NotebookNode]:
-    """The cells, of which the first says where the chapter's page is, what its words mean and how long it may take."""
-    said = [f"The theory is on the page “{entry.title}”: `meshcraft site {entry.name}` opens it in a browser."]
+    """The cells, with the chapter's page, a glossary and the estimated time added to the first."""
+    intro = [f"The theory is on the page “{entry.title}”: `meshcraft site {entry.name}` opens it in a browser."]
     text = "\n".join(cell.source for cell in cells)
     words = [f"*{word}*: {meaning}." for word, meaning in GLOSSARY.items() if re.search(rf"\b{word}\b", text)]
     if entry.functions:
-        said[0] += (
+        intro[0] += (
             " Each function says how difficult it is, and how long it may take somebody who has read that page: "
             f"{entry.time_text} in all. These are estimates; nobody has measured them."
         )
-        said += ["\n".join(["Words:", "", *(f"- {word}" for word in words)])] if words else []
-        said.append("Run the next cell first: it gives this notebook 8 emulated devices.")
-    cells[0].source = "\n\n".join([cells[0].source, *said])
+        intro += ["\n".join(["Words:", "", *(f"- {word}" for word in words)])] if words else []
+        intro.append("Run the next cell first: it gives this notebook 8 emulated devices.")
+    cells[0].source = "\n\n".join([cells[0].source, *intro])
     return cells
 
 
@@ -139,7 +139,7 @@ def _estimated(cells: list[NotebookNode], entry: Chapter, points: dict[str, floa
     """The cells, with difficulty, minutes and points below the heading of each function.
 
     Raises:
-        BuildError: curriculum and contract name other functions, or one has no heading.
+        BuildError: Curriculum and contract name different functions, or one has no heading.
     """
     if entry.title and entry.names != list(points):
         raise BuildError(
@@ -177,7 +177,7 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def _story(path: Path) -> list[NotebookNode]:
-    """The cells of a notebook that asks for nothing: nothing to strip, nothing to check."""
+    """The cells of a notebook without exercises: nothing to strip, nothing to check."""
     cells = read_cells(path)
     asking = next((cell for cell in cells if BEGIN in cell.source), None)
     if asking:
@@ -288,9 +288,9 @@ def _roles(grade_id: str, kind: str, points: float | None = None, *, solution: b
 
 
 def _stamp_ids(cells: list[NotebookNode]) -> None:
-    """Ids that stay the same from build to build: the grade id, else the first function in the cell, else a hash.
+    """Assign ids that are stable between builds: the grade id, else the first function in the cell, else a hash.
 
-    Messages name a line by its cell's id, and it may be the line of a function that the notebook gives.
+    Messages name a line by its cell's id, and it may be a line of a function that the notebook provides.
     """
     graded = [cell.metadata.get("nbgrader", {}).get("grade_id", "") for cell in cells]
     seen: Counter[str] = Counter()

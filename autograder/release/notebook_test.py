@@ -1,4 +1,4 @@
-"""The build: its rules, and that it gives the same bytes every time."""
+"""The build: its rules, and that it produces the same bytes every time."""
 
 import re
 from types import SimpleNamespace
@@ -125,7 +125,7 @@ def test_the_committed_exercise_is_what_a_build_gives_estimates_every_function_a
     solved = notebook.source_notebook(chapter)
     given = "\n".join(cell.source for cell in solved.cells if notebook.BEGIN not in cell.source)
     answers = [line for cell in solved.cells if notebook.BEGIN in cell.source for line in region(cell.source)]
-    # A line may stand in a cell that the learner is meant to have, such as the version to start from.
+    # A line may also occur in a cell that the learner is given, such as the version to start from.
     assert (answers or chapter == PRIMER.name) and not [a for a in answers if a in text and a not in given]
 
 
@@ -143,8 +143,10 @@ def test_the_primer_is_built_without_roles_checks_or_a_contract_and_has_no_solut
     (tmp_path / "solutions" / "primer.py").write_text(STORY)
     (path,) = notebook.build([PRIMER.name], root=tmp_path)
     cells = nbformat.read(path, as_version=4).cells
-    said = f"# A chapter\n\nThe theory is on the page “{PRIMER.title}”: `meshcraft site primer` opens it in a browser."
-    assert [cell.source for cell in cells] == [said, "import math", "print(math.pi)"]
+    opening = (
+        f"# A chapter\n\nThe theory is on the page “{PRIMER.title}”: `meshcraft site primer` opens it in a browser."
+    )
+    assert [cell.source for cell in cells] == [opening, "import math", "print(math.pi)"]
     assert not any("nbgrader" in cell.metadata for cell in cells)
     assert notebook.stale(PRIMER.name, root=tmp_path) == ""
     (tmp_path / "solutions" / "primer.py").write_text(MODULE)

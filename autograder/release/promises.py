@@ -1,4 +1,4 @@
-"""What a notebook requires, sentence by sentence, and the facts that hold it."""
+"""The requirements of a notebook, sentence by sentence, and the facts that enforce them."""
 
 import ast
 import importlib
@@ -11,9 +11,9 @@ from pathlib import Path
 from autograder.contract.task import load
 from autograder.release.notebook import BEGIN, ROOT, read_cells
 
-# The rows of a table with one of these words in its head, or with an empty head, are requirements.
+# The rows of a table with one of these words in its header, or with an empty header, are requirements.
 TABLES = re.compile(r"\b(?:budget|option)\b|^[\s|]+$")
-# A sentence with one of these words, or that begins with one of these verbs, requires something of an answer.
+# A sentence that contains one of these words, or starts with one of these verbs, is a requirement.
 WORDS = "must|may not|at most|at least|exactly|never|equals?|do not|don't|allowed|stays?|any size|once|the same on"
 VERBS = (
     "Add|Apply|Average|Begin|Call|Compute|Cut|Divide|Draw|Gather|Give|Keep|Leave|Make|Multiply|Put|Raise|Return|Run|"
@@ -21,13 +21,13 @@ VERBS = (
 )
 REQUIRES = re.compile(rf"\b(?:{WORDS})\b|^(?:(?:Otherwise|Then|So|Instead|Also|Again),? )?(?:{VERBS})\b", re.IGNORECASE)
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*(])")
-# Sections of a docstring that say what comes out, not what goes in.
+# Docstring sections that describe outputs, not inputs.
 SECTIONS = re.compile(r"^(Returns|Raises):\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Specification:
-    """What a notebook says of one function above its stub, and in its docstring.
+    """The notebook's text about one function above its stub, and its docstring.
 
     Attributes:
         text: All of it, whitespace normalised.
@@ -39,15 +39,15 @@ class Specification:
 
 
 def promised(chapter: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """The chapter's ``PROMISES``: of each function, which facts hold each quoted piece; empty if it has none.
+    """The chapter's ``PROMISES``: for each function, the facts that enforce each quoted piece; empty if it has none.
 
-    A quote without facts explains, and requires nothing.
+    A quote without facts is an explanation, not a requirement.
     """
     return getattr(importlib.import_module(f"autograder.chapters.{chapter}"), "PROMISES", {})
 
 
 def specifications(chapter: str, root: Path = ROOT) -> dict[str, Specification]:
-    """The specification of each function: the text since the function before, and its docstring."""
+    """The specification of each function: the text since the previous function, and its docstring."""
     found, texts, imported = {}, [], False
     for cell in read_cells(root / "solutions" / f"{chapter}.py"):
         if cell.kind == "markdown":
@@ -75,12 +75,12 @@ def _specification(text: str, docstring: str) -> Specification:
 
 
 def _plain(text: str) -> str:
-    """Without emphasis, marks of lists, and differences of whitespace."""
+    """Strip emphasis, list markers, and differences of whitespace."""
     return " ".join(re.sub(r"^\s*(?:[-*]|\d+\.)\s+|\*\*", "", text, flags=re.MULTILINE).split())
 
 
 def problems(chapter: str, root: Path = ROOT) -> Iterator[str]:
-    """What is not quoted, or quoted and not there."""
+    """Yield requirements that are not quoted, and quotes that do not occur."""
     every, known = promised(chapter), {fact for fact in load(chapter).read}
     texts = specifications(chapter, root)
     for name in sorted(set(every) - set(texts)):

@@ -1,4 +1,4 @@
-"""Figures of each function's reference and naive baseline, which limits are set against."""
+"""Figures of each function's reference and naive baseline, on which limits are based."""
 
 import importlib
 import json
@@ -64,7 +64,7 @@ def look(task: Task, function: Callable[..., Any]) -> dict[str, float]:
 
 
 def write(chapter: str) -> Path:
-    """Measure, and keep the figures with those of other jax versions."""
+    """Measure, and store the figures with those of other jax versions."""
     path = CHAPTERS / chapter / "references.json"
     every = json.loads(path.read_text()) if path.exists() else {}
     every[jax.__version__] = measure(chapter)

@@ -4,7 +4,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildPy(build_py):
-    """Copies every module into a wheel but those that show that grading holds."""
+    """Copy every module into a wheel except those that test the grading itself."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """The modules of a package: its name, the module's, and the file."""

@@ -1,1 +1,1 @@
-"""Submissions that look alike, for a person to judge: evidence, never a verdict. Nothing of a student's is run."""
+"""Find submissions that look alike, for a person to judge: evidence, never a verdict. No student code is run."""

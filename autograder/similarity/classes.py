@@ -1,4 +1,4 @@
-"""The code of this class, earlier classes and the public for the functions of a chapter."""
+"""Collect the code of this class, earlier classes and the public for the functions of a chapter."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class Similar:
-    """Matches by function, and for each author who could not be compared in full, why."""
+    """Matches by function, and for each author who could not be compared in full, the reason."""
 
     chapter: str
     functions: list[Compared] = field(default_factory=list)
@@ -31,18 +31,18 @@ class Similar:
 def find_similar(
     course: Path, chapter: str, functions: Sequence[str], earlier: Sequence[Path] = (), progress: Progress | None = None
 ) -> Similar:
-    """Compare what a class has handed in.
+    """Compare the submissions of a class.
 
     Args:
         course: The course folder.
         chapter: The chapter.
-        functions: Of the chapter; all, if none.
+        functions: Functions of the chapter; all if empty.
         earlier: Course folders of earlier years.
-        progress: Called with the stage, and how many of how many are done.
+        progress: Progress callback, called with the stage, the number done and the total.
 
     Raises:
-        CourseError: a folder is no course folder.
-        LookupError: the chapter has no such function.
+        CourseError: A folder is not a course folder.
+        LookupError: The chapter has no such function.
     """
     notify = progress or (lambda stage, done, total: None)
     tasks = load(chapter).tasks
@@ -82,7 +82,7 @@ def _of_submission(
     given: frozenset[int],
     unread: list[tuple[Author, str]],
 ) -> list[tuple[str, Written]]:
-    """A student's code for each function. Whatever is odd about it is noted, and costs nobody else anything."""
+    """A student's code for each function. Anything odd about it is noted, and does not affect others."""
     if submission.notebook is None:
         unread.append((author, submission.problem))
         return []
@@ -98,19 +98,19 @@ def _of_submission(
                 unread.append((author, f"{task.name} is not defined"))
     except RecursionError:
         unread.append((author, "it is nested too deep to be compared"))
-    except Exception as error:  # whatever it is, the others are compared
+    except Exception as error:  # whatever the error, the others are compared
         unread.append((author, f"{type(error).__name__}: {error}"))
     return result
 
 
 def _released(folders: Sequence[Path], chapter: str) -> list[Path]:
-    """The notebooks that students were given; the course's own exercise, where there is none."""
+    """The notebooks that students were given; the course's own exercise if there is none."""
     paths = [folder / "release" / chapter / f"{chapter}.ipynb" for folder in folders]
     return [path for path in paths if path.is_file()] + [ROOT / "exercises" / chapter / f"{chapter}.ipynb"]
 
 
 def _called(folder: Path) -> str:
-    """An earlier course's name: from its settings, and its folder, as names are kept from year to year."""
+    """An earlier course's name: from its settings, and its folder, since names are kept from year to year."""
     folder = folder.resolve()
     try:
         name = read_settings(folder).name
@@ -120,13 +120,13 @@ def _called(folder: Path) -> str:
 
 
 def _forms(folder: Path, chapter: str) -> dict[tuple[str, str], dict[str, str]]:
-    """By student and submission, what each function's Program does, as far as it was graded here."""
+    """By student and submission, a canonical form of each function's Program, as far as it was graded here."""
     if not (folder / ".meshcraft" / "ledger.sqlite").is_file():
         return {}
     try:
         with open_ledger(folder) as ledger:
             entries = ledger.status(chapter)
-    except LedgerError:  # of a year that lies on a disk that cannot be written, say
+    except LedgerError:  # of an earlier year on a read-only disk, for example
         return {}
     kinds = {task.name: task.kind for task in load(chapter).tasks}
     return {
@@ -139,7 +139,7 @@ def _forms(folder: Path, chapter: str) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def _with_form(written: Written, chapter: str, task: Task) -> Written:
-    """The public solution with what its Program does; everyone else as they are."""
+    """The public solution with the form of its Program; all others unchanged."""
     if written.author.name != SOLUTION:
         return written
     try:

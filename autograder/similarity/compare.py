@@ -1,4 +1,4 @@
-"""The share that two of a class have in common, and its rarity: what nearly everybody writes says nothing."""
+"""The share of code that two authors have in common, and its rarity: code that everyone writes is no evidence."""
 
 import math
 from collections import Counter
@@ -16,24 +16,24 @@ FLOOR = 0.4
 ALIKE = 0.8
 # Fewer fingerprints than this are a line or two, which people write alike.
 LEAST = 10
-# What one Program in common weighs, however rare it is: right answers to a small function compute the same.
+# The weight of a common Program, however rare: right answers to a small function compute the same.
 PROGRAM = 0.5
 
 
 @dataclass(frozen=True)
 class Match:
-    """Two authors of one function, the first of them of this class.
+    """Two authors of one function, the first of them from this class.
 
     Attributes:
         function: Its name.
-        first: What the one wrote.
-        second: What the other wrote.
-        share: How much of the shorter one the other has as well, from 0 to 1.
-        rarity: How rare that is, from 0 to 1, where nobody else has it.
-        others: How many others of this and earlier classes have what the two share: the median.
-        in_public: How much of what they share is in public code as well, from 0 to 1.
-        program: Whether the Programs do the same; None where one of them is not known.
-        program_others: How many others have a Program that does that.
+        first: The first author's code.
+        second: The second author's code.
+        share: Fraction of the shorter one that the other has as well, from 0 to 1.
+        rarity: How rare that is, from 0 to 1, which means that nobody else has it.
+        others: How many others of this and earlier classes have the shared code: the median.
+        in_public: Fraction of the shared code that is in public code as well, from 0 to 1.
+        program: Whether the Programs do the same; None if one of them is unknown.
+        program_others: How many others have an equivalent Program.
     """
 
     function: str
@@ -60,8 +60,8 @@ class Match:
 class Compared:
     """A function's matches, the strongest first.
 
-    ``usual`` is the median share of two of this class, and ``like_public`` how many of it share at least ``ALIKE``
-    with something public, rare or not. ``held`` says how many of the ``people``, of this and earlier classes, have a
+    ``usual`` is the median share of two of this class, and ``like_public`` the number of those that share at least
+    ``ALIKE`` with public code, rare or not. ``held`` counts the ``people``, of this and earlier classes, who have a
     fingerprint.
     """
 
@@ -74,12 +74,12 @@ class Compared:
     people: int
 
     def rarity(self, match: Match, gram: int) -> float:
-        """The rarity of a fingerprint among those who are not of this match."""
+        """The rarity of a fingerprint among the authors outside this match."""
         return _rarity(self.held[gram] - (1 if match.second.author.public else 2), self.people)
 
 
 def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) -> Compared:
-    """Compare everyone of this class with one another, with earlier classes and with what is public."""
+    """Compare everyone of this class with one another, with earlier classes and with public code."""
     ours = [w for w in everyone if not (w.author.public or w.author.where)]
     every = [*ours, *(w for w in everyone if w.author.public or w.author.where)]
     people = [w for w in every if not w.author.public]
@@ -116,7 +116,7 @@ def compare(function: str, everyone: Sequence[Written], floor: float = FLOOR) ->
 
 
 def _scores(ours: list[Written], every: list[Written], held: Counter[int], people: int) -> tuple[Any, Any]:
-    """The share of the shorter one that two have in common, ``[ours, every]``, and the same weighted by rarity."""
+    """The fraction of the shorter code that two authors share, ``[ours, every]``, and the same weighted by rarity."""
     columns = {gram: number for number, gram in enumerate({gram for w in every for gram in w.grams})}
     row = np.repeat(np.arange(len(every)), [len(w.grams) for w in every])
     column = [columns[gram] for w in every for gram in w.grams]
@@ -137,7 +137,7 @@ def _enough(first: Written, second: Written) -> bool:
 
 
 def _rarity(others: int, people: int) -> float:
-    """1 where nobody else has it, 0 where everybody has."""
+    """1 if nobody else has it, 0 if everyone has."""
     return 1.0 if others <= 0 else max(0.0, 1 - math.log(1 + others) / math.log(max(2, people)))
 
 

@@ -1,4 +1,4 @@
-"""The report as one page without script or address: figures, and both sources side by side. Everything is escaped."""
+"""The report as one page without scripts or URLs: figures, and both sources side by side. Everything is escaped."""
 
 from collections import Counter
 from pathlib import Path
@@ -53,7 +53,7 @@ def _sides(compared: Compared, match: Match) -> list[tuple[object, list[tuple[st
 
 
 def _listing(written: Written, shared: set[int], rare: set[int]) -> list[tuple[str, str]]:
-    """The lines with a mark; marked are those of whose fingerprints at least half are shared."""
+    """The lines with a mark: those of whose fingerprints at least half are shared are marked."""
     every, ours, unusual = (
         Counter(line for gram in grams for line in written.grams[gram]) for grams in (written.grams, shared, rare)
     )

@@ -1,4 +1,4 @@
-"""Copies stand out, honest answers do not, nothing is run, and one odd submission costs one row."""
+"""Copies are found, honest answers are not, nothing is run, and one odd submission costs one row."""
 
 import ast
 import importlib
@@ -176,7 +176,7 @@ def test_two_ways_to_write_the_same_read_the_same(what):
 
 
 def copied(code, name, tasks, disguise):
-    """What somebody hands in who hides a copy of a function and its helpers."""
+    """The submission of somebody who hides a copy of a function and its helpers."""
     used = code._used(name, set(tasks) - {name})
     definition = ast.parse(ast.unparse(code.pieces[name].node)).body[0]
     if not isinstance(definition, ast.FunctionDef):
@@ -258,7 +258,7 @@ def test_a_class_is_compared_with_itself_with_earlier_years_and_with_the_public_
     klass.hand_in("joe", ring(OTHER))
     klass.hand_in("eve", solution.replace("whole", "w").replace("chunk", "c").replace("to_next", "pairs"))
     before = klass.hand_in("zoe", ring(OTHER), folder="2025")
-    klass.hand_in("joe", ring(OTHER), folder="2025")  # who repeats the course is not compared with what they wrote
+    klass.hand_in("joe", ring(OTHER), folder="2025")  # repeating students don't match their own work
     found = find_similar(klass.path, "collectives", [RING], [before])
     pairs = {(m.first.author.name, str(m.second.author)) for m in found.functions[0].matches}
     assert pairs == {("ada", "bob"), ("joe", "zoe (2025)"), ("eve", "public solution")}
@@ -321,16 +321,16 @@ def test_the_command_says_that_it_is_evidence_and_the_page_shows_both_sources_es
         return ended.value.code or 0, capsys.readouterr()
 
     written = klass.path / "similar.html"
-    status, said = run("collectives", "--course", str(klass.path), "--function", RING, "--html", str(written))
-    assert status == 0 and "evidence and no verdict" in said.out and "ada" in said.out
+    status, printed = run("collectives", "--course", str(klass.path), "--function", RING, "--html", str(written))
+    assert status == 0 and "evidence and no verdict" in printed.out and "ada" in printed.out
     text = written.read_text()
     assert EVIDENCE in text and script not in text and "&lt;script&gt;" in text and "<script" not in text
     assert text.count('<span class="rare">') > 10 and "default-src 'none'" in text and "http:" not in text
     assert written.stat().st_mode & 0o077 == 0
-    status, said = run("collectives", "--course", str(klass.path), "--json")
-    told = json.loads(said.out)
-    (match,) = next(each for each in told["functions"] if each["name"] == RING)["matches"]
-    assert status == 0 and told["note"] == EVIDENCE and match["share"] == 1 and match["program"]["same"] is None
+    status, printed = run("collectives", "--course", str(klass.path), "--json")
+    report = json.loads(printed.out)
+    (match,) = next(each for each in report["functions"] if each["name"] == RING)["matches"]
+    assert status == 0 and report["note"] == EVIDENCE and match["share"] == 1 and match["program"]["same"] is None
     for wrong in (("nosuch",), ("collectives", "--function", "nosuch"), ("collectives", "--course", "nosuch")):
         assert run(*wrong)[0] == 2
     odd = page(find_similar(klass.path, "collectives", ["ring_all_reduce"]))

@@ -1,4 +1,4 @@
-"""Each author's code for each function: its definition, and what of their own it uses. Parsed, never run."""
+"""Each author's code for each function: its definition, and the author's own code that it uses. Parsed, never run."""
 
 import ast
 import importlib
@@ -19,7 +19,7 @@ _INSIDE = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)
 
 @dataclass(frozen=True, order=True)
 class Author:
-    """An author: a student of this class; of an earlier one, then ``where`` is its folder; or the public."""
+    """An author: a student of this class; a student of an earlier one, with ``where`` its folder; or the public."""
 
     name: str
     where: str = ""
@@ -31,9 +31,9 @@ class Author:
 
 @dataclass(frozen=True)
 class Written:
-    """An author's code for one function: the lines as they are shown, and each fingerprint's lines among them.
+    """An author's code for one function: the lines as displayed, and each fingerprint's lines among them.
 
-    ``form`` is the Program that it makes, where grading has kept one.
+    ``form`` is a canonical form of its Program, if grading has stored one.
     """
 
     author: Author
@@ -44,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Piece:
-    """A statement that gives something a name, and its own lines."""
+    """A statement that binds a name, and its own lines."""
 
     node: ast.stmt
     lines: tuple[str, ...]
@@ -53,9 +53,9 @@ class Piece:
 
 @dataclass
 class Code:
-    """The definitions of a notebook or a module by name, in order, and what other names in it stand for.
+    """The definitions of a notebook or a module by name, in order, and the meanings of other names in it.
 
-    ``quoted`` are definitions inside of texts, which somebody may run by ``exec``: every function counts as using them.
+    ``quoted`` are definitions inside strings, which may be run by ``exec``: every function counts as using them.
     """
 
     pieces: dict[str, Piece] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class Code:
     unread: list[str] = field(default_factory=list)
 
     def written(self, name: str, author: Author, tasks: Iterable[str], given: frozenset[int]) -> Written | None:
-        """The code of a function, less what everybody was given; None where it is not defined.
+        """The code of a function, minus what everyone was given; None if it is not defined.
 
         Raises:
-            RecursionError: It is nested deeper than anybody writes.
+            RecursionError: It is nested more deeply than any genuine code.
         """
         if name not in self.pieces:
             return None
@@ -84,7 +84,7 @@ class Code:
         return Written(author, "\n".join(shown[:-1]), grams)
 
     def _used(self, name: str, others: set[str]) -> list[Piece]:
-        """The function and the notebook's own things that it uses, other graded functions excepted, in order."""
+        """The function and the notebook's own definitions that it uses, other graded functions excepted, in order."""
         needed, waiting = set(), [name]
         while waiting:
             each = waiting.pop()
@@ -94,13 +94,13 @@ class Code:
             parts = list(ast.walk(self.pieces[each].node))
             used = {part.id for part in parts if isinstance(part, ast.Name)}
             used |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-            waiting += used - others  # also what is looked up by its name: globals()["helper"]
+            waiting += used - others  # also names looked up as strings: globals()["helper"]
         unique = {id(piece): piece for each, piece in self.pieces.items() if each in needed}
         return list(unique.values())
 
 
 def read_code(cells: Iterable[Cell]) -> Code:
-    """The definitions of a notebook; of a name that is defined twice, the last one, as in a kernel."""
+    """The definitions of a notebook; the last of several with the same name, as in a kernel."""
     code = Code()
     for cell in cells:
         try:
@@ -120,7 +120,7 @@ def read_code(cells: Iterable[Cell]) -> Code:
 
 
 def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
-    """The fingerprints of released notebooks: what everybody was given."""
+    """The fingerprints of released notebooks, which everyone was given."""
     grams: set[int] = set()
     for path in paths:
         try:
@@ -134,9 +134,9 @@ def given_grams(paths: Iterable[Path], tasks: Iterable[str]) -> frozenset[int]:
 
 
 def public_code(chapter: str, names: Iterable[str]) -> Iterator[tuple[str, Author, Code]]:
-    """The public solution of each function and the other answers that are installed: function, author, code.
+    """The public solution of each function and the other installed answers: function, author, code.
 
-    The answer has the function's name in its code, whatever it is called in its own.
+    The answer has the function's name in its code, whatever its own name is.
     """
     solution = importlib.util.find_spec(f"solutions.{chapter}")
     if solution and solution.origin:
@@ -158,7 +158,7 @@ def _read_module(path: Path) -> Code:
 
 
 def _parse(source: str) -> tuple[ast.Module, list[str]]:
-    """A cell as Python, without the magics in it, and its lines."""
+    """Parse a cell as Python, without its magics; return it with its lines."""
     lines = source.split("\n")
     try:
         return ast.parse(source), lines
@@ -167,7 +167,7 @@ def _parse(source: str) -> tuple[ast.Module, list[str]]:
 
 
 def _definitions(body: list[ast.stmt], lines: list[str]) -> Iterator[tuple[str, Piece]]:
-    """The definitions among a module's statements, in branches and loops as well."""
+    """The definitions among a module's statements, including those in branches and loops."""
     for node in body:
         if isinstance(node, _INSIDE):
             for part in ("body", "handlers", "orelse", "finalbody"):
@@ -179,7 +179,7 @@ def _definitions(body: list[ast.stmt], lines: list[str]) -> Iterator[tuple[str, 
 
 
 def _quoted(tree: ast.Module) -> Iterator[Piece]:
-    """The definitions in the texts of a cell that are Python themselves."""
+    """The definitions in a cell's strings that are Python themselves."""
     for part in ast.walk(tree):
         text = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else ""
         if "def " in text:

@@ -1,4 +1,4 @@
-"""Python as it is compared: a sequence of tokens without names of its own, formatting, annotations and docstrings."""
+"""Normalise Python for comparison: a sequence of tokens without names, formatting, annotations and docstrings."""
 
 import ast
 import builtins
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 GRAM = 8
 MOST = 20_000
-# What people add to a copy, or leave out of it, without changing what it does.
+# Code that people add to or omit from a copy without changing its behaviour.
 _NOTHING = (ast.Pass, ast.Assert, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom)
 _SAID = {"print", "display"}
 _SWAPPED = {ast.Gt: ast.Lt(), ast.GtE: ast.LtE()}
@@ -18,7 +18,7 @@ _LONG = 24
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``text`` is empty for a variable, which then has a ``name``; ``line`` is where it stands."""
+    """``text`` is empty for a variable, which then has a ``name``; ``line`` is its location."""
 
     text: str
     line: int
@@ -26,7 +26,7 @@ class Token:
 
 
 def aliases(trees: Iterable[ast.AST]) -> dict[str, str]:
-    """Meanings of imported names: the last word of each, and nothing for a module, whose functions say enough."""
+    """Meanings of imported names: the last part of each, and nothing for a module, since its functions suffice."""
     result: dict[str, str] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
@@ -42,10 +42,10 @@ def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
 
     Args:
         node: A statement of a module.
-        known: What names stand for that are not the author's own; see ``aliases``.
+        known: Meanings of names that are not the author's own; see ``aliases``.
 
     Raises:
-        RecursionError: It is nested deeper than anybody writes.
+        RecursionError: It is nested more deeply than any genuine code.
     """
     result = []
     for token in _Reader(known).read(node):
@@ -56,10 +56,10 @@ def tokens(node: ast.AST, known: Mapping[str, str]) -> list[Token]:
 
 
 def fingerprints(found: list[Token], shift: int = 0) -> dict[int, set[int]]:
-    """A number for every ``GRAM`` tokens in a row, in which variables are numbered by their first use, and its lines.
+    """A number for every ``GRAM`` consecutive tokens, with variables numbered by their first use, and its lines.
 
-    So renaming changes nothing, and what is inserted at one place changes nothing elsewhere. ``shift`` is added to the
-    number of every line.
+    So renaming changes nothing, and an insertion in one place changes nothing elsewhere. ``shift`` is added to
+    every line number.
     """
     grams: dict[int, set[int]] = {}
     for start in range(max(1, len(found) - GRAM + 1)):
@@ -73,7 +73,7 @@ def fingerprints(found: list[Token], shift: int = 0) -> dict[int, set[int]]:
 
 
 class _Reader:
-    """Yields the tokens of a tree; what is written in two ways of the same meaning gives the same ones."""
+    """Yield the tokens of a tree; equivalent spellings give the same tokens."""
 
     def __init__(self, known: Mapping[str, str]):
         self.known = known
@@ -85,7 +85,7 @@ class _Reader:
         yield from special(node) if special else self._other(node)
 
     def _other(self, node: ast.AST) -> Iterator[Token]:
-        """Its kind, and what it consists of."""
+        """Its kind, and its children."""
         yield self._token(type(node).__name__)
         for name, value in ast.iter_fields(node):
             if name in ("body", "orelse", "finalbody") and isinstance(value, list):
@@ -169,7 +169,7 @@ class _Reader:
         yield from self.read(value)
 
     def visit_Expr(self, node: ast.Expr) -> Iterator[Token]:
-        """A call; of a list that grows, only what is added: a comprehension says no more."""
+        """A call; for a list that grows, only the added value, which equals a comprehension."""
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
             yield from self._field(call.args)
@@ -201,7 +201,7 @@ class _Reader:
         for part in (node.test, node.body, node.orelse):
             yield from self.read(part)
 
-    # Expressions: ``jnp.sum(x)`` and ``x.sum()`` are one, and so are ``a > b`` and ``b < a``.
+    # Expressions: ``jnp.sum(x)`` and ``x.sum()`` are the same, and so are ``a > b`` and ``b < a``.
 
     def visit_Name(self, node: ast.Name) -> Iterator[Token]:
         if node.id in self.known:
@@ -247,7 +247,7 @@ class _Reader:
 
 
 def _is_output(statement: ast.stmt) -> bool:
-    """True if a statement is a docstring, or prints something."""
+    """Return True if a statement is a docstring, or prints something."""
     if not isinstance(statement, ast.Expr):
         return False
     value = statement.value
@@ -256,7 +256,7 @@ def _is_output(statement: ast.stmt) -> bool:
 
 
 def _named_result(before: ast.stmt, last: ast.stmt) -> bool:
-    """True if a result is given a name only to be returned."""
+    """Return True if a result is given a name only to be returned."""
     return (
         isinstance(before, ast.Assign)
         and isinstance(last, ast.Return)
@@ -266,7 +266,7 @@ def _named_result(before: ast.stmt, last: ast.stmt) -> bool:
 
 
 def _pairwise(target: ast.expr, value: ast.expr) -> bool:
-    """True if ``a, b = x, y`` is two assignments in one."""
+    """Return True if ``a, b = x, y`` is two assignments in one."""
     if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)):
         return False
     return not any(isinstance(each, ast.Starred) for each in [*target.elts, *value.elts])

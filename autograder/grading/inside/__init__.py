@@ -1,1 +1,1 @@
-"""The confined processes, which hold a student's code or Programs, and what confines them."""
+"""The confined processes, which hold a student's code or Programs, and their confinement."""

@@ -1,4 +1,4 @@
-"""From a notebook's cells to statements of plain Python, each with the cell and the line where it was written."""
+"""Parse a notebook's cells into statements of plain Python, each with its original cell and line."""
 
 import __future__
 
@@ -16,23 +16,23 @@ from IPython.core.inputtransformer2 import TransformerManager
 from autograder.grading.inside.intake import Cell
 
 PREFIX = "meshcraft-cell:"
-# Cell magics whose cell is not run as Python in the notebook's own namespace; any other is taken off its cell.
+# Cell magics whose cell does not run as Python in the notebook's own namespace; any other magic is stripped.
 _NOT_PYTHON = frozenset(
     "! ai bash cmd cython file html javascript js julia latex markdown mermaid perl pypy python python2 python3 R ruby "
     "script sh sql svg sx system writefile".lower().split()
 )
-_TIMED = frozenset({"timeit"})  # IPython makes such a cell a function: it binds nothing in the notebook
+_TIMED = frozenset({"timeit"})  # IPython runs such a cell as a function, so it binds nothing in the notebook
 _RUN = frozenset({"time", "prun"})  # line magics that run the rest of their line
-_OPTIONS = re.compile(r"^(?:(?:-[lsTD]\s*\S+|-[rq]+|--no-raise-error)\s+)*")  # of these two
-_ODD = re.compile(r"[%!?]|\A\s|>>>|\AIn \[")  # else there is nothing for IPython to change
+_OPTIONS = re.compile(r"^(?:(?:-[lsTD]\s*\S+|-[rq]+|--no-raise-error)\s+)*")  # options of these two
+_ODD = re.compile(r"[%!?]|\A\s|>>>|\AIn \[")  # otherwise IPython has nothing to transform
 _NAMED = re.compile(r"^(?:async +)?(?:def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement at the top of a cell; one without ``node`` is a whole cell that is not Python, for ``error``.
+    """A top-level statement of a cell; without ``node``, a whole cell that is not Python, with ``error``.
 
-    ``shown`` is the number of its cell where the cell ends with its value, as ``Out`` counts them.
+    ``shown`` is the cell's number, as in ``Out``, if the cell ends with the statement's value.
     """
 
     file: str
@@ -51,21 +51,21 @@ class Statement:
 
 
 def locate_cell(file: str) -> str | None:
-    """A cell's name from the file name it was compiled under."""
+    """The name of a cell from the file name it was compiled under."""
     return file.removeprefix(PREFIX).partition(":")[2] if file.startswith(PREFIX) else None
 
 
 def file_of(number: int, cell: Cell) -> str:
-    """The file name that a cell is compiled under; the number keeps cells of the same name apart."""
+    """The file name under which a cell is compiled; the number distinguishes cells of the same name."""
     return f"{PREFIX}{number}:{cell.id}"
 
 
 def read_statements(cells: Iterable[Cell]) -> list[Statement]:
-    """The statements of all cells in order, with magics taken off as IPython would."""
+    """Parse the statements of all cells in order, stripping magics as IPython would."""
     result: list[Statement] = []
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an odd escape in a string is the notebook's to show
+        warnings.simplefilter("ignore")  # an odd escape in a string is for the notebook to report
         for number, cell in enumerate(cells, 1):
             file = file_of(number, cell)
             try:
@@ -75,7 +75,7 @@ def read_statements(cells: Iterable[Cell]) -> list[Statement]:
                 result.append(_unreadable(file, cell.source, error))
                 continue
             for node in body:
-                if isinstance(node, ast.ImportFrom) and node.module == "__future__":  # for all cells that follow
+                if isinstance(node, ast.ImportFrom) and node.module == "__future__":  # applies to all later cells
                     named = (getattr(__future__, alias.name, None) for alias in node.names)
                     flags |= sum(feature.compiler_flag for feature in named if feature)
                 shown = node is body[-1] and not source.rstrip().endswith(";")
@@ -84,9 +84,9 @@ def read_statements(cells: Iterable[Cell]) -> list[Statement]:
 
 
 def plain_python(source: str) -> tuple[str, bool]:
-    """A cell's source without magics, line by line what it was; and whether it stood under ``%%timeit``.
+    """Strip a cell's magics, preserving line numbers; the flag tells if the cell was under ``%%timeit``.
 
-    What is not Python at all becomes empty. Line magics become calls, as IPython has them.
+    A cell that is not Python becomes empty. Line magics become calls, as in IPython.
     """
     timed = False
     while magic := re.match(r"(\s*)%%([\w!]+)[^\n]*", source):
@@ -100,7 +100,7 @@ def plain_python(source: str) -> tuple[str, bool]:
 
 
 def _aligned(old: str, new: str) -> str:
-    """``new`` with blank lines where it has fewer lines than ``old``, so that a line's number stays what it was."""
+    """Pad ``new`` with blank lines where it has fewer lines than ``old``, to preserve line numbers."""
     before, after = old.split("\n"), new.split("\n")
     lines: list[str] = []
     for _, i, j, k, n in difflib.SequenceMatcher(
@@ -143,31 +143,31 @@ def _describe(error: BaseException) -> str:
 
 
 def _named(source: str) -> frozenset[str]:
-    """Names that a cell seems to define which cannot be parsed."""
+    """Names that an unparsable cell seems to define."""
     return frozenset(name for pair in _NAMED.findall(source) for name in pair if name)
 
 
 class _Magics(ast.NodeTransformer):
-    """``%time`` runs what stands behind it; other magics and shell commands do nothing."""
+    """Make ``%time`` run the statement that follows it; other magics and shell commands do nothing."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
         magic = _magic(node.value)
         if magic is None:
             return self.generic_visit(node)
-        body = list(_behind(magic, node.lineno)) or [ast.Pass()]
+        body = list(_line_magic_body(magic, node.lineno)) or [ast.Pass()]
         return [ast.fix_missing_locations(ast.copy_location(part, node)) for part in body]
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         magic = _magic(node)
         if magic is None:
             return self.generic_visit(node)
-        body = list(_behind(magic, node.lineno))
+        body = list(_line_magic_body(magic, node.lineno))
         value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else ast.Constant(None)
         return ast.copy_location(value, node)
 
 
 def _magic(node: ast.expr) -> tuple[str, str] | None:
-    """Name and rest of a magic that IPython has made a call; a shell command has no name."""
+    """The name and argument of a magic that IPython turned into a call; a shell command has no name."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
     shell, words = node.func.value, [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
@@ -178,7 +178,7 @@ def _magic(node: ast.expr) -> tuple[str, str] | None:
     return ("", "") if node.func.attr == "system" else None
 
 
-def _behind(magic: tuple[str, str], line: int) -> Iterator[ast.stmt]:
+def _line_magic_body(magic: tuple[str, str], line: int) -> Iterator[ast.stmt]:
     name, rest = magic
     if name in _RUN:
         with suppress(SyntaxError, ValueError):  # a shell command, for example

@@ -1,6 +1,6 @@
-"""The process that compiles and runs Programs and looks at them through the lenses. It holds no student Python.
+"""The process that compiles, runs and analyses Programs. It holds no student Python.
 
-The same code serves the notebook's ``check``, in a process of the learner's own, and official grading, sandboxed.
+The same code serves the notebook's ``check``, in a separate process, and official grading, sandboxed.
 """
 
 import gc
@@ -41,13 +41,13 @@ _MAX_KEPT = 64
 
 
 class Executor:
-    """Serves requests; keeps what it compiled, for all Programs that differ in their source lines alone."""
+    """Serves requests; caches compilations, shared by all Programs that differ only in their source lines."""
 
     def __init__(self) -> None:
         self.compiled: dict[str, Executable] = {}
 
     def serve(self, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-        """One request: ``run`` a Program on inputs, or ``analyse`` one along with a smaller one."""
+        """Serve one request: ``run`` a Program on inputs, or ``analyse`` one along with a smaller one."""
         program = Program.load(blobs[0])
         branches = bool(header.get("data_branches"))
         module = parse(program, data_branches=branches)
@@ -66,10 +66,10 @@ class Executor:
         return {**looked, "results": description}, arrays
 
     def _run(self, program: Program, module: Module, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The results. What runs is the Program's twin, if it decides anything: it says what it really did."""
+        """Run the Program on inputs; if it branches, an instrumented twin runs and reports the branches taken."""
         key = f"{work_of(program)} {module.data_branches}"
         if (kept := self.compiled.get(key)) and kept.program != program:
-            with suppress(ProgramError):  # said of it alone, in its own lines
+            with suppress(ProgramError):  # reported for this Program alone, with its own lines
                 return kept(inputs)
             kept = None
         if kept is None:
@@ -80,7 +80,7 @@ class Executor:
 
 
 def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[dict[str, Any]]:
-    """Time and memory with collectives issued early and in program order, each pair from one and the same order."""
+    """Time and memory with collectives issued early and in program order, each pair from the same order."""
     where = machine(header["machine"])
     free = timeline(module, where, free=header["exposed_axes"]).seconds if header.get("exposed_axes") else None
     return [
@@ -95,9 +95,9 @@ def _orders(module: Module, program: Program, header: dict[str, Any]) -> list[di
 
 
 class Watch:
-    """Ends this process when a request has used up its processor time, or computes nothing for long.
+    """End this process when a request exceeds its processor time, or computes nothing for too long.
 
-    A thread and no resource limit: those cannot be raised again for the next request, and the first process of a
+    A thread, not a resource limit: limits cannot be raised again for the next request, and the first process of a
     namespace ignores their signal.
     """
 
@@ -115,7 +115,7 @@ class Watch:
             self.serving = False
 
     def look(self, used: float) -> int:
-        """The exit status that the process must end with now, 0 for none; call it every ``LOOK_S``."""
+        """The exit status with which the process must end now, 0 for none; call it every ``LOOK_S``."""
         busy, self.last = used - self.last > LOOK_S / 100, used
         self.idle = 0 if busy or not self.serving else self.idle + 1
         if self.idle * LOOK_S >= STALL_S:
@@ -123,14 +123,14 @@ class Watch:
         return wire.CPU_USED_UP if self.serving and used > self.limit else 0
 
     def run(self) -> None:
-        """Look until there is a reason to end the process."""
+        """Poll until there is a reason to end the process."""
         while not (status := self.look(time.process_time())):
             time.sleep(LOOK_S)
         os._exit(status)
 
 
 def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """The answer to a request; a Program that is refused is an answer, too."""
+    """Serve a request; a refusal of the Program is a valid response."""
     try:
         return executor.serve(header, blobs)
     except ProgramError as error:
@@ -140,14 +140,14 @@ def answered(executor: Executor, header: dict[str, Any], blobs: list[bytes]) -> 
         if "RESOURCE_EXHAUSTED" in message:
             return {"exceeded": f"{message} (limit on memory)"}, []
         return {"refused": message}, []
-    except Exception as error:  # ours, not the program's: a person must see it, and nobody gets a zero for it
+    except Exception as error:  # a fault of ours, not the program's: it must be reported, and must not cost points
         return {"fault": f"{type(error).__name__}: {error}"[:500]}, []
 
 
 def main() -> None:
-    """Serve requests from standard input until it ends; a Program that is refused is an answer, not a crash."""
+    """Serve requests from standard input until it ends; a refusal of a Program is a response, not a crash."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between the messages
+    os.dup2(2, 1)  # library output must not mix with the messages
     # Programs are small and run once: optimising them takes longer than it saves.
     jax.config.update("jax_disable_most_optimizations", True)
     jax.devices()
@@ -158,8 +158,8 @@ def main() -> None:
     executor, watch = Executor(), Watch()
     threading.Thread(target=watch.run, daemon=True).start()
     gc.collect()
-    gc.freeze()  # what is here now stays: no need to look through it for garbage
-    gc.set_threshold(50_000, 20, 20)  # reading a program makes many objects and few cycles
+    gc.freeze()  # everything allocated so far stays: exclude it from garbage collection
+    gc.set_threshold(50_000, 20, 20)  # parsing a program creates many objects and few cycles
     wire.write(answers, {"ready": True})
     while True:
         try:
@@ -172,7 +172,7 @@ def main() -> None:
         answer["cpu_s"] = time.process_time() - begin
         try:
             wire.write(answers, answer, arrays)
-        except wire.WireError as error:  # nothing is sent yet
+        except wire.WireError as error:  # nothing has been sent yet
             message = f"what the program gives, or what there is to say of it, is too much: {error}"
             wire.write(answers, {"refused": f"{message}; are names in it long?", "cpu_s": answer["cpu_s"]})
 

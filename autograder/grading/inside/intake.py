@@ -1,4 +1,4 @@
-"""Reading a notebook: what a learner handed in, as cells with names. Nothing in it is run or parsed as Python here."""
+"""Read a notebook, as submitted by a learner, into named cells. Nothing in it is run or parsed as Python here."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ CODE, PROSE = "code", "markdown"
 
 
 class IntakeError(Exception):
-    """The notebook cannot be read; the message says what is wrong and what to do."""
+    """The notebook cannot be read; the message gives the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell. ``id`` is its ``grade_id`` where it has one, else the notebook's own id; what is no code is prose."""
+    """A cell. ``id`` is its ``grade_id`` if it has one, else the notebook's own id; anything but code is prose."""
 
     id: str
     source: str
@@ -29,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook: what is graded and what a person reviews are made from the same ``everything``.
+    """A notebook: grading and manual review both use ``everything``.
 
     Attributes:
         everything: All its cells.
@@ -41,11 +41,11 @@ class Notebook:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The code cells, which are what is graded."""
+        """The code cells, which are graded."""
         return tuple(cell for cell in self.everything if cell.kind == CODE)
 
     def line(self, name: str, number: int) -> str:
-        """The text of a line of the only code cell of that name; empty where there is none, or several."""
+        """The text of a line of the only code cell with that name; empty if there is none, or several."""
         found = [cell.source.split("\n") for cell in self.cells if cell.id == name]
         return found[0][number - 1] if len(found) == 1 and 0 < number <= len(found[0]) else ""
 
@@ -67,7 +67,7 @@ def read_notebook(path: Path) -> Notebook:
 
 
 def parse_notebook(name: str, data: bytes) -> Notebook:
-    """The notebook in ``data``; ``name`` is what messages call it.
+    """Parse the notebook in ``data``; ``name`` identifies it in messages.
 
     Raises:
         IntakeError: It is not a notebook, or it is too large.
@@ -113,7 +113,7 @@ def _cell(path: str, number: int, cell: Any) -> Cell:
 
 
 def whole(text: str) -> str:
-    """The text without halves of characters, which no file can hold."""
+    """Replace lone surrogates, which no file can hold."""
     return text.encode(errors="replace").decode()
 
 
@@ -125,7 +125,7 @@ def _grade_id(cell: dict[str, Any]) -> str:
 
 
 def _clean(name: Any) -> str:
-    """The name with odd characters replaced; nothing of what is no text."""
+    """Replace odd characters in the name; empty if it is not text."""
     if not isinstance(name, str):
         return ""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in whole(name))[:80]

@@ -37,19 +37,19 @@ __all__ = ["ChildReport", "Limits", "apply_limits", "deny_syscalls", "fork_confi
 
 @dataclass(frozen=True)
 class ChildReport:
-    """The end of a confined child.
+    """The outcome of a confined child.
 
     Attributes:
-        result: what it wrote to its result pipe, at most `result_bytes`.
-        output: the last part of what it wrote to stdout and stderr; untrusted text.
-        output_dropped: bytes of output that were not kept.
+        result: the child's output on its result pipe, at most `result_bytes`.
+        output: the end of the child's stdout and stderr; untrusted text.
+        output_dropped: number of bytes of output that were not kept.
         exit_status: its exit status, None when a signal ended it.
         signal: the signal that ended it, None when it exited.
         exceeded: the limit at which the parent ended it: "wall time", "waiting", "output" or "result size"; else empty
             (at the processor's limit the kernel ends it: `signal` is SIGXCPU or SIGKILL).
-        denied: system calls that the kernel refused and reported; no more than a report.
-        denials_reported: False where the kernel cannot report, so that `denied` says nothing.
-        clean: nothing was left in the scratch folder; else replace the zygote.
+        denied: system calls that the kernel refused and reported; informational only.
+        denials_reported: False if the kernel cannot report them, so that `denied` is meaningless.
+        clean: True if the scratch folder was left empty; if not, replace the zygote.
     """
 
     result: bytes
@@ -75,21 +75,21 @@ def fork_confined(
     """Run `function` in a forked child that may only compute and write its result.
 
     The caller has one thread and holds nothing that the child must not read: the child starts as a
-    copy of its memory, so the caller reads its own requests unbuffered.
+    copy of its memory, so the caller must read its own requests unbuffered.
 
     Args:
-        function: gets the pipe for its result; what it prints goes to the report's output.
+        function: receives the pipe for its result; its output goes to the report.
         limits: `wall_s` is enforced here, the rest by the kernel.
-        result_bytes: the child is ended when its result is longer.
-        output_bytes: how much of the end of the output is kept.
+        result_bytes: the child is ended if its result is longer.
+        output_bytes: how many bytes at the end of the output are kept.
 
     Raises:
-        RuntimeError: no seccomp filter can be made and the level is not "unsafe-local".
+        RuntimeError: a seccomp filter cannot be built and the level is not "unsafe-local".
     """
     problem = seccomp_problem()
     if problem and os.environ.get("MESHCRAFT_LEVEL") != "unsafe-local":
         raise RuntimeError(f"refusing to run a student's code without a seccomp filter: {problem}")
-    prctl(PR_SET_DUMPABLE, 0)  # otherwise the child writes this process's memory through /proc
+    prctl(PR_SET_DUMPABLE, 0)  # otherwise the child can write this process's memory through /proc
     sys.stdout.flush()
     sys.stderr.flush()
     (result, result_end), (output, output_end) = os.pipe(), os.pipe()
@@ -126,9 +126,9 @@ def fork_confined(
 
 
 class _Watch:
-    """Drains a child's pipes, answers its refused system calls, ends it in time, reaps it.
+    """Drain a child's pipes, handle its refused system calls, end it in time, and reap it.
 
-    One loop does all of it, so that neither a full pipe nor a waiting system call can block it.
+    A single loop does all of it, so that neither a full pipe nor a pending system call can block it.
     """
 
     def __init__(self, pid: int, result: int, output: int, control: int, room: int, keep: int, most: int):
@@ -144,20 +144,20 @@ class _Watch:
         self._add(control, self._on_control)
 
     def until_exit(self, deadline: float) -> tuple[int, resource.struct_rusage]:
-        """Serve the child until it has ended; returns its wait status and what it used."""
+        """Serve the child until it has ended; return its wait status and resource usage."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._end("wall time")
             self._look()
-            # Short waits: the exit itself wakes nobody when the child has closed its pipes.
+            # Short waits: an exit does not wake the poll if the child has closed its pipes.
             pause = 20 if len(self.open) > 1 else 2
             for file, event in self.poll.poll(min(pause, max(left, 0.001) * 1000)):
                 if file in self.open:
                     self.open[file](file, event)
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
-                self.pid = 0  # the number may be another's by now
+                self.pid = 0  # the pid may be reused by now
                 break
         for file in [*self.open]:
             if self.open[file] in (self._on_result, self._on_output):
@@ -168,7 +168,7 @@ class _Watch:
         return status, usage
 
     def _look(self) -> None:
-        """End a child that computes nothing for long: it sleeps, or waits for what never comes."""
+        """End a child that computes nothing for too long: it sleeps, or waits for an event that never comes."""
         now = time.monotonic()
         if now - self.looked < LOOK_S or sys.platform != "linux":
             return
@@ -225,10 +225,10 @@ class _Watch:
             self._add(fds[0], self._on_denied)
 
     def _on_denied(self, file: int, event: int) -> None:
-        if not event & select.POLLIN:  # the last thread is gone; receiving would block
+        if not event & select.POLLIN:  # the last thread has exited; receiving would block
             return self._drop(file)
         notice = bytearray(80)  # struct seccomp_notif: id, pid, flags, then nr, arch, ip, args[6]
-        with suppress(OSError):  # the thread that called may be gone
+        with suppress(OSError):  # the calling thread may have exited
             fcntl.ioctl(file, NOTIFY_RECEIVE, notice, True)
             ident, _, _, number, arch, _, first = struct.unpack_from("QIIiIQQ", notice)
             if len(self.denied) < MAX_DENIED:
@@ -278,7 +278,7 @@ def _child(
         with os.fdopen(result, "wb") as file:
             function(file)
         status = 0
-    except BaseException:  # SystemExit and KeyboardInterrupt too: the zygote's stack lies above
+    except BaseException:  # SystemExit and KeyboardInterrupt too: the zygote's stack is above
         with suppress(BaseException):
             traceback.print_exc()
     finally:
@@ -294,7 +294,7 @@ def _report_to(control: int) -> None:
     try:
         refuse = strict_filter("notify", allow_fork=False)
         refuse.load()
-    except OSError:  # a kernel that does not report: refuse all the same
+    except OSError:  # a kernel that cannot report: refuse anyway
         strict_filter("errno", allow_fork=False).load()
         return
     listener = pyseccomp._libseccomp.seccomp_notify_fd(refuse._filter)
@@ -304,7 +304,7 @@ def _report_to(control: int) -> None:
 
 
 def wipe(folder: str, keep: Collection[str] = ()) -> bool:
-    """Empty `folder` but for the names in `keep`, however deep it was filled; says whether it could."""
+    """Empty `folder` except for the names in `keep`, at any depth; return True on success."""
     with suppress(OSError):
         os.chmod(folder, 0o700)
     kept = {f"{folder}/{name}" for name in keep}
@@ -329,7 +329,7 @@ def _removed(path: str) -> bool:
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return True
-    with suppress(OSError):  # refused in the Landlock backend, where nobody can have taken a mode away
+    with suppress(OSError):  # refused in the Landlock backend, where modes cannot have been changed
         os.chmod(path, 0o700)
     try:
         os.rmdir(path)

@@ -1,6 +1,6 @@
 """The limits of a sandbox, and the launcher of its Landlock backend.
 
-Standard library only, and few parts of it: run as a script, its start is on the clock.
+Standard library only, with few imports: as a script, its start-up time counts.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ import sys
 from dataclasses import asdict, dataclass
 
 MIB = 1 << 20
-# So long may a process compute nothing at all while it serves: it waits for what never comes, such as a collective
-# that not every device takes part in. Counted in looks at its processor time, so a busy machine makes it longer.
+# How long a process may compute nothing at all while serving: it waits for an event that never comes, such as a
+# collective that not every device joins. Counted in polls of its processor time, so a busy machine extends it.
 STALL_S, LOOK_S = 30.0, 0.1
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 
@@ -23,8 +23,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 2
 class Limits:
     """Limits of one sandbox, or of one forked child.
 
-    `None` for a time means no limit: a process that serves many requests has none of its own. `output` is what a
-    forked child may print before it is ended.
+    `None` for a time means no limit: a process that serves many requests has none of its own. `output` limits the
+    output of a forked child.
     """
 
     wall_s: float | None = 60.0
@@ -43,7 +43,7 @@ def apply_limits(limits: Limits, *, processes: int | None = None) -> None:
     """Lower this process's resource limits to `limits`; never raises one.
 
     Args:
-        limits: the limits; `wall_s` and the scratch quotas are the parent's to enforce.
+        limits: the limits; the parent enforces `wall_s` and the scratch quotas.
         processes: RLIMIT_NPROC, which counts a whole user's threads; None leaves it alone.
     """
     cpu = limits.cpu_s
@@ -54,7 +54,7 @@ def apply_limits(limits: Limits, *, processes: int | None = None) -> None:
         "AS": (limits.address_space, limits.address_space),
         "MSGQUEUE": (0, 0),
         "NPROC": None if processes is None else (processes, processes),
-        # SIGXCPU first, so that the report says why; it can be ignored, the SIGKILL cannot.
+        # SIGXCPU first, so that the report gives the reason; it can be ignored, the SIGKILL cannot.
         "CPU": None if cpu is None else (cpu, cpu + 1),
     }
     for name, pair in wanted.items():
@@ -67,24 +67,24 @@ def apply_limits(limits: Limits, *, processes: int | None = None) -> None:
         try:
             resource.setrlimit(which, pair)
         except (OSError, ValueError):
-            if sys.platform == "linux":  # elsewhere only --unsafe-local runs, and AS is not settable
+            if sys.platform == "linux":  # elsewhere only --unsafe-local runs, and AS cannot be set
                 raise
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2) on Linux; elsewhere nothing."""
+    """Call prctl(2) on Linux; do nothing elsewhere."""
     numbers = (ctypes.c_ulong(number) for number in (value, 0, 0, 0))
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(option, *numbers):
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 def launcher_spec(limits: Limits, processes: int | None, ruleset: int, program: int) -> str:
-    """The first argument of this file run as a script; -1 stands for a part that is left out."""
+    """The first argument when running this file as a script; -1 for an omitted part."""
     return json.dumps([asdict(limits), processes, ruleset, program])
 
 
 def main() -> None:
-    """Confine this process as `sys.argv[1]` says, then become the command that follows."""
+    """Confine this process according to `sys.argv[1]`, then become the command that follows."""
     limits, processes, ruleset, program = json.loads(sys.argv[1])
     apply_limits(Limits(**limits), processes=processes)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -97,7 +97,7 @@ def main() -> None:
     if program >= 0:
         code = os.pread(program, 1 << 20, 0)
         os.close(program)
-        # struct sock_fprog: the number of 8-byte instructions, and where they stand
+        # struct sock_fprog: the number of 8-byte instructions, and their address
         buffer = ctypes.create_string_buffer(code, len(code))
         prog = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
         if libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(prog), 0, 0):

@@ -1,4 +1,4 @@
-"""Requests to the tracer, and the messages that come back, with the types that everything from a sandbox must have."""
+"""Requests to the tracer and its responses, with the types that all data from a sandbox must have."""
 
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class FunctionRequest(msgspec.Struct, frozen=True):
-    """A task, and the cases that its function is traced for, as ``to_plain`` gives them."""
+    """A task, and the cases for which its function is traced, as returned by ``to_plain``."""
 
     task: str
     cases: tuple[dict[str, Any], ...]
@@ -21,10 +21,10 @@ class FunctionRequest(msgspec.Struct, frozen=True):
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
-    """The cells of a notebook, and the task and the cases that one function of them is traced for.
+    """The cells of a notebook, and the task and cases for which one function in them is traced.
 
-    ``patience`` is the processor time in seconds for all that the function does not need, ``only_needed`` leaves that
-    out, and ``with_uses`` asks for what the function uses. ``also`` lists more functions, or the same for another
+    ``patience`` is the processor time in seconds for everything the function does not need, ``only_needed`` skips
+    that, and ``with_uses`` requests the names the function uses. ``also`` lists more functions, or the same for another
     platform; the cells run once for all.
     """
 
@@ -47,7 +47,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """The end of the process that held a student's code, as its parent reports it: see ``ChildReport``."""
+    """The end of the process that held a student's code, as reported by its parent: see ``ChildReport``."""
 
     exceeded: str
     signal: int | None
@@ -59,7 +59,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class TraceMessage(msgspec.Struct, frozen=True):
-    """A message of a student's own process: its cells ``ran``, then the cases of its Programs, or a problem."""
+    """A message from a student's own process: its cells ``ran``, then the cases of its Programs, or a problem."""
 
     ran: bool = False
     problem: Problem | None = None
@@ -70,7 +70,7 @@ class TraceMessage(msgspec.Struct, frozen=True):
 
 
 def untrusted(header: dict[str, Any], kind: type[T]) -> T:
-    """A message of this kind from a header that a student's process may have made up.
+    """Validate a message of this kind from a header that a student's process may have forged.
 
     Raises:
         WireError: A field has another type.

@@ -1,4 +1,4 @@
-"""Runs a notebook's statements as the learner ran them, within limits, and remembers what went wrong on the way."""
+"""Run a notebook's statements as the learner ran them, within limits, and record failures along the way."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from autograder.grading.inside.tracing import Problem, TooLong, describe_error, 
 
 # Processor time, in seconds, for a statement that the graded function does not need, and for all of these together.
 STATEMENT_SECONDS, ALL_SECONDS = 5.0, 15.0
-# The latter where a first look was no success, and on a learner's own machine.
+# The latter if a first attempt failed, and on a learner's own machine.
 PATIENT_SECONDS = 40.0
-# For one that it does need.
+# For a statement that it does need.
 NEEDED_SECONDS = 40.0
-# Waiting costs no processor time, and a busy machine makes everything wait.
+# Waiting takes no processor time, and everything takes longer on a busy machine.
 WALL_RATIO = 3
-# Statements that take no time worth sparing, and that other ways than by their name may need.
+# Statements too cheap to skip, which may be needed in ways other than by name.
 _CHEAP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LEFT_OUT = "it was not run: {} it, and the notebook's cells had run for {:g} s"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A statement that did not run to its end: what it would have bound, where and what it is, and why."""
+    """A statement that did not complete: the names it would have bound, its location and text, and the cause."""
 
     names: frozenset[str]
     text: str
@@ -56,18 +56,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ran:
-    """The namespace that a notebook's cells left behind, and the statements that failed."""
+    """The namespace left behind by a notebook's cells, and the statements that failed."""
 
     namespace: dict[str, Any]
     failures: tuple[Failure, ...] = ()
 
     @property
     def left_out(self) -> int:
-        """The number of statements that were not run because others had taken too long."""
+        """The number of statements skipped because others had taken too long."""
         return sum(failure.left_out for failure in self.failures)
 
     def function(self, task: Traceable) -> Callable[..., Any] | Problem:
-        """The task's function, or why there is none."""
+        """The task's function, or the reason there is none."""
         function = self.namespace.get(task.name)
         if callable(function):
             return function
@@ -83,7 +83,7 @@ class Ran:
         return self.explained(Problem("student_error", message), task.name)
 
     def explained(self, problem: Problem, function: str) -> Problem:
-        """A function's problem, with the statement of the notebook that failed before and may be its cause."""
+        """Add to a function's problem an earlier failed statement of the notebook that may be its cause."""
         earlier = self.failures
         if problem in (problems := [failure.problem for failure in earlier]):
             earlier = earlier[: problems.index(problem)]
@@ -105,7 +105,7 @@ class Ran:
 
 
 class Silent:
-    """Stands for what a notebook has and a judge has not: the shell, ``display``, ``check``. It does nothing."""
+    """A stand-in for what a notebook has and a judge lacks: the shell, ``display``, ``check``. It does nothing."""
 
     def __getattr__(self, name: str) -> Silent:
         if name.startswith("__") or name.startswith("_repr_"):
@@ -133,16 +133,16 @@ def run_cells(
 ) -> Ran:
     """Run a notebook's cells in order, statement by statement.
 
-    One that fails does not stop those after it, and one that takes long is ended, unless ``wanted`` needs it.
+    A failed statement does not stop the following ones, and a slow one is ended, unless ``wanted`` needs it.
 
     Args:
-        cells: The notebook's.
-        wanted: The functions that will be looked at.
-        lab: Statements of the course's own. Those that do more than import or define run only where ``wanted`` needs
+        cells: The notebook's cells.
+        wanted: The functions that will be analysed.
+        lab: The course's own statements. Those that do more than import or define run only if ``wanted`` needs
             them, and none of them rebinds a name of the learner's.
-        only_needed: Run nothing but what ``wanted`` needs.
-        patience: Processor time, in seconds, for all that ``wanted`` does not need.
-        module: What the notebook's names are bound in, if not a new module.
+        only_needed: Run only what ``wanted`` needs.
+        patience: Processor time, in seconds, for everything ``wanted`` does not need.
+        module: The module in which the notebook's names are bound; a new one by default.
     """
     cells = list(cells)
     for number, cell in enumerate(cells, 1):  # for inspect.getsource, and for tracebacks
@@ -188,13 +188,13 @@ def run_cells(
 
 @lru_cache(maxsize=8)
 def lab_statements(lab: tuple[str, ...]) -> frozenset[str]:
-    """The statements of a release's lab, in a form that can be compared."""
+    """The statements of a release's lab, in a comparable form."""
     read = read_statements([Cell("lab", source) for source in lab])
     return frozenset(ast.dump(one.node) for one in read if one.node)
 
 
 def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Problem | None:
-    """Run one statement while an event loop runs, as in a kernel; what went wrong, if anything did."""
+    """Run one statement while an event loop runs, as in a kernel; return the problem if it fails."""
     code = statement.code
     assert code
 
@@ -208,7 +208,7 @@ def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Pro
         with time_limit(seconds, processor=True), time_limit(seconds * WALL_RATIO):
             _loop().run_until_complete(task)
     except TooLong as error:
-        task.cancel()  # it may not have begun
+        task.cancel()  # it may not have started
         where = describe_error(error, locate_cell).line or statement.where
         return Problem("limit_exceeded", f"it took longer than {error}", where)
     except KeyboardInterrupt:
@@ -220,7 +220,7 @@ def _run(statement: Statement, namespace: dict[str, Any], seconds: float) -> Pro
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop without the pair of sockets by which other threads wake it: a sandbox has none."""
+    """An event loop without the socket pair by which other threads wake it: a sandbox has no sockets."""
 
     def _make_self_pipe(self) -> None:
         self._csock = self._ssock = None
@@ -239,7 +239,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 @contextmanager
 def _without_check() -> Iterator[None]:
-    """``from autograder.check import check`` gives a function that does nothing, and warnings are only shown."""
+    """Stub ``autograder.check.check`` with a function that does nothing, and only show warnings."""
     import autograder
 
     stub: Any = types.ModuleType("autograder.check")

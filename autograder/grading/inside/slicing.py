@@ -1,4 +1,4 @@
-"""The names that a statement binds, uses and may change, and so the statements that a function needs."""
+"""The names that a statement binds, uses and may change, and from these the statements that a function needs."""
 
 import ast
 import dis
@@ -9,9 +9,9 @@ from types import CodeType
 from autograder.grading.inside.cells import Statement
 
 _ANY = "*"
-# Whoever calls one of these may bind any name.
+# A caller of one of these may bind any name.
 _DYNAMIC = frozenset({"exec", "globals", "locals", "vars", "setattr", "delattr", "__import__"})
-# Of what was imported, a call changes these alone: ``jax.config.update``, ``os.environ.setdefault``.
+# Of imported modules, only these calls change state: ``jax.config.update``, ``os.environ.setdefault``.
 _SETTINGS = frozenset({"config", "environ", "path"})
 _STORED, _CALLED, _GIVEN = "stored into", "called by a method", "given to a function"
 _LOAD_GLOBAL, _IMPORT_STAR, _INTRINSIC = (
@@ -34,11 +34,11 @@ class Names:
 
     Attributes:
         binds: Bound or deleted in the notebook's namespace when it runs.
-        uses: Read by it, or by the functions that it defines when they run.
-        now: Of these, those that are read when the statement itself runs.
+        uses: Read by it, or by the functions it defines when they run.
+        now: Those of ``uses`` that are read when the statement itself runs.
         changes: Names whose values may change when it runs, and how.
-        later: The same, for when a function runs that it defines; bound through ``global`` counts as stored into.
-        same: Pairs of names for one value, ``(alias, what it stands for)``.
+        later: The same for when a function it defines runs; binding through ``global`` counts as storing into the name.
+        same: Pairs of names for one value, ``(alias, original)``.
         kind: The statement's type.
     """
 
@@ -74,14 +74,14 @@ def names_of(statement: Statement) -> Names:
 
 
 def needed(statements: Sequence[Statement], wanted: Iterable[str], lab: frozenset[int] = frozenset()) -> frozenset[int]:
-    """The numbers of the statements without which the wanted names may have other values, or none.
+    """The indices of the statements without which the wanted names may have different values, or none.
 
-    It errs towards too many. A function that is handed to another is not changed by that.
+    It errs towards including too many. Passing a function to another is assumed not to change it.
 
     Args:
-        statements: The notebook's.
+        statements: The notebook's statements.
         wanted: The names.
-        lab: Numbers of the course's own statements: they change nothing of the learner's, but bind names of their own.
+        lab: Indices of the course's own statements: they change nothing of the learner's, but bind their own names.
     """
     every = [names_of(statement) for statement in statements]
     theirs = bound_outside(statements, lab)
@@ -97,12 +97,12 @@ def needed(statements: Sequence[Statement], wanted: Iterable[str], lab: frozense
 
 
 def bound_outside(statements: Sequence[Statement], lab: frozenset[int]) -> frozenset[str]:
-    """The names that the learner's own statements bind: what the lab calls by them is none of the learner's concern."""
+    """The names that the learner's own statements bind; the lab's definitions of the same names do not affect them."""
     return frozenset(name for n, one in enumerate(statements) if n not in lab for name in names_of(one).binds)
 
 
 def _effects(every: list[Names]) -> list[set[str]]:
-    """The names that each statement may change: by itself, and by the notebook's functions that it may call."""
+    """The names that each statement may change: directly, or through the notebook's functions that it may call."""
     imported = {name for one in every if one.kind in (ast.Import, ast.ImportFrom) for name in one.binds}
     bound = {name for one in every for name in (*one.binds, *(name for name, how in one.later if how == _STORED))}
     functions: dict[str, list[Names]] = {}
@@ -137,7 +137,7 @@ def _effects(every: list[Names]) -> list[set[str]]:
 
 
 def _read(code: CodeType, binds: set[str], uses: set[str], *, within: bool = False) -> None:
-    """Add the global names that one code object binds and uses; as ``dis`` does, and several times as fast."""
+    """Add the global names that a code object binds and uses; like ``dis``, but several times as fast."""
     raw, extended = code.co_code, 0
     for operation, argument in zip(raw[::2], raw[1::2], strict=True):
         argument |= extended << 8
@@ -175,7 +175,7 @@ def _given(call: ast.Call) -> Iterator[tuple[str, str]]:
 
 
 def _root(node: ast.expr) -> Iterator[str]:
-    """The name that an attribute, an item or a call begins with."""
+    """The leading name of an attribute, an item or a call."""
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             node = node.value

@@ -1,6 +1,6 @@
-"""The system calls that a confined process is refused, as seccomp filters.
+"""The system calls refused to a confined process, as seccomp filters.
 
-Import `pyseccomp` late: it looks for libseccomp by running a program, and not every system has it.
+Import `pyseccomp` late: it searches for libseccomp by running a program, and it is missing on some systems.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Nobody in any sandbox needs these, the trusted parts included; refused without a report.
+# Not needed in any sandbox, even by the trusted parts; refused without a report.
 KERNEL_SURFACE = _words("""acct add_key afs_syscall bpf clock_adjtime clock_settime delete_module
     fanotify_init finit_module init_module io_uring_enter io_uring_register io_uring_setup ioperm
     iopl kexec_file_load kexec_load keyctl lookup_dcookie modify_ldt name_to_handle_at nfsservctl
     open_by_handle_at perf_event_open personality quotactl quotactl_fd reboot request_key
     setdomainname sethostname settimeofday swapoff swapon syslog userfaultfd vhangup""")
-# What Landlock does not see: another file's mode, owner, times, attributes and locks.
+# Not covered by Landlock: another file's mode, owner, times, attributes and locks.
 METADATA = _words("""chmod chown fchmod fchmodat fchmodat2 fchown fchownat file_setattr flock fremovexattr
     fsetxattr futimesat inotify_add_watch lchown lremovexattr lsetxattr removexattr removexattrat
     setxattr setxattrat truncate utime utimensat utimes""")
-# A child that competes with its zygote by these is only refused.
+# Calls by which a child competes with its zygote are refused without a report.
 SCHEDULING = _words("""ioprio_set sched_setaffinity sched_setattr sched_setparam sched_setscheduler
     seccomp setpriority""")
 FORKS = ("fork", "vfork")
@@ -54,12 +54,12 @@ NUMBERS = {
 }
 CLONE_THREAD = 0x00010000
 PRCTLS = (PR_SET_PDEATHSIG, PR_SET_SECCOMP, 35, 0x59616D61)  # the last two: SET_MM, SET_PTRACER
-FCNTLS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to others by way of a pipe
-IOCTLS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
+FCNTLS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to others through a pipe
+IOCTLS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into another user's terminal
 
 
 def seccomp_problem() -> str | None:
-    """The reason why seccomp filters cannot be made here; None when they can."""
+    """The reason why seccomp filters cannot be built here; None if they can."""
     try:
         import pyseccomp  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
@@ -68,7 +68,7 @@ def seccomp_problem() -> str | None:
 
 
 def base_filter(names: Iterable[str]) -> bytes:
-    """The program of a filter that refuses `names`, for a launcher that cannot build one."""
+    """Compile a filter that refuses `names`, for a launcher that cannot build one."""
     refuse, read_end = _new_filter(), os.memfd_create("filter")
     _refuse(refuse, names, "errno")
     with os.fdopen(read_end, "w+b") as file:
@@ -78,9 +78,9 @@ def base_filter(names: Iterable[str]) -> bytes:
 
 
 def deny_syscalls(allow_fork: bool) -> None:
-    """Refuse every thread of this process all that computing does not need, for good.
+    """Permanently refuse every thread of this process all system calls that computing does not need.
 
-    Threads stay possible. With `allow_fork`, new processes too, but no new programs.
+    Threads stay possible. With `allow_fork`, so do new processes, but not new programs.
     """
     import pyseccomp
 
@@ -98,7 +98,7 @@ def strict_filter(how: str, allow_fork: bool) -> SyscallFilter:
     _refuse(refuse, KERNEL_SURFACE + SCHEDULING, "errno")
     _refuse(refuse, REPORTED, how)
     for call, argument, values in (("prctl", 0, PRCTLS), ("fcntl", 1, FCNTLS), ("ioctl", 1, IOCTLS)):
-        for value in values:  # the kernel looks at 32 bits only, so must the filter
+        for value in values:  # the kernel compares 32 bits only, so must the filter
             refuse.add_rule(quiet, call, Arg(argument, MASKED_EQ, 0xFFFFFFFF, value))
     refuse.add_rule(quiet, "prlimit64", Arg(0, NE, 0))
     # glibc tries clone3 for every thread, and falls back to clone, whose flags a filter can read.
@@ -106,9 +106,9 @@ def strict_filter(how: str, allow_fork: bool) -> SyscallFilter:
     if not allow_fork:
         _refuse(refuse, FORKS, how)
         refuse.add_rule(action, "clone", Arg(0, MASKED_EQ, CLONE_THREAD, 0))
-        for call, which in (("kill", 1), ("tgkill", 2)):  # abort() signals its own process, nobody else's
+        for call, which in (("kill", 1), ("tgkill", 2)):  # abort() signals its own process only
             refuse.add_rule(action, call, Arg(0, NE, os.getpid()))
-            # Whoever ends by SIGKILL was ended from outside, which is no fault of a student's.
+            # So a process that ends by SIGKILL was ended from outside, which is not the student's fault.
             refuse.add_rule(action, call, Arg(which, MASKED_EQ, 0xFFFFFFFF, signal.SIGKILL))
     return refuse
 

@@ -1,8 +1,8 @@
 """The sandboxed process that holds a student's Python: cells in, serialised Programs out, and nothing else.
 
-It starts no backend, and neither reads nor runs anything of a student's: each request is read and served by a fork,
-whose own fork has taken the strict filter before it runs the student's code. So no request can change the next, nor
-find anything of another in its memory.
+It starts no JAX backend, and neither reads nor runs anything of a student's: each request is read and served by a fork,
+whose own fork applies the strict filter before it runs the student's code. So no request can affect the next, nor
+find data of another in its memory.
 """
 
 import gc
@@ -30,17 +30,17 @@ from autograder.grading.inside.messages import Ending, FunctionRequest, TraceReq
 from autograder.grading.inside.running import STATEMENT_SECONDS, Ran, lab_statements, run_cells
 from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
 from autograder.grading.inside.uses import uses
-from course import predict, render  # noqa: F401  what labs import, once for all forks
+from course import predict, render  # noqa: F401  imported by labs; loaded once for all forks
 from course.curriculum import earlier
 
 MAX_RESULT = 64 * 2**20
 
 
 def trace_request(request: TraceRequest, result: BinaryIO) -> None:
-    """Serve one request, in the confined child: write the Programs, or why there are none, of each function."""
+    """Serve one request in the confined child: write the Programs of each function, or the reason there are none."""
     sys.meta_path.insert(0, _NotHere(request.chapter))  # type: ignore[arg-type]
     ran = _run(request)
-    wire.write(result, {"ran": True})  # who ends from here on, ends by a graded function
+    wire.write(result, {"ran": True})  # from here on, only a graded function can end the process
     for number, wanted in enumerate(request.functions):
         left = ((request.limits.cpu_s or 60) - time.process_time()) / (len(request.functions) - number)
         _trace(request, wanted, ran, 0.8 * left, result)
@@ -64,17 +64,17 @@ def _trace(request: TraceRequest, wanted: FunctionRequest, ran: Ran, seconds: fl
 
 
 def _run(request: TraceRequest) -> Ran:
-    """Run the notebook's cells; what nobody needs may not use up the processor time that tracing needs.
+    """Run the notebook's cells; code that nothing needs must not use up the processor time for tracing.
 
-    Where no exception can end a statement, because it never comes back to Python, the kernel ends this process, and
-    the grader asks once more for what is needed.
+    If no exception can end a statement, because it never returns to Python, the kernel ends this process, and
+    the grader retries with only the needed statements.
     """
     before = resource.getrlimit(resource.RLIMIT_CPU)
     if not request.only_needed and request.limits.cpu_s is not None:
         soft = int(time.process_time() + request.patience + 2 * STATEMENT_SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (min(soft, before[0]), before[1]))
     os.chdir(os.environ.get("MESHCRAFT_SCRATCH", "."))  # a learner's files may be written there, in every sandbox
-    main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and the like look for names
+    main = sys.modules["__main__"] = types.ModuleType("__main__")  # where dataclasses and others look up names
     wanted = list(dict.fromkeys(function.task for function in request.functions))
     how = {"only_needed": request.only_needed, "patience": request.patience}
     ran = run_cells(request.cells, wanted, lab=request.lab, module=main, **how)
@@ -83,7 +83,7 @@ def _run(request: TraceRequest) -> Ran:
 
 
 class _NotHere:
-    """Refuses imports of answers, which no sandbox shows, in a process that is in none."""
+    """Refuse to import answers, which sandboxes never mount, in a process without a sandbox."""
 
     answers = ("autograder.learner.baselines", "autograder.proof.mutants", "autograder.proof.alternatives")
 
@@ -97,12 +97,12 @@ class _NotHere:
 
 @cache
 def prepare(chapter: str, task: str, case: str, lab: tuple[str, ...]) -> None:
-    """Do once what every submission needs: what a task's cases are made of. None of it is a student's."""
+    """Do once the work every submission needs: build what a task's cases consist of. No student code is involved."""
     wrapping = wrappings(chapter)[task]
     wrapping.wrap(_nothing, from_plain(json.loads(case), wrapping.sizes))
     lab_statements(lab)
     gc.collect()
-    gc.freeze()  # a fork need not look for garbage among what is here already
+    gc.freeze()  # a fork need not collect the garbage of what is already here
 
 
 def _nothing(*_: Any) -> Any:
@@ -111,7 +111,7 @@ def _nothing(*_: Any) -> Any:
 
 def main() -> None:
     """Serve requests from standard input until it ends."""
-    prctl(PR_SET_DUMPABLE, 0)  # else a student's process opens this one's memory through /proc, and writes there
+    prctl(PR_SET_DUMPABLE, 0)  # else a student's process can open this one's memory through /proc and write to it
     # Unbuffered: a fork must not find the next request in a buffer.
     requests, answers = FileIO(0), sys.stdout.buffer
     while True:
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def serve(blobs: list[bytes], answers: BinaryIO) -> None:
-    """Serve one request, in a process of its own."""
+    """Serve one request in a forked process."""
     header = wire.from_json(blobs[0])
     request = msgspec.convert(header, TraceRequest)
     run = lambda result: trace_request(request, result)  # noqa: E731

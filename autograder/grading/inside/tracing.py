@@ -1,4 +1,4 @@
-"""From a learner's code to Programs: used by the notebook's check, the command and the sandboxed tracer alike."""
+"""Trace a learner's code to Programs: used by the notebook's check, the command and the sandboxed tracer."""
 
 import ast
 import errno
@@ -24,11 +24,11 @@ from course.program import Locate, Program, ProgramError
 
 @dataclass(frozen=True)
 class Problem:
-    """The reason why there is no Program: whose fault it is, what happened, and at which of the learner's lines.
+    """The reason why there is no Program: who is at fault, what happened, and at which of the learner's lines.
 
-    ``verdict`` is ``student_error`` for an exception of the learner's, ``limit_exceeded`` for one that says that
-    something ran out, ``fail`` for a result of another form than the contract says, ``refused`` for a program that
-    may not be judged. ``original`` is what Python or JAX said, where ``message`` says it in other words.
+    ``verdict`` is ``student_error`` for an exception in the learner's code, ``limit_exceeded`` for an exhausted
+    resource, ``fail`` for a result whose structure differs from the contract's, ``refused`` for a program that
+    may not be judged. ``original`` is the message of Python or JAX, if ``message`` rephrases it.
     """
 
     verdict: str
@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Traced:
-    """The Programs of one function by case name, the line that defines it, and what it uses, where that was asked."""
+    """The Programs of one function by case name, its defining line, and the names it uses if requested."""
 
     programs: dict[str, Program]
     line: str
@@ -50,19 +50,19 @@ class Traced:
 
 
 class TooLong(KeyboardInterrupt):
-    """The learner's Python ran longer than it may; the message says how long that is, and asks why.
+    """The learner's Python exceeded its time limit; the message gives the limit and suggests a cause.
 
-    An event loop lets an interrupt through wherever it comes, and would log any other exception between two steps.
+    An event loop propagates an interrupt wherever it occurs, and would log any other exception between two steps.
     """
 
 
 @contextmanager
 def time_limit(seconds: float, *, processor: bool = False) -> Iterator[None]:
-    """Raise ``TooLong`` in the learner's Python after ``seconds``, where signals can: in the main thread of Unix.
+    """Raise ``TooLong`` in the learner's Python after ``seconds``, if signals allow: in the main thread on Unix.
 
     Args:
         seconds: Of wall time.
-        processor: Of this process's processor time instead.
+        processor: Limit this process's processor time instead.
     """
     usable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if not usable:
@@ -95,7 +95,7 @@ def trace_cases(
     progress: Callable[[str], None] | None = None,
     platform: str = "cpu",
 ) -> Traced | Problem:
-    """The function's Program on every case, or the first thing that went wrong."""
+    """The function's Program for every case, or the first problem."""
     line, programs, case = "", {}, None
     try:
         line = definition_line(function, locate)
@@ -114,7 +114,7 @@ def trace_cases(
     except (Exception, SystemExit) as error:
         result = describe_error(error, locate, list(case.mesh) if case else [])
         called = _called(task, function, result)
-        if isinstance(error, NotImplementedError) and not str(error):  # JAX says what it has not implemented
+        if isinstance(error, NotImplementedError) and not str(error):  # JAX names what it has not implemented
             whose = f"{called}, which {task.name} calls, is" if called else f"{task.name} is"
             message = f"{whose} not written yet: it raises NotImplementedError"
             return Problem("student_error", message, result.line or line)
@@ -127,19 +127,19 @@ def trace_cases(
 
 
 def _called(task: Traceable, function: Callable[..., Any], problem: Problem) -> str:
-    """The other function of the learner's in which it happened, where its cell is named by it."""
+    """The learner's other function in which the problem occurred, if its cell has the function's name."""
     name, known = problem.line.rpartition(":")[0], getattr(inspect.unwrap(function), "__globals__", {})
     return name if name != task.name and callable(known.get(name)) else ""
 
 
 def _call(error: BaseException, task: Traceable, locate: Locate) -> str:
-    """The last line of the function's own cell on the way to an error, as it is written."""
+    """The last line of the function's own cell in an error's traceback, as source text."""
     own = [at for at in traceback.extract_tb(error.__traceback__) if locate(at.filename) == task.name and at.line]
     return f" in `{own[-1].line}`" if own else ""
 
 
 def _return_line(function: Callable[..., Any], line: str) -> str:
-    """The line of a function's only ``return``; empty where it has none or several."""
+    """The line of a function's only ``return``; empty if it has none or several."""
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
@@ -155,7 +155,7 @@ def _return_line(function: Callable[..., Any], line: str) -> str:
 
 
 def refused(message: str) -> Problem:
-    """A refusal; the line that its message begins with is where it is."""
+    """A refusal, at the line that starts its message."""
     found = re.match(r"([^\s:]+:\d+): ", message)
     return Problem("refused", message[found.end() :] if found else message, found[1] if found else "")
 
@@ -174,7 +174,7 @@ def _check_signature(task: Traceable, function: Callable[..., Any]) -> None:
 
 
 def definition_line(function: Any, locate: Locate) -> str:
-    """``cell:line`` of the function's first line, empty where that is not the learner's."""
+    """``cell:line`` of the function's first line, empty if it is not in the learner's code."""
     try:
         code = getattr(inspect.unwrap(function), "__code__", None)
     except ValueError:  # it wraps itself
@@ -184,12 +184,12 @@ def definition_line(function: Any, locate: Locate) -> str:
 
 
 def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = ()) -> Problem:
-    """An exception as the learner should see it: in words, and at their own innermost line.
+    """Describe an exception for the learner: in plain words, at their own innermost line.
 
     Args:
         error: The exception.
         locate: Names the learner's files.
-        axes: Of the mesh, where there is one.
+        axes: The mesh's axes, if there is one.
     """
     line, own, frame = "", None, error.__traceback__
     frames = []
@@ -215,13 +215,13 @@ def describe_error(error: BaseException, locate: Locate, axes: Sequence[str] = (
     return Problem("student_error", message, line, "" if message == original else original[:8000])
 
 
-# What is looked at of a message; a learner's own exception may have megabytes.
+# Limit on the length examined of a message; a learner's own exception may have megabytes.
 _LONGEST = 20_000
 _INTERNAL = "\n--------------------\nFor simplicity, JAX"
 
 
 def _line_of_operation(frames: list[FrameType], locate: Locate) -> str:
-    """Where the operation was written that JAX was at, when no frame of the learner's is left."""
+    """The line of the operation that JAX was processing, if no frame of the learner's is left."""
     for frame in reversed(frames):
         written = getattr(getattr(frame.f_locals.get("eqn"), "source_info", None), "traceback", None)
         for one in getattr(written, "frames", ()):
@@ -232,14 +232,14 @@ def _line_of_operation(frames: list[FrameType], locate: Locate) -> str:
 
 
 def _lines_in(text: str, locate: Locate) -> Iterator[str]:
-    """The learner's lines that MLIR's text of an error names."""
+    """The learner's lines named in MLIR's text of an error."""
     for file, number in re.findall(r'"([^"]+)":(\d+)', text):
         if (label := locate(file)) is not None:
             yield f"{label}:{number}"
 
 
 def _named_by_jax(original: str, inner: list[FrameType], axes: Sequence[str]) -> str:
-    """An error that JAX leaves without a word, in its usual ones: an axis that is not there, a pair past the end."""
+    """Reword JAX errors that lack a message in its usual terms: a missing axis, a pair out of range."""
     for frame in (
         inner if axes and original in ("AssertionError", "KeyError", "IndexError: list index out of range") else ()
     ):
@@ -253,7 +253,7 @@ def _named_by_jax(original: str, inner: list[FrameType], axes: Sequence[str]) ->
 
 
 def limit_of(error: BaseException, text: str) -> str:
-    """The limit of a process that an exception is about; empty if none."""
+    """The process limit that an exception reports; empty if none."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "std::bad_alloc" in text:
         return "address space"
     if isinstance(error, RuntimeError) and "can't start new thread" in text:

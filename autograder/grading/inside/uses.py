@@ -1,4 +1,4 @@
-"""The names that a function uses of its notebook, as text, to say where two versions of a notebook differ."""
+"""The names that a function uses from its notebook, as text, to show how two versions of a notebook differ."""
 
 import inspect
 import re
@@ -10,7 +10,7 @@ MAX_NAMES, MAX_TEXT = 50, 4000
 
 
 def uses(function: Any) -> dict[str, str]:
-    """The function and every name of its notebook that it uses, through others too: source code, or a value's text."""
+    """The function and every notebook name it uses, directly or not: source code, or a value's text."""
     function = inspect.unwrap(function)
     result: dict[str, str] = {}
     waiting = [(getattr(function, "__name__", ""), function)]

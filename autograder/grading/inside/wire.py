@@ -10,7 +10,7 @@ import numpy as np
 MAX_HEADER = 4 * 2**20
 MAX_BLOBS = 1024
 MAX_TOTAL = 256 * 2**20
-CPU_USED_UP, STALLED = 152, 153  # the executor's exit status: as the shell has it for SIGXCPU, and one of our own
+CPU_USED_UP, STALLED = 152, 153  # exit statuses of the executor: the shell's for SIGXCPU, and our own
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
 
 
@@ -24,14 +24,14 @@ class _Outer(msgspec.Struct):
 
 
 class WireError(Exception):
-    """The other side sent something that is not a message, too much, or nothing more."""
+    """The peer sent an invalid or oversized message, or closed the stream."""
 
 
 def write(stream: BinaryIO, header: dict[str, Any], blobs: list[bytes] | None = None) -> None:
     """Send one message and flush.
 
     Raises:
-        WireError: It is larger than ``read`` takes; nothing was sent.
+        WireError: It is larger than ``read`` accepts; nothing was sent.
     """
     blobs = blobs or []
     head = json.dumps({"header": header, "blobs": [len(blob) for blob in blobs]}).encode()
@@ -49,14 +49,14 @@ def read(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
     """Receive one message.
 
     Raises:
-        WireError: The stream ended, or what came is malformed or larger than allowed.
+        WireError: The stream ended, or the message is malformed or too large.
     """
     header, sizes = read_header(stream)
     return header, read_blobs(stream, sizes)
 
 
 def read_header(stream: BinaryIO) -> tuple[dict[str, Any], list[int]]:
-    """The first part of a message, and the sizes of the blobs that are still to be read.
+    """Read the first part of a message, and the sizes of the blobs still to be read.
 
     Raises:
         WireError: As ``read``.
@@ -74,7 +74,7 @@ def read_header(stream: BinaryIO) -> tuple[dict[str, Any], list[int]]:
 
 
 def read_blobs(stream: BinaryIO, sizes: list[int]) -> list[bytes]:
-    """The rest of a message.
+    """Read the rest of a message.
 
     Raises:
         WireError: The stream ended.
@@ -83,7 +83,7 @@ def read_blobs(stream: BinaryIO, sizes: list[int]) -> list[bytes]:
 
 
 def from_json(text: bytes) -> Any:
-    """Decode JSON, without halves of characters, which no file could be written with."""
+    """Decode JSON, replacing lone surrogates, which cannot be written to a file."""
     result = json.loads(text.decode(errors="replace"))
     if b"\\ud" in text.lower():
         result = json.loads(json.dumps(result, ensure_ascii=False).encode(errors="replace"))
@@ -102,7 +102,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def pack(arrays: dict[str, np.ndarray]) -> tuple[list[Any], list[bytes]]:
-    """Arrays as a description for a header, and blobs."""
+    """Pack arrays into a description for a header, and blobs."""
     return (
         [[name, array.dtype.name, list(array.shape)] for name, array in arrays.items()],
         [np.ascontiguousarray(array).tobytes() for array in arrays.values()],
@@ -110,10 +110,10 @@ def pack(arrays: dict[str, np.ndarray]) -> tuple[list[Any], list[bytes]]:
 
 
 def unpack(description: Any, blobs: list[bytes]) -> dict[str, np.ndarray]:
-    """The arrays that ``pack`` described.
+    """Restore the arrays that ``pack`` described.
 
     Raises:
-        WireError: The description does not fit the blobs.
+        WireError: The description does not match the blobs.
     """
     import ml_dtypes  # noqa: F401  registers bfloat16 with NumPy
 

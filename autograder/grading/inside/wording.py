@@ -1,4 +1,4 @@
-"""Python's and JAX's errors in a learner's words: what stands here is said instead of what they say."""
+"""Rephrase errors of Python and JAX for learners: the texts here replace the originals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 _WHEN = "is not known while the function is traced: it is one program for all devices and all numbers"
 _VARIES = re.compile(r"JitTracer\(([^()]*)\)|Traced<([^>]*)>(?:with<[^>]*>)?|\w*Tracer<([^>]*)>")
-# Text of an error, with its type in front, and what is said instead; groups of the pattern fill it in.
+# Error text, prefixed with its type, and its replacement; the pattern's groups fill it in.
 SENTENCES: tuple[tuple[str, str], ...] = (
     (
         r"TracerBoolConversionError",
@@ -172,7 +172,7 @@ SENTENCES: tuple[tuple[str, str], ...] = (
 
 
 def worded(error: BaseException, original: str) -> str:
-    """What a learner is told about an error; ``original`` is its type and its text."""
+    """Reword an error for the learner; ``original`` is its type and text."""
     kind = type(error).__name__
     for pattern, sentence in SENTENCES:
         if found := re.search(pattern, original):
@@ -182,7 +182,7 @@ def worded(error: BaseException, original: str) -> str:
 
 
 def _readable(text: str) -> str:
-    """A text without files, without JAX's own terms for a function, and without colours."""
+    """Strip file names, JAX-internal names for functions, and colours from a text."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     text = re.split(r"\n\s*(?:This value became a tracer|The error occurred while tracing|See https|-{8})", text)[0]
     text = re.split(r"The error occurred while tracing|\{ ?lambda ?;|loc\(|see current operation", text)[0]
@@ -192,14 +192,14 @@ def _readable(text: str) -> str:
 
 
 def _similar(error: BaseException) -> str:
-    """A name that was probably meant, and where a missing one may come from."""
+    """Suggest the name probably meant, and where a missing name may come from."""
     if isinstance(error, AttributeError) and error.name and error.obj is not None:
         return _guess(error.name, dir(error.obj))
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
         return _guess(error.args[0], _keys(error, error.args[0]))
     if isinstance(error, NameError) and error.name:
         own, known = _frames(error)[-1:], {}
-        for frame in _frames(error):  # what encloses a function is in the same file, and called it in the end
+        for frame in _frames(error):  # an enclosing function is in the same file, and called it in the end
             if frame.f_code.co_filename == own[0].f_code.co_filename:
                 known |= {**vars(builtins), **frame.f_globals, **frame.f_locals}
         guess = _guess(error.name, known)
@@ -219,7 +219,7 @@ def _keys(error: BaseException, missing: str) -> list[str]:
 
 
 def _frames(error: BaseException) -> list[FrameType]:
-    """From the outermost to the innermost."""
+    """The frames from outermost to innermost."""
     at, found = error.__traceback__, []
     while at is not None:
         found.append(at.tb_frame)

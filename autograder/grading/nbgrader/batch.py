@@ -1,4 +1,4 @@
-"""Grade a whole class: resumable, in parallel, each verdict on disk before the next begins."""
+"""Grade a whole class: resumable, in parallel, with each verdict on disk before the next begins."""
 
 from collections import deque
 from collections.abc import Callable, Collection
@@ -30,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Regrade:
-    """A verdict found once more, and the ledger's: the same, to the bit, or the grader has a fault."""
+    """A new verdict next to the ledger's: they must be identical to the bit, or the grader has a fault."""
 
     student: str
     before: Report
@@ -56,22 +56,22 @@ def grade_course(
     Args:
         course: A folder with nbgrader's layout.
         assignment: The chapter.
-        workers: How many gradings run at once on this machine.
-        level: The sandbox's level; empty: the best of each machine that grades.
-        scheduler: The address of a Dask scheduler; its workers grade instead of this machine.
-        only: These students; everyone, if empty.
-        again: Grade also what has a verdict.
-        limits: Other limits than usual, for tracing a function and for each of its Programs.
-        on_progress: Called with the stage, and how many of how many are done.
-        on_again: Called with each verdict that was found once more.
-        new_pool: Makes the executor, in place of ``workers`` and ``scheduler``.
+        workers: The number of parallel gradings on this machine.
+        level: The sandbox's level; empty for the best of each machine that grades.
+        scheduler: The address of a Dask scheduler, whose workers grade instead of this machine.
+        only: These students; everyone if empty.
+        again: Also regrade submissions that have a verdict.
+        limits: Limits other than the defaults, for tracing a function and for each of its Programs.
+        on_progress: Progress callback, called with the stage, the number done and the total.
+        on_again: Called with each regraded verdict.
+        new_pool: Creates the executor, in place of ``workers`` and ``scheduler``.
 
     Returns:
         A report for each submission, in order of student.
 
     Raises:
-        CourseError: the folder cannot be used, or is being graded already.
-        LedgerError: the ledger cannot be read or written; what is recorded stays.
+        CourseError: The folder cannot be used, or is being graded already.
+        LedgerError: The ledger cannot be read or written; recorded verdicts stay.
     """
     from autograder.grading.nbgrader.booking import book, clean_half_made
 
@@ -116,7 +116,7 @@ def _chosen(everyone: list[Submission], only: Collection[str]) -> list[Submissio
 
 
 def _renamed(everyone: list[Submission], entries: list[Entry]) -> list[str]:
-    """Names of folders that could not be students' and are gone."""
+    """Folder names that were not valid student names and no longer exist."""
     names = {submission.student for submission in everyone}
     return [entry.student for entry in entries if entry.student not in names and name_problem(entry.student)]
 
@@ -127,7 +127,7 @@ def _with_problem(report: Report, problem: str) -> Report:
 
 @dataclass
 class _Batch:
-    """One run over a class: what is still to be graded, and what becomes of it; ``model`` is common to all jobs."""
+    """One run over a class: the submissions still to grade, and their outcomes; ``model`` is common to all jobs."""
 
     ledger: Ledger
     model: Job
@@ -154,14 +154,14 @@ class _Batch:
         self.total = len(self.open)
         self.on_progress("grading", 0, self.total)
         self._run([*self.open], False, pool)
-        # What is left shared a worker's death or met a fault: each alone, so that one cannot take another with it.
+        # The rest shared a worker that died, or met a fault: grade each alone, so that one cannot take down another.
         for filed in [*self.open]:
             while filed in self.open:
                 for lost in self._run([filed], True, pool):
                     self._settle(lost, Outcome(None, "it ended the grader's worker"))
 
     def _run(self, keys: list[str], alone: bool, pool: NewPool) -> list[str]:
-        """Grade these, as many at once as the pool takes; the keys of those that were lost with a worker."""
+        """Grade these in parallel, up to the pool's width; return the keys of those lost with a worker."""
         waiting, lost = deque(keys), []
         while waiting:
             executor, width = pool(alone)
@@ -184,7 +184,7 @@ class _Batch:
         return lost
 
     def _job(self, filed: str) -> Job | None:
-        """The job for a submission; None when its file is no longer the one that was found."""
+        """The job for a submission; None if its file has changed since it was found."""
         submission = self.open[filed]
         assert submission.notebook
         problem, data = read_submitted(submission.notebook)
@@ -193,7 +193,7 @@ class _Batch:
         return replace(self.model, name=one_line(submission.notebook.name), notebook=data, student=submission.student)
 
     def _settle(self, filed: str, outcome: Outcome) -> None:
-        """Record what came of a grading; a fault is tried again until it has happened too often."""
+        """Record the outcome of a grading; a fault is retried until it has happened too often."""
         report, submission = outcome.report, self.open[filed]
         if report is None and self.ledger.fault(filed, outcome.fault) >= TRIES:
             message = f"the grader failed {TRIES} times on this submission: {outcome.fault}"
@@ -204,14 +204,14 @@ class _Batch:
         before = self.before.get(filed)
         if before is not None:
             self.on_again(Regrade(submission.student, before, report))
-        if before is None or not needs_human(report):  # a fault of the grader takes no verdict away
+        if before is None or not needs_human(report):  # a fault of the grader does not replace a verdict
             self.ledger.record(filed, report)
         del self.open[filed]
         self.on_progress("grading", self.total - len(self.open), self.total)
 
 
 def _outcome(future: Any) -> Outcome:
-    """The outcome of a grading. A lost worker or cluster is for the caller; any other error is this grading's."""
+    """The outcome of a grading. The caller handles a lost worker or cluster; any other error is its fault."""
     try:
         return future.result()
     except (BrokenExecutor, CancelledError):

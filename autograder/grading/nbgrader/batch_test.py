@@ -1,4 +1,4 @@
-"""A class is graded to the end, whatever is handed in and whoever dies, and never is a fault a zero."""
+"""A class is graded to the end, whatever students submit and whichever process dies, and no fault becomes a zero."""
 
 import os
 import random
@@ -24,7 +24,7 @@ from autograder.grading.outside import pipeline
 
 
 class FakeGrader:
-    """Passes whatever it can read, and fails as the student's name tells it to."""
+    """Passes whatever it can read, and fails in the way that the student's name requests."""
 
     calls = 0
     changes = False
@@ -161,9 +161,9 @@ def test_a_scheduler_that_does_not_answer_is_a_sentence(course, monkeypatch):
 def test_progress_says_how_many_of_how_many(course):
     hand_in(course, "ada")
     hand_in(course, "bob")
-    said = []
-    grade(course, on_progress=lambda *step: said.append(step))
-    assert said == [("grading", n, 2) for n in range(3)] + [("gradebook", n, 2) for n in (1, 2)]
+    steps = []
+    grade(course, on_progress=lambda *step: steps.append(step))
+    assert steps == [("grading", n, 2) for n in range(3)] + [("gradebook", n, 2) for n in (1, 2)]
 
 
 def test_two_at_once_is_an_error_that_loses_nothing(course):

@@ -1,7 +1,7 @@
-"""From the ledger into nbgrader: what its autograde step does, for a whole class with one gradebook and one release.
+"""Book the ledger into nbgrader: its autograde step, for a whole class with one gradebook and one release.
 
 A submission is one transaction of the gradebook, then its folder under ``autograded/``, then a mark in the ledger.
-Whoever is killed in between books that submission again, with the same result.
+If a run is killed in between, the next one books that submission again, with the same result.
 """
 
 import json
@@ -40,17 +40,17 @@ def book(
     submissions: dict[str, Path | None],
     on_progress: Callable[[str], None] = lambda student: None,
 ) -> dict[str, str]:
-    """Bring the gradebook up to date: every student whose verdict, or whose time of handing in, it does not have yet.
+    """Bring the gradebook up to date: book every student whose verdict or submission time it does not have yet.
 
     Args:
         course: The course folder.
         assignment: The chapter.
         ledger: The course's ledger.
-        submissions: Each student's notebook; None where no notebook could be found.
-        on_progress: Called with each student when their part is done.
+        submissions: Each student's notebook; None if no notebook could be found.
+        on_progress: Progress callback, called with each student when done.
 
     Returns:
-        For each student whose verdict could not be booked, why.
+        For each student whose verdict could not be booked, the reason.
     """
     due = [entry for entry in ledger.status(assignment) if _is_due(course, entry, submissions)]
     problems: dict[str, str] = {}
@@ -73,7 +73,7 @@ def book(
 
 
 def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
-    """Remove autograded folders that an interrupted run has left; what was removed."""
+    """Remove autograded folders left by an interrupted run; return the removed paths."""
     removed = []
     for entry in entries:
         folder = course / "autograded" / entry.student / entry.assignment
@@ -85,7 +85,7 @@ def clean_half_made(course: Path, entries: Iterable[Entry]) -> list[Path]:
 
 
 class _Booker:
-    """Books one submission after the other; what they have in common is read once."""
+    """Books submissions one after the other; their common data is read once."""
 
     def __init__(self, course: Path, assignment: str, gradebook: Gradebook):
         self.course, self.assignment, self.gradebook = course, assignment, gradebook
@@ -115,7 +115,7 @@ class _Booker:
         self._write(entry, {f"{self.assignment}.ipynb": notebook_text(notebook), **brought})
 
     def _reviewed(self, entry: Entry, submission: Path | None) -> NotebookNode:
-        """The notebook that a person reviews: made of the cells that were graded, or of none."""
+        """The notebook for manual review: made from the graded cells, or from none."""
         if submission is None:
             return restore(self.release, unreadable())
         problem, data = read_submitted(submission)
@@ -127,7 +127,7 @@ class _Booker:
             return restore(self.release, unreadable())
 
     def _write(self, entry: Entry, texts: dict[str, str]) -> None:
-        """Put the autograded folder in place, whole."""
+        """Put the complete autograded folder in place."""
         staged = self.course / STAGING / entry.student
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
@@ -155,7 +155,7 @@ def _is_due(course: Path, entry: Entry, submissions: dict[str, Path | None]) -> 
 
 
 def _restamped(course: Path, entry: Entry, submission: Path | None) -> bool:
-    """True if the time of handing in, or the exchange's secret, has changed since it was booked."""
+    """Return True if the submission time, or the exchange's secret, has changed since it was booked."""
     copy = course / "autograded" / entry.student / entry.assignment
     return submission is not None and exchange_files(submission.parent) != exchange_files(copy)
 
@@ -166,7 +166,7 @@ def _describe(course: Path, error: Exception) -> str:
 
 
 def _autograded(course: Path, entry: Entry) -> dict[str, str] | None:
-    """The sources of an earlier run's autograded copy by grade id; None if there is none that was finished."""
+    """The sources of an earlier run's autograded copy by grade id; None if there is no complete one."""
     path = course / "autograded" / entry.student / entry.assignment / f"{entry.assignment}.ipynb"
     try:
         notebook = json.loads(path.read_bytes())
@@ -182,7 +182,7 @@ def _autograded(course: Path, entry: Entry) -> dict[str, str] | None:
 
 
 def _release(course: Path, assignment: str, db_url: str) -> NotebookNode:
-    """The released notebook, with points and locked cells as the gradebook has them."""
+    """The released notebook, with the gradebook's points and locked cells."""
     notebook = nbformat.read(release_path(course, assignment, assignment), as_version=4)
     names: Any = {"nbgrader": {"notebook": assignment, "assignment": assignment, "db_url": db_url}}
     for step in (OverwriteKernelspec, OverwriteCells, CheckCellMetadata):
@@ -192,7 +192,7 @@ def _release(course: Path, assignment: str, db_url: str) -> NotebookNode:
 
 @contextmanager
 def _transaction(gradebook: Gradebook) -> Iterator[None]:
-    """One transaction, however often nbgrader's own methods commit on the way."""
+    """A single transaction, however often nbgrader's own methods commit on the way."""
     gradebook.db.remove()
     with gradebook.engine.begin() as connection:
         gradebook.db(bind=connection, join_transaction_mode="rollback_only")

@@ -1,7 +1,7 @@
-"""nbgrader's configuration, and its autograde step with verdicts instead of running anything.
+"""nbgrader's configuration, and its autograde step with recorded verdicts instead of execution.
 
-What nbgrader gets to see of a submission is rebuilt from the released notebook: locked cells as they were released, and
-of the student's the sources of the cells, nothing else.
+nbgrader's view of a submission is rebuilt from the released notebook: locked cells as released, and only the
+sources of the student's cells.
 """
 
 from copy import deepcopy
@@ -30,11 +30,11 @@ FORMGRADER = Path(nbgrader.__file__).parent / "server_extensions" / "formgrader"
 
 
 class BridgeError(Exception):
-    """A verdict cannot be brought into the gradebook; the message says why and what to do."""
+    """A verdict cannot be entered in the gradebook; the message gives the cause and the remedy."""
 
 
 def configure(config: Config, course: Path) -> None:
-    """Set nbgrader up for the course: verdicts come from the ledger, so no command of it runs a student's code."""
+    """Configure nbgrader for the course: verdicts come from the ledger, so no command of it runs a student's code."""
     here = "autograder.grading.nbgrader.bridge"
     settings = read_settings(course)
     config.CourseDirectory.root = str(course)
@@ -62,13 +62,13 @@ def configure(config: Config, course: Path) -> None:
         "nbgrader.preprocessors.GetGrades",
         "autograder.grading.nbgrader.feedback.Waiting",
     ]
-    # Formgrader shows what students wrote to somebody who may change grades: no markup of theirs runs there.
+    # Formgrader shows students' text to people who may change grades, so none of the students' markup may run there.
     config.HTMLExporter.filters = {"markdown2html": "autograder.grading.nbgrader.feedback.prose"}
     config.HTMLExporter.extra_template_basedirs = [str(Path(__file__).parent / "templates"), str(FORMGRADER)]
 
 
 def configuration(course: Path, assignment: str, student: str = "") -> Config:
-    """Merge ``configure`` with the course's own nbgrader_config.py, of which nothing may let a notebook run.
+    """Merge ``configure`` with the course's own nbgrader_config.py, without any setting that lets a notebook run.
 
     Raises:
         CourseError: nbgrader_config.py raises.
@@ -89,7 +89,7 @@ def configuration(course: Path, assignment: str, student: str = "") -> Config:
 
 
 class Restore(NbGraderPreprocessor):
-    """Rebuilds the submission from the released notebook, in place of nbgrader's repairs."""
+    """Rebuild the submission from the released notebook, in place of nbgrader's repairs."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
@@ -101,7 +101,7 @@ def release_path(course: Path, assignment: str, notebook: str) -> Path:
     """The path of the released notebook.
 
     Raises:
-        BridgeError: there is none.
+        BridgeError: There is none.
     """
     path = course / "release" / assignment / f"{notebook}.ipynb"
     if not path.exists():
@@ -114,7 +114,7 @@ def _submitted(names: dict[str, str]) -> Path:
 
 
 class Verdicts(NbGraderPreprocessor):
-    """In place of running the notebook: each check cell gets one output, the points that the ledger has for it."""
+    """Replace execution of the notebook: each check cell gets one output, its points from the ledger."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
@@ -130,10 +130,10 @@ class Verdicts(NbGraderPreprocessor):
 
 
 def write_verdicts(notebook: NotebookNode, report: Report) -> None:
-    """Put the report's verdicts into the check cells, and take every other output away.
+    """Put the report's verdicts into the check cells, and remove all other output.
 
     Raises:
-        BridgeError: a check cell has no verdict, or is worth other points than the verdict says.
+        BridgeError: A check cell has no verdict, or its points differ from the verdict's.
     """
     results = {result.name: result for result in report.functions}
     for cell in notebook.cells:
@@ -170,7 +170,7 @@ def _output(cell: NotebookNode, results: dict[str, Result]) -> NotebookNode:
 
 
 class SaveVerdicts(NbGraderPreprocessor):
-    """Writes the grades of a submission into the gradebook, in one transaction."""
+    """Writes the grades of a submission to the gradebook, in one transaction."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
@@ -184,10 +184,10 @@ def save_grades(gradebook: Gradebook, nb: NotebookNode, where: tuple[str, str, s
     """Set the grades and comments of a submission from its check cells; the caller commits.
 
     Args:
-        gradebook: nbgrader's.
-        nb: What ``write_verdicts`` made.
+        gradebook: nbgrader's gradebook.
+        nb: The notebook made by ``write_verdicts``.
         where: The names of notebook, assignment and student.
-        before: The sources of the cells when this submission was graded before, by grade id.
+        before: The sources of the cells when this submission was last graded, by grade id.
     """
     waiting = {f["name"] for f in nb.metadata["meshcraft"]["functions"] if f["verdict"] == NEEDS_HUMAN}
     submission: Any = gradebook.find_submission_notebook(*where)
@@ -203,9 +203,9 @@ def save_grades(gradebook: Gradebook, nb: NotebookNode, where: tuple[str, str, s
 
 
 def _save_grade(grade: Any, cell: NotebookNode, waits: bool, same: bool) -> None:
-    """As nbgrader does; but a fault of the grader is no grade at all, and waits for a person.
+    """Save like nbgrader; but a fault of the grader leaves the grade empty, for a person to set.
 
-    A score that a person gave stays. It waits for another look, unless cell and automatic score are what they were.
+    A manual score stays. It needs another review, unless cell and automatic score are unchanged.
     """
     score = None if waits else utils.determine_grade(cell)[0]
     looked_at = grade.manual_score is not None and same and grade.auto_score == score and not grade.needs_manual_grade

@@ -1,4 +1,4 @@
-"""Verdicts arrive in nbgrader's gradebook, whatever the submitted notebook says."""
+"""Verdicts arrive in nbgrader's gradebook, whatever the submitted notebook contains."""
 
 from copy import deepcopy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A class graded on a Dask cluster of separate processes, one of which is killed in the middle."""
+"""Grade a class on a Dask cluster of separate processes, one of which is killed in the middle."""
 
 import json
 import os
@@ -32,7 +32,7 @@ if __name__ == "__main__":
         pathlib.Path(sys.argv[2]).touch()
         sys.stdin.read()
 """
-STUB = ""  # the released notebook, which is graded fastest
+STUB = ""  # the released notebook, the fastest to grade
 CLASS = {"ada": "partial", "bob": STUB, "cleo": STUB}
 if os.environ.get("MESHCRAFT_FULL"):
     CLASS = {"ada": "partial", "bob": "raises", "cleo": "partial", "dora": "raises", "eve": "partial"}
@@ -40,7 +40,7 @@ if os.environ.get("MESHCRAFT_FULL"):
 
 @contextmanager
 def cluster(tmp_path, workers):
-    """The scheduler's address, the numbers of its worker processes, and its own; ``busy`` is there once it has work."""
+    """The scheduler's address, the pids of its worker processes, and its own; ``busy`` exists once it has work."""
     script = tmp_path / "cluster.py"
     script.write_text(CLUSTER)
     command = [sys.executable, "-W", "ignore", str(script), str(workers), str(tmp_path / "busy")]
@@ -52,7 +52,7 @@ def cluster(tmp_path, workers):
 
 
 def hand_in_demo(course, students):
-    """The demo's submissions, or stubs, in these students' names."""
+    """The demo's submissions, or stubs, under these students' names."""
     for student, model in students.items():
         path = course / "submitted" / student / "fsdp" / "fsdp.ipynb"
         path.parent.mkdir(parents=True)
@@ -63,7 +63,7 @@ def hand_in_demo(course, students):
 
 
 def grade(course, *options):
-    """With one worker on this machine: for so few, another would start for longer than it grades."""
+    """Grade with one worker on this machine: for so few, starting another takes longer than grading."""
     command = [sys.executable, "-m", "autograder.cli", "grade", "fsdp", "--course", str(course), "--json"]
     return subprocess.Popen(
         [*command, "--workers", "1", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -86,14 +86,14 @@ def test_a_cluster_gives_the_verdicts_of_this_machine_though_a_worker_is_killed(
             time.sleep(0.05)
         before = judged(there)
         os.kill(workers[0], signal.SIGKILL)
-        told, err = on_cluster.communicate()
+        output, err = on_cluster.communicate()
     assert on_cluster.returncode == 0, err
     assert 0 < before < len(CLASS), "the kill came too late or too early to show anything"
     local = grade(course)
     expected, err = local.communicate()
     assert local.returncode == 0, err
-    assert json.loads(told) == json.loads(expected)
-    verdicts = {row["student"]: row["functions"][0]["verdict"] for row in json.loads(told)["submissions"]}
+    assert json.loads(output) == json.loads(expected)
+    verdicts = {row["student"]: row["functions"][0]["verdict"] for row in json.loads(output)["submissions"]}
     assert {name for name, verdict in verdicts.items() if verdict == PASS} == {
         name for name, model in CLASS.items() if model == "partial"
     }

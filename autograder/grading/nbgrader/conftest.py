@@ -1,4 +1,4 @@
-"""A course of one chapter, released once, and what is done with it: handing in, filing verdicts, typing commands."""
+"""A course of one chapter, released once, and common steps: submitting, filing verdicts, running commands."""
 
 import shutil
 import sys
@@ -31,7 +31,7 @@ def course(released, tmp_path):
 
 @pytest.fixture
 def meshcraft(monkeypatch, capsys):
-    """The command: its exit status and what it prints."""
+    """Run the command; return its exit status and output."""
 
     def run(*arguments, status=0):
         monkeypatch.setattr(sys, "argv", ["meshcraft", *arguments])
@@ -49,7 +49,7 @@ def cell(notebook, name):
 
 
 def hand_in(course, student, change=None, *, answer="", name="fsdp.ipynb", stamp=""):
-    """The released notebook in the student's name, after ``change``; where it lies."""
+    """Submit the released notebook under the student's name, after ``change``; return its path."""
     notebook = nbformat.read(course / "release" / "fsdp" / "fsdp.ipynb", as_version=4)
     notebook.cells[0].source += f" of {student!a}"
     if answer:
@@ -65,14 +65,14 @@ def hand_in(course, student, change=None, *, answer="", name="fsdp.ipynb", stamp
 
 
 def report(*results):
-    """These results, and full points for the other functions."""
+    """A report of these results, with full points for the other functions."""
     given = {result.name: result for result in results}
     functions = (given.get(name, Result(name, points, points, PASS)) for name, points in POINTS.items())
     return Report("fsdp", tuple(functions), isolation="bubblewrap")
 
 
 def file_and_book(course, reports, again=True):
-    """File a report of each student's notebook, and book it as grading does; what could not be booked, and why."""
+    """File a report for each student's notebook and book it as grading does; return the failures with reasons."""
     paths = {student: course / "submitted" / student / "fsdp" / "fsdp.ipynb" for student in reports}
     with open_ledger(course) as ledger:
         for student, path in paths.items():

@@ -1,4 +1,4 @@
-"""A course folder: nbgrader's folders and gradebook, and next to them `.meshcraft/` with ledger, secret and lock."""
+"""A course folder: nbgrader's folders and gradebook, with ledger, secret and lock in `.meshcraft/`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_course(folder: Path, chapters: list[str]) -> Path:
     """Make a course folder, or add chapters to one: source, release, gradebook, nbgrader's configuration.
 
     Raises:
-        CourseError: the folder cannot be written.
+        CourseError: The folder cannot be written.
     """
     folder = folder.resolve()
     try:
@@ -64,7 +64,7 @@ def add_assignment(folder: Path, chapter: str) -> None:
 
 
 def release(folder: Path, chapter: str) -> None:
-    """Let nbgrader make the release version and the gradebook entry from the source notebook that is there."""
+    """Let nbgrader make the release version and the gradebook entry from the existing source notebook."""
     from nbgrader.converters import GenerateAssignment
 
     config = course_config(folder, chapter)
@@ -74,10 +74,10 @@ def release(folder: Path, chapter: str) -> None:
 
 
 def require_folder(folder: Path, assignment: str) -> None:
-    """Make sure that this is a folder with submissions, and that there is such a chapter.
+    """Require a folder with submissions, and the given chapter.
 
     Raises:
-        CourseError: it is not, or there is none.
+        CourseError: The folder has none, or the chapter does not exist.
     """
     if not folder.is_dir():
         raise CourseError(f"there is no course folder {folder}; name the folder that holds `submitted/`")
@@ -108,7 +108,7 @@ def open_gradebook(folder: Path) -> Iterator[Gradebook]:
     """nbgrader's gradebook of the course.
 
     Raises:
-        CourseError: it cannot be read or written.
+        CourseError: It cannot be read or written.
     """
     from nbgrader.api import Gradebook
     from sqlalchemy.exc import DatabaseError
@@ -124,10 +124,10 @@ def open_gradebook(folder: Path) -> Iterator[Gradebook]:
 
 
 def secret(folder: Path) -> bytes:
-    """The secret from which the inputs of official grading are drawn; made at first use, for the owner alone.
+    """The secret from which the inputs of official grading are drawn; created at first use, readable by its owner only.
 
     Raises:
-        CourseError: the file is damaged, or others can read it.
+        CourseError: The file is damaged, or others can read it.
     """
     path = folder / HIDDEN / "secret"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,10 +166,10 @@ def _require_private(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the course's lock. The system drops it when its holder dies, so a dead one never blocks.
+    """Hold the course's lock. The system drops it when its holder dies, so it never blocks forever.
 
     Raises:
-        CourseError: another process holds it.
+        CourseError: Another process holds it.
     """
     path = folder / HIDDEN / "lock"
     try:
@@ -185,14 +185,14 @@ def locked(folder: Path) -> Iterator[None]:
             raise CourseError(
                 f"this course is being graded already (process {holder}); wait for it, or end it, then run this again"
             ) from None
-        with suppress(OSError):  # a full disk; the number is only for the message above
+        with suppress(OSError):  # a full disk; the pid is only for the message above
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
 
 
 def students(folder: Path, assignment: str) -> list[str]:
-    """Everyone the course knows: who has a folder under `submitted/`, and who is in the gradebook."""
+    """All students the course knows: those with a folder under `submitted/`, and those in the gradebook."""
     submitted = folder / "submitted"
     folders = [path.name for path in submitted.iterdir() if path.is_dir()] if submitted.is_dir() else []
     names = {student_name(name) for name in folders if not name.startswith(".")}

@@ -26,7 +26,7 @@ DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def overview(course: Path, assignment: str) -> list[dict[str, Any]]:
-    """One row for each student the course knows: state, points and, where a person is needed, why."""
+    """One row for each student the course knows: state, points and, if manual attention is needed, the reason."""
     if not (course / "submitted").is_dir():
         raise CourseError(f"{course} has no folder `submitted/`; name a course folder with --course")
     handed_in = {submission.student: submission for submission in find_submissions(course, assignment)}
@@ -66,23 +66,23 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def grades_csv(course: Path, assignments: list[str]) -> str:
-    """The gradebook as CSV. A score stands only where there is one; ``state`` says why there is none."""
+    """The gradebook as CSV. A score is given only if there is one; ``state`` says why there is none."""
     rows = [row for assignment in assignments for row in _grades(course, assignment)]
     parts = list(dict.fromkeys(name for row in rows for name in row if name.startswith("points ")))
     return _csv(["assignment", "student", "state", "score", "max_score", "late_penalty", *parts], rows)
 
 
 def canvas_csv(course: Path, assignments: list[str], columns: Mapping[str, str]) -> str:
-    """The grades as the file that Canvas takes under "Import grades": a row a student, a column an assignment.
+    """The grades in Canvas's "Import grades" format: one row per student, one column per assignment.
 
-    Canvas knows a student by ``ID`` (nbgrader's lms_user_id), else by ``SIS Login ID`` (the student's id here), else
-    by name; and a column by the number in brackets at its end, else by its whole name. There is a number only where
+    Canvas identifies a student by ``ID`` (nbgrader's lms_user_id), else by ``SIS Login ID`` (the student's id here),
+    else by name; and a column by the number in brackets at its end, else by its whole name. A number is given only if
     a grade is final.
 
     Args:
         course: The course folder.
         assignments: The chapters.
-        columns: What an assignment's column is called; the chapter's title if not given.
+        columns: The column title of each assignment; the chapter's title by default.
     """
     titles = {entry.name: entry.title for entry in CHAPTERS}
     heads = {name: columns.get(name) or titles.get(name, name) for name in assignments}
@@ -120,7 +120,7 @@ def _lms_id(student: Any) -> str:
 
 
 def neutral(value: object) -> object:
-    """The value for a cell, on one line; text that a spreadsheet would take for a formula gets a quote before it."""
+    """The value for a cell, on one line; text that a spreadsheet would parse as a formula is prefixed with a quote."""
     if not isinstance(value, str):
         return value
     text = plain(re.sub(r"[^\S ]+", " ", value).strip())
@@ -167,7 +167,7 @@ def _scores(row: dict[str, Any], booked: dict[str, Any] | None) -> dict[str, Any
 
 
 def _booked(course: Path, assignment: str) -> dict[str, dict[str, Any]]:
-    """Each student's scores as nbgrader has them, manual ones included."""
+    """Each student's scores in nbgrader, manual ones included."""
     from nbgrader.api import MissingEntry
 
     if not (course / "gradebook.db").exists():

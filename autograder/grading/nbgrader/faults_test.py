@@ -1,4 +1,4 @@
-"""A disk that is full and a gradebook that is locked: a sentence, nothing lost, and the next run goes on."""
+"""A full disk and a locked gradebook: one-sentence errors, nothing lost, and the next run continues."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from autograder.grading.nbgrader.export import overview
 
 pytestmark = pytest.mark.long
 
-# Run in a mount namespace of its own, with a course folder, an empty one and the room to leave, in KiB, at each try.
+# Run in a separate mount namespace, with a course folder, an empty folder and the free space in KiB for each try.
 FULL = """
 import json, pathlib, shutil, subprocess, sys
 
@@ -57,14 +57,14 @@ def test_a_locked_gradebook_leaves_the_verdicts_in_the_ledger_and_the_next_run_b
     hand_in_demo(course, {"ada": STUB, "bob": STUB})
     holder = sqlite3.connect(course / "gradebook.db", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    told, err = (blocked := grade(course)).communicate()
+    output, err = (blocked := grade(course)).communicate()
     assert blocked.returncode == 3 and "Traceback" not in err
     assert "gradebook.db" in err and "locked" in err and "run the same command again" in err, err
     assert judged(course) == 2
     holder.execute("ROLLBACK")
     holder.close()
-    told, err = (free := grade(course)).communicate()
+    output, err = (free := grade(course)).communicate()
     assert free.returncode == 0, err
     assert "0/0" in err, "the verdicts were in the ledger already"
     assert {row["student"]: row["state"] for row in overview(course, "fsdp")} == {"ada": "graded", "bob": "graded"}
-    assert len(json.loads(told)["submissions"]) == 2
+    assert len(json.loads(output)["submissions"]) == 2

@@ -1,4 +1,4 @@
-"""Feedback pages: nbgrader's generate_feedback with a page of our own that opens anywhere and asks for nothing."""
+"""Feedback pages: nbgrader's generate_feedback with our own page, which opens anywhere and loads no resources."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def write_feedback(
     """Write ``feedback/<student>/<assignment>/<assignment>.html`` for everyone whose verdict is in the gradebook.
 
     Returns:
-        The pages, and for each student who got none, why.
+        The pages, and for each student without one, the reason.
     """
     course = course.resolve()
     with open_ledger(course) as ledger:
@@ -66,7 +66,7 @@ def _write_page(course: Path, assignment: str, student: str) -> Path:
 
 
 class FeedbackExporter(HTMLExporter):
-    """Writes our page. A class of its own, because formgrader shows submissions with what HTMLExporter is told."""
+    """Writes our page. A separate class, because formgrader shows submissions with HTMLExporter's configuration."""
 
     @property
     def default_config(self) -> Config:
@@ -78,7 +78,7 @@ class FeedbackExporter(HTMLExporter):
 
 
 class Waiting(NbGraderPreprocessor):
-    """Marks the cells that have no grade yet, nbgrader's own score of those reads 0, and those that a person graded."""
+    """Mark the cells without a grade, for which nbgrader's own score reads 0, and those graded manually."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         names = resources["nbgrader"]
@@ -94,7 +94,7 @@ class Waiting(NbGraderPreprocessor):
 
 
 def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
-    """A check cell's verdict as HTML; a filter of the template. A verdict of old is shown as it was booked."""
+    """A check cell's verdict as HTML; a template filter. An older verdict is shown as it was booked."""
     name = cell.metadata.nbgrader.grade_id.removeprefix(CHECK)
     every = notebook.metadata.get("meshcraft", {}).get("functions", [])
     summary = next((function for function in every if function["name"] == name), {})
@@ -111,7 +111,7 @@ def judged(cell: NotebookNode, notebook: NotebookNode, chapter: str) -> Markup:
 
 
 def listing(cell: NotebookNode, verdicts: Mapping[str, Any]) -> Markup:
-    """The cell's source with numbered lines, marking those that a verdict points at; a filter of the template."""
+    """The cell's source with numbered lines, marking those that a verdict points at; a template filter."""
     pointed = {line for function in verdicts.get("functions", []) for line in function["lines"]}
     lines = []
     for number, line in enumerate(cell.source.split("\n"), 1):
@@ -126,9 +126,9 @@ def _cell_name(cell: NotebookNode) -> str:
 
 
 def prose(text: str) -> Markup:
-    """Markdown that a person wrote, as HTML without links, images or attributes; a filter of the template.
+    """Render a person's Markdown as HTML without links, images or attributes; a template filter.
 
-    Control characters and those that turn the direction of what follows are taken out.
+    Control characters and bidirectional overrides are removed.
     """
     html = re.sub(r'<a class="anchor-link".*?</a>', "", markdown2html(TURNING.sub("", text)))
     return Markup(bleach.clean(html, tags=PROSE, attributes={}, strip=True))

@@ -1,4 +1,4 @@
-"""Feedback pages: figures in words, the step next to the course's own, nothing hidden and nothing that runs."""
+"""Feedback pages: figures in words, the step next to the course's own, nothing hidden and no scripts."""
 
 import json
 import os
@@ -35,11 +35,11 @@ VOID = {"meta", "br", "hr", "img", "link"}
 
 
 class Page(HTMLParser):
-    """Reads a page and insists that every tag is closed where it must be."""
+    """Parse a page and require every tag to be closed properly."""
 
     def __init__(self, html):
         super().__init__()
-        self.open, self.tags, self.ids, self.addresses, self.said, self.told = [], [], [], [], [], {}
+        self.open, self.tags, self.ids, self.addresses, self.texts, self.meta = [], [], [], [], [], {}
         self.feed(html)
         self.close()
         assert self.open == []
@@ -47,8 +47,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         if tag == "meta":
-            told = dict(attrs)
-            self.told[told.get("http-equiv") or told.get("name")] = told.get("content", "")
+            fields = dict(attrs)
+            self.meta[fields.get("http-equiv") or fields.get("name")] = fields.get("content", "")
         if tag not in VOID:
             self.open.append(tag)
         for name, value in attrs:
@@ -69,11 +69,11 @@ class Page(HTMLParser):
         assert self.open and self.open.pop() == tag, tag
 
     def handle_data(self, data):
-        self.said.append(data)
+        self.texts.append(data)
 
     @property
     def text(self):
-        return " ".join(" ".join(self.said).split())
+        return " ".join(" ".join(self.texts).split())
 
 
 def asks_for_nothing(page):
@@ -83,7 +83,7 @@ def asks_for_nothing(page):
 
 @cache
 def mutant(name):
-    """What official grading says of a mutant, and every number that nobody may learn."""
+    """Official grading's result for a mutant, and every secret number."""
     return official(WRONG[name].task, WRONG[name].function)
 
 
@@ -104,8 +104,8 @@ def official(name, function, *, secret=b"s" * 32):
     return result, np.unique(np.concatenate(hidden))
 
 
-def told(text, hidden):
-    """Numbers of a text, of five digits or more, that are a hidden one as it would be printed."""
+def leaked(text, hidden):
+    """Numbers of five or more digits in a text that equal a hidden number as it would be printed."""
     found = []
     for shown in re.findall(r"\d*\.\d+(?:e[+-]\d+)?", text):
         digits = re.sub(r"e.*", "", shown).replace(".", "").lstrip("0")
@@ -119,7 +119,7 @@ def told(text, hidden):
 
 
 def write_page(course, student, results, change=None):
-    """Hand in, book and write the page of one student."""
+    """Submit, book and write the page of one student."""
     hand_in(course, student, change)
     assert file_and_book(course, {student: report(*results)}) == {}
     return page_of(course, student)
@@ -133,7 +133,7 @@ def page_of(course, student):
 
 
 def stepped(points=5.0, verdict=PASS, **more):
-    """A result of ``fsdp_loss`` that has a step: the course's own."""
+    """A result of ``fsdp_loss`` with a step, the course's own."""
     step = reference_step("fsdp", "fsdp_loss")
     assert step
     return Result("fsdp_loss", points, 5.0, verdict, timeline=to_summary(step), **more)
@@ -149,10 +149,10 @@ def test_a_page_says_what_was_measured_first_in_words_and_asks_nobody(course):
     page = Page(html)
     asks_for_nothing(page)
     assert html.count('<span class="marked">') == 1
-    policy = dict(rule.split(maxsplit=1) for rule in page.told["Content-Security-Policy"].split(";"))
+    policy = dict(rule.split(maxsplit=1) for rule in page.meta["Content-Security-Policy"].split(";"))
     none = dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
     assert policy == {**none, "style-src": "'unsafe-inline'"}
-    assert page.told["referrer"] == "no-referrer"
+    assert page.meta["referrer"] == "no-referrer"
     assert page.text.index("8 times too large") < page.text.index("1.2e-07")
     wanted = ["1.5 / 3", MEANING[PARTIAL], "The scale of a gradient", "meshcraft hint fsdp gather_params"]
     wanted += ["meshcraft check fsdp gather_params", "socket(AF_INET)", "Trying costs nothing", "bubblewrap"]
@@ -193,10 +193,10 @@ def test_no_hidden_value_is_in_the_report_or_on_the_page(name):
     assert result.verdict in (FAIL, PARTIAL)
     text = " ".join(f"{f.measured_text} {f.limit_text} {f.message}" for f in result.facts) + result.message
     page = Page(function_html("fsdp", result, {})).text
-    assert told(text, hidden) == [] and told(page, hidden) == []
-    assert told(json.dumps(result.to_json()), hidden) == []
+    assert leaked(text, hidden) == [] and leaked(page, hidden) == []
+    assert leaked(json.dumps(result.to_json()), hidden) == []
     public, drawn = official(result.name, WRONG[name].function, secret=b"")
-    assert told(" ".join(f.message for f in public.facts), drawn), "with public inputs the same message has values"
+    assert leaked(" ".join(f.message for f in public.facts), drawn), "with public inputs the same message has values"
     assert public.timeline is None
 
 
@@ -257,8 +257,8 @@ def test_a_step_that_cannot_be_read_is_left_out():
 
 def test_an_error_is_told_by_its_type_its_words_and_the_students_own_line():
     ours = "/srv/grader/site-packages/jax/_src/core.py"
-    said = f"TypeError: add got (8,) and (4,) at {ours}:12 and meshcraft-cell:fsdp_loss:9"
-    result = Result("fsdp_loss", 0.0, 5.0, STUDENT_ERROR, (), "fsdp_loss:9", said)
+    phrases = f"TypeError: add got (8,) and (4,) at {ours}:12 and meshcraft-cell:fsdp_loss:9"
+    result = Result("fsdp_loss", 0.0, 5.0, STUDENT_ERROR, (), "fsdp_loss:9", phrases)
     page = Page(function_html("fsdp", result, {"fsdp_loss:9": "    return a + b < c"}))
     assert "TypeError: add got (8,) and (4,) at core.py:12 and fsdp_loss:9" in page.text
     assert "return a + b < c" in page.text and "/srv" not in page.text and MEANING[STUDENT_ERROR] in page.text
@@ -277,8 +277,8 @@ def test_a_fault_of_the_grader_waits_for_a_person_and_its_words_are_not_the_stud
 def test_what_was_not_judged_says_why(verdict):
     result = Result("fsdp_loss", 0.0, 5.0, verdict, (), "fsdp_loss:3", "a loop until data says so")
     page = Page(function_html("fsdp", result, {}))
-    said = (ABOUT_VERDICTS[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
-    assert [words for words in said if words not in page.text] == []
+    phrases = (ABOUT_VERDICTS[verdict][1], MEANING[verdict], "a loop until data says so", "fsdp_loss:3")
+    assert [words for words in phrases if words not in page.text] == []
     about, heading = ABOUT_VERDICTS[verdict]
     assert reading("fsdp", [result]) == (f'fsdp_loss: to read on, `meshcraft site {about} "{heading}"`',)
 
@@ -295,8 +295,8 @@ def test_what_a_person_gave_and_what_being_late_costs_is_there(course):
         gradebook.db.commit()
     page = Page(page_of(course, "liz"))
     asks_for_nothing(page)
-    said = ["1.75 / 2 set by a person; the facts give 1", "1.25 / 2 graded by a person", "Nearly."]
-    assert [words for words in (*said, "late submission −0.5", "all 18.5 / 20") if words not in page.text] == []
+    phrases = ["1.75 / 2 set by a person; the facts give 1", "1.25 / 2 graded by a person", "Nearly."]
+    assert [words for words in (*phrases, "late submission −0.5", "all 18.5 / 20") if words not in page.text] == []
 
 
 def test_pages_and_headings_that_students_are_sent_to_exist():

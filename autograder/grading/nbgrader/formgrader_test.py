@@ -1,4 +1,4 @@
-"""An instructor's afternoon in nbgrader's formgrader, in a real browser that can reach nothing but this machine."""
+"""An instructor's session in nbgrader's formgrader, in a real browser that can reach nothing but this machine."""
 
 import csv
 import os
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A course with one graded submission: one function right, the others as they were, and an answer in words."""
+    """A course with one graded submission: one function right, the others unchanged, and a written answer."""
     folder = tmp_path_factory.mktemp("teaching") / "course"
     init_course(folder, chapters=["fsdp"], due={}, settings={}, students=[{"id": "ada", "lms_user_id": "101"}])
     right = nbformat.read(ROOT / "autograder/proof/demo/submitted/right/fsdp/fsdp.ipynb", as_version=4)
@@ -52,7 +52,7 @@ def course(tmp_path_factory):
 
 @contextmanager
 def serving(command, folder, private):
-    """The address, with its token, that a command prints which starts JupyterLab in a folder, and ends with it."""
+    """Run a command that starts JupyterLab in a folder, and return the address, with token, that it prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -68,13 +68,13 @@ def serving(command, folder, private):
         text=True,
     ) as process:
         assert process.stdout
-        said = []
+        lines = []
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if address := re.search(r"http://127\.0\.0\.1:\S+token=\w+", line):
                 break
         else:
-            pytest.fail(f"the server did not start: {''.join(said)}")
+            pytest.fail(f"the server did not start: {''.join(lines)}")
         drain = threading.Thread(target=process.stdout.read)
         drain.start()
         try:
@@ -87,7 +87,7 @@ def serving(command, folder, private):
 
 @contextmanager
 def browsing(address):
-    """A page in a browser that refuses every address but its server's; it asks for no other, and nothing raises."""
+    """A browser page that refuses every address except its server's; any other request or exception fails the test."""
     refused, errors, server = [], [], re.match(r"http://[^/]+/", address)
 
     def choose(route):
@@ -154,7 +154,7 @@ def saves(response, what):
 
 
 def in_canvas(meshcraft):
-    """What Canvas would get: the score of the one student."""
+    """Canvas's view: the score of the one student."""
     text = meshcraft("export", "--canvas", "--column", "fsdp=FSDP (4711)").out
     points, row = csv.DictReader(text.splitlines())
     assert (points["FSDP (4711)"], row["ID"], row["SIS Login ID"]) == ("20.0", "101", "ada")

@@ -1,4 +1,4 @@
-"""Late submissions: what is taken off, as a plugin of nbgrader's, and worked out again when a score has changed."""
+"""Late submissions: the penalty, as an nbgrader plugin, recomputed when a score has changed."""
 
 import math
 from pathlib import Path
@@ -21,18 +21,18 @@ class LatePenalty(BasePlugin):
     at_most = Float(100.0, help="Percent of the points earned that lateness takes off at most.").tag(config=True)
 
     def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float) -> float | None:
-        """The points that are taken off, of ``score``; None if none are. nbgrader calls this."""
+        """The points to deduct from ``score``; None if none. nbgrader calls this."""
         percent = min(math.ceil(total_seconds_late / DAY) * self.per_day, self.at_most)
         return score * percent / 100 or None
 
 
 def renew_penalties(course: Path, assignment: str) -> None:
-    """Work every penalty out again, so that scores given by hand, extensions and new due dates count.
+    """Recompute every penalty, so that manual scores, extensions and new due dates count.
 
-    nbgrader itself works a penalty out once, when the notebook is graded, before a person has given points.
+    nbgrader itself computes a penalty once, when the notebook is graded, before a person has given points.
 
     Raises:
-        CourseError: the gradebook cannot be used.
+        CourseError: The gradebook cannot be used.
     """
     from nbgrader.api import MissingEntry
 
@@ -50,14 +50,14 @@ def renew_penalties(course: Path, assignment: str) -> None:
 
 
 def late_plugin(config: Config) -> Any:
-    """The plugin that the configuration names: ours, or another of nbgrader's."""
+    """The configured plugin: ours, or one of nbgrader's."""
     step = AssignLatePenalties(config=config)
     step.init_plugin()
     return step.plugin_inst
 
 
 def set_penalties(plugin: Any, submission: Any) -> None:
-    """Set what is taken off each notebook of a submission; the caller commits."""
+    """Set the penalty of each notebook of a submission; the caller commits."""
     late = submission.total_seconds_late
     for notebook in submission.notebooks:
         score = notebook.score

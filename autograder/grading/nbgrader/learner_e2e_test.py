@@ -1,4 +1,4 @@
-"""A learner's hour in JupyterLab, in a real browser: from an assignment that is fetched to the points for it."""
+"""A learner's session in JupyterLab, in a real browser: from fetching an assignment to receiving points for it."""
 
 import csv
 import os
@@ -18,7 +18,7 @@ from autograder.release.notebook import ROOT
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 RIGHT = nbformat.read(ROOT / "autograder/proof/demo/submitted/right/fsdp/fsdp.ipynb", as_version=4)
 FUNCTION, FOLLOWING = "gather_params", "fsdp_loss"
-# What stands in the line below the cell that `check` runs in, each time that it changes.
+# Records the text of the status line below `check`'s cell, each time it changes.
 WATCH = """() => {
     window.lines = [];
     const look = () => document.querySelectorAll(".jp-OutputArea-output > span").forEach(({innerText: said}) => {
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Lab:
-    """A notebook that is open in JupyterLab, and what a learner does with it by mouse and keyboard."""
+    """A notebook open in JupyterLab, and a learner's actions on it by mouse and keyboard."""
 
     def __init__(self, page, path):
         self.page, self.path, self.runs = page, path, 0
@@ -49,7 +49,7 @@ class Lab:
         self.page.keyboard.insert_text(source)
 
     def run(self, begin):
-        """What comes out of a cell, when it has run."""
+        """The output of a cell after running it."""
         found = self.cell(begin)
         found.locator(".cm-content").click()
         self.page.keyboard.press("Control+Enter")
@@ -58,14 +58,14 @@ class Lab:
         return found.locator(".jp-OutputArea")
 
     def save(self):
-        """Save it; the notebook as it is on disk."""
+        """Save; return the notebook as it is on disk."""
         with self.page.expect_response(lambda one: one.request.method == "PUT" and "/api/contents/" in one.url) as put:
             self.page.keyboard.press("ControlOrMeta+s")
         assert put.value.ok
         return nbformat.read(self.path, as_version=4)
 
     def judge(self, source):
-        """Write the function, save, run it and its check: what is shown, and what nbgrader makes of it."""
+        """Write the function, save, run it and its check: return the display, and nbgrader's points for it."""
         self.write(f"def {FUNCTION}", source)
         self.save()
         self.run(f"def {FUNCTION}")
@@ -75,7 +75,7 @@ class Lab:
 
 @pytest.fixture
 def home(tmp_path):
-    """A student's folder with the assignment as it was fetched, and written but for one function; beside the course."""
+    """A student's folder with the assignment as fetched, complete except for one function; next to the course."""
     exchange = tmp_path / "exchange"
     init(tmp_path / "course", students=[{"id": "ada"}], name="dist", exchange=str(exchange))
     home = student_home(tmp_path, "ada", exchange)

@@ -1,7 +1,7 @@
-"""The ledger: every verdict of a course, in one SQLite file. It is the truth; the gradebook is made from it.
+"""The ledger: every verdict of a course, in one SQLite file. It is authoritative; the gradebook is made from it.
 
 A verdict is filed under a key, the hash of everything it depends on: the submitted bytes, the contract, the grader's
-version and the versions of the packages that compute. Writing one is one transaction that is on disk when it returns.
+version and the versions of the packages that compute. A write is one transaction, on disk when it returns.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ REMEDIES = (
 
 
 class LedgerError(Exception):
-    """The ledger cannot be read or written; the message says which file, why, and what to do."""
+    """The ledger cannot be read or written; the message names the file, the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One student's current submission, as the ledger knows it."""
+    """One student's current submission, as recorded in the ledger."""
 
     assignment: str
     student: str
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def digest(submission: bytes) -> str:
-    """The name of a submission: the SHA-256 of its bytes."""
+    """The identifier of a submission: the SHA-256 of its bytes."""
     return hashlib.sha256(submission).hexdigest()
 
 
@@ -78,17 +78,17 @@ def key(submission: bytes, contract: str, packages: Mapping[str, str] | None = N
     Args:
         submission: The submitted notebook, as bytes.
         contract: The hash of the chapter's contract.
-        packages: Versions by package; the installed ones if not given.
+        packages: Versions by package; the installed ones by default.
     """
     parts = [digest(submission), contract, sorted((packages or versions()).items())]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Ledger:
-    """The verdicts in ``path``; usable as a context manager.
+    """The verdicts stored at ``path``; usable as a context manager.
 
     Raises:
-        LedgerError: from every method, when the file cannot be read or written.
+        LedgerError: From every method, when the file cannot be read or written.
     """
 
     def __init__(self, path: Path, *, wait: float = 10.0):
@@ -118,20 +118,20 @@ class Ledger:
         self._db.close()
 
     def get(self, key: str, student: str = "") -> Report | None:
-        """The verdict under that key, in that student's name; None if there is none."""
+        """The verdict under that key, with that student's name; None if there is none."""
         with self._explained():
             row = self._db.execute("SELECT report FROM verdict WHERE key = ?", (key,)).fetchone()
         return replace(Report.from_json(json.loads(row[0])), student=student) if row else None
 
     def record(self, key: str, report: Report) -> None:
-        """File the verdict, and with it drop the key's faults."""
+        """File the verdict, and clear the key's faults."""
         text = json.dumps(replace(report, student="").to_json(), sort_keys=True)
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO verdict VALUES (?, ?, ?)", (key, text, time.time()))
             self._db.execute("DELETE FROM fault WHERE key = ?", (key,))
 
     def fault(self, key: str, message: str) -> int:
-        """Note that the grader failed on this key; how often it has by now.
+        """Record that the grader failed on this key; return the number of failures so far.
 
         After ``TRIES`` faults the submission needs a person.
         """
@@ -144,7 +144,7 @@ class Ledger:
         return row[0]
 
     def submit(self, assignment: str, student: str, key: str, submission: str) -> None:
-        """Note which submission of a student counts; one that is new is not yet in the gradebook."""
+        """Record which submission of a student counts; a new one is not yet in the gradebook."""
         with self._transaction():
             self._db.execute(
                 "INSERT INTO current VALUES (?, ?, ?, ?, NULL) ON CONFLICT (assignment, student) "
@@ -160,7 +160,7 @@ class Ledger:
             self._db.executemany("DELETE FROM current WHERE assignment = ? AND student = ?", rows)
 
     def booked(self, assignment: str, student: str, report: Report | None) -> None:
-        """Note that the gradebook has this report; None: that it must be booked again."""
+        """Record that the gradebook has this report; None means that it must be booked again."""
         with self._transaction():
             self._db.execute(
                 "UPDATE current SET booked = ? WHERE assignment = ? AND student = ?",
@@ -209,7 +209,7 @@ def remedy(message: str) -> str:
 
 
 def needs_human(report: Report) -> bool:
-    """True if any function of the report still waits for a person."""
+    """Return True if any function of the report still waits for a person."""
     return any(result.verdict == NEEDS_HUMAN for result in report.functions)
 
 

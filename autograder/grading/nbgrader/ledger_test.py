@@ -1,4 +1,4 @@
-"""The ledger keeps every verdict, tells workers apart, and says what is wrong with a disk."""
+"""The ledger keeps every verdict, distinguishes workers, and reports disk problems."""
 
 import os
 import signal
@@ -75,11 +75,11 @@ def test_what_is_recorded_survives_kill_9(tmp_path):
         [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE
     ) as worker:
         assert worker.stdout
-        said = [int(worker.stdout.readline()) for _ in range(5)]
+        written = [int(worker.stdout.readline()) for _ in range(5)]
         os.kill(worker.pid, signal.SIGKILL)
-        said += [int(line) for line in worker.stdout.read().splitlines()]
+        written += [int(line) for line in worker.stdout.read().splitlines()]
     with Ledger(path) as ledger:
-        assert all(ledger.get(f"k{number}") for number in said)
+        assert all(ledger.get(f"k{number}") for number in written)
 
 
 def test_a_locked_ledger_says_so_and_what_to_do(ledger):

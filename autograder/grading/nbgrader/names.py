@@ -1,4 +1,4 @@
-"""Students are called what their folders are called, to the byte; what no gradebook or page can hold is written out."""
+"""Students are named after their folders, to the byte; characters unfit for gradebooks or pages are written out."""
 
 import unicodedata
 
@@ -7,7 +7,7 @@ KINDS = ("L", "M", "N", "So", "Sk", "Pd")  # letters, marks and numbers of any s
 
 
 def name_problem(folder: str) -> str:
-    """The reason why a folder's name cannot be a student's, as the end of a sentence; empty if it can."""
+    """The reason why a folder's name cannot be a student's, as the end of a sentence; empty if it is valid."""
     if any("\ud800" <= c <= "\udfff" for c in folder):
         return "is not UTF-8"
     odd = dict.fromkeys(c for c in folder if not _is_fine(c))
@@ -19,7 +19,7 @@ def name_problem(folder: str) -> str:
 
 
 def student_name(folder: str) -> str:
-    """The name under which a folder's student is filed: its own, or one with odd characters written out."""
+    """The name under which a folder's student is filed: the folder's, or one with odd characters written out."""
     if not name_problem(folder):
         return folder
     inner = range(len(folder) - len(folder.lstrip(" ")), len(folder.rstrip(" ")))
@@ -27,7 +27,7 @@ def student_name(folder: str) -> str:
 
 
 def same_name(name: str) -> str:
-    """A form that is equal for names that people cannot tell apart: in case, or in how letters are composed."""
+    """A form that is equal for names that people cannot distinguish: in case, or in how letters are composed."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

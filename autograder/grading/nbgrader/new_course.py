@@ -1,4 +1,4 @@
-"""A course of an instructor's own: what `meshcraft init` makes, and what it changes in one that is there."""
+"""An instructor's own course: created by `meshcraft init`, which can also change an existing one."""
 
 import csv
 import re
@@ -32,20 +32,20 @@ def init_course(
     settings: Mapping[str, Any],
     students: list[dict[str, str]],
 ) -> dict[str, str]:
-    """Make a course folder; or add to one, and change its dates and settings. Nothing that is there gets lost.
+    """Create a course folder, or add to one and change its dates and settings. Nothing existing is lost.
 
     Args:
         folder: The course folder.
-        chapters: Those to add; one that is there already keeps its source notebook.
-        due: New due dates by chapter; None takes a date away.
+        chapters: Chapters to add; an existing one keeps its source notebook.
+        due: New due dates by chapter; None removes a date.
         settings: The fields of ``Settings`` to change.
         students: Rows of ``read_students``, for the gradebook.
 
     Returns:
-        What stands now, by subject.
+        The resulting state, by subject.
 
     Raises:
-        CourseError: the folder holds something else, is in use, or cannot be written.
+        CourseError: The folder holds something else, is in use, or cannot be written.
     """
     folder = folder.resolve()
     _require_ours(folder)
@@ -79,10 +79,10 @@ def init_course(
 
 
 def parse_due(text: str) -> datetime | None:
-    """A due date in UTC; ``none`` is None. Without a time zone it is in that of this machine.
+    """Parse a due date into UTC; ``none`` is None. Without a time zone, this machine's applies.
 
     Raises:
-        CourseError: it is no date with a time.
+        CourseError: It is not a date with a time.
     """
     if text == NONE:
         return None
@@ -97,7 +97,7 @@ def parse_due(text: str) -> datetime | None:
 
 
 def shown(due: datetime) -> str:
-    """The date and time in this machine's time zone, and in UTC if that is another."""
+    """The date and time in this machine's time zone, and in UTC if that differs."""
     here = due.astimezone()
     utc = "" if here.utcoffset() == due.utcoffset() else f" ({due:%Y-%m-%d %H:%M} UTC)"
     return f"{here:%Y-%m-%d %H:%M %Z}{utc}"
@@ -112,10 +112,10 @@ def policy(settings: Settings) -> str:
 
 
 def read_students(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file with the columns that nbgrader has for a student; only ``id`` is needed.
+    """The rows of a CSV file with nbgrader's columns for a student; only ``id`` is required.
 
     Raises:
-        CourseError: it cannot be read, or a row cannot be used.
+        CourseError: It cannot be read, or a row is invalid.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -175,7 +175,7 @@ def _settled(folder: Path, changes: Mapping[str, Any]) -> Settings:
 
 
 def course_name(folder: str) -> str:
-    """The course's name in the exchange, if nobody gives another: the folder's, without what that has no place for."""
+    """The course's default name in the exchange: the folder's, without characters that are not allowed there."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", folder).strip("-.") or Settings().name
 
 
@@ -184,7 +184,7 @@ def _chapters(folder: Path) -> list[str]:
 
 
 def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Mapping[str, Any]) -> dict[str, str]:
-    """Every chapter's variants: drawn from the secret where it is new or changed, else as they were."""
+    """Every chapter's variants: drawn from the secret if new or changed, else unchanged."""
     secret, there = course.secret(folder), _chapters(folder)
     variants = dict(settled.variants)
     for name in chapters or (there if "vary" in changes else []):
@@ -202,7 +202,7 @@ def _variants(folder: Path, chapters: list[str], settled: Settings, changes: Map
 def _assignments(
     folder: Path, chapters: list[str], due: Mapping[str, datetime | None], settings: Settings
 ) -> dict[str, datetime | None]:
-    """Release what is new or changed, and set the dates; the due date of every chapter in the course."""
+    """Release new or changed chapters, and set the dates; return the due date of every chapter in the course."""
     dates = due_dates(folder)
     for name in dict.fromkeys([*_chapters(folder), *chapters]):
         dates[name] = due.get(name, dates.get(name))
@@ -220,7 +220,7 @@ def _assignments(
 
 
 def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings) -> bool:
-    """Let the notebook say when it is due, in a cell after the first; whether that changes it."""
+    """Write the due date into a cell after the notebook's first; return True if that changes it."""
     late = policy(settings)
     text = f"**Due {shown(due)}.**" + (f" {late[0].upper()}{late[1:]}." if late else "") if due else ""
     notice = next((cell for cell in notebook.cells if cell.get("id") == DUE), None)
@@ -233,7 +233,7 @@ def _write_due(notebook: NotebookNode, due: datetime | None, settings: Settings)
 
 
 def _enrol(folder: Path, students: list[dict[str, str]]) -> int:
-    """Add the students to the gradebook, or fill in what is known of them; how many it has now."""
+    """Add the students to the gradebook, or complete their data; return the number of students."""
     with course.open_gradebook(folder) as gradebook:
         for row in students:
             known: Any = {name: value for name, value in row.items() if value and name != "id"}

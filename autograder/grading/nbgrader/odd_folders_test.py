@@ -1,4 +1,4 @@
-"""An odd folder costs one row, and a course may lie anywhere: everyone else is graded, booked, paged and exported."""
+"""An odd folder costs one row, and a course may be anywhere: all others are graded, booked, paged and exported."""
 
 import csv
 import json
@@ -78,11 +78,11 @@ def test_one_odd_folder_costs_one_row(course, tmp_path, monkeypatch):
     assert {name for name, report in reports.items() if verdicts(report) == {PASS}} == {*FINE, "odd names"}
     assert {name for name, report in reports.items() if verdicts(report) == {NEEDS_HUMAN}} == people
     assert {name for name, report in reports.items() if verdicts(report) == {REFUSED}} == refusals
-    said = {name: reports[name].functions[0].message for name in (*people, *refusals)}
-    assert "is not UTF-8, which nbgrader cannot handle; rename it" in said[r"Jos\xe9"]
-    assert "has RIGHT-TO-LEFT OVERRIDE, which" in said[r"right\u202eleft"]
-    assert "submitted/stray.ipynb is no folder" in said["stray.ipynb"] and "fsdp is no folder" in said["file"]
-    assert "submitted/closed cannot be read (Permission denied)" in said["closed"]
+    messages = {name: reports[name].functions[0].message for name in (*people, *refusals)}
+    assert "is not UTF-8, which nbgrader cannot handle; rename it" in messages[r"Jos\xe9"]
+    assert "has RIGHT-TO-LEFT OVERRIDE, which" in messages[r"right\u202eleft"]
+    assert "submitted/stray.ipynb is no folder" in messages["stray.ipynb"] and "fsdp is no folder" in messages["file"]
+    assert "submitted/closed cannot be read (Permission denied)" in messages["closed"]
     assert not any("not in the gradebook" in note for report in reports.values() for note in report.notes)
 
     with open_gradebook(course) as book:

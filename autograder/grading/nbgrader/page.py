@@ -1,6 +1,6 @@
-"""One function on a feedback page: in words what to look at, then every figure, then the step.
+"""One function on a feedback page: advice in words, then every figure, then the step.
 
-Everything that came from a submission is escaped here, the message of an exception and the name of a line alike.
+Everything that came from a submission is escaped here, exception messages and line names alike.
 """
 
 import re
@@ -48,11 +48,11 @@ _FILE = re.compile(r"(?:/[\w.+@\-]+){2,}/([\w.+\-]+)")
 
 
 def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> str:
-    """A function's verdict as HTML without script or address.
+    """A function's verdict as HTML without scripts or URLs.
 
     Args:
         chapter: The chapter's name.
-        result: Of official grading.
+        result: The result of official grading.
         sources: The student's lines by ``cell:line``, to quote those that a fact points at.
     """
     colour = COLOURS.get(result.verdict, RED)
@@ -62,7 +62,7 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> s
         f"{_safe(MEANING.get(result.verdict, ''))} {_safe(result.reason)}</p>"
     ]
     failed = [fact for fact in result.facts if fact.passed is False]
-    if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _said_by(failed, result):
+    if result.verdict != NEEDS_HUMAN and (result.message or result.line) and not _message_in_facts(failed, result):
         parts.append(_finding("", result.message, result.line, sources))
     parts += [_finding(_title(fact), fact.message, fact.line, sources) for fact in failed]
     parts.append(_next(chapter, result, failed))
@@ -78,12 +78,12 @@ def function_html(chapter: str, result: Result, sources: Mapping[str, str]) -> s
 
 
 def anchor(line: str) -> str:
-    """The id of a line of the student's on the page."""
+    """The anchor of a student's line on the page."""
     return f"line-{line}"
 
 
 def tidy(message: str) -> str:
-    """A message without the folders of files that are not the student's, and without our names for cells."""
+    """A message with folders stripped from paths of other files, and without our names for cells."""
     return _FILE.sub(r"\1", message.replace("meshcraft-cell:", ""))
 
 
@@ -95,7 +95,7 @@ def _code(text: str) -> str:
     return f"<code>{_safe(text)}</code>"
 
 
-def _said_by(failed: list[Fact], result: Result) -> bool:
+def _message_in_facts(failed: list[Fact], result: Result) -> bool:
     return any((fact.message, fact.line) == (result.message, result.line) for fact in failed)
 
 
@@ -109,7 +109,7 @@ def _urgency(fact: Fact) -> int:
 
 
 def _finding(title: str, message: str, line: str, sources: Mapping[str, str]) -> str:
-    """One thing that is not as it should be: what, in words, and at which of the student's lines."""
+    """One finding: its title, its explanation, and the student's line."""
     head = f"<h3>{_safe(title)}</h3>" if title else ""
     text = f"<p>{_safe(tidy(message))}</p>" if message else ""
     return f'<div class="finding">{head}{text}{_line(line, sources)}</div>'
@@ -147,7 +147,7 @@ def _next(chapter: str, result: Result, failed: list[Fact]) -> str:
 
 
 def _step(chapter: str, result: Result) -> str:
-    """The step at the realistic size next to the course's own: a picture, and what it says in words."""
+    """The step at the realistic size next to the course's own: a picture, and its summary in words."""
     own = _read(result.timeline)
     if own is None:
         return ""
@@ -170,7 +170,7 @@ def _step(chapter: str, result: Result) -> str:
 
 
 def _read(brief: object) -> Timeline | None:
-    """The timeline in brief that a verdict holds, if it holds one that can be drawn."""
+    """The timeline in a verdict's summary, if it has one that can be drawn."""
     try:
         result = from_summary(brief)
     except ValueError:
@@ -180,7 +180,7 @@ def _read(brief: object) -> Timeline | None:
 
 @lru_cache(maxsize=64)
 def reference_step(chapter: str, name: str) -> Timeline | None:
-    """The course's own step, simulated here and now; None where it is not part of this installation."""
+    """The course's own step, simulated now; None if this installation does not include it."""
     from autograder.learner.profile import predict_solution
 
     try:

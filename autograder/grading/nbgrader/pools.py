@@ -1,6 +1,6 @@
 """Pools that run gradings: processes of this machine, or an existing Dask cluster.
 
-A grading is a pure function of its `Job`, so it may run anywhere, and twice. Each thread that grades keeps its own warm
+A grading is a pure function of its `Job`, so it may run anywhere, and twice. Each grading thread has its own warm
 sandboxed processes.
 """
 
@@ -25,11 +25,11 @@ from autograder.grading.inside.launch import PR_SET_PDEATHSIG, Limits, prctl
 from autograder.grading.nbgrader.course import CourseError
 from autograder.grading.nbgrader.submissions import fingerprint
 
-# How many gradings a cluster is handed at once: what it has no worker for waits there.
+# Number of gradings handed to a cluster at once: those without a worker wait there.
 CLUSTER_WIDTH = 512
 CONNECT_SECONDS = 20
 
-# Makes the executor, for one grading at a time or for many, and says how many it takes at once.
+# Creates the executor, for one grading at a time or for many, with its maximum number in parallel.
 NewPool = Callable[[bool], tuple[Executor, int]]
 
 
@@ -41,12 +41,12 @@ class Job:
         chapter: The chapter's name.
         name: The notebook's file name, for messages.
         notebook: Its bytes.
-        student: Who handed it in.
-        secret: The course's.
-        level: The sandbox's level; empty: the best of the machine that it runs on.
-        fingerprint: What that machine's course and packages must be; empty: not compared.
-        limits: Other limits than usual.
-        variants: What the course asks for: function and variant.
+        student: The student's name.
+        secret: The course's secret.
+        level: The sandbox's level; empty for the best of the machine it runs on.
+        fingerprint: The required fingerprint of that machine's course and packages; empty to skip the comparison.
+        limits: Limits other than the defaults.
+        variants: The course's variants by function.
     """
 
     chapter: str
@@ -62,14 +62,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A report, or what went wrong in the grader."""
+    """A report, or the fault that occurred in the grader."""
 
     report: Report | None
     fault: str = ""
 
 
 def local_pool(workers: int) -> NewPool:
-    """Processes of this machine, ended with this one."""
+    """Processes of this machine, which end with this one."""
 
     def make(alone: bool) -> tuple[Executor, int]:
         width = 1 if alone else workers
@@ -81,10 +81,10 @@ def local_pool(workers: int) -> NewPool:
 
 @contextmanager
 def dask_pool(address: str) -> Iterator[NewPool]:
-    """The workers of a Dask cluster. A worker that dies has its gradings done by another.
+    """The workers of a Dask cluster. If a worker dies, others redo its gradings.
 
     Raises:
-        CourseError: no scheduler answers at the address, it went away meanwhile, or Dask is not installed.
+        CourseError: No scheduler answers at the address, it went away meanwhile, or Dask is not installed.
     """
     try:
         from distributed import Client
@@ -92,7 +92,7 @@ def dask_pool(address: str) -> Iterator[NewPool]:
         raise CourseError(
             "--scheduler needs Dask: pip install '.[cluster]' in the course's checkout, here and on the cluster"
         ) from None
-    for name in ("distributed", "distributed.client", "tornado.application"):  # what matters, they raise
+    for name in ("distributed", "distributed.client", "tornado.application"):  # they raise anything that matters
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
@@ -117,7 +117,7 @@ _own = threading.local()
 
 
 def start_worker(parent: int) -> None:
-    """A local worker leaves interrupting to its parent, and does not outlive it."""
+    """Set up a local worker: it leaves interrupts to its parent, and does not outlive it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux" and os.getppid() != parent:
@@ -165,7 +165,7 @@ def _warm_grader(job: Job):
 
 
 def verdict_for_all(chapter: str, verdict: str, message: str, isolation: str = "") -> Report:
-    """A report that says the same of every function of the chapter, and gives no points."""
+    """A report with the same verdict for every function of the chapter, and no points."""
     tasks = load(chapter).tasks
     functions = tuple(Result(task.name, 0.0, float(task.points), verdict, message=message) for task in tasks)
     return Report(chapter, functions, isolation=isolation)

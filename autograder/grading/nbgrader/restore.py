@@ -1,4 +1,4 @@
-"""A submission as nbgrader sees it: the released notebook with the student's sources, and nothing else."""
+"""nbgrader's view of a submission: the released notebook with the student's sources, and nothing else."""
 
 import re
 from copy import deepcopy
@@ -22,11 +22,11 @@ def unreadable() -> Notebook:
 
 
 def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
-    """The released notebook with the student's sources: what nbgrader and whoever reviews it get to see.
+    """The released notebook with the student's sources, as seen by nbgrader and by reviewers.
 
-    Every cell that was graded is in it. Cells are known by grade id and kind; of several with the same id the last
-    counts. A released check cell is always the released one, with what the student made of it before it, and one that
-    is missing is put back. Other cells of the student's stay, without metadata.
+    Every graded cell is in it. Cells are identified by grade id and kind; the last of several with the same id
+    counts. A released check cell is always the released version, preceded by the student's version of it, and a missing
+    one is restored. Other cells of the student's stay, without metadata.
     """
     graded = [cell for cell in release.cells if "nbgrader" in cell.metadata]
     known = {(cell.metadata.nbgrader.grade_id, cell.cell_type): cell for cell in graded}
@@ -51,7 +51,7 @@ def restore(release: NotebookNode, submitted: Notebook) -> NotebookNode:
 
 
 def _cell(kind: str, source: str, name: str, *, released: bool = False) -> NotebookNode:
-    """A cell without metadata but the name that verdicts call it by; not validated, it is one by construction."""
+    """A cell with no metadata but the name verdicts use for it; not validated, since it is valid by construction."""
     code = {"outputs": [], "execution_count": None} if kind == CODE else {}
     metadata = {"meshcraft": {"name": name, "released": released}}
     made: Any = from_dict({"cell_type": kind, "id": "cell", "metadata": metadata, "source": source, **code})
@@ -59,9 +59,9 @@ def _cell(kind: str, source: str, name: str, *, released: bool = False) -> Noteb
 
 
 def exchange_files(folder: Path) -> dict[str, str]:
-    """Read the time and the secret that nbgrader's exchange puts next to a notebook, if they look like its own.
+    """Read the time and the secret that nbgrader's exchange puts next to a notebook, if they look genuine.
 
-    The student could write to both, so nothing else is passed on.
+    The student could write to both files, so nothing else is passed on.
     """
     result = {}
     for name, is_fine in (("timestamp.txt", _is_time), ("submission_secret.txt", SECRET.fullmatch)):

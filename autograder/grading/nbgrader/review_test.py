@@ -1,4 +1,4 @@
-"""What a person reviews is what was graded: one reader of a notebook's cells, whatever stands around them."""
+"""Manual review shows exactly what was graded: both use one reader of a notebook's cells, whatever surrounds them."""
 
 import json
 import os

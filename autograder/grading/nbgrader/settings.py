@@ -15,7 +15,7 @@ HEAD = """\
 
 
 class CourseError(Exception):
-    """The course folder cannot be used; the message says why and what to do."""
+    """The course folder cannot be used; the message gives the cause and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Settings:
     """A course's settings.
 
     ``late_per_day`` and ``late_at_most`` are percent of the points earned; ``exchange`` is a folder, or empty. ``vary``
-    says whether chapters that are added ask for variants, and ``variants`` which one each ``chapter.function`` does.
+    says whether new chapters ask for variants, and ``variants`` gives the one of each ``chapter.function``.
     """
 
     name: str = "course"
@@ -35,10 +35,10 @@ class Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The course's settings; those of a course that was told nothing, if it has no file.
+    """The course's settings; the defaults if it has no file.
 
     Raises:
-        CourseError: the file holds something else.
+        CourseError: The file holds something else.
     """
     path = folder / FILE
     if not path.exists():
@@ -55,10 +55,10 @@ def read_settings(folder: Path) -> Settings:
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings, if they can be used.
+    """Validate the settings and return them.
 
     Raises:
-        ValueError: one cannot; the message says which, and what it may be.
+        ValueError: A setting is invalid; the message names it and the allowed values.
     """
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", settings.name):
         raise ValueError(f"the course is called {settings.name!r}; use letters, digits and any of _ . -")

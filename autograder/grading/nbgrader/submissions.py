@@ -1,4 +1,4 @@
-"""A class's submissions: a notebook for each student, or why there is none."""
+"""A class's submissions: a notebook for each student, or the reason there is none."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ SOURCES = ("course/**/*.py", "autograder/contract/*.py", "autograder/grading/**/
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's submission. ``problem`` says why there is nothing to run, and then ``verdict`` is given."""
+    """One student's submission. ``problem`` says why there is nothing to run; ``verdict`` is then set."""
 
     student: str
     key: str
@@ -34,7 +34,7 @@ class Submission:
 
 
 def find_submissions(course: Path, assignment: str) -> list[Submission]:
-    """Find ``submitted/<student>/<assignment>/``, in order of student, and one submission for each odd entry."""
+    """Find ``submitted/<student>/<assignment>/``, ordered by student, and one submission for each odd entry."""
     contract = contract_hash(assignment) + _requested(course, assignment)
     result = []
     for folder in sorted((course / "submitted").iterdir()):
@@ -56,12 +56,12 @@ def _requested(course: Path, assignment: str) -> str:
 
 @cache
 def fingerprint(chapter: str) -> str:
-    """The hash of everything that a chapter's verdicts depend on, besides what was handed in and the secret."""
+    """The hash of everything that a chapter's verdicts depend on, apart from the submission and the secret."""
     return key(b"", contract_hash(chapter))
 
 
 def contract_hash(chapter: str) -> str:
-    """The hash of what decides a chapter's verdicts besides the submission: contract, references, grader."""
+    """The hash of everything that decides a chapter's verdicts besides the submission: contract, references, grader."""
     root = Path(__file__).resolve().parents[3]
     sources = {path for pattern in SOURCES for path in root.glob(pattern) if not path.name.endswith("_test.py")}
     files = sources | set(contract_files(chapter))
@@ -116,7 +116,7 @@ def _submission(student: str, folder: Path, contract: str) -> Submission:
 
 
 def read_submitted(path: Path) -> tuple[str, bytes]:
-    """Read a file: a problem, or an empty text and its bytes. Never follows a link, nor waits for a pipe."""
+    """Read a file: a problem, or an empty text and its bytes. Never follow a link or block on a pipe."""
     name = one_line(path.name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""An instructor's own course: made, changed, released, collected over nbgrader's exchange, graded late, exported."""
+"""An instructor's own course: created, changed, released, collected over nbgrader's exchange, graded late, exported."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ from autograder.grading.nbgrader.settings import CourseError
 
 DECEMBER, MARCH = datetime(2026, 12, 1, 17, 0, tzinfo=UTC), datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NEXT_DAY = "2026-03-02 18:00:00.000000 UTC"
-# Each command in a process of its own, as if typed; nbgrader is imported once.
+# Each command in a separate process, as if typed; nbgrader is imported once.
 NBGRADER = """
 import json, os, sys
 from nbgrader.apps import NbGraderApp
@@ -59,9 +59,9 @@ def course(made, tmp_path):
 
 
 def nbgrader(*steps):
-    """nbgrader's own commands, each typed in a folder by somebody with Jupyter data of their own."""
-    told = json.dumps([(str(folder), str(folder / ".data"), command.split()) for folder, command in steps])
-    done = subprocess.run([sys.executable, "-c", NBGRADER], input=told, capture_output=True, text=True, cwd="/")
+    """nbgrader's own commands, each run in a folder by a user with separate Jupyter data."""
+    request = json.dumps([(str(folder), str(folder / ".data"), command.split()) for folder, command in steps])
+    done = subprocess.run([sys.executable, "-c", NBGRADER], input=request, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -76,12 +76,12 @@ def student_home(folder, name, exchange):
 
 
 def judge(course, *students):
-    """Full points for everybody, filed and booked as a grading does it."""
+    """Full points for everyone, filed and booked as in grading."""
     assert file_and_book(course, dict.fromkeys(students, report())) == {}
 
 
 def score_by_hand(course, student, points):
-    """As formgrader's page saves it."""
+    """Score as formgrader's page saves it."""
     with open_gradebook(course) as gradebook:
         grade: Any = gradebook.find_grade("question", *WHERE, student)
         grade.manual_score, grade.needs_manual_grade = points, False

@@ -1,6 +1,6 @@
 """The variants of a course: drawn from its secret when a chapter is released, then kept in its settings.
 
-The released notebook says it in words before the function, and tells ``check``. Official grading asks the settings and
+The released notebook states it before the function, and passes it to ``check``. Official grading uses the settings and
 never the submission.
 """
 
@@ -22,7 +22,7 @@ MARK = "variant-"
 
 
 def choose(secret: bytes, chapter: str) -> dict[str, str]:
-    """The variant of each function that has some, as follows from the course's secret."""
+    """The variant of each function that has some, derived from the course's secret."""
     result = {}
     for task in load(chapter).tasks:
         if task.variants:
@@ -36,7 +36,7 @@ def requested_by(course: Path, chapter: str) -> dict[str, str]:
     """The course's variants, by function.
 
     Raises:
-        CourseError: the settings name what there is not, or the released notebook says something else.
+        CourseError: The settings name an unknown variant, or the released notebook differs.
     """
     requested = requested_in(read_settings(course).variants, chapter)
     try:
@@ -63,21 +63,21 @@ def requested_in(variants: Mapping[str, str], chapter: str) -> dict[str, str]:
     return {function: variant for (where, _, function), variant in sorted(parts) if where == chapter and variant}
 
 
-def state(notebook: NotebookNode, chapter: str, asked: Mapping[str, str]) -> bool:
-    """Let a source notebook ask for these variants and no others; whether that changes it."""
+def state(notebook: NotebookNode, chapter: str, requested: Mapping[str, str]) -> bool:
+    """Make a source notebook ask for exactly these variants; return True if that changes it."""
     before = [(cell.get("id"), cell.source) for cell in notebook.cells]
     cells = []
     for cell in notebook.cells:
         name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
         if str(cell.get("id", "")).startswith(MARK):
             continue
-        if name in asked:
-            variant = load(chapter).task(name).variant(asked[name])
+        if name in requested:
+            variant = load(chapter).task(name).variant(requested[name])
             assert variant
             cells.append(new_markdown_cell(f"**In this course:** {variant.sentence}", id=f"{MARK}{name}"[:64]))
         checked = name.removeprefix(CHECK)
         if name.startswith(CHECK):
-            argument = f', variant="{asked[checked]}"' if checked in asked else ""
+            argument = f', variant="{requested[checked]}"' if checked in requested else ""
             if argument or stated([Cell(name, cell.source)]):
                 cell.source = f"check({checked}{argument})"
         cells.append(cell)

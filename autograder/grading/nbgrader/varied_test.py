@@ -1,4 +1,4 @@
-"""What a course asks for instead of what is usual: said in its notebook, and judged the same everywhere."""
+"""A course's variants: stated in its notebook, and judged the same everywhere."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def source(name):
 
 
 def adapted(name, variant):
-    """The public solution, changed to what the variant asks for."""
+    """The public solution, adapted to the variant."""
     place = PLACES[variant].format
     text = INDEX.sub(lambda found: f"({place(f'({found[1] or found[2]})')}) % size", source(name))
     own = "lax.dynamic_slice_in_dim(x, index * length, length, 0)"
@@ -136,7 +136,7 @@ def test_a_new_course_says_what_it_asks_for_and_three_places_judge_it(course, tm
         with Grader("collectives", secret=b"s" * 32, level=best_level(), variants=asked) as grader:
             task = load("collectives").task(name)
             official = grader.grade_task(task, parse_notebook("n", data.encode()))
-            # What a submission says of itself counts for nothing.
+            # A submission's own claim about its variant does not count.
             lying = data.replace(f'variant=\\"{asked[name]}\\"', 'variant=\\"\\"')
             assert lying != data and grader.grade_task(task, parse_notebook("n", lying.encode())).verdict == verdict
         assert [live.verdict, file.verdict, official.verdict] == [verdict] * 3

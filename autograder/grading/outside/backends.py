@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from py_landlock import AccessFs
 
 INSIDE = "/meshcraft"
-# Never read from an installed copy: only the mounts decide which solutions a chapter may see.
+# Never read from an installed copy: the mounts alone decide which solutions a chapter may see.
 OWN_PACKAGES = ("autograder", "exercises", "solutions")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SYSTEM_PREFIXES = tuple(f"{path}/" for path in SYSTEM)
 FILES = ("/etc/ld.so.cache",)
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 KERNEL_FILES = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu")
-# Where the kernel counts a user's threads together: what that user may start elsewhere while a sandbox runs. Without it
-# a second sandbox, or anything else, would take the threads of the first.
+# If the kernel counts a user's threads together: what that user may start elsewhere while a sandbox runs. Without it
+# a second sandbox, or any other process, would use up the first one's threads.
 OTHERS = 2048
 _starts = itertools.count()
 _JAX = re.compile("JAX_|XLA_")
@@ -44,9 +44,9 @@ _HARMLESS = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_DISABLE_MOST_
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder shown read-only as `target`, a path relative to the folder on PYTHONPATH.
+    """A file or folder mounted read-only as `target`, a path relative to the folder on PYTHONPATH.
 
-    Whatever lies below `source` must be readable by every user: the sandbox has a user of its own.
+    Everything below `source` must be readable by every user: the sandbox runs as a separate user.
     """
 
     source: Path
@@ -59,7 +59,7 @@ class Mount:
 
 @dataclass
 class Plan:
-    """The start of one sandbox: the command, its environment, what it inherits, what to delete."""
+    """How to start one sandbox: the command, its environment, inherited descriptors, and files to delete."""
 
     argv: list[str]
     env: dict[str, str]
@@ -69,11 +69,11 @@ class Plan:
 
 
 def plain(command: list[str]) -> Plan:
-    """No confinement, for a learner's own process; it starts in a folder of its own and imports nothing from theirs."""
+    """No confinement, for a learner's own process; it starts in an empty folder, away from the learner's files."""
     folder = tempfile.mkdtemp(prefix=f"meshcraft-{os.getpid()}-")
     scratch = f"{folder}/tmp"
     os.mkdir(scratch)
-    # Settings that a notebook made for its own JAX are not the judge's.
+    # Settings that a notebook chose for its own JAX do not apply to the judge.
     kept = {name: value for name, value in os.environ.items() if name.startswith(_HARMLESS) or not _JAX.match(name)}
     env = {**kept, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "MESHCRAFT_SCRATCH": scratch}
     return Plan(command, env, folder=folder, cwd=scratch)
@@ -83,9 +83,9 @@ def bubblewrap(command: list[str], mounts: list[Mount], limits: Limits, own_tmp:
     """Own user, mount, process, network, IPC, UTS and cgroup namespaces; nothing of the machine but Python.
 
     Three steps. `unshare` makes a mount namespace with one tmpfs that has a byte and an inode quota, which
-    bubblewrap cannot make (with own_tmp False, where that is not allowed, /tmp has a byte quota only).
-    A grader that is root binds there what a plain user cannot reach, and becomes a plain user that nothing
-    else runs as. Then bubblewrap builds what the process sees, and `prlimit` sets its limits: RLIMIT_NPROC
+    bubblewrap cannot make (with own_tmp False, if that is not allowed, /tmp has a byte quota only).
+    A grader running as root binds the files that a plain user cannot reach, and becomes a plain user that nothing
+    else runs as. Then bubblewrap builds the view of the file system, and `prlimit` sets its limits: RLIMIT_NPROC
     last, because it then counts this sandbox's threads alone (since Linux 5.14).
     """
     binds = {path: path for path in _python_folders()}
@@ -167,7 +167,7 @@ def landlock(command: list[str], mounts: list[Mount], limits: Limits, confined: 
 
 @functools.cache
 def _sweep() -> None:
-    # What a killed grader left; an hour, because in a container the same number may be another process.
+    # Leftovers of a killed grader; an hour, because in a container the same number may be another process.
     for folder in Path(tempfile.gettempdir()).glob("meshcraft-[0-9]*-*"):
         with suppress(OSError):
             alive = os.path.exists(f"/proc/{folder.name.split('-')[1]}")
@@ -209,18 +209,18 @@ def _ruleset(sources: list[str], scratch: str) -> int:
 
 
 def _around(path: str, hidden: list[str], access: AccessFs, listing: AccessFs) -> dict[str, AccessFs]:
-    if path in hidden or os.path.islink(path):  # a rule would follow the link, perhaps around what is hidden
+    if path in hidden or os.path.islink(path):  # a rule would follow the link, perhaps past the hidden folders
         return {}
     if not any(other.startswith(f"{path}/") for other in hidden):
         return {path: access}
-    rules = {path: listing}  # a rule reaches down, so the rest is allowed name by name
+    rules = {path: listing}  # a rule covers the subtree, so the rest is allowed name by name
     for name in os.listdir(path):
         rules |= _around(f"{path}/{name}", hidden, access, listing)
     return rules
 
 
 def tool(name: str) -> str:
-    """The path of a system program; its bare name when it is missing."""
+    """The path of a system program; its bare name if it is missing."""
     return shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or name
 
 
@@ -240,7 +240,7 @@ def _environment(code: str, scratch: str) -> dict[str, str]:
 
 
 def _prlimit(limits: Limits) -> list[str]:
-    # Before Linux 5.14 the count is the user's whole, not this namespace's.
+    # Before Linux 5.14 the limit counts all of the user's threads, not this namespace's.
     own_count = os.geteuid() == 0 or _kernel() >= (5, 14)
     pairs = {
         "as": limits.address_space,
@@ -261,7 +261,7 @@ def _become(user: int, reads_all: bool = False) -> list[str]:
 
 
 def _plain_user() -> int:
-    # One of the range that systemd hands out to services: nobody's account, another for each sandbox.
+    # From the range that systemd assigns to services: an unused account, different for each sandbox.
     return 61184 + (os.getpid() * 31 + next(_starts)) % 4000 if os.geteuid() == 0 else os.geteuid()
 
 
@@ -275,12 +275,12 @@ def _threads_of_user() -> int:
         try:
             count += len(os.listdir(task)) if task.stat().st_uid == os.geteuid() else 0
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has exited meanwhile
     return count
 
 
 def python_is_private() -> bool:
-    """True if other users cannot reach the Python that runs here."""
+    """Return True if other users cannot reach the Python that runs here."""
     return any(_is_private(path) for path in _python_folders())
 
 

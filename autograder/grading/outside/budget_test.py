@@ -1,4 +1,4 @@
-"""A submission has a budget: what hangs ends soon, and honest functions of the same submission are judged."""
+"""A submission has a budget: hanging code ends soon, and honest functions of the same submission are judged."""
 
 import io
 import json
@@ -51,8 +51,8 @@ def test_a_submission_whose_every_function_hangs_ends_within_its_budget(monkeypa
 
         def ask(self, header, blobs):
             spent.append(json.loads(blobs[0])["limits"]["cpu_s"])
-            said = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": float(spent[-1]), "clean": True}
-            return {**said, "output": ""}, [b""]
+            ending = {"exceeded": "", "signal": 24, "exit_status": None, "cpu_s": float(spent[-1]), "clean": True}
+            return {**ending, "output": ""}, [b""]
 
         def close(self):
             pass
@@ -97,7 +97,7 @@ DEADLOCK = """
 
 
 class Process:
-    """A Python program, as a worker's process."""
+    """A Python program in the role of a worker's process."""
 
     def __init__(self, program):
         command, pipes = (
@@ -148,12 +148,12 @@ CHILD = """
 def test_a_child_that_sleeps_is_ended_and_one_that_computes_is_not(monkeypatch, does, exceeded):
     monkeypatch.setenv("MESHCRAFT_LEVEL", "unsafe-local")
     command = [sys.executable, "-c", textwrap.dedent(CHILD), does]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == exceeded
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == exceeded
 
 
 class SlowToEnd:
-    """Closes its output at once when it is ended, and its files a moment later, as a real process may."""
+    """Closes its output immediately when ended, and its files a moment later, as a real process may."""
 
     def __init__(self):
         self.stdin = io.BytesIO()

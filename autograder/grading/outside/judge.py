@@ -1,4 +1,4 @@
-"""The trusted end: draws inputs, holds the oracle, and turns what a function's Programs do into facts and points."""
+"""The trusted side: draws inputs, holds the oracle, and turns a function's Programs into facts and points."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from autograder.grading.outside.pinned import pinned
 from course.program import Costs, Memory, Program, ProgramError, Timeline, signature_of
 from course.render.timeline_summary import from_summary, to_summary
 
-# Sends a request to an executor and returns its answer; raises Stopped when there is none.
+# Sends a request to an executor and returns its response; raises Stopped if there is none.
 Execute = Callable[[dict[str, Any], list[bytes]], tuple[dict[str, Any], list[bytes]]]
 
 
 class Stopped(Exception):
-    """A Program could not be judged: ``verdict`` says whose fault that is; ``cpu_s`` is what finding out has cost."""
+    """A Program could not be judged: ``verdict`` says who is at fault; ``cpu_s`` is the processor time it took."""
 
     def __init__(self, verdict: str, message: str, cpu_s: float = 0.0):
         super().__init__(message)
@@ -36,11 +36,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """The cases that one function is judged on, and the seeds that its inputs are drawn from.
+    """The cases on which a function is judged, and the seeds for its inputs.
 
     ``seed`` follows from the submission; ``shared`` is that of the stretched cases, whose large inputs and oracles are
-    made once for all submissions of a course. ``official`` says that nobody may learn these inputs, and that the
-    verdict is kept; ``variant`` is what a course asks for instead of what is usual.
+    computed once for all submissions of a course. ``official`` means that these inputs are secret, and that the
+    verdict is recorded; ``variant`` is the course's variant, if it asks for one.
     """
 
     chapter: str
@@ -54,12 +54,12 @@ class Plan:
 
     @property
     def traced(self) -> list[Case[Any]]:
-        """Everything that the tracer must export."""
+        """All cases that the tracer must export."""
         return [self.task.complete(case) for case in (*self.cases, *([self.at_scale] if self.at_scale else []))]
 
     @property
     def first(self) -> Plan:
-        """The quick cases alone, with the realistic size and the one that it is compared with."""
+        """The quick cases only, with the realistic size and the case it is compared with."""
         small = self.task.at_scale[1] if self.task.at_scale else ""
         return replace(self, cases=tuple(case for case in self.cases if case.quick or case.name == small))
 
@@ -78,11 +78,11 @@ def plan(
     Args:
         chapter: The chapter's name.
         task: Its task.
-        stretched: With the cases that have some sizes of the realistic one, as official grading has them.
-        secret: The course's; with it inputs follow from the submission and nobody can know them beforehand, and one
+        stretched: Include the cases that have some sizes of the realistic one, as in official grading.
+        secret: The course's secret; with it inputs follow from the submission and are unpredictable, and one
             more case is drawn. Without it they are the same each time.
-        submission: Hash of what was handed in.
-        variant: What the course asks for; empty: what is usual.
+        submission: Hash of the submission.
+        variant: The course's variant; empty for the default.
 
     Raises:
         LookupError: The task has no such variant.
@@ -110,18 +110,18 @@ def judge(
     progress: Callable[[str], None] | None = None,
     seen: dict[str, Evidence] | None = None,
 ) -> Result:
-    """The function's result from its Programs, one a case.
+    """Judge a function by its Programs, one per case.
 
     Args:
-        plan: What it is judged on.
+        plan: The cases it is judged on.
         programs: Its Programs by case.
         line: Where the function is defined, as ``cell:line``.
-        execute: Asks an executor.
-        progress: Called with each case before it is run.
-        seen: Evidence of cases that ran already, which do not run again; those that run are added.
+        execute: Sends a request to an executor.
+        progress: Called with each case before it runs.
+        seen: Evidence of cases that have already run and are skipped; newly run cases are added.
 
     Raises:
-        Stopped: The executor gave up for a reason that is not the Program's own.
+        Stopped: The executor gave up for a reason that is not the Program's fault.
     """
     seen = {} if seen is None else seen
     try:
@@ -142,7 +142,7 @@ def judge(
 
 
 def _at_scale_refused(problem: Problem, plan: Plan, small: Result) -> Result:
-    """The refusal; where values or gradients are wrong at small sizes already, that, with the refusal beside it."""
+    """Report a refusal at scale, after any values or gradients that are already wrong at small sizes."""
     if small.points:
         return stopped(plan.task, problem)
     why = f"the Program of the realistic size is refused: {problem.message}"
@@ -153,7 +153,7 @@ def _at_scale_refused(problem: Problem, plan: Plan, small: Result) -> Result:
 def _concluded(
     plan: Plan, cases: list[Evidence], large: Evidence | None, known: dict[str, Any], picture: dict[str, Any] | None
 ) -> Result:
-    """The result with the realistic size in one of its orders."""
+    """Conclude the result with the realistic size in one of its orders."""
     facts = [
         replace(_in_this_course(fact, plan.variant), point=fact.name in plan.task.point)
         for fact in plan.task.facts(Judged(cases, large, known))
@@ -165,7 +165,7 @@ def _concluded(
 
 
 def _in_this_course(fact: Fact, variant: Variant | None) -> Fact:
-    """The fact; one about wrong numbers says what this course asks for, where that is not what is usual."""
+    """Add to a fact about wrong numbers what this course's variant asks for, if it has one."""
     if variant is None or fact.passed is not False or not fact.kind.required:
         return fact
     return replace(fact, message=f"{fact.message.rstrip('. ')}. In this course: {variant.sentence}")
@@ -183,7 +183,7 @@ def stopped(task: Task, problem: Problem) -> Result:
 
 
 def _load(plan: Plan, case: Case, programs: dict[str, bytes]) -> Program:
-    """The case's Program, whose signature must be the contract's to the letter."""
+    """Load the case's Program, whose signature must match the contract's exactly."""
     if case.name not in programs:
         raise ProgramError(f"there is no Program for {case.name}")
     program = Program.load(programs[case.name])
@@ -227,9 +227,9 @@ def _run(plan: Plan, case: Case, programs: dict[str, bytes], line: str, execute:
 def _analyse(
     plan: Plan, programs: dict[str, bytes], line: str, execute: Execute
 ) -> list[tuple[Evidence, dict[str, Any] | None]]:
-    """The lenses' figures at the realistic size, and its timeline in brief, for each order of its collectives.
+    """Analyse the realistic size; return evidence and a timeline summary for each order of its collectives.
 
-    The order in which a Program does best counts, for all facts: what begins early needs its memory early.
+    The best order of a Program counts, for all facts together: issuing early also takes memory early.
     """
     assert plan.at_scale and plan.task.at_scale
     program = _load(plan, plan.at_scale, programs)
@@ -253,7 +253,7 @@ def _analyse(
 
 
 def _picture(brief: Any) -> dict[str, Any] | None:
-    """A timeline in brief as the executor gives it, in normal form; nothing where it is malformed: it is no grade."""
+    """Normalise a timeline summary from the executor; None if malformed, since it does not affect the grade."""
     try:
         return to_summary(from_summary(brief))
     except ValueError:
@@ -271,9 +271,9 @@ def _looked(answer: dict[str, Any]) -> tuple[Costs, Memory]:
 
 
 def expected(plan: Plan, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs drawn for a case, and what a single device makes of them, by name."""
+    """Draw a case's inputs, and compute the single-device results from them, by name."""
     stretched = case.name in {other.name for other in plan.task.stretched()}
-    make = _drawn if plan.official and not stretched else _kept  # no other submission is given the same
+    make = _drawn if plan.official and not stretched else _kept  # no other submission gets the same inputs
     return make(plan.chapter, plan.task.name, replace(case, given={}), plan.shared if stretched else plan.seed)
 
 
@@ -291,7 +291,7 @@ _kept = lru_cache(maxsize=32)(_drawn)
 
 @contextmanager
 def _quick_compilation() -> Iterator[None]:
-    """XLA optimises little: an oracle is small and runs once, and the process may be a notebook's kernel."""
+    """Reduce XLA's optimisation: an oracle is small and runs once, possibly in a notebook's kernel."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     try:

@@ -1,4 +1,4 @@
-"""No answers inside: of the files that the sandbox shows, none holds an oracle, an expected value or an answer."""
+"""No answers inside: of the files that the sandbox mounts, none holds an oracle, an expected value or an answer."""
 
 import ast
 import json
@@ -15,9 +15,9 @@ from autograder.grading.outside.workers import ROOT, mounted
 from course.curriculum import CHAPTERS, earlier
 
 NAMES = [entry.name for entry in CHAPTERS]
-# Closed forms of what exercises ask for: how leaves are split, what is on a tick, which mesh is best.
+# Closed forms that exercises ask for: how leaves are split, what runs in a tick, which mesh is best.
 FORBIDDEN = "oracle best expected split_spec ticks_of bytes_form most_bytes block_of copies_of spec_puzzle accumulated"
-# Of modules, what the sandbox must not be able to import: what judges, and what holds answers.
+# Modules that the sandbox must not be able to import: those that judge, and those that hold answers.
 PARTS = "mutants alternatives rings puzzles choice schedule step loss parts shared"
 JUDGES = [
     *(f"autograder.{name}" for name in ("check", "learner", "release", "proof", "proof.mutants")),
@@ -29,7 +29,7 @@ JUDGES = [
 
 @cache
 def shown(chapter):
-    """Every Python file among what is mounted."""
+    """Every Python file that is mounted."""
     found = []
     for path in mounted(chapter):
         found += [path] if path.suffix == ".py" else [p for p in path.rglob("*.py") if "__pycache__" not in p.parts]
@@ -58,7 +58,7 @@ def test_no_answer_no_judge_and_no_later_solution_is_among_the_files_and_none_im
     files = {str(path.relative_to(ROOT)): path for path in shown(chapter)}
     for name, path in files.items():
         assert not defined(path) & asked, name
-        if name.startswith("autograder/"):  # a notebook's lab may import what only a learner's machine has
+        if name.startswith("autograder/"):  # a notebook's lab may import modules that exist only on a learner's machine
             assert not defined(path) & {*FORBIDDEN.split()}, name
             assert not {*imported(path)} & {*JUDGES}, name
     assert {f"solutions/{name}.py" for name in NAMES} & {*files} == {f"solutions/{name}.py" for name in before}
@@ -100,7 +100,7 @@ print(json.dumps([found, len(gone), wrapped, wrapping.__file__]))
 
 @pytest.mark.parametrize("chapter", NAMES)
 def test_no_case_tells_a_wrapper_more_than_its_given_data(chapter):
-    """What is given is plain data, and survives the way into the sandbox."""
+    """``given`` is plain data, and survives the transfer into the sandbox."""
     for task in load(chapter).tasks:
         for case in task.cases:
             given = task.complete(case).given

@@ -1,11 +1,11 @@
-"""JAX's settings while the judge computes, whatever a learner's notebook has made of them."""
+"""Pin JAX's settings while the judge computes, whatever a learner's notebook has set."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
 
-# Those that change values, or that stop what is right, and JAX's own defaults.
+# Settings that change values, or that make correct code fail, with JAX's own defaults.
 PINNED = {
     "jax_enable_x64": False,
     "jax_default_matmul_precision": None,
@@ -25,7 +25,7 @@ PINNED = {
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """JAX's own settings inside, and whatever they were afterwards."""
+    """Use JAX's own settings inside, and restore the previous ones afterwards."""
     before = {name: getattr(jax.config, name) for name, value in PINNED.items() if getattr(jax.config, name) != value}
     for name in before:
         jax.config.update(name, PINNED[name])

@@ -1,4 +1,4 @@
-"""What a learner's notebook sets for JAX does not reach the judge."""
+"""JAX settings of a learner's notebook do not reach the judge."""
 
 import jax
 import numpy as np

@@ -40,22 +40,22 @@ from autograder.grading.outside.released import lab_code
 from autograder.grading.outside.workers import TRIES, Worker, sandboxed
 from course.program import Program, ProgramError
 
-# For tracing one function, and for each request to the executor. Processor time is what a submission may use up; the
-# wall limit is wider, for a machine that is busy otherwise.
+# For tracing one function, and for each request to the executor. Processor time is a submission's actual allowance;
+# the wall limit is wider, to allow for a busy machine.
 LIMITS = Limits(wall_s=180.0, cpu_s=60)
-# For all functions of a submission together, in multiples of those; an honest one of the largest chapter stays below a
-# third of it on a machine that is busy otherwise. Once a function has hung, the others get this share of the limits.
+# For all functions of a submission together, in multiples of those; an honest one of the largest chapter uses less
+# than a third of it on a busy machine. Once a function has hung, the others get this share of the limits.
 SUBMISSION, AFTER_A_HANG = 6, 2 / 3
-# A function is not begun with less than this share of its limits.
+# A function is not started with less than this share of its limits.
 LEAST = 1 / 6
-# A student's process may claim these and no others.
+# The only verdicts that a student's process may claim.
 _THEIRS = (STUDENT_ERROR, LIMIT_EXCEEDED, FAIL, REFUSED)
 NONE: Mapping[str, str] = {}
 _NO_MEMORY = ("bad_alloc", "out of memory", "Cannot allocate memory")
 
 
 class Budget:
-    """A submission's remaining time: of its processes on the clock and on the processor, in seconds."""
+    """A submission's remaining time, on the clock and on the processor, in seconds."""
 
     def __init__(self, limits: Limits):
         self.usual, self.hung = limits, False
@@ -65,7 +65,7 @@ class Budget:
         """The limits of the next request.
 
         Raises:
-            Stopped: too little is left.
+            Stopped: Too little time is left.
         """
         usual, share = self.usual, AFTER_A_HANG if self.hung else 1.0
         wall, cpu = usual.wall_s or math.inf, usual.cpu_s or math.inf
@@ -82,20 +82,20 @@ class Budget:
         )
 
     def spend(self, begin: float, cpu: Any) -> None:
-        """Take off what a request has used since ``begin``."""
+        """Deduct the time a request has used since ``begin``."""
         used = cpu if isinstance(cpu, int | float) and cpu > 0 else 0.0
         self.wall_s, self.cpu_s = self.wall_s - (time.monotonic() - begin), self.cpu_s - used
 
 
 class Grader:
-    """Grades submissions of one chapter, one after the other, in warm sandboxed processes of its own.
+    """Grades submissions of one chapter, one after the other, in its own warm sandboxed processes.
 
     Args:
         chapter: The chapter's name.
-        secret: The course's: inputs and the unseen case follow from it and the submission.
-        level: What ``sandbox.best_level`` returned.
-        limits: For tracing one function, and for each of its Programs.
-        variants: What the course asks for by function; see ``varied``.
+        secret: The course's secret: inputs and the unseen case follow from it and the submission.
+        level: The level returned by ``sandbox.best_level``.
+        limits: Limits for tracing one function, and for each of its Programs.
+        variants: The course's variants by function; see ``varied``.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Grader:
         self.executor.close()
 
     def grade(self, notebook: Path, student: str) -> Report:
-        """Every function of a submission.
+        """Grade every function of a submission.
 
         Raises:
             IntakeError: The notebook cannot be read.
@@ -131,15 +131,15 @@ class Grader:
         return self.grade_notebook(read_notebook(notebook), student)
 
     def grade_notebook(self, read: Notebook, student: str) -> Report:
-        """Every function of a notebook that has been read."""
+        """Grade every function of a notebook that has been read."""
         budget = Budget(self.limits)
         results = tuple(self.grade_task(task, read, budget) for task in self.contract.tasks)
         return Report(self.chapter, results, student, self.level)
 
     def grade_task(self, task: Task, notebook: Notebook, budget: Budget | None = None) -> Result:
-        """One function of a notebook; ``budget`` is what the functions before it have left.
+        """Grade one function of a notebook; ``budget`` is the time left by the functions before it.
 
-        Where that is no success and experiments took so long that cells after them were left out, it is tried again
+        If it fails and slow experiments made the grader skip the cells after them, it is retried
         with more time for them.
         """
         budget = budget or Budget(self.limits)
@@ -212,9 +212,9 @@ def trace_request(
     patient: bool = False,
     with_uses: bool = False,
 ) -> TraceRequest:
-    """The request to trace a function of a notebook. Nothing in it says which variant a course asks for.
+    """Build the request to trace a function of a notebook. It does not reveal the course's variant.
 
-    ``patient`` leaves a notebook's experiments more time.
+    ``patient`` allows a notebook's experiments more time.
     """
     varied = {name for variant in task.variants for name in variant.sizes}
 
@@ -230,9 +230,9 @@ def trace_request(
 def ask_tracer(
     tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None] = lambda begin, cpu: None
 ) -> tuple[Ending, bytes]:
-    """A tracer's child: its end, and what it wrote. After a silent end before its time, less is requested.
+    """Run a tracer child; return its end and its output. After an early silent exit, retry with only what is needed.
 
-    A cell that the function does not need may have ended it: by leaving Python, by its memory, or for good in C.
+    A cell that the function does not need may have caused it: by exiting Python, exhausting memory, or hanging in C.
     """
     ending, written = _ask(tracer, request, spend)
     killed = ending.exceeded in ("wall time", "waiting") or (ending.signal == signal.SIGKILL and not ending.exceeded)
@@ -242,7 +242,7 @@ def ask_tracer(
 
 
 def _ask(tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], None]) -> tuple[Ending, bytes]:
-    """One request: a header with what the tracer may keep, and the whole of it for the one process that serves it."""
+    """Send one request: a header the tracer may keep, and the full request for the one process that serves it."""
     begin = time.monotonic()
     public = [case for case in request.cases if case["name"] != UNSEEN]
     header = {"chapter": request.chapter, "task": request.task, "lab": request.lab, "cases": public}
@@ -255,7 +255,7 @@ def _ask(tracer: Worker, request: TraceRequest, spend: Callable[[float, Any], No
 
 
 def traced_by(tracer: Worker, request: TraceRequest) -> Traced | Problem:
-    """Trace in another process, as if it were done here."""
+    """Trace in another process, with the same interface as tracing locally."""
     try:
         message, programs = read_result(*ask_tracer(tracer, request), request.limits)
         return _traced(message, programs)
@@ -268,12 +268,12 @@ def traced_by(tracer: Worker, request: TraceRequest) -> Traced | Problem:
 def trace_together(tracer: Worker, requests: list[TraceRequest]) -> list[Traced | Problem]:
     """Trace several functions of a notebook, whose cells run once.
 
-    Where they take its process with them, each function gets a process, and a run of the cells, of its own.
+    If they end the shared process, each function gets a separate process, which runs the cells again.
 
     Args:
-        tracer: It runs no other request meanwhile.
-        requests: What ``trace_request`` gives, of the same notebook, and with the same limits: each for one of them,
-            and all together may use so much more.
+        tracer: It serves no other request meanwhile.
+        requests: From ``trace_request``, for the same notebook with the same limits: each limit is for one of them,
+            and all together may use that many times as much.
     """
     first, *others = requests
     if others:
@@ -295,16 +295,16 @@ def _traced(message: TraceMessage, programs: dict[str, bytes]) -> Traced | Probl
 
 
 def read_result(ending: Ending, written: bytes, limits: Limits) -> tuple[TraceMessage, dict[str, bytes]]:
-    """Read what a student's process wrote, which is untrusted: its message, and its Programs by case.
+    """Read the untrusted output of a student's process: its message, and its Programs by case.
 
     Raises:
-        WireError: It is no such message.
+        WireError: It is not a valid message.
     """
     if ending.exceeded:
         return TraceMessage(problem=Problem(LIMIT_EXCEEDED, _ended(ending.exceeded, limits))), {}
     messages = _messages(written)
     message, blobs = next(messages, (TraceMessage(ran=True), []))
-    if message.ran:  # its cells have run, nothing else is said yet
+    if message.ran:  # its cells have run, nothing else is known yet
         following = next(messages, None)
         if following is None:
             return TraceMessage(problem=_silent(ending, limits)), {}
@@ -320,7 +320,7 @@ def _messages(written: bytes) -> Iterator[tuple[TraceMessage, list[bytes]]]:
 
 
 def _accepted(message: TraceMessage, blobs: list[bytes]) -> tuple[TraceMessage, dict[str, bytes]]:
-    """One function's message and its Programs by case, or a problem that a student's process may claim."""
+    """Accept one function's message and its Programs by case, or a problem that a student's process may claim."""
     if problem := message.problem:
         verdict = problem.verdict if problem.verdict in _THEIRS else REFUSED
         kept = Problem(verdict, problem.message[:2000], problem.line[:100], problem.original[:8000])

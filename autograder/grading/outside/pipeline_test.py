@@ -1,4 +1,4 @@
-"""Official grading trusts nothing that a submission's process says: forged, broken and endless ones are told apart."""
+"""Official grading does not trust a submission's process: forged, broken and endless responses are told apart."""
 
 import errno
 import inspect
@@ -33,11 +33,11 @@ def message(header, blobs=()):
     return stream.getvalue()
 
 
-# What the tracer says
+# The tracer's responses
 
 
 @pytest.mark.parametrize(
-    ("told", "result", "verdict", "says"),
+    ("ending", "result", "verdict", "says"),
     [
         ({"exceeded": "wall time"}, b"", LIMIT_EXCEEDED, "longer than 180 s"),
         ({"exceeded": "output"}, b"", LIMIT_EXCEEDED, "printed more than 16 MiB"),
@@ -52,8 +52,8 @@ def message(header, blobs=()):
         ({}, message({"problem": {"verdict": "needs_human", "message": ""}}), REFUSED, ""),
     ],
 )
-def test_process_without_programs_gets_the_verdict_that_fits(told, result, verdict, says):
-    problem = read_result(Ending(**{**QUIET, **told}), result, LIMITS)[0].problem
+def test_process_without_programs_gets_the_verdict_that_fits(ending, result, verdict, says):
+    problem = read_result(Ending(**{**QUIET, **ending}), result, LIMITS)[0].problem
     assert problem and problem.verdict == verdict and says in problem.message
 
 
@@ -92,7 +92,7 @@ def test_bytes_that_are_no_answer_are_an_error_of_the_wire(result):
         read_result(Ending(**QUIET), result, LIMITS)
 
 
-# What the judge is given
+# The judge's inputs
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ HEAD = "import jax\nfrom jax import lax\nfrom jax.sharding import PartitionSpec 
 
 
 def graded(grader, tmp_path, *cells):
-    """What the first function of a submission with these cells gets."""
+    """The result of the first function of a submission with these cells."""
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbformat.write(made, tmp_path / "fsdp.ipynb")
     return grader.grade_task(TASK, read_notebook(tmp_path / "fsdp.ipynb"))
@@ -217,7 +217,7 @@ def shard_params(params, axis_name, min_size):
 
 
 def test_nothing_of_another_student_is_in_the_memory_that_a_submission_can_read(grader, tmp_path):
-    def own(grader):  # what it finds of the text that it looks for
+    def own(grader):  # occurrences of the text it searches for
         result = graded(grader, tmp_path, LOOKS)
         assert result.verdict == STUDENT_ERROR and "ValueError: found " in result.message
         return int(result.message.split("found ")[1].split()[0])
@@ -271,7 +271,7 @@ FORGE = """class Forge:
 
 
 @pytest.mark.parametrize(
-    ("cell", "verdict", "said"),
+    ("cell", "verdict", "excerpt"),
     [
         ("class Exit:\n    __import__('os')._exit(0)", STUDENT_ERROR, "ended without a result"),
         ("class Loop:\n    while True: pass", LIMIT_EXCEEDED, "longer than 5 s"),
@@ -287,13 +287,13 @@ FORGE = """class Forge:
     ],
 )
 def test_hostile_cell_gets_its_verdict_and_the_next_submission_is_graded(
-    grader, tmp_path, monkeypatch, cell, verdict, said
+    grader, tmp_path, monkeypatch, cell, verdict, excerpt
 ):
     monkeypatch.setattr(grader, "limits", replace(LIMITS, wall_s=5.0))
     name = cell.split()[1].rstrip(":")
     uses_it = f"def shard_params(params, axis_name, min_size):\n    return {name}"
     result = graded(grader, tmp_path, cell, uses_it)
     assert (result.verdict, result.points) == (verdict, 0)
-    assert said in result.message
+    assert excerpt in result.message
     monkeypatch.setattr(grader, "limits", LIMITS)
     assert graded(grader, tmp_path, HEAD, ANSWER).verdict == PASS

@@ -1,4 +1,4 @@
-"""The course's own parts of a released notebook, alongside the exercise: its lab, and the variants it asks for."""
+"""The course's own parts of a released notebook, apart from the exercise: its lab, and the variants it asks for."""
 
 import ast
 import re
@@ -14,9 +14,9 @@ SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
 
 @cache
 def lab_code(chapter: str) -> tuple[str, ...]:
-    """The statements of the chapter's lab, which a released notebook runs: of its source, what only a script runs.
+    """The statements of the chapter's lab, which a released notebook runs: the script-only part of its source.
 
-    Where the source is not installed there are none, and a notebook's lab is run like the rest of it.
+    If the source is not installed there are none, and a notebook's lab runs like the rest of it.
     """
     path = SOLUTIONS / f"{chapter}.py"
     body = ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []

@@ -1,7 +1,7 @@
 """Start a Python module that may do nothing but compute: the parent's side of the sandbox.
 
 Backends in fallback order: bubblewrap (own namespaces, own /tmp with quotas), Landlock (same paths, no namespaces),
-else refuse. `backends` says what each enforces; `jailed_child` refuses what a student's code may not call.
+else refuse. `backends` documents what each enforces; `jailed_child` refuses what a student's code may not call.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from autograder.grading.inside.syscalls import seccomp_problem
 from autograder.grading.outside.backends import Mount, Plan, bubblewrap, landlock, plain, python_is_private, tool
 
 STDERR_KEPT = 64 << 10
-PLAIN = "plain"  # no sandbox: for what a learner runs on their own machine
-# Run with the path of this file, which no sandbox shows.
+PLAIN = "plain"  # no sandbox: for code that learners run on their own machine
+# Run with the path of this file, which no sandbox mounts.
 TRIALS = 3
 TRIAL = """
 import sys
@@ -45,7 +45,7 @@ class SandboxUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend as `survey` found it."""
+    """A backend as found by `survey`."""
 
     name: str
     available: bool
@@ -55,7 +55,7 @@ class Backend:
 
 @functools.cache
 def survey() -> list[Backend]:
-    """Try every backend for real: Python must start in it, and must not read a file outside."""
+    """Try every backend for real: Python must start in it, and must not be able to read a file outside."""
     return [_surveyed("bubblewrap", _find_bubblewrap), _surveyed("landlock", _find_landlock)]
 
 
@@ -79,10 +79,10 @@ def best_level(allow_unsafe: bool = False) -> str:
 
 
 def measure_start_s(level: str) -> float:
-    """Seconds from nothing to the end of a confined `true`: what every sandbox pays at least."""
+    """Seconds to start and end a confined `true`: the minimum cost of every sandbox."""
     begin = time.monotonic()
     with Sandbox("", level=level, command=[tool("true")]) as box:
-        box.stdout.read()  # until it has ended: `wait` looks every few milliseconds only, more and more rarely
+        box.stdout.read()  # until it has ended: `wait` polls only every few milliseconds, at growing intervals
         box.wait(10)
     return time.monotonic() - begin
 
@@ -90,14 +90,14 @@ def measure_start_s(level: str) -> float:
 class Sandbox:
     """A context manager around `python -m MODULE`, confined, with pipes for stdin and stdout.
 
-    Start it on a thread that lives as long as it does: the kernel ends it with that thread, so that a
+    Start it on a thread that lives as long as the sandbox: the kernel ends it with that thread, so that a
     killed grader leaves nothing behind.
 
     Attributes:
         stdin: a binary pipe to the confined process, unbuffered.
         stdout: a binary pipe from it; `read(n)` gives n bytes, fewer only when it has ended. Set a wall
-            limit rather than `select` on it, which does not see what is buffered.
-        start_s: seconds that starting it took (not until it is ready).
+            limit rather than `select` on it, which ignores buffered data.
+        start_s: seconds to start it (not until it is ready).
         timed_out: it was ended because `limits.wall_s` was reached.
     """
 
@@ -118,15 +118,15 @@ class Sandbox:
 
         Args:
             module: run as `python -m`; must be importable through `mounts` or the installed packages.
-            level: what `best_level` returned.
-            mounts: what is visible besides Python and the system's libraries.
+            level: the level returned by `best_level`.
+            mounts: files visible besides Python and the system's libraries.
             limits: see `Limits`.
             env: added to the fixed environment.
             command: run this instead of the module.
         """
         self.level, self.mounts, self.limits = level, list(mounts), limits or Limits()
         self.env, self.timed_out, self.start_s = dict(env or {}), False, 0.0
-        # -P: the working directory is writable, nothing may be imported from it.
+        # -P: the working directory is writable, so nothing may be imported from it.
         self.command = list(command or [sys.executable, "-P", "-m", module])
         self._stderr, self._lock = bytearray(), threading.Lock()
 
@@ -170,7 +170,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End everything in it, and remove what it leaves."""
+        """End everything in it, and remove its files."""
         self.kill()
         if self._timer:
             self._timer.cancel()
@@ -194,14 +194,14 @@ class Sandbox:
         """Wait for its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+            subprocess.TimeoutExpired: it is still running after `timeout` seconds.
         """
         return self._process.wait(timeout)
 
     def kill(self) -> None:
-        """End everything in the sandbox; harmless when it has ended."""
+        """End everything in the sandbox; harmless if it has ended."""
         with suppress(ProcessLookupError, PermissionError):
-            # Without a process namespace, others of the group may outlive the first.
+            # Without a process namespace, other processes of the group may outlive the first.
             if self._process.poll() is None or self.level != "bubblewrap":
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -240,7 +240,7 @@ def _own_tmp() -> bool:
 
 
 class _Missing(Exception):
-    """A backend does not work; the reason, and the remedy."""
+    """A backend does not work, with the reason and the remedy."""
 
 
 def _surveyed(name: str, find: Callable[[], str]) -> Backend:
@@ -275,7 +275,7 @@ def _find_landlock() -> str:
 
         abi = int(get_abi_version())
         problem = _trial(lambda: landlock(_trial_command(), [], Limits(), confined=True))
-    except Exception as error:  # every fault means that this backend cannot be used
+    except Exception as error:  # any fault means that this backend cannot be used
         problem = str(error)
     if problem:
         raise _Missing(problem, "Needs Linux 5.13 or newer with Landlock enabled, and `pip install py-landlock`")
@@ -299,7 +299,7 @@ def _trial_command() -> list[str]:
 
 
 def _trial(make: Callable[[], Plan]) -> str | None:
-    """The reason why a backend does not work. One that was killed, or ran out of time, is tried again."""
+    """The reason why a backend does not work. It is retried if it was killed or ran out of time."""
     problem = None
     for _ in range(TRIALS):
         problem, from_outside = _try_once(make())
@@ -309,7 +309,7 @@ def _trial(make: Callable[[], Plan]) -> str | None:
 
 
 def _try_once(plan: Plan) -> tuple[str | None, bool]:
-    """The problem, if any, and True if something else than the backend may be to blame."""
+    """The problem, if any, and True if something other than the backend may be to blame."""
     try:
         done = subprocess.run(plan.argv, env=plan.env, pass_fds=plan.fds, cwd="/", capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:

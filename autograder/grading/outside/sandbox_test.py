@@ -1,4 +1,4 @@
-"""Every backend that this machine has is started for real and attacked from the inside."""
+"""Start every backend of this machine for real and attack it from the inside."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def probe(level, name, **options):
 
 
 def answer(box, timeout=30):
-    """What the probe printed as JSON."""
+    """The probe's JSON output."""
     data = box.stdout.read()
     assert box.wait(timeout) == 0, box.stderr_tail
     return json.loads(data)
@@ -56,7 +56,7 @@ def answer(box, timeout=30):
 
 @pytest.fixture(scope="module")
 def tried(level, tmp_path_factory):
-    """What an unfiltered process in a sandbox managed to do."""
+    """The attempts of an unfiltered process in a sandbox, with their outcomes."""
     folder = tmp_path_factory.mktemp("grader")
     (folder / "secret").write_text(MARK)
     home = Path.home() / f".{MARK}"
@@ -91,7 +91,7 @@ def tried(level, tmp_path_factory):
 def test_nothing_outside_can_be_read(tried):
     assert set(tried["read"].values()) <= {"FileNotFoundError", "PermissionError"}
     for place, outcome in tried["listed"].items():
-        # Folders on the way to the course or to Python are there, with nothing else in them.
+        # Folders on the path to the course or to Python exist, with nothing else in them.
         roots = (Path(__file__).parents[3], Path(sys.prefix), Path(sys.base_prefix))
         below = (root.relative_to(place) for root in roots if root.is_relative_to(place) and root != Path(place))
         on_the_way = {path.parts[0] for path in below}
@@ -103,7 +103,7 @@ def test_only_the_scratch_folder_can_be_written(tried):
     assert tried["scratch"] == "done"
     refused = {"FileNotFoundError", "PermissionError", "OSError"}
     for place, outcome in tried["written"].items():
-        # Where Python lies below /tmp, empty folders on the way to it belong to the sandbox's own /tmp.
+        # If Python is below /tmp, empty folders on the path to it belong to the sandbox's own /tmp.
         own = Path(place).is_relative_to("/tmp") and Path(sys.prefix).is_relative_to(place)
         assert outcome in refused or own, f"{place}: {outcome}"
         assert not Path(place, "meshcraft-was-here").exists()
@@ -111,7 +111,7 @@ def test_only_the_scratch_folder_can_be_written(tried):
 
 def test_scratch_folder_has_quotas(tried, level):
     assert tried["bytes"] == "OSError"
-    if level == "bubblewrap" and sandbox._own_tmp():  # else nothing can make an inode quota
+    if level == "bubblewrap" and sandbox._own_tmp():  # otherwise an inode quota is impossible
         assert tried["inodes"] == "OSError"
 
 
@@ -185,7 +185,7 @@ def test_threads_are_limited(level, tmp_path):
 
 
 def alive():
-    """Processes that a sandbox of this test run left."""
+    """Processes left behind by a sandbox of this test run."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -232,7 +232,7 @@ def test_no_process_outlives_a_killed_grader(level, tmp_path):
 
 @pytest.fixture(scope="module")
 def reports(level):
-    """What a zygote reports about each of its children."""
+    """A zygote's reports about each of its children."""
     with probe(level, "zygote", limits=Limits(cpu_s=None)) as box:
         return answer(box, 60)
 

@@ -1,4 +1,4 @@
-"""Compares a live function with what the notebook on disk gives: grading reads the file, not the kernel."""
+"""Compare a live function with the notebook on disk: grading reads the file, not the kernel."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ _REMEDY = "Save it; if it is saved, restart the kernel and run all cells."
 
 
 def path_here() -> Path | None:
-    """The file that this kernel belongs to, where its frontend says which."""
+    """The file that this kernel belongs to, if its frontend reveals it."""
     try:
         from IPython.core.getipython import get_ipython
 
@@ -39,12 +39,12 @@ def notebook_here() -> Notebook | None:
 
 
 def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, str]) -> tuple[str, ...]:
-    """Notes for a learner before handing in: none where kernel and file give the same.
+    """Notes for a learner before submitting: none if kernel and file give the same.
 
     Args:
-        live: What the kernel's function gives.
-        disk: What the file's gives for one of its cases.
-        live_uses: What ``uses`` says of the kernel's function.
+        live: The result of tracing the kernel's function.
+        disk: The result of tracing the file's function for one of its cases.
+        live_uses: The names the kernel's function uses, from ``uses``.
     """
     if isinstance(disk, Problem):
         if isinstance(live, Problem) and live.message == disk.message:
@@ -58,7 +58,7 @@ def notes(live: Traced | Problem, disk: Traced | Problem, live_uses: dict[str, s
 
 
 def same(one: Program, other: Program) -> bool:
-    """True if two Programs do the same, wherever their lines come from."""
+    """Return True if two Programs do the same, ignoring source lines."""
     signature = (one.mesh, one.inputs, one.outputs, one.donated)
     return signature == (other.mesh, other.inputs, other.outputs, other.donated) and _bare(one) == _bare(other)
 
@@ -70,7 +70,7 @@ def _bare(program: Program) -> str:
 
 
 def differing(here: dict[str, str], there: dict[str, Any]) -> str:
-    """The names that differ, and how where that is short."""
+    """The names that differ, and the difference if it is short."""
     parts = []
     for name in [*here, *(name for name in there if name not in here)]:
         ours, theirs = here.get(name), there.get(name)

@@ -1,4 +1,4 @@
-"""Where the saved notebook gives something else than the kernel, ``check`` says so, and what differs."""
+"""If the saved notebook differs in effect from the kernel, ``check`` reports it and names the difference."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def live(*cells) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "difference"),
     [
         (["ONE = 1", ANSWER], ""),
         (["ONE = 2 - 1", "import nosuchmodule", ANSWER], ""),
@@ -35,7 +35,7 @@ def live(*cells) -> Any:
         (["ONE = 1 / 0", ANSWER], "`ONE = 1 / 0` (one:1) failed with ZeroDivisionError"),
     ],
 )
-def test_a_difference_is_told_and_nothing_else(tmp_path, cells, said):
+def test_a_difference_is_told_and_nothing_else(tmp_path, cells, difference):
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (HEAD, *cells)])
     for cell, name in zip(made.cells, ("head", "one", TASK) if len(cells) > 1 else ("head", TASK), strict=False):
         cell.id = name
@@ -44,5 +44,5 @@ def test_a_difference_is_told_and_nothing_else(tmp_path, cells, said):
     ours = trace_cases(CONTRACT, function, [CASE], lambda _: None)
     found = checking.FromNotebook(CHAPTER, read_notebook(tmp_path / "x.ipynb"))
     theirs = checking.trace_function(CONTRACT, found, [CASE], lambda _: None)
-    told = notes(ours, theirs, uses(function))
-    assert len(told) == bool(said) and said in "".join(told), told
+    messages = notes(ours, theirs, uses(function))
+    assert len(messages) == bool(difference) and difference in "".join(messages), messages

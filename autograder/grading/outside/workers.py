@@ -1,4 +1,4 @@
-"""The processes that grading talks to: started when needed, ended after a fault, each request with a deadline."""
+"""The processes used by grading: started when needed, ended after a fault, each request with a deadline."""
 
 import os
 import signal
@@ -21,9 +21,9 @@ from course.curriculum import earlier
 ROOT = Path(__file__).resolve().parents[3]
 TRIES = 3
 START_SECONDS = 180.0
-# Of a worker: what one request may take comes with it. A naive program at its largest size takes 3 GiB of memory.
+# Of a worker; each request brings its own limits. A naive program at its largest size takes 3 GiB of memory.
 UNLIMITED = Limits(wall_s=None, cpu_s=None, address_space=8 << 30)
-# How a process ends by the signal of an arithmetic fault: by itself, or inside a sandbox.
+# How a process ends by the signal of an arithmetic fault: directly, or inside a sandbox.
 _ARITHMETIC = (-signal.SIGFPE, 128 + signal.SIGFPE)
 DIVISION = (
     "XLA cannot compile the program: it holds an integer division whose divisor is a constant zero, or the least "
@@ -36,13 +36,13 @@ STALLED = (
 
 
 class Worker:
-    """A process that answers requests; a new one takes its place after a fault.
+    """A process that serves requests; it is replaced after a fault.
 
     Args:
-        start: Starts the process: a sandbox that has been entered, or what behaves like one.
-        greets: Whether it says that it is ready before the first request.
-        seconds: How long one request may take.
-        cpu_s: How much processor time one request may take; the process itself watches it.
+        start: Starts the process: an entered sandbox, or an equivalent object.
+        greets: Whether it reports that it is ready before the first request.
+        seconds: Time limit of a request.
+        cpu_s: Processor time limit of a request, which the process itself enforces.
     """
 
     def __init__(self, start: Callable[[], Any], *, greets: bool, seconds: float, cpu_s: float | None = None):
@@ -51,7 +51,7 @@ class Worker:
         self.greeted = False
 
     def ask(self, header: dict[str, Any], blobs: list[bytes] | None = None) -> tuple[dict[str, Any], list[bytes]]:
-        """The answer to one request.
+        """Return the response to one request.
 
         Raises:
             Stopped: ``limit_exceeded`` after the deadline or when the processor time is used up; ``refused`` where the
@@ -66,7 +66,7 @@ class Worker:
                 with self._deadline(process, expired, left):
                     wire.write(process.stdin, {**header, "cpu_s": self.cpu_s}, blobs)
                     return wire.read(process.stdout)
-            except (wire.WireError, OSError, ValueError) as error:  # a ValueError says that a pipe was closed meanwhile
+            except (wire.WireError, OSError, ValueError) as error:  # ValueError: a pipe was closed meanwhile
                 left = max(0.0, left - (time.monotonic() - begin))
                 reason = f"{error}; {self._last_words()}"
                 status = self._status()
@@ -125,30 +125,30 @@ class Worker:
             yield
         finally:
             timer.cancel()
-            timer.join()  # so that nobody looks at a process that is just being ended
+            timer.join()  # so that no caller sees a process that is being ended
 
 
 def local_worker(module: str, *, greets: bool, seconds: float) -> Worker:
-    """A worker without a sandbox, in a process of the learner's own."""
+    """A worker without a sandbox, in a separate process on the learner's machine."""
     env = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "MESHCRAFT_LEVEL": "unsafe-local"}
     start = lambda: Sandbox(module, level=PLAIN, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
     return Worker(start, greets=greets, seconds=seconds)
 
 
 def local_executor(seconds: float = 120) -> Worker:
-    """An executor in a process of the learner's own."""
+    """An executor in a separate process on the learner's machine."""
     return local_worker("autograder.grading.inside.executor", greets=True, seconds=seconds)
 
 
 def local_tracer(seconds: float = 300) -> Worker:
-    """A tracer in a process of the learner's own."""
+    """A tracer in a separate process on the learner's machine."""
     return local_worker("autograder.grading.inside.tracer", greets=False, seconds=seconds)
 
 
 def sandboxed(
     module: str, chapter: str, level: str, *, greets: bool, seconds: float, cpu_s: float | None = None
 ) -> Worker:
-    """A worker of official grading: sees what ``mounted`` lists and nothing else."""
+    """A worker of official grading: it sees what ``mounted`` lists and nothing else."""
     mounts = [Mount(path, str(path.relative_to(ROOT))) for path in mounted(chapter)]
     env = {"MESHCRAFT_CONFINE": "1"}
     start = lambda: Sandbox(module, level=level, mounts=mounts, limits=UNLIMITED, env=env).__enter__()  # noqa: E731
@@ -156,7 +156,7 @@ def sandboxed(
 
 
 def mounted(chapter: str) -> list[Path]:
-    """The course's files that the sandbox shows. None of them holds an oracle, an expected value or an answer."""
+    """The course's files that the sandbox mounts. None of them holds an oracle, an expected value or an answer."""
     chapters = (*(entry.name for entry in earlier(chapter)), chapter)
     shown = [
         *(f"autograder/{name}" for name in _INSIDE),
@@ -168,7 +168,7 @@ def mounted(chapter: str) -> list[Path]:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """The parts of a folder that hold no answer: folders as a whole where nothing in them does."""
+    """The parts of a folder that hold no answer: whole folders if nothing in them does."""
     paths = []
     for path in folder.iterdir():
         name = path.relative_to(ROOT / "course").as_posix()
@@ -180,5 +180,5 @@ def _shown(folder: Path) -> list[Path]:
 
 
 _INSIDE = ("__init__.py", "contract", "chapters/__init__.py", "grading/__init__.py", "grading/inside")
-# Of the course, what holds an answer to an exercise, or rows that an exercise is compared with.
+# Parts of the course that hold an answer to an exercise, or rows that an exercise is compared with.
 _ANSWERS = ("validation", "training", "puzzles.py", "planning/search.py", "schedules/looped.py")

@@ -1,4 +1,4 @@
-"""Try, without any filter of its own, to get at what lies outside the sandbox."""
+"""Try, without any filter of its own, to access what is outside the sandbox."""
 
 import importlib
 import json
