@@ -1,4 +1,4 @@
-"""The contract of ``collectives``: closed forms and limits, and what wrong answers are told."""
+"""The contract of ``collectives``: closed forms, limits, and messages for wrong answers."""
 
 import math
 

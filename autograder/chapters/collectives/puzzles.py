@@ -1,4 +1,4 @@
-"""Eight pictures of who holds what: the right answers, and what wrong ones would mean."""
+"""Eight puzzles about pictures of array layouts: the right answers, and the meaning of wrong ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from course.render.holdings import Layout, layout
 
 Explain = Callable[[Case[Any], Any], str]
 AXES_OF_CASES = (("data", "tensor"), ("pipe", "data"), ("tensor", "expert"))
-# What a device then holds, by JAX's name; {n} is the size of the axis.
+# A device's resulting layout, by JAX's collective name; {n} is the axis size.
 MEANS = {
     "all_gather": "the {n} blocks of those devices, joined",
     "psum": "the whole sum of what those {n} devices hold, the same on each",
@@ -35,7 +35,7 @@ MEANS = {
 
 
 def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case[Any], ...]:
-    """A case for each mesh, the first two before all others in a check; ``sizes`` takes its number."""
+    """A case for each mesh, the first two before all others in a check; ``sizes`` takes the case's number."""
     named = {" x ".join(f"{axis}={size}" for axis, size in mesh.items()): mesh for mesh in meshes}
     return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(named.items()))
 
@@ -47,7 +47,7 @@ def _task(
     cases: tuple[Case[Any], ...],
     unseen: Callable[[np.random.Generator], Case[Any]],
 ) -> Task:
-    """A function of plain data; ``answer`` is the right one."""
+    """The task for a function of plain data; ``answer`` is the right one."""
     return Task(
         wrapping=wrappings("collectives")[name],
         kind="value",
@@ -91,7 +91,7 @@ def spec_puzzle(name: str) -> Task:
 
 
 def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
-    """How what a wrong spec says differs from the picture."""
+    """The difference between a wrong spec and the picture."""
     try:
         found = layout(wanted.shape, spec, mesh)
     except ValueError as error:
@@ -111,14 +111,14 @@ def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
 
 
 def _held(found: Layout) -> dict[int, str]:
-    """What each device holds, as ``0:4, :``."""
+    """The indices that each device holds, as ``0:4, :``."""
     return {
         device: ", ".join(found.ranges(index)) for index, holders in sorted(found.holders.items()) for device in holders
     }
 
 
 def collective_puzzle(name: str, collective: str, over: int) -> Task:
-    """The collective between two pictures and the axis that it runs over, the mesh's ``over``-th."""
+    """The collective between two pictures and the axis that it runs over: the mesh's axis number ``over``."""
     before, after = PANELS[name]
 
     def explain(case: Case[Any], found: Any) -> str:
@@ -129,7 +129,7 @@ def collective_puzzle(name: str, collective: str, over: int) -> Task:
 
 
 def collective_means(case: Case[Any], found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
-    """What a wrong collective would leave on a device, and what the picture has there."""
+    """A wrong collective's result on a device, compared with the picture."""
     if not isinstance(found, tuple) or len(found) != 2:
         return "Expected two texts: JAX's name of the collective, and the axis that it runs over."
     name, axis = found
@@ -155,7 +155,7 @@ def block_of(shape: tuple[int, ...], spec: P, mesh: dict[str, int]) -> tuple[int
 
 
 def copies_of(spec: P, mesh: dict[str, int]) -> int:
-    """How many devices hold the same block."""
+    """Number of devices that hold the same block."""
     return math.prod(mesh.values()) // math.prod(_entry_size(entry, mesh) for entry in spec)
 
 
@@ -164,7 +164,7 @@ def _asked(case: Case[Any], shape: tuple[int, ...], spec: P) -> str:
 
 
 def block_means(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -> str:
-    """What a wrong local shape would mean."""
+    """The meaning of a wrong local shape."""
     said = f"{_asked(case, shape, spec)} each device holds {show(answer)}. "
     if not isinstance(answer, tuple) or len(answer) != len(shape):
         return f"{said}A block has as many dims as the array, here {len(shape)}."
@@ -181,7 +181,7 @@ def block_means(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -
 
 
 def copies_mean(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -> str:
-    """What a wrong number of copies would mean."""
+    """The meaning of a wrong number of copies."""
     devices = math.prod(case.mesh.values())
     said = f"{_asked(case, shape, spec)} a block is held by {show(answer)} of {devices} devices. "
     if type(answer) is not int or answer < 1 or devices % answer:
@@ -201,7 +201,7 @@ _MESHES = (
 
 
 def _number_puzzle(name: str, right: Callable[..., Any], means: Callable[..., str]) -> Task:
-    """``right`` gives the answer for one shape, spec and mesh; ``means`` says what a wrong one would mean."""
+    """Make a puzzle: ``right`` gives the answer for one shape, spec and mesh; ``means`` explains a wrong one."""
 
     def answer(case: Case[Questions]) -> Any:
         return tuple(right(shape, spec, case.mesh) for shape, spec in questions(case))

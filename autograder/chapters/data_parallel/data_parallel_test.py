@@ -1,4 +1,4 @@
-"""The contract of ``data_parallel``: what its oracles average, and what wrong keys are told."""
+"""The contract of ``data_parallel``: what its oracles average, and messages for wrong keys."""
 
 import jax
 import numpy as np
