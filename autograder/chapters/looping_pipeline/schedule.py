@@ -1,4 +1,4 @@
-"""``layers_of_stage`` and ``loop_position``: functions of numbers, asked about every stage and every tick."""
+"""``layers_of_stage`` and ``loop_position``: functions of numbers, tested for every stage and every tick."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from autograder.contract.wrapping import wrappings
 from course.schedules import num_ticks
 
 Question = tuple[Any, ...]
-# Ticks of a schedule that are shown: more would not fit a line.
+# Number of ticks of a schedule that are shown: more would not fit on a line.
 SHOWN = 14
 
 
 def layers(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
-    """The layers of a stage, those of each repeat by themselves; None where they cannot be shared evenly."""
+    """The layers of a stage, grouped by repeat; None if they cannot be shared evenly."""
     visits = num_stages * num_repeats
     if num_layers % visits:
         return None
@@ -34,10 +34,10 @@ def layers(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tu
 
 
 def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """What every stage works on at every tick, found by following microbatches around: no entry where it is idle.
+    """The work of every stage at every tick, found by following microbatches around: no entry where it is idle.
 
-    Stage 0 takes the microbatches of a repeat one a tick, in order, each as soon as it has come back from the repeat
-    before, and no repeat before the last one has gone in whole.
+    Stage 0 takes the microbatches of a repeat in order, one per tick, each as soon as it is back from the previous
+    repeat, and starts no repeat before the previous one has entered completely.
     """
     found, free = {}, 0
     back = [0] * num_microbatches
@@ -51,7 +51,7 @@ def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[
 
 
 def layer_questions(case: Case[Stages]) -> list[Question]:
-    """Every stage for some repeats and layers, and numbers of layers that no one can share evenly."""
+    """Every stage for some repeats and layers, and numbers of layers that cannot be shared evenly."""
     stages, even = case.sizes.num_stages, [(1, 2), (2, 1), (2, 3), (3, 1), (4, 2)]
     odd = [(2, 2 * stages - 1), (2, stages * 3), (3, stages * 3 + 1), (1, stages * 2 + 1)]
     if case.sizes.seed >= 0:
@@ -70,7 +70,7 @@ def position_questions(case: Case[Schedule]) -> list[Question]:
 
 
 def _same(answer: Any, wanted: Any) -> bool:
-    """Equal numbers of the same types: 2.0 is no position in a row."""
+    """Compare numbers and their types: 2.0 is not a valid index."""
     return answer == wanted and show(answer) == show(wanted)
 
 
@@ -87,7 +87,7 @@ def positions_right(_: Case[Any], question: Question, answer: Any) -> bool:
 
 
 def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
-    """What a wrong answer about layers would mean."""
+    """The meaning of a wrong answer about layers."""
     stage, stages, repeats, count = question
     asked = f"for stage {stage} of {stages}, {counted(repeats, 'repeat')} and {counted(count, 'layer')}"
     said = f"{asked} your answer is {show(answer)[:120]}. "
@@ -113,7 +113,7 @@ def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
 
 
 def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
-    """What a wrong answer about a tick would mean."""
+    """The meaning of a wrong answer about a tick."""
     tick, stage, stages, microbatches, repeats = question
     asked = f"with {counted(microbatches, 'microbatch', 'microbatches')} and {counted(repeats, 'repeat')}"
     said = f"at tick {tick}, stage {stage} of {stages}, {asked} your answer is {show(answer)[:80]}. "
@@ -137,7 +137,7 @@ def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
 
 
 def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
-    """The schedule that the answers make, and the right one, from two ticks before they differ."""
+    """The schedule that the answers imply, and the right one, from two ticks before they differ."""
     asked, stages = position_questions(case), range(case.sizes.num_stages)
     right = positions(case.sizes.num_stages, case.sizes.num_microbatches, case.sizes.num_repeats)
     yours = {question[:2]: answer for question, answer in zip(asked, answers, strict=True)}
