@@ -1,4 +1,4 @@
-"""``choose_mesh``: a choice for several models and batches on a machine, judged by what the planner predicts."""
+"""``choose_mesh``: a choice for several models and batches on a machine, judged by the planner's predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from course.planning import COURSE, Choice, estimator, refusal
 from course.planning.search import search
 
 PLACED, MEMORY, MFU = "every choice can be placed", "memory fits", "predicted MFU"
-# The share of the best choice's MFU that is asked for.
+# The required fraction of the best choice's MFU.
 NEAR = 0.95
 
 
@@ -33,14 +33,14 @@ def best(sizes: Sizes, batch: int, where: str) -> tuple[float, Choice] | None:
 
 
 def _choice(answer: Any) -> Choice | None:
-    """The choice that an answer is, if it has the form of one."""
+    """Convert an answer to a choice, if it has the form of one."""
     if not isinstance(answer, tuple) or len(answer) != len(Choice._fields) or not isinstance(answer[5], str):
         return None
     return Choice._make((*answer[:6], bool(answer[6])))
 
 
 def _said(e: Evidence, question: Question, answer: Any) -> str:
-    """The question and the answer in words; nothing of what was drawn in secret."""
+    """The question and the answer in words, without anything drawn in secret."""
     if e.secret:
         return "one of the choices"
     sizes, batch = question
@@ -56,7 +56,7 @@ def _answered(e: Evidence) -> list[tuple[Question, Any]]:
 
 
 def _placed(e: Evidence) -> Fact:
-    """Each answer is a choice that a model can be placed with; a refusal only where nothing fits."""
+    """Each answer is a choice that can be placed; a refusal only where nothing fits."""
     messages = []
     for question, answer in _answered(e):
         sizes, batch = question
@@ -72,7 +72,7 @@ def _placed(e: Evidence) -> Fact:
 
 
 def _fits(e: Evidence) -> Fact:
-    """Each choice that can be placed fits with the margin, and there is one."""
+    """Each choice that can be placed fits with the margin, and at least one can be placed."""
     messages, estimates = [], _estimates(e)
     if not estimates:
         return at(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")
@@ -90,7 +90,7 @@ def _fact(name: str, e: Evidence, messages: list[str], kind: Kind) -> Fact:
 
 
 def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
-    """What the planner predicts of each answer that can be placed."""
+    """The planner's predictions for each answer that can be placed."""
     found = []
     for question, answer in _answered(e):
         (sizes, batch), choice = question, _choice(answer)
