@@ -1,8 +1,8 @@
-"""No contract is fooled, and none is too tight: alternative implementations pass, each mutant fails what it names.
+"""No contract accepts a wrong answer or is too strict: alternatives pass, and each mutant fails the facts it names.
 
 Reference solutions are judged on every mesh, one mutant for each fact that can fail on the case that shows it, and one
-alternative on a task's first case and at scale. With ``MESHCRAFT_FULL``, as in ``make test-full``, it is every mutant
-and every alternative on every mesh.
+alternative on a task's first case and at scale. With ``MESHCRAFT_FULL``, as in ``make test-full``, every mutant and
+every alternative is judged on every mesh.
 """
 
 import importlib
@@ -46,7 +46,7 @@ def failed(result):
 
 
 def said(result):
-    """What a failing test shows of a result: each failed fact's case and message."""
+    """A result as a failing test shows it: each failed fact's case and message."""
     return "\n".join(f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False) or result.message
 
 
