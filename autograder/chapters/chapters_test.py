@@ -45,7 +45,7 @@ def failed(result):
     return {fact.name for fact in result.missed}
 
 
-def said(result):
+def shown(result):
     """A result as a failing test shows it: each failed fact's case and message."""
     return "\n".join(f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False) or result.message
 
@@ -53,7 +53,7 @@ def said(result):
 @pytest.mark.parametrize(("chapter", "task"), TASKS)
 def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     (result,) = check_solution(chapter, [task]).functions
-    assert (result.message, failed(result)) == ("", set()), said(result)
+    assert (result.message, failed(result)) == ("", set()), shown(result)
     assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
     assert set(load(chapter).task(task).point) <= {fact.name for fact in result.facts if fact.weight}
@@ -69,13 +69,13 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
 @pytest.mark.parametrize(("chapter", "task", "function"), ALL_ALTERNATIVES)
 def test_alternative_passes_every_fact_as_it_is_handed_in(chapter, task, function):
     result = alternatives.judged(chapter, load(chapter).task(task), function, full=FULL)
-    assert (result.verdict, failed(result), result.message) == (PASS, set(), ""), said(result)
+    assert (result.verdict, failed(result), result.message) == (PASS, set(), ""), shown(result)
 
 
 @pytest.mark.parametrize(("chapter", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", value))
 def test_mutant_fails_exactly_what_it_names(chapter, mutant):
     result = judged(chapter, mutant, full=FULL)
-    assert (result.message, failed(result)) == ("", mutant.fails), said(result)
+    assert (result.message, failed(result)) == ("", mutant.fails), shown(result)
     task = load(chapter).task(mutant.task)
     assert result.points < task.points
     if any(fact.kind.required for fact in result.missed):

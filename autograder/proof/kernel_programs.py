@@ -31,10 +31,10 @@ def programs() -> dict[str, Exported]:
     tokens: dict[str, Any] = {"num_heads": 16, "vocab": 8192, "max_seq": 1024}
     found: dict[str, Exported] = {}
     for rate in (0.0, 0.1):
-        told = f"dropout {rate:g}"
-        found[f"MLP, {told}"] = _trained(mlp(**wide, num_inputs=256, num_outputs=256, dropout=rate), (4096, 256))
-        found[f"Transformer, {told}"] = _trained(transformer(**wide, **tokens, dropout=rate), (8, 1024))
-        found[f"flax Transformer block, unrolled, bfloat16, {told}"] = partial(_flax, rate)
+        label = f"dropout {rate:g}"
+        found[f"MLP, {label}"] = _trained(mlp(**wide, num_inputs=256, num_outputs=256, dropout=rate), (4096, 256))
+        found[f"Transformer, {label}"] = _trained(transformer(**wide, **tokens, dropout=rate), (8, 1024))
+        found[f"flax Transformer block, unrolled, bfloat16, {label}"] = partial(_flax, rate)
     found["gated MLP with RMSNorm and rotary attention, bfloat16"] = _stepped(_gated, *_gated_shapes())
     for name, of in OPTIMISERS.items():
         found[f"optax.{name}"] = partial(_optimiser, of)

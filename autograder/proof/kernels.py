@@ -193,8 +193,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name, (exported, where, branches) in every().items():
         if re.search(options.only, name):
             rows.append(row(name, exported, where, branches, options.time_limit))
-            said = rows[-1].why or "; ".join(line(rows[-1], what) for what in COLUMNS)
-            print(f"{name}: {said}", file=sys.stderr, flush=True)
+            result = rows[-1].why or "; ".join(line(rows[-1], what) for what in COLUMNS)
+            print(f"{name}: {result}", file=sys.stderr, flush=True)
     if options.write:
         write(rows)
     if options.json:

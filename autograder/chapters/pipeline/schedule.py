@@ -70,8 +70,8 @@ def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
     def look(e: Evidence) -> Fact:
         flag = e.measured.get("refused")
         ended = int(flag) if flag is not None and flag.shape == () else ACCEPTED
-        found, said = wrong.get(ended, wrong[ACCEPTED])
-        message = f"on mesh {e.case.mesh_text} the function was given {what}, and {said}"
+        found, outcome = wrong.get(ended, wrong[ACCEPTED])
+        message = f"on mesh {e.case.mesh_text} the function was given {what}, and {outcome}"
         fine = ended == REFUSED
         return facts.at(e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else found, "refused")
 
@@ -203,8 +203,8 @@ def computed(e: Evidence) -> str:
         [[cell(tick, stage) if busy[tick, stage] else "." for tick in range(ticks)] for stage in range(stages)]
         for cell in (as_microbatch, lambda tick, stage: str(tick - stage))
     )
-    said = "\nThe microbatch as which a stage computes, with * if of another input, and . where anything will do:"
-    return "" if yours == right else said + grid(yours, right, "stage", "tick")
+    title = "\nThe microbatch as which a stage computes, with * if of another input, and . where anything will do:"
+    return "" if yours == right else title + grid(yours, right, "stage", "tick")
 
 
 def tick_facts(judged: Judged) -> list[Fact]:

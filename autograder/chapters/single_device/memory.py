@@ -36,10 +36,10 @@ def does_not_grow(judged: Judged, small: str, large: str, what: str, hint: str) 
     costs = found[large].costs
     written, run = costs.written.get("dot_general", 0), sum(costs.products.values())
     if fact.passed and run < 2 * written:
-        said = (
+        growth = (
             f"in the case {large} {written} matrix products are written and {run} run: a loop runs the same ones again"
         )
-        fact = replace(fact, passed=False, message=f"{said} and again. {hint}")
+        fact = replace(fact, passed=False, message=f"{growth} and again. {hint}")
     return fact
 
 

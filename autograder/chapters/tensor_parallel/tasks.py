@@ -213,14 +213,14 @@ def _collectives_forward(e: Evidence) -> Fact:
     n = int(parts_of(e.case) > 1)
     runs = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
     every = sum(c.count for c in e.costs.collectives)
-    said = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
-    said += f", {counted(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
+    counts = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
+    counts += f", {counted(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
     message, line = "", e.line
     if every != 2 * n or any(count != n for count in runs.values()):
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
-        message = f"on mesh {e.case.mesh_text} the forward pass has {said}; expected {n} of each. {between}"
+        message = f"on mesh {e.case.mesh_text} the forward pass has {counts}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
-    return facts.at(e, FORWARD, Kind.COMMUNICATION, message, said, f"{n} of each", line=line)
+    return facts.at(e, FORWARD, Kind.COMMUNICATION, message, counts, f"{n} of each", line=line)
 
 
 def block_facts(judged: Judged, values: str) -> list[Fact]:

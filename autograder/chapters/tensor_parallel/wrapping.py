@@ -220,8 +220,8 @@ def wrap_init(function: Any, case: Case[Kernel]) -> Wrapped:
         key = jax.random.wrap_key_data(data)
         found = function(key, case.sizes.d_in, case.sizes.d_out, tensor_of(case), split)
         if not isinstance(found, dict) or set(found) != {"kernel", "bias"}:
-            said = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else describe(found)
-            raise Mismatch(f"{name} returned {said}, expected a dict of a kernel and a bias")
+            description = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else describe(found)
+            raise Mismatch(f"{name} returned {description}, expected a dict of a kernel and a bias")
         same_shapes(f"{name} split by {split}", found, init_shapes(case, split), case)
         return jax.tree.map(lambda a: a[None], varying(found, case.mesh))
 

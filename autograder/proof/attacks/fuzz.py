@@ -186,12 +186,12 @@ class Fuzzer:
             return answer, arrays
 
         try:
-            said, programs = read_result(QUIET, message, LIMITS)
-            if said.problem:
-                result = stopped(planned.task, said.problem)
+            response, programs = read_result(QUIET, message, LIMITS)
+            if response.problem:
+                result = stopped(planned.task, response.problem)
             else:
                 stages.append("header")
-                result = judge(planned, programs, said.line, execute)
+                result = judge(planned, programs, response.line, execute)
         except wire.WireError as error:
             result = stopped(planned.task, Problem(REFUSED, f"not Programs: {error}"))
         except Stopped as error:
