@@ -8,7 +8,7 @@
 # functions = ["shard_params"]
 
 # %% helper forge
-# Writing to the result channel by hand: what a student's process may do with the one pipe that it has.
+# Write to the result channel by hand, through the only pipe of a student's process.
 import stat
 
 def request():
