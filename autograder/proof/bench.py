@@ -86,7 +86,7 @@ def lenses() -> list[tuple[str, str, str]]:
 
 
 def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:
-    """Measure the duration of the lenses on a Program, and of parsing it."""
+    """Measure the duration of the analyses of a Program, and of parsing it."""
     from course.machines import machine, scaled
     from course.program import costs, memory, parse, timeline
 

@@ -33,7 +33,7 @@ class Chunks(Ordered):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """All but the first."""
+        """The dims after the first."""
         return tuple(dim for dim in (self.depth, self.width) if dim)
 
 

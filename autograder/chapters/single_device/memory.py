@@ -23,7 +23,7 @@ WRAPPINGS = wrappings("single_device")
 
 
 def does_not_grow(judged: Judged, small: str, large: str, what: str, hint: str) -> Fact:
-    """The Program has no more operations in the case ``large`` than in ``small``, if both were looked at.
+    """The Program has no more operations in the case ``large`` than in ``small``, if both were analysed.
 
     A body written out a few times is a loop too, so both cases use multiples of the usual repeat counts. But operations
     written out as often as the larger case runs them, and skipped in the smaller one, are no loop: on average, each

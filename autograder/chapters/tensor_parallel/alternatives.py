@@ -34,8 +34,8 @@ def a_key_for_every_column(key, d_in, d_out, axis_name, split):
 def stacked_and_reshaped(params, x, axis_name):
     """An all-gather along a new dim, which is then moved next to the rows."""
     parts = lax.all_gather(x, axis_name)
-    beside = jnp.moveaxis(parts, 0, -3)
-    rows = beside.reshape(*x.shape[:-2], -1, x.shape[-1])
+    adjacent = jnp.moveaxis(parts, 0, -3)
+    rows = adjacent.reshape(*x.shape[:-2], -1, x.shape[-1])
     y = jnp.einsum("...i,io->...o", rows, params["kernel"])
     return y if "bias" not in params else y + params["bias"]
 

@@ -41,7 +41,7 @@ class Sizes(ModelSizes):
         by_sum: Whether the functions given to a block sum everything, where they usually gather and scatter.
         offset: Added to all logits.
         reach: How far the logits of one part of the vocabulary are raised for some tokens, and lowered for others.
-        steps: How many steps are taken.
+        steps: Number of steps.
         rate_scale: The factor of the drawn learning rate.
     """
 

@@ -61,7 +61,7 @@ ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
 
 @dataclass(frozen=True)
 class Base:
-    """An answer whose Programs are mutated: its judge, its points and the results of the lenses."""
+    """An answer whose Programs are mutated: its judge, its points and the results of the analyses."""
 
     plan: Plan
     name: str
@@ -173,7 +173,7 @@ class Fuzzer:
         return base, layer, what, message_of({**base.programs, **dict(zip(chosen, made, strict=True))})
 
     def _judge(self, planned: Plan, message: bytes) -> tuple[str, Result, dict[str, dict[str, float]]]:
-        """The verdict as ``pipeline`` reaches it, how far the Programs got, and the results of the lenses."""
+        """The verdict as ``pipeline`` reaches it, how far the Programs got, and the results of the analyses."""
         figures: dict[str, dict[str, float]] = {}
         stages = ["wire"]
 

@@ -30,7 +30,7 @@ ACCEPTED, OTHER_ERROR, UNNAMED, REFUSED = range(4)
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks(Sizes):
-    """Microbatches of ``rows`` and ``width``; ``backward`` asks for gradients too."""
+    """Microbatches of ``rows`` and ``width``; ``backward`` requests gradients too."""
 
     num_microbatches: int
     rows: int

@@ -58,7 +58,7 @@ def axes_of(case: Case[Any]) -> Axes:
 
 
 def sizes_of(case: Case[Any]) -> tuple[int, int, int]:
-    """Their sizes."""
+    """Sizes of these axes."""
     data, pipe, tensor = (case.mesh[axis] for axis in axes_of(case))
     return data, pipe, tensor
 

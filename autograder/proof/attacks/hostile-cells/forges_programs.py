@@ -1,4 +1,4 @@
-"""Attacks that write messages and Programs by hand, into the one pipe that a student's process has."""
+"""Attacks that write messages and Programs by hand, into the only pipe of a student's process."""
 
 # %% defaults
 # verdict = "refused"

@@ -1,4 +1,4 @@
-"""Attacks that answer with something else than asked for, or replace what would judge them."""
+"""Attacks that return something other than requested, or replace the judge."""
 
 # %% defaults
 # verdict = "fail"

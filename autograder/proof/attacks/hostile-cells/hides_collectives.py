@@ -1,4 +1,4 @@
-"""Attacks that hide forbidden collectives behind a number that XLA computes in another way than a reader does."""
+"""Attacks that hide forbidden collectives behind a number that XLA computes differently from a reader."""
 
 # %% defaults
 # verdict = "refused"

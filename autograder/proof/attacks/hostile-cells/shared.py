@@ -1,4 +1,4 @@
-"""What attacks of several files have in common."""
+"""Helpers shared by attacks of several files."""
 
 # %% helper imports
 import ctypes

@@ -1,4 +1,4 @@
-"""Attacks on the chapter `single_device`: less precision, fewer tokens or more layers than they show."""
+"""Attacks on the chapter `single_device`: less precision, fewer tokens or more layers than they appear to use."""
 
 # %% defaults
 # verdict = "partial"
