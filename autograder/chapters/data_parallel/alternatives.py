@@ -125,7 +125,7 @@ def in_one_bucket(params, batch, model, axis_name, num_microbatches, learning_ra
 
 
 def begun(params, batch, model, axis_name, num_microbatches):
-    """Sums over all microbatches but the last, the last one's rows, and the factor of its share of the loss."""
+    """Sums over all microbatches but the last, the last one's rows, and the function for its share of the loss."""
     parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
     last = jax.tree.map(lambda rows: rows[-1], parts)
     one = 1 / lax.psum(batch["mask"].sum(), axis_name)

@@ -132,7 +132,7 @@ def with_positions_first(params, tokens, axis_name):
 
 
 def with_parts_of_the_softmax(params, x, targets, gather_matmul, axis_name):
-    """Combines all devices' ``logsumexp`` with another; the targets come from a one-hot sum."""
+    """Each device's own ``logsumexp``, combined by one over all devices; a one-hot sum selects the targets."""
     out = params["out"]
     logits = gather_matmul(rms_norm(params["norm"], x), out["kernel"], axis_name) + out["bias"]
     part = jax.nn.logsumexp(logits, axis=-1)

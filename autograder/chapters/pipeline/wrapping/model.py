@@ -60,7 +60,7 @@ def rows_of(case: Case[Training]) -> int:
 
 
 def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
-    """Loss of every device, and gradients for the cotangent of each group's ``upstream``.
+    """Loss of every device, and gradients for the cotangent ``upstream`` of each group.
 
     Each returns its own share of the gradient of embedding and head.
     """
