@@ -1,1 +1,1 @@
-"""The contracts of the chapters: what correct, small and fast mean."""
+"""The contracts of the chapters: the criteria for correctness, memory and speed."""

@@ -1,4 +1,4 @@
-"""No contract is fooled, and none is too tight: alternative implementations pass, each mutant fails what it names.
+"""No contract accepts a wrong answer or is too strict: alternatives pass, and each mutant fails the facts it names.
 
 Reference solutions are judged on every mesh and at the realistic size, one mutant for each fact that can fail on the
 case that shows it, and one alternative on a task's first case and at scale. With ``MESHCRAFT_FULL``, as in ``make
@@ -45,22 +45,22 @@ def failed(result):
     return {fact.name for fact in result.missed}
 
 
-def said(result):
-    """What a failing test shows of a result: each failed fact's case and message."""
+def shown(result):
+    """A result as a failing test shows it: each failed fact's case and message."""
     return "\n".join(f"{fact.name}: {fact.message}" for fact in result.facts if fact.passed is False) or result.message
 
 
 @pytest.mark.parametrize(("chapter", "task"), TASKS)
 def test_reference_passes_every_fact_on_every_mesh(chapter, task):
     (result,) = check_solution(chapter, [task], stretched=FULL).functions
-    assert (result.message, failed(result)) == ("", set()), said(result)
+    assert (result.message, failed(result)) == ("", set()), shown(result)
     assert (result.verdict, result.points) == (PASS, load(chapter).task(task).points)
     assert all(fact.passed for fact in result.facts), "a fact was not measured"
     assert set(load(chapter).task(task).point) <= {fact.name for fact in result.facts if fact.weight}
     unexplained = {fact.name for fact in result.facts if fact.weight} - set(load(chapter).read)
     assert not unexplained, "Contract.read has no page for them"
-    shown = {fact for mutant in mutants(chapter) if mutant.task == task for fact in mutant.fails}
-    assert {fact.name for fact in result.facts if fact.weight} <= shown, "no mutant shows that these can fail"
+    failing = {fact for mutant in mutants(chapter) if mutant.task == task for fact in mutant.fails}
+    assert {fact.name for fact in result.facts if fact.weight} <= failing, "no mutant shows that these can fail"
     if chapter not in PROMISES_TO_COME:
         promised = {fact for facts in promises.promised(chapter)[task].values() for fact in facts}
         unpromised = {fact.name for fact in result.facts if fact.weight} - promised
@@ -71,13 +71,13 @@ def test_reference_passes_every_fact_on_every_mesh(chapter, task):
 @pytest.mark.parametrize(("chapter", "task", "function"), ALL_ALTERNATIVES)
 def test_alternative_passes_every_fact_as_it_is_handed_in(chapter, task, function):
     result = alternatives.judged(chapter, load(chapter).task(task), function, full=FULL)
-    assert (result.verdict, failed(result), result.message) == (PASS, set(), ""), said(result)
+    assert (result.verdict, failed(result), result.message) == (PASS, set(), ""), shown(result)
 
 
 @pytest.mark.parametrize(("chapter", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", value))
 def test_mutant_fails_exactly_what_it_names(chapter, mutant):
     result = judged(chapter, mutant, full=FULL)
-    assert (result.message, failed(result)) == ("", mutant.fails), said(result)
+    assert (result.message, failed(result)) == ("", mutant.fails), shown(result)
     task = load(chapter).task(mutant.task)
     assert result.points < task.points
     if any(fact.kind.required for fact in result.missed):

@@ -1,4 +1,4 @@
-"""Closed forms that several chapters' contracts share. They are answers: no sandbox shows them."""
+"""Closed forms shared by several chapters' contracts. They are answers: no sandbox shows them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from jax.sharding import PartitionSpec as P
 
 
 def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip: int = 0) -> P:
-    """The spec of a leaf that is split as the chapter ``fsdp`` does it: its largest dim that ``size`` divides.
+    """The spec of a leaf split as in the chapter ``fsdp``: along its largest dim that ``size`` divides.
 
     Args:
-        shape: Of the whole leaf.
-        size: Of the axis.
+        shape: Shape of the whole leaf.
+        size: Size of the axis.
         min_size: Leaves with fewer elements stay whole.
         axis: The axis's name.
-        skip: So many of the first dims are never split: those that stack layers.
+        skip: Number of leading dims that are never split: those that stack layers.
     """
     dims = [d for d in range(skip, len(shape)) if shape[d] % size == 0]
     if math.prod(shape) < min_size or not dims:
@@ -25,22 +25,22 @@ def split_spec(shape: tuple[int, ...], size: int, min_size: int, axis: str, skip
 
 
 def ring(devices: int, size: float) -> float:
-    """What each of ``devices`` sends in an all-reduce of ``size`` bytes, or in a scatter and a gather of them."""
+    """Bytes that each of ``devices`` sends to all-reduce ``size`` bytes, or to reduce-scatter and all-gather them."""
     return 2 * (devices - 1) / devices * size
 
 
 def reduced_once(stages: int, pipelines: int, ends: int, layers: int) -> tuple[float, float]:
-    """The least and the most bytes that a device all-reduces in a step of pipelines beside each other.
+    """The least and the most bytes that a device all-reduces in a step of parallel pipelines.
 
     Args:
-        stages: Of a pipeline.
-        pipelines: How many there are.
-        ends: Bytes of embedding and head, whose gradient each stage has a share of.
+        stages: Number of stages of a pipeline.
+        pipelines: Number of pipelines.
+        ends: Bytes of embedding and head; each stage has a share of their gradient.
         layers: Bytes of one stage's layers.
 
     Returns:
-        Embedding and head over all devices at once, and no single numbers; and over the stages, then over the
-        pipelines, with the loss in both and how much counts in the latter.
+        Embedding and head over all devices at once, and no scalars; or over the stages, then over the
+        pipelines, with the loss in both, and the valid count in the latter.
     """
     together = ring(stages * pipelines, ends) + ring(pipelines, layers)
     return together, ring(stages, ends + 4) + ring(pipelines, ends + 8 + layers)

@@ -1,4 +1,4 @@
-"""Limits lie between what the reference and the naive baseline measure, with a margin to each."""
+"""Limits fall between the figures of the reference and the naive baseline, with a margin to each."""
 
 import importlib
 from math import inf
@@ -35,7 +35,7 @@ LIMITS = [
     ("pipeline.pipeline_loss", "flops", pipeline.SPREAD, NAIVE, 1.15, 1.15),
     ("looping_pipeline.looping_train_step", "spent", looping.EXPOSED, NAIVE, 1.15, 1.15),
     ("looping_pipeline.looping_train_step", "temporaries", looping.TEMPORARIES, REFERENCE, 1.15, 1.15),
-    ("looping_pipeline.execute_looping_pipeline", "seconds", 1, REFERENCE, 1, 1.15),  # draining is another bubble
+    ("looping_pipeline.execute_looping_pipeline", "seconds", 1, REFERENCE, 1, 1.15),  # draining is a second bubble
     ("single_device.mixed_precision_loss", "temporaries", 0.7, NAIVE, 1.15, 1.15),
     ("single_device.accumulate_gradients", "temporaries", 1.15, REFERENCE, 1.15, 1.15),
     ("single_device.remat_layers", "temporaries", 0.35, NAIVE, 1.15, 1.15),

@@ -16,7 +16,7 @@ from typing import Any
 class Mutant:
     """A wrong answer for a task, and exactly the facts that it must fail.
 
-    ``shown_by`` names the cases that show it, where the task's first does not.
+    ``shown_by`` names the cases that reveal it, if the task's first does not.
     """
 
     task: str
@@ -54,18 +54,18 @@ def patch(
     shown_by: tuple[str, ...] = (),
     inside: Callable[..., Any] | None = None,
 ) -> Mutant:
-    """A mistake in the course's own solution: each text becomes another.
+    """Make a mutant from the course's own solution by replacing each given text.
 
     Args:
-        function: The solution's.
-        name: What the mistake does.
-        edits: From what the edited source has exactly once, to what replaces it.
+        function: The solution's function.
+        name: Name of the mutant.
+        edits: Maps text that occurs exactly once in the edited source to its replacement.
         fails: The facts that it must fail.
-        shown_by: The cases that show it, where the task's first does not.
+        shown_by: The cases that reveal it, if the task's first does not.
         inside: Another function of the same module that is edited instead, and that ``function`` then uses.
 
     Raises:
-        ValueError: The source does not have a text exactly once.
+        ValueError: A text does not occur exactly once in the source.
     """
     edited = inside or function
     source = inspect.getsource(edited)

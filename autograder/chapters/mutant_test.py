@@ -1,4 +1,4 @@
-"""A patch is an edit of the solution, and leaves the solution as it is."""
+"""A patch edits the solution's source, and leaves the solution unchanged."""
 
 import jax.numpy as jnp
 import pytest

@@ -1,4 +1,4 @@
-"""Oracles are right: their gradients are those of their losses, and their steps subtract them."""
+"""Oracles are right: their gradients match their losses, and their steps subtract them."""
 
 from itertools import combinations
 from typing import Any
@@ -20,12 +20,12 @@ def task_of(name: str) -> Task:
 
 
 def weighted(values, inputs):
-    """Each device's loss, times what flows back to it."""
+    """Each device's loss, times its cotangent."""
     return np.asarray(inputs.get("upstream", 1) * values)
 
 
 def of_each_pipeline(values, inputs):
-    """The same where all stages of a pipeline return its loss."""
+    """The same if all stages of a pipeline return its loss."""
     upstream = inputs["upstream"]
     return returned(values.reshape(len(upstream), -1)[:, 0], inputs)
 
@@ -35,7 +35,7 @@ def of_the_last_stage(values, inputs):
 
 
 def of_ticks(values, inputs):
-    """Results are ``[stage, tick, ...]``, and what flows back is ``[tick, stage, ...]``."""
+    """Results are ``[stage, tick, ...]``, and cotangents ``[tick, stage, ...]``."""
     return returned({name: np.moveaxis(value, 0, 1) for name, value in values.items()}, inputs)
 
 
@@ -44,7 +44,7 @@ def quadratic(values, inputs):
 
 
 def mean_or_own(gradient, leaf):
-    """Of leaves that are split the mean, and of whole ones each device's own."""
+    """The mean for split leaves, and each device's own gradient for whole ones."""
     return gradient if gradient.shape == leaf.shape else gradient.mean(0)
 
 
@@ -60,7 +60,7 @@ SHARES = {"loss": lambda shares, _: np.sum(shares), "one": lambda gradient, leaf
 STEP, FAR = {"loss": lambda values, _: values["loss"], "one": same}, {"step": 2e-2, "rel": 2e-2}
 PURE = ("pipe=3 x tensor=2", "data=8", "data=2")
 LOOPED = ("data=2 x pipe=3", "pipe=4", "pipe=1")
-# A task, the cases (the first alone, but for `make test-full`), the inputs that are moved, and how they are compared.
+# A task, the cases (only the first, except in `make test-full`), the perturbed inputs, and how to compare them.
 GRADIENTS: list[tuple[str, tuple[str, ...], str | tuple[str, ...], dict[str, Any]]] = [
     *((f"collectives.{ring}", RINGS, "x", {"step": 1.0, "rel": 1e-5, "least": 1e-6}) for ring in MEANING),
     *((f"collectives.{ring}", HALF, "x", {"step": 1.0, "rel": 2e-3, "least": 2e-3}) for ring in MEANING),
@@ -168,7 +168,7 @@ def test_steps_are_judged_with_microbatches_above_and_below_the_stages_and_no_mu
 
 
 def several_layers(case):
-    """Whether a stage has several layers in each repeat; true of models that a learner is not given."""
+    """Select cases whose stages have several layers in each repeat; learners are not given such models."""
     return getattr(case.sizes, "layers_per_stage", 0) > 1 or getattr(case.sizes, "num_layers", 99) > stages_of(case)
 
 

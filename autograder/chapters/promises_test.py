@@ -1,7 +1,7 @@
-"""Whatever a notebook requires is quoted in its chapter's ``PROMISES``, with the facts that hold it.
+"""Every requirement in a notebook is quoted in its chapter's ``PROMISES``, with the facts that enforce it.
 
-That each fact with a weight is named there, and that each named fact is judged, is asserted where the reference is
-judged, in ``chapters_test.py``.
+``chapters_test.py`` asserts, where the reference is judged, that each fact with a weight is named there, and that each
+named fact is judged.
 """
 
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from autograder.contract.task import load
 from autograder.release import promises
 from course.curriculum import CHAPTERS
 
-# Chapters whose table is still to be written; empty in the end.
+# Chapters whose table is still missing; must end up empty.
 PROMISES_TO_COME: tuple[str, ...] = ()
 NAMES = [entry.name for entry in CHAPTERS]
 

@@ -1,4 +1,4 @@
-"""Wrong answers: no points for knowing the public cases alone, and messages that say where to look."""
+"""Wrong answers: no points for knowing only the public cases, and messages that point to the mistake."""
 
 import importlib
 import inspect
@@ -25,8 +25,8 @@ def public_axes(chapter: str) -> set[str]:
     return {axis for task in load(chapter).tasks for case in task.cases for axis in case.mesh}
 
 
-# A cheat is ``(solve, given, axes) -> result``: ``solve(**changes)`` is the solution on what is given, by name, but for
-# the changes, and ``axes`` are the mesh axes of the chapter's public cases.
+# A cheat is ``(solve, given, axes) -> result``: ``solve(**changes)`` is the solution on ``given`` with some inputs
+# replaced, by name, and ``axes`` are the mesh axes of the chapter's public cases.
 Cheat = Callable[[Callable[..., Any], dict[str, Any], set[str]], Any]
 
 
@@ -35,7 +35,7 @@ def twice(result: Any) -> Any:
 
 
 def unless(known: Callable[[dict[str, Any], set[str]], bool], wrong: Callable[[Any], Any]) -> Cheat:
-    """Right on what is known, and wrong on all else."""
+    """Right on known inputs, and wrong on all others."""
     return lambda solve, given, axes: solve() if known(given, axes) else wrong(solve())
 
 
@@ -45,7 +45,7 @@ def elsewhere(wrong: Callable[[Any], Any], axis: str = "axis_name") -> Cheat:
 
 
 def supposes_ones(*wrt: str) -> Cheat:
-    """The gradient of a cotangent of ones, whatever flows back."""
+    """The gradient for a cotangent of ones, whatever the actual cotangent."""
 
     def cheat(solve, given, _):
         def plain(trees):
@@ -207,7 +207,7 @@ def test_what_knows_the_public_cases_alone_earns_nothing(name, cheat):
         assert not result.message and all(fact.measured_text != "of another form" for fact in result.facts)
 
 
-# Seeds whose unseen case differs from the public ones in what the cheats look at.
+# Seeds whose unseen case differs from the public ones in the attributes that the cheats examine.
 SEEDS = dict.fromkeys(("fsdp", "data_parallel", "pipeline", "single_device"), 3)
 FINITE = "jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradients)]))"
 # Where a step skips and halves its scale, and the edits of the solution's own test.

@@ -1,1 +1,1 @@
-"""What shows that grading holds: attacks, fuzzing, mutants, alternatives, benchmarks. No installation has it."""
+"""Evidence that grading is robust: attacks, fuzzing, mutants, alternatives, benchmarks. Never installed."""

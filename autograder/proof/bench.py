@@ -1,4 +1,4 @@
-"""``make bench``: durations of what people wait for. Printed, never judged: machines differ."""
+"""``make bench``: durations that people wait for. Printed, never judged: machines differ."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from autograder.proof.demo import CHAPTER, submission
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
 
-# What a check may take in a running notebook.
+# Time limit of a check in a running notebook.
 FUNCTION_S, WHOLE_STEP_S = 3, 10
 
 
 def cold_check() -> list[tuple[str, str, str]]:
-    """``meshcraft check`` of a solved notebook, as a process of its own."""
+    """``meshcraft check`` of a solved notebook, as a separate process."""
     notebook = str(submission("right"))
     command = [sys.executable, "-m", "autograder.cli", "check", CHAPTER, "--notebook", notebook, "--json"]
     seconds = timed(lambda: subprocess.run(command, check=True, capture_output=True))
@@ -32,7 +32,7 @@ def cold_check() -> list[tuple[str, str, str]]:
 
 
 def warm_check(repeats: int) -> list[tuple[str, str, str]]:
-    """``check`` of each function in a process that has checked before, which is what a notebook's kernel is."""
+    """``check`` of each function in a process that has already run a check, as in a notebook's kernel."""
     from autograder.check import check_solution
     from autograder.contract.task import load
 
@@ -71,7 +71,7 @@ def lenses() -> list[tuple[str, str, str]]:
     from autograder.contract.task import load, trace
 
     def at_scale(chapter: str, name: str = "", **changes: Any) -> Any:
-        """A function's Program, by default that of the chapter's last one that is looked at on a realistic machine."""
+        """A function's Program at scale, by default of the chapter's last function analysed on a realistic machine."""
         task = [task for task in load(chapter).tasks if task.at_scale and name in ("", task.name)][-1]
         assert task.at_scale
         case = replace(task.at_scale[0].but(**changes.pop("sizes", {})), **changes)
@@ -86,7 +86,7 @@ def lenses() -> list[tuple[str, str, str]]:
 
 
 def _look(what: str, program: Any, wanted: tuple[str, str]) -> list[tuple[str, str, str]]:
-    """Measure how long the lenses take on a Program, and parsing it."""
+    """Measure the duration of the analyses of a Program, and of parsing it."""
     from course.machines import machine, scaled
     from course.program import costs, memory, parse, timeline
 

@@ -28,14 +28,14 @@ HANG_LIMIT_S = 3.0
 
 
 def timed(action: Callable[[], Any]) -> float:
-    """Seconds that it took."""
+    """Elapsed seconds."""
     begin = time.monotonic()
     action()
     return time.monotonic() - begin
 
 
 def one_submission() -> Rows:
-    """A grading in cold processes and in warm ones, each function alone, and how soon a hang ends."""
+    """A grading in cold processes and in warm ones, each function alone, and the time until a hang ends."""
     solved = [parse_notebook("right.ipynb", numbered("right", number).encode()) for number in range(5)]
     rows = []
     with Grader(CHAPTER, secret=b"b" * 32, level=best_level()) as grader:
@@ -55,7 +55,7 @@ def one_submission() -> Rows:
 
 
 def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
-    """A class of ``size``: the demo's submissions, or some of them, over and over, no two the same."""
+    """A class of ``size``: the demo's submissions, or some of them, repeated, no two the same."""
     level = best_level()
     chosen = models or tuple(sorted(path.name for path in (HERE / "submitted").iterdir()))
     with tempfile.TemporaryDirectory() as folder, _left() as left:
@@ -79,7 +79,7 @@ def class_of(size: int, workers: int, models: tuple[str, ...] = ()) -> Rows:
 
 
 def next_to_stock(size: int) -> Rows:
-    """The same submissions, solved, through official grading and through stock nbgrader, one after the other."""
+    """The same submissions, solved, through official grading and through stock nbgrader, one after another."""
     from autograder.proof.attacks.stock import grade_as_nbgrader_does
 
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def _course(folder: Path, models: tuple[str, ...], size: int) -> Path:
 
 
 def _memory() -> int:
-    """Bytes that this process and all below it hold, shared pages counted once each."""
+    """Resident bytes of this process and its descendants, shared pages counted once each."""
     total = 0
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         with suppress(psutil.Error):
@@ -113,7 +113,7 @@ def _memory() -> int:
 
 @contextmanager
 def _left() -> Iterator[list[str]]:
-    """Processes and scratch folders that are there afterwards and were not before."""
+    """Processes and scratch folders that exist now and did not before."""
     scratch = Path(tempfile.gettempdir())
     before = {path.name for path in scratch.glob("meshcraft-*")}
     ours = {*psutil.Process().children(recursive=True)}

@@ -1,4 +1,4 @@
-"""The bencher's short form: a small class is graded and every figure of it is there."""
+"""The short form of the benchmarks: a small class is graded, and every figure of it is present."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""An oracle is trusted once its gradients are those of its loss, by central differences."""
+"""An oracle is trusted once its gradients match central differences of its loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autograder.contract.task import Case, Task
 
 
 def places(*every: Any, least: int = 1) -> tuple[Any, ...]:
-    """Where an oracle is looked at: the first ``least`` of these, or all if ``MESHCRAFT_FULL`` is set."""
+    """Cases on which an oracle is checked: the first ``least`` of these, or all if ``MESHCRAFT_FULL`` is set."""
     return every if os.environ.get("MESHCRAFT_FULL") else every[:least]
 
 
@@ -36,7 +36,7 @@ def same(copies: np.ndarray, leaf: np.ndarray) -> np.ndarray:
 
 
 def returned(values: Any, inputs: dict[str, Any]) -> float:
-    """What flows back, times the values that it flows back to."""
+    """The cotangents, times the values."""
     pairs = zip(jax.tree.leaves(values), jax.tree.leaves(inputs["upstream"]), strict=True)
     return sum(float(np.vdot(np.float64(value), upstream)) for value, upstream in pairs)
 
@@ -56,15 +56,15 @@ def check(
     """Compare the largest element of each leaf's gradient with a central difference of ``loss``.
 
     Args:
-        task: Whose oracle it is.
-        place: How the name of one of its cases begins.
-        wrt: The input that is moved, or several.
-        loss: ``(values, inputs) ->`` the scalar, or the array of whose mean, the oracle's gradients are of.
-        gradients: Makes of the oracle's a tree like the input, or a dict of such trees for several inputs.
-        one: ``(gradient, leaf) ->`` the gradient in the leaf's shape, where each device has a copy or a share.
-        step: How far elements are moved either way.
+        task: The task whose oracle is checked.
+        place: Prefix of the name of one of its cases.
+        wrt: The perturbed input, or several.
+        loss: ``(values, inputs) ->`` the scalar, or the array whose mean is taken, that the oracle differentiates.
+        gradients: Converts the oracle's results to a tree like the input, or a dict of such trees for several inputs.
+        one: ``(gradient, leaf) ->`` the gradient in the leaf's shape, if each device has a copy or a share.
+        step: Perturbation of elements in each direction.
         rel: The largest relative error.
-        least: The largest absolute error, where that is larger.
+        least: The largest absolute error, if that is larger.
     """
     case = case_of(task, place)
     inputs = task.draw(np.random.default_rng(0), case)

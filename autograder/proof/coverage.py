@@ -1,7 +1,7 @@
-"""Which mutants show that a fact can fail: ``python -m autograder.proof.coverage [CHAPTER ...]``.
+"""Mutants that show that each fact can fail: ``python -m autograder.proof.coverage [CHAPTER ...]``.
 
-A mutant fails exactly the facts that it names, which ``make test-full`` shows on every mesh; so the table follows from
-the names.
+A mutant fails exactly the facts that it names, which ``make test-full`` verifies on every mesh; so the table follows
+from the names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def mutants(chapter: str) -> tuple[Mutant, ...]:
 
 
 def one_for_each_fact(chapter: str) -> list[Mutant]:
-    """Mutants that between them fail every (task, fact) pair that any fails; first those that show most."""
+    """Mutants that together fail every (task, fact) pair that any fails; first those that fail most."""
     missing = {(mutant.task, fact) for mutant in mutants(chapter) for fact in mutant.fails}
     chosen = []
     while missing:
@@ -51,7 +51,7 @@ def matrix(chapter: str) -> dict[tuple[str, str], list[str]]:
 
 
 def main(chapters: list[str]) -> int:
-    """Print the table; 1 where a fact has no mutant."""
+    """Print the table; return 1 if a fact has no mutant."""
     unshown = 0
     for chapter in chapters or [entry.name for entry in CHAPTERS]:
         table = Table("function", "fact", "mutants that fail it", title=chapter, title_justify="left")

@@ -1,6 +1,6 @@
-"""Training steps as others write them, for what the analyses are compared on: flax and optax, dropout on and off.
+"""Training steps as users of flax and optax write them, for comparing the analyses: dropout on and off.
 
-Each is one data-parallel step on eight devices, at a size at which its kernels are worth fusing.
+Each is one data-parallel step on eight devices, at a size that makes its kernels worth fusing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def programs() -> dict[str, Exported]:
     tokens: dict[str, Any] = {"num_heads": 16, "vocab": 8192, "max_seq": 1024}
     found: dict[str, Exported] = {}
     for rate in (0.0, 0.1):
-        told = f"dropout {rate:g}"
-        found[f"MLP, {told}"] = _trained(mlp(**wide, num_inputs=256, num_outputs=256, dropout=rate), (4096, 256))
-        found[f"Transformer, {told}"] = _trained(transformer(**wide, **tokens, dropout=rate), (8, 1024))
-        found[f"flax Transformer block, unrolled, bfloat16, {told}"] = partial(_flax, rate)
+        label = f"dropout {rate:g}"
+        found[f"MLP, {label}"] = _trained(mlp(**wide, num_inputs=256, num_outputs=256, dropout=rate), (4096, 256))
+        found[f"Transformer, {label}"] = _trained(transformer(**wide, **tokens, dropout=rate), (8, 1024))
+        found[f"flax Transformer block, unrolled, bfloat16, {label}"] = partial(_flax, rate)
     found["gated MLP with RMSNorm and rotary attention, bfloat16"] = _stepped(_gated, *_gated_shapes())
     for name, of in OPTIMISERS.items():
         found[f"optax.{name}"] = partial(_optimiser, of)
@@ -67,7 +67,7 @@ def _mapped(
 ) -> Program:
     run = jax.shard_map(local, mesh=abstract_mesh(MESH), in_specs=tuple(specs.values()), out_specs=out)
     donate = tuple(name for name in inputs if name == "state")
-    with jax.numpy_dtype_promotion("standard"):  # which those who wrote the libraries take for granted
+    with jax.numpy_dtype_promotion("standard"):  # which the libraries' authors take for granted
         return export(
             lambda **given: {"result": run(*given.values())},
             inputs,
@@ -80,7 +80,7 @@ def _mapped(
 
 
 def _stepped(loss: Callable[..., jax.Array], params: Any, batch: Any, optimiser: Any = None) -> Exported:
-    """A step of an optimiser on ``loss(params, batch, key)``, the batch split over all devices."""
+    """A step of an optimiser on ``loss(params, batch, key)``, with the batch split over all devices."""
     optimiser = optimiser or optax.adamw(1e-3)
 
     def local(state: Any, batch: Any, key: jax.Array) -> Any:
@@ -145,7 +145,7 @@ def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _rotated(x: jax.Array) -> jax.Array:
-    """``x`` ``[batch, seq, heads, head]``, each pair of numbers turned by an angle that grows with its place."""
+    """``x`` ``[batch, seq, heads, head]``, each pair of numbers rotated by an angle that grows with its position."""
     half = x.shape[-1] // 2
     angles = jnp.arange(x.shape[1])[:, None] * 10_000.0 ** (-jnp.arange(half) / half)
     sin, cos = jnp.sin(angles)[:, None].astype(x.dtype), jnp.cos(angles)[:, None].astype(x.dtype)

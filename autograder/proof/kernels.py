@@ -1,7 +1,7 @@
 """``make kernels``: kernels, bytes, seconds and temporaries by the timeline and liveness, and by the GPU compiler.
 
 The programs are every chapter's reference at its realistic size, the published runs on one A5000, and the steps of
-``kernel_programs``. Rows come as they are compiled; the table at the end has those first that differ most.
+``kernel_programs``. Rows are printed as they are compiled; the final table sorts them by difference, largest first.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ COLUMNS = ("seconds", "moved", "kernels", "temporaries")
 
 @dataclass(frozen=True)
 class Row:
-    """One program.
+    """The figures of one program.
 
     Attributes:
-        name: Of the program.
-        machine: That it was compiled for.
-        ours: By the timeline and liveness.
-        theirs: By the GPU compiler; None where it gave nothing.
-        why: Why it gave nothing.
+        name: The program's name.
+        machine: The machine that it was compiled for.
+        ours: Figures of the timeline and liveness.
+        theirs: Figures of the GPU compiler; None if it gave nothing.
+        why: The reason for that.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Row:
     why: str = ""
 
     def ratio(self, what: str) -> float | None:
-        """Ours over the compiler's; None where either is nothing."""
+        """Ours over the compiler's; None if either is zero."""
         if self.theirs is None:
             return None
         ours, theirs = getattr(self.ours, what), getattr(self.theirs, what)
@@ -66,13 +66,13 @@ class Row:
 
     @property
     def difference(self) -> float:
-        """How far apart the seconds are, by what factor; rows without a compiler's figure come last."""
+        """The factor between the seconds; rows without a compiler's figure come last."""
         ratio = self.ratio("seconds")
         return abs(math.log(ratio)) if ratio else -1.0
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """The result that ``--write`` kept."""
+    """The result kept by ``--write``."""
 
     versions: dict[str, str]
     rows: list[Row]
@@ -128,12 +128,12 @@ def row(name: str, exported: Callable[[str], Program], where: Machine, branches:
 
 
 def worst_first(rows: Iterable[Row]) -> list[Row]:
-    """Those first whose seconds differ most."""
+    """Sort rows by the difference of their seconds, largest first."""
     return sorted(rows, key=lambda row: -row.difference)
 
 
 def spread(rows: Iterable[Row], what: str) -> tuple[float, float, int]:
-    """Geometric mean of ours over the compiler's, the geometric standard deviation, and of how many rows."""
+    """Geometric mean of ours over the compiler's, the geometric standard deviation, and the number of rows."""
     logs = [math.log(ratio) for row in rows if (ratio := row.ratio(what))]
     if not logs:
         return math.nan, math.nan, 0
@@ -150,7 +150,7 @@ _WRITTEN = {
 
 
 def line(row: Row, what: str) -> str:
-    """One figure by both, and how far they are apart."""
+    """One figure by both, and the ratio."""
     ours, theirs = _WRITTEN[what](row.ours), _WRITTEN[what](row.theirs) if row.theirs else "?"
     ratio = row.ratio(what)
     return f"{ours} / {theirs}" + (f"  {ratio - 1:+.0%}" if ratio else "")
@@ -182,7 +182,7 @@ def show(rows: list[Row]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="make kernels", description=__doc__)
     parser.add_argument("--only", default="", help="programs whose name matches this")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -193,8 +193,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name, (exported, where, branches) in every().items():
         if re.search(options.only, name):
             rows.append(row(name, exported, where, branches, options.time_limit))
-            said = rows[-1].why or "; ".join(line(rows[-1], what) for what in COLUMNS)
-            print(f"{name}: {said}", file=sys.stderr, flush=True)
+            result = rows[-1].why or "; ".join(line(rows[-1], what) for what in COLUMNS)
+            print(f"{name}: {result}", file=sys.stderr, flush=True)
     if options.write:
         write(rows)
     if options.json:
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write(rows: list[Row]) -> None:
-    """Keep the rows, and of those that were not asked for what was kept before."""
+    """Keep the rows, and the previous results of programs that were not requested."""
     before = recorded().rows if RESULTS.exists() and recorded().versions == versions() else []
     names = {one.name for one in rows}
     kept = Recorded(versions(), worst_first([*rows, *(one for one in before if one.name not in names)]))

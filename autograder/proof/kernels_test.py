@@ -1,4 +1,4 @@
-"""The comparison of kernels: its corpus is analysed, its result is kept, and it says which programs differ most."""
+"""The comparison of kernels: its corpus is analysed, its result is kept, and it reports the largest differences."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""Which functions of JAX, optax and flax a learner may use: ``python -m autograder.proof.library [NAME ...]``.
+"""The functions of JAX, optax and flax that a learner may use: ``python -m autograder.proof.library [NAME ...]``.
 
 Every public function is called as a learner might, on small arrays that differ from device to device, and so is its
-gradient. The program is exported, audited, read and priced as a submission's is, at two sizes, which must be the same
-program. So each function is accepted, or refused by a sentence that names it.
+gradient. The program is exported, audited, parsed and costed like a submission's, at two sizes, which must give the
+same program. Each function is either accepted, or refused by a sentence that names it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SIZES = 8, 24
 
 @dataclass(frozen=True)
 class Tried:
-    """A function: how it was called, and what became of that and of its gradient."""
+    """A function: its call, and the outcomes of the call and of its gradient."""
 
     name: str
     call: str
@@ -56,7 +56,7 @@ class Tried:
 
 
 def functions() -> list[str]:
-    """The public functions of ``MODULES``, and flax's layers, by the names by which they are called."""
+    """The public functions of ``MODULES``, and flax's layers, by the names used to call them."""
     return [f"{name}.{each}" for name, module in MODULES.items() for each in _public(name, module)]
 
 
@@ -70,13 +70,13 @@ def _public(prefix: str, module: Any) -> Iterator[str]:
             yield name
 
 
-@jax.numpy_dtype_promotion("standard")  # as learners have it
+@jax.numpy_dtype_promotion("standard")  # as for learners
 def tried(name: str) -> list[Tried]:
-    """What becomes of a function, and of its gradient if it has one."""
+    """The outcome of a function, and of its gradient if it has one."""
     call = fitting(name)
     try:
         made = _shapes(call) if call else None
-    except Exception:  # it needs values, which nobody has while a function is traced
+    except Exception:  # it needs values, which do not exist while a function is traced
         made = None
     if made is None:
         return [Tried(name, call, UNFIT)]
@@ -92,7 +92,7 @@ def tried(name: str) -> list[Tried]:
 
 @cache
 def fitting(name: str) -> str:
-    """The first call of a function that gives arrays, as text, else the first that works; empty if none does."""
+    """The first call of a function that returns arrays, as text, else the first that works; empty if none does."""
     plain = ""
     if name in CALLS:
         return CALLS[name]
@@ -109,10 +109,10 @@ def fitting(name: str) -> str:
 
 
 def _shapes(call: str) -> list[Any]:
-    """The arrays that a call gives.
+    """The arrays that a call returns.
 
     Raises:
-        Exception: Whatever the call does.
+        Exception: Any error of the call.
     """
     arrays = _arrays(SIZES[0])
 
@@ -121,13 +121,13 @@ def _shapes(call: str) -> list[Any]:
 
     try:
         return jax.eval_shape(leaves, arrays["x"], arrays["i"])
-    except NameError:  # it needs an axis of a mesh, as every collective does; nearly all give floats
+    except NameError:  # it needs an axis of a mesh, as every collective does; nearly all return floats
         return [] if call.startswith("lax.axis_") else [arrays["x"]]
 
 
 @cache
 def _function(call: str) -> Any:
-    """The call as a function of floats ``x`` and integers ``i``, whose source can be read as a learner's."""
+    """The call as a function of floats ``x`` and integers ``i``, whose source can be read like a learner's."""
     file = f"<{call}>"
     source = (
         "def function(x, i):\n    v, j, b, n = jnp.mean(x, 0), jnp.max(i, 0), x > 0.5, x.shape[0]\n"
@@ -160,18 +160,18 @@ def _outcome(call: str, *, gradient: bool) -> tuple[str, str]:
             modules.append(_priced(call, size, gradient))
         except ProgramError as error:
             return REFUSED, str(error)
-        except Exception as error:  # JAX's own, of a form that JAX chooses
+        except Exception as error:  # JAX's own error, of a type that JAX chooses
             return RAISED, f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
     different = structural_mismatch(*modules)
     return (BY_SIZE, different) if different else (ACCEPTED, "")
 
 
 def _priced(call: str, size: int, gradient: bool) -> Module:
-    """The program of a call, or of its gradient, as every analysis that grading uses reads it.
+    """The program of a call, or of its gradient, processed by every analysis that grading uses.
 
     Raises:
         ProgramError: An analysis refuses it.
-        Exception: JAX cannot make it.
+        Exception: JAX cannot build it.
     """
 
     def value(x: jax.Array, i: jax.Array) -> list[jax.Array]:
@@ -205,7 +205,7 @@ def _priced(call: str, size: int, gradient: bool) -> Module:
 
 
 def main(names: list[str]) -> int:
-    """Print what is not accepted, and how many are; 1 if a refusal does not name its function."""
+    """Print the functions that are not accepted, and their number; return 1 if a refusal does not name its function."""
     nameless, counts = 0, Counter()
     for name in names or functions():
         for one in tried(name):
@@ -218,7 +218,7 @@ def main(names: list[str]) -> int:
 
 
 def reasons(every: list[Tried]) -> dict[str, list[str]]:
-    """The functions that are not accepted by the reason, in the words of the message that is said most briefly."""
+    """The functions that are not accepted, by reason, in the shortest wording of each message."""
     found: dict[str, list[str]] = {}
     for one in every:
         if one.outcome == REFUSED:
@@ -235,7 +235,7 @@ def reasons(every: list[Tried]) -> dict[str, list[str]]:
 
 
 def names_function(one: Tried) -> bool:
-    """Whether a refusal says the name of what was called."""
+    """True if a refusal contains the name of the called function."""
     return one.name.rpartition(" ")[2].rpartition(".")[2] in one.message
 
 

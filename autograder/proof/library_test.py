@@ -1,4 +1,4 @@
-"""The functions of the libraries, a sample of them: accepted, or refused by a sentence that names the function."""
+"""A sample of the libraries' functions: each is accepted, or refused by a sentence that names it."""
 
 from collections import Counter
 

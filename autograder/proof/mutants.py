@@ -1,4 +1,4 @@
-"""The judgement of mutants: on every mesh, on the cases that show them, or on one that nobody has seen."""
+"""The judgement of mutants: on every mesh, on the cases that reveal them, or on an unseen one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def doubles_gradients(tree: Any) -> Any:
 
 
 def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
-    """The judgement of a mutant: on all meshes, or on the smallest case that shows it.
+    """The judgement of a mutant: on all meshes, or on the smallest case that reveals it.
 
-    The short form looks at the realistic size only where the small one does not show all that the mutant names.
+    The short form includes the realistic size only if the small one does not fail all the facts that the mutant names.
     """
     task = load(chapter).task(mutant.task)
     planned = plan(chapter, task)
@@ -42,7 +42,7 @@ def judged(chapter: str, mutant: Mutant, *, full: bool) -> Result:
 
 
 def judged_on(chapter: str, task: str, function: Callable[..., Any], cases: tuple[Case[Any], ...]) -> Result:
-    """The judgement of a function on these cases alone, at small sizes."""
+    """The judgement of a function on these cases only, at small sizes."""
     planned = plan(chapter, load(chapter).task(task))
     return _judged(replace(planned, cases=cases, at_scale=None), mutant(task, function), {})
 
@@ -55,7 +55,7 @@ def judged_unseen(chapter: str, task: str, function: Callable[..., Any], seed: i
 
 
 def _judged(planned: Plan, mutant: Mutant, programs: dict[str, bytes]) -> Result:
-    """The judgement on a plan; ``programs`` has what is exported already, and gets the rest."""
+    """The judgement on a plan; ``programs`` has the programs exported so far, and receives the rest."""
     missing = [case for case in planned.traced if case.name not in programs]
     traced = trace_cases(planned.task, mutant.function, missing, locate_file(mutant.function))
     if isinstance(traced, Problem):

@@ -1,6 +1,6 @@
 """``make soak``: a class graded while its grader, workers and sandboxes are killed at random, then once uninterrupted.
 
-Nothing may be lost, doubled or different from a grading that nobody disturbed, and nothing may be left behind.
+Nothing may be lost, doubled or different from an undisturbed grading, and nothing may be left behind.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from autograder.proof.demo import CHAPTER, numbered
 from autograder.release.converters import nbgrader_quiet
 
 KEPT = Path(__file__).with_suffix(".json")
-# The demo's class over and over, mostly those of it that are graded in a second or two.
+# The demo's class, repeated: mostly submissions that are graded in a second or two.
 CLASS = ("partial", "raises", "partial", "hostile", "partial", "summed", "partial", "raises", "partial", "right")
-# Between two kills, on average: time enough for a verdict now and then.
+# Average time between two kills: long enough for an occasional verdict.
 PAUSE_S = 2.5
-# Every so many of a class: not JSON, cut in the middle, under another name, not there.
+# One in this many submissions is damaged: not JSON, truncated, under another name, or missing.
 DAMAGED = 25
 
 
@@ -46,13 +46,13 @@ class Outcome:
     """The figures of a soak.
 
     Attributes:
-        submissions: How large the class was.
-        kills: How many processes were killed, by what they were.
-        runs: How often the grader was started.
+        submissions: Size of the class.
+        kills: Number of killed processes, by kind.
+        runs: Number of starts of the grader.
         lost: Students without a verdict or without their row in the gradebook.
         doubled: Students with more than one of either.
-        different: Students whose verdict or score is not that of the undisturbed grading, and in what.
-        left: Processes and folders that outlived the grader that made them.
+        different: Students whose verdict or score differs from the undisturbed grading, and the difference.
+        left: Processes and folders that outlived the grader that created them.
     """
 
     submissions: int
@@ -68,7 +68,7 @@ class Outcome:
         return not (self.lost or self.doubled or self.different or self.left)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The figures as plain data."""
         return {**vars(self), "kills": dict(self.kills)}
 
 
@@ -92,14 +92,14 @@ def make_class(folder: Path, size: int) -> Path:
 
 
 def start(course: Path, workers: int, *options: str) -> subprocess.Popen[bytes]:
-    """``meshcraft grade`` as a process of its own."""
+    """``meshcraft grade`` as a separate process."""
     command = [sys.executable, "-m", "autograder.cli", "grade", CHAPTER, "--course", str(course), "--json", *options]
     quiet = subprocess.DEVNULL
     return subprocess.Popen([*command, "--workers", str(workers)], stdout=quiet, stderr=quiet, start_new_session=True)
 
 
 def disturb(course: Path, workers: int, kills: int, dice: random.Random, outcome: Outcome, update: Any) -> None:
-    """Start the grader as often as it takes to kill so many processes of it; graded classes are graded again."""
+    """Restart the grader until this many of its processes have been killed; graded classes are graded again."""
     again: tuple[str, ...] = ()
     while (done := sum(outcome.kills.values())) < kills:
         grader = start(course, workers, *again)
@@ -109,7 +109,7 @@ def disturb(course: Path, workers: int, kills: int, dice: random.Random, outcome
             time.sleep(dice.expovariate(1 / PAUSE_S))
             family = _family(grader.pid)
             whole |= {process.pid: process for process in family}
-            # The grader itself more rarely: what begins anew each time never comes to the rest.
+            # The grader itself less often: restarting every time would never reach the end.
             below = [process for process in family if process.pid != grader.pid]
             chosen = family[:1] if dice.random() < 0.1 else below
             victim = dice.choice(chosen) if chosen else None
@@ -168,7 +168,7 @@ def judged(course: Path) -> dict[str, Report]:
 
 
 def booked(course: Path) -> Counter[str]:
-    """Rows of the gradebook by student; a grade that is there twice makes a second."""
+    """Rows of the gradebook by student; a duplicate grade adds a second row."""
     from nbgrader.api import Gradebook
 
     rows: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def booked(course: Path) -> Counter[str]:
 
 
 def compare(course: Path, calm: Path, outcome: Outcome) -> None:
-    """Compare the disturbed class with the one that nobody disturbed."""
+    """Compare the disturbed class with the undisturbed one."""
     students = sorted(path.name for path in (calm / "submitted").iterdir())
     reports, expected, rows = judged(course), judged(calm), booked(course)
     lines, wanted = (grades_csv(folder, [CHAPTER]).splitlines() for folder in (course, calm))
@@ -224,7 +224,7 @@ def soak(folder: Path, size: int, kills: int, workers: int, seed: int, update: A
 
 
 def main() -> None:
-    """Soak, and print the figures; exit status 1 when any is not 0."""
+    """Run the soak, and print the figures; exit status 1 if any is not 0."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--submissions", type=int, default=200)
     parser.add_argument("--kills", type=int, default=300)

@@ -1,8 +1,8 @@
-"""The long form of what `make test` checks briefly of `meshcraft train`: whole runs, compared with each other.
+"""The long form of the tests of `meshcraft train` in `make test`: whole runs, compared with each other.
 
 ``python -m autograder.proof.train_e2e`` (``make trials``) trains the default model for 50 steps: on one device and on
 several meshes; killed by SIGKILL and resumed, on the same mesh and on another; in two processes; and in two processes
-of which one is killed. It prints what was compared and how far apart the losses were. Exit status 0: all in the limit.
+of which one is killed. It prints each comparison and the difference of the losses. Exit status 0: all within the limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORT = ["--width", "32", "--layers", "4", "--heads", "4", "--seq", "32", "--bat
 
 @dataclass(frozen=True)
 class Trial:
-    """One comparison: its name, the largest difference or the seconds that it took, the limit, and whether it held."""
+    """One comparison: its name, the largest difference or the elapsed seconds, the limit, and whether it held."""
 
     name: str
     measured: float
@@ -52,13 +52,13 @@ class Runs:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def close(self) -> None:
-        """End all that still go on."""
+        """Kill all that are still running."""
         for running in self.started:
-            running.kill()  # nothing, where it has ended
+            running.kill()  # no effect if it has ended
             running.wait()
 
     def start(self, name: str, *more: str) -> subprocess.Popen[str]:
-        """The command, under way."""
+        """Start the command in the background."""
         given = ["--run", str(self.folder / name), "--sample", "0", "--evaluation-batches", "4", *more]
         if "--resume" not in more:
             given += ["--steps", str(STEPS), "--evaluate-every", str(STEPS), "--warmup", "5", *self.sizes]
@@ -69,10 +69,10 @@ class Runs:
         return running
 
     def whole(self, name: str, *more: str) -> dict[int, float]:
-        """The losses of a run that must end well, by step.
+        """The losses of a run that must succeed, by step.
 
         Raises:
-            RuntimeError: It did not.
+            RuntimeError: It failed.
         """
         running = self.start(name, *more)
         _, stderr = running.communicate()
@@ -81,15 +81,15 @@ class Runs:
         return self.losses(name)
 
     def losses(self, name: str) -> dict[int, float]:
-        """The losses that its log has so far."""
+        """The losses in its log so far."""
         events = logged(self.folder / name / LOG)
         return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
     def until(self, name: str, running: subprocess.Popen[str], step: int) -> None:
-        """Wait until a run has done so many steps.
+        """Wait until a run has reached a step.
 
         Raises:
-            RuntimeError: It ended before.
+            RuntimeError: It ended before that.
         """
         while step not in self.losses(name):
             if running.poll() is not None:
@@ -98,12 +98,12 @@ class Runs:
 
 
 def apart(one: dict[int, float], other: dict[int, float]) -> float:
-    """The largest difference of two runs' losses; infinite where they are not of the same steps."""
+    """The largest difference of two runs' losses; infinite if their steps differ."""
     return max(abs(one[step] - other[step]) for step in one) if one.keys() == other.keys() else float("inf")
 
 
 def trials(runs: Runs) -> Iterator[Trial]:
-    """All of them, in turn."""
+    """All trials, in turn."""
     alone = runs.whole("alone", "--mesh", "data=1")
     three = ("--mesh", THREE, *MICROBATCHES)
     options = ("--mesh", THREE, "--microbatches", "4", "--repeats", "2", "--rings", "--remat")
@@ -138,7 +138,7 @@ def trials(runs: Runs) -> Iterator[Trial]:
 
 
 def _killed(runs: Runs, before: tuple[str, ...], after: tuple[str, ...]) -> Trial:
-    """A run that SIGKILL ends and that goes on, against one to which nothing happened."""
+    """A run that is killed by SIGKILL and resumed, against an undisturbed one."""
     name = f"killed on {before[1]}, then {after[1]}"
     running = runs.start(name, *before)
     runs.until(name, running, KILLED)
@@ -161,7 +161,7 @@ def _worker(launcher: int, number: int) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run them, and return the exit status."""
+    """Run the trials, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make trials", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--short", action="store_true", help="a tiny model, to try the command")
     parser.add_argument("--json", action="store_true", help="one JSON object")

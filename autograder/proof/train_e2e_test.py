@@ -1,4 +1,4 @@
-"""How whole runs are compared; the runs themselves are ``make trials``."""
+"""The comparison of whole runs; the runs themselves are ``make trials``."""
 
 from autograder.proof.train_e2e import LIMIT, Trial, apart
 

@@ -1,4 +1,4 @@
-"""Right answers for ``async_tensor_parallel`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``async_tensor_parallel``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def turned(axis_name, by):
 
 
 def downwards(x, kernel, axis_name):
-    """Rows travel to lower places, a ``fori_loop`` turns the ring, and the derivative is JAX's."""
+    """Rows travel to lower places, a ``fori_loop`` runs the ring, and JAX derives the backward pass."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
     x, kernel = vary_alike(x, kernel)
 
@@ -32,7 +32,7 @@ def downwards(x, kernel, axis_name):
 
 
 def unrolled(x, kernel, axis_name):
-    """A Python loop, that sends before it multiplies."""
+    """A Python loop that sends before it multiplies."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
     whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[-1]), x.dtype), x, kernel)[0]
     for step in range(size):
@@ -43,7 +43,7 @@ def unrolled(x, kernel, axis_name):
 
 
 def matmul_ring_scatter_downwards(x, kernel, axis_name):
-    """Sums travel to lower places, a ``fori_loop`` turns the ring, and the derivative is JAX's."""
+    """Sums travel to lower places, a ``fori_loop`` runs the ring, and JAX derives the backward pass."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length = x.shape[-2] // size
 
@@ -61,7 +61,7 @@ def matmul_ring_scatter_unrolled(x, kernel, axis_name):
 
 
 def rows_in_one_product(x, kernel, axis_name):
-    """Half of the rows each way, joined for one product with the whole kernel."""
+    """Half of the rows in each direction, joined for one product with the whole kernel."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
     half = length // 2
     x, kernel = vary_alike(x, kernel)
@@ -86,7 +86,7 @@ def rows_in_one_product(x, kernel, axis_name):
 
 
 def features_unrolled(x, kernel, axis_name):
-    """Half of the features each way in a Python loop, added to zeros by ``at``."""
+    """Half of the features in each direction in a Python loop, added to zeros with ``at``."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
     halves, parts = jnp.split(x, 2, -1), jnp.split(kernel, 2)
     whole = vary_alike(jnp.zeros((*x.shape[:-2], size * length, kernel.shape[1])), x, kernel)[0]
@@ -103,7 +103,7 @@ def features_unrolled(x, kernel, axis_name):
 
 
 def sums_of_rows(x, kernel, axis_name):
-    """Half of the rows each way, computed in one product with the whole kernel."""
+    """Half of the rows in each direction, computed in one product with the whole kernel."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length = x.shape[-2] // size
     half = length // 2
@@ -124,7 +124,7 @@ def sums_of_rows(x, kernel, axis_name):
 
 
 def sums_of_features_unrolled(x, kernel, axis_name):
-    """Half of the features each way in a Python loop; the kernel's halves are cut once."""
+    """Half of the features in each direction in a Python loop; the kernel is split into halves once."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length, (left, right) = x.shape[-2] // size, jnp.split(kernel, 2, -1)
 
@@ -142,7 +142,7 @@ def sums_of_features_unrolled(x, kernel, axis_name):
 
 
 def gathered(x, use, axis_name, *, unroll=False):
-    """What ``use`` makes of each device's rows, in their order: a list of arrays of all rows."""
+    """Results of ``use`` for each device's rows, in order: a list of arrays of all rows."""
     size, index, length = lax.axis_size(axis_name), lax.axis_index(axis_name), x.shape[-2]
 
     def put(wholes, chunk, step):
@@ -184,14 +184,14 @@ def scattered(x, kernel, axis_name, *, unroll=False):
 
 
 def async_tp_mlp_unrolled(params, x, axis_name):
-    """Python loops, and JAX's own derivative, which adds up a kernel's gradient where it is used."""
+    """Python loops and JAX's own derivative, which accumulates a kernel's gradient where it is used."""
     up, down = params["up"], params["down"]
     (hidden,) = gathered(x, lambda chunk: [chunk @ up["kernel"]], axis_name, unroll=True)
     return scattered(jax.nn.gelu(hidden + up["bias"]), down["kernel"], axis_name, unroll=True) + down["bias"]
 
 
 def gathering_again(params, x, axis_name):
-    """Keeps this device's rows alone: the backward pass sends them round again, beside the gradients."""
+    """Keeps only this device's rows: the backward pass sends them round again, alongside the gradients."""
     size, to = lax.axis_size(axis_name), turned(axis_name, 1)
 
     @jax.custom_vjp

@@ -1,4 +1,4 @@
-"""The contract of ``async_tensor_parallel``: bytes each way, and rings inside of a model."""
+"""The contract of ``async_tensor_parallel``: bytes in each direction, and rings inside a model."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def test_zeros_can_be_typed_like_what_is_added_to_them():
 
 @pytest.mark.parametrize("dtype", places("bfloat16", "float32"))
 def test_layers_in_a_scan_with_remat_have_the_gradients_of_one_device(dtype):
-    """As a Transformer would use them: kernels the same over ``data``, in a loop over layers, recomputed."""
+    """As in a Transformer: kernels replicated over ``data``, in a loop over layers, recomputed."""
     keys = jax.random.split(jax.random.key(0), 3)
     up, down = (jax.random.normal(keys[i], (2, 8 + 8 * i, 16 - 8 * i), dtype) / 4 for i in (0, 1))
     x = jax.random.normal(keys[2], (4, 8, 8), dtype)

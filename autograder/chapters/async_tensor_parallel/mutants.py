@@ -1,4 +1,4 @@
-"""Wrong answers for ``async_tensor_parallel``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``async_tensor_parallel``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _mlp(params, x, axis_name, gather, scatter):
 
 
 def synchronous(params, x, axis_name):
-    """What ``tp_mlp`` does: the naive way."""
+    """The naive baseline: the same collectives as ``tp_mlp``."""
     return _mlp(params, x, axis_name, gathers_then_multiplies, multiplies_then_scatters)
 
 
@@ -84,19 +84,19 @@ def _forward_alone(ring, plain):
 
 
 def hides_the_forward_pass_alone(params, x, axis_name):
-    """Rings forward, and backward the collectives of the synchronous version."""
+    """Rings forward, and the synchronous version's collectives backward."""
     gather = _forward_alone(ring_gather_matmul, gathers_then_multiplies)
     return _mlp(params, x, axis_name, gather, _forward_alone(matmul_ring_scatter, multiplies_then_scatters))
 
 
 def leaves_the_derivative_to_jax(params, x, axis_name):
-    """Little is exposed, and the backward pass adds to whole kernels' gradients in every step: slower than waiting."""
+    """Little communication is exposed, but each backward step adds to whole kernels' gradients: slower than waiting."""
     rings = gather("derived", JAX_DERIVES_GATHER), scatter("derived", JAX_DERIVES_SCATTER)
     return _mlp(params, x, axis_name, *(ring.function for ring in rings))
 
 
 def waits_in_every_step(params, x, axis_name):
-    """Only permutes, and transfers and products take turns."""
+    """Only permutes, but transfers and products alternate."""
     rings = gather("late", GATHERS_LATE | JAX_DERIVES_GATHER), scatter("late", SCATTERS_LATE | JAX_DERIVES_SCATTER)
     return _mlp(params, x, axis_name, *(ring.function for ring in rings))
 

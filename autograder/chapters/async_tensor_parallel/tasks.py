@@ -1,4 +1,4 @@
-"""How the functions of ``async_tensor_parallel`` are judged: products in rings, and two layers made of them."""
+"""Grading of the functions of ``async_tensor_parallel``: products in rings, and two layers made of them."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from autograder.contract.verdict import Fact, Kind, Limit, Unit
 from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("async_tensor_parallel")
-# At these sizes, on eight idealised H100, a chunk of rows travels about as long as it is multiplied.
+# At these sizes, on eight idealised H100s, transferring a chunk of rows takes about as long as multiplying it.
 WIDTH, HIDDEN, TOKENS = 4608, 18432, 4096
-# Of the synchronous version's: what a ring takes and holds, and what one does that goes both ways. A ring of sums takes
-# 0.71, where one of rows takes 0.64: seven times, two chunks of them are read and one is written, and an addition waits
-# for its transfer, so that nothing hides it.
+# Limits relative to the synchronous version: time and memory of a ring, and time of a bidirectional one. A ring of sums
+# takes 0.71, where one of rows takes 0.64: seven times, two chunks are read and one is written, and an addition waits
+# for its transfer, so nothing hides it.
 TIME = {GATHER: 0.75, SCATTER: 0.8}
 TEMPORARIES, BOTH_WAYS = 0.6, 0.9
 SMALL = "tensor=8, forward alone"
 
 
 def chunk_bytes(case: Case[Rows], features: int) -> int:
-    """Of one device's rows with ``features``, in float32."""
+    """Bytes of one device's rows with ``features``, in float32."""
     return 4 * max(case.sizes.batch, 1) * case.sizes.rows * features
 
 
 def grouped(array: np.ndarray, case: Case[Rows]) -> np.ndarray:
-    """``[groups, batch, rows, features]``: what each group of devices works on, in float64."""
+    """The input of each group of devices, ``[groups, batch, rows, features]``, in float64."""
     return array.reshape(groups_of(case), -1, *array.shape[-2:]).astype(np.float64)
 
 
 def unseen(rng: np.random.Generator) -> tuple[dict[str, int], dict[str, Any]]:
-    """A mesh that learners have not seen, the axis of features last, and rows; without a batch on some."""
+    """An unseen mesh, the feature axis last, and rows; some cases have no batch."""
     mesh = unseen_mesh(rng, (4,), (3,), (2, 3), (2, 4), (4, 2), (5,), (6,))
     return mesh, {"rows": int(rng.choice([2, 4, 6])), "batch": int(rng.integers(len(mesh) - 1, 4))}
 
 
-# Four products in rings: two that go one way round, and two that send half of everything each way.
+# Four products in rings: two unidirectional, and two that send half of everything in each direction.
 
 
 def draw_product(name: str, rng: np.random.Generator, case: Case[Product]) -> dict[str, Any]:
-    """Rows and gradients of any size, and a kernel that keeps it."""
+    """Rows and gradients of any size, and a kernel that preserves it."""
     shapes = WRAPPINGS[name].wrap(print, case).inputs
     found = {name: rng.uniform(0.5, 2) * rng.standard_normal(shape.shape) for name, shape in shapes.items()}
     found["kernel"] /= np.sqrt(len(found["kernel"]))
@@ -85,7 +85,7 @@ _SENTENCES = {
 
 
 def ring_oracle(inputs: dict[str, Any], case: Case[Product], kind: str) -> dict[str, Any]:
-    """The product, its rows in the order that the case asks for."""
+    """The product, its rows in the order that the case requires."""
     place, given = places(case, parts_of(case)), dict(inputs)
     moved, back = ("x", "gradients") if kind == GATHER else ("upstream", "values")
     if moved in given:
@@ -105,7 +105,7 @@ def _chunks(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _permuted(evidence: list[Evidence], features: str) -> Fact:
-    """Permutes send (n-1)/n of the rows forward, as much again backward, and once more at most for the kernel."""
+    """Permutes send (n-1)/n of the rows forward, as much again backward, and at most once more for the kernel."""
 
     def form(e: Evidence, most: bool) -> float:
         once = (parts_of(e.case) - 1) * chunk_bytes(e.case, getattr(e.case.sizes, features))
@@ -116,12 +116,12 @@ def _permuted(evidence: list[Evidence], features: str) -> Fact:
 
 
 def equal_ways(e: Evidence) -> Fact:
-    """As many bytes travel towards higher places on the axis as towards lower ones, by the shorter way round."""
+    """Equal bytes travel in both directions along the axis, each by the shorter path."""
     forth = back = 0.0
     for c in e.costs.collectives:
         if c.kind == "collective_permute" and c.shift is not None:
             half = c.group_size / 2
-            # Half-way round, both ways are as long.
+            # Exactly half-way round, both paths have the same length.
             forth += c.total_bytes * (0.5 if c.shift == half else c.shift < half)
             back += c.total_bytes * (0.5 if c.shift == half else c.shift > half)
     sends, message = forth + back > 0 or parts_of(e.case) == 1, ""
@@ -165,14 +165,14 @@ def ring_facts(judged: Judged, kind: str, both_ways: bool) -> list[Fact]:
 
 
 def _ring(name: str, points: float, *, both_ways: bool) -> Task:
-    """The task of one of the four; the naive baseline is the synchronous one, in memory as in time."""
+    """The task of one of the four; the naive baseline is the synchronous one, for both memory and time."""
     kind = KINDS[name]
     # Dims of one device; a scatter's are those of a gather in reverse.
     small, large = (6, 10), (WIDTH, HIDDEN // 8)
     (d_in, d_out), (wide_in, wide_out) = (small, large) if kind == GATHER else (small[::-1], large[::-1])
     sizes, naive = Product(rows=2, d_in=d_in, d_out=d_out), "gathers_then_multiplies"
     batched = sizes.but(rows=4, batch=5, **{"d_out" if kind == GATHER else "d_in": 7})
-    # Half of twice as many rows: a product of fewer waits for its kernel, and one half each way would tell nothing.
+    # Half of twice as many rows: with fewer, a product is bound by its kernel, and halving would show nothing.
     tokens = TOKENS * (2 if both_ways else 1)
     at_scale = Product(rows=tokens // 8, d_in=wide_in, d_out=wide_out, backward=False)
 
@@ -202,7 +202,7 @@ def _ring(name: str, points: float, *, both_ways: bool) -> Task:
         naive_memory=naive if kind == GATHER else "multiplies_then_scatters",
         naive_time=naive if kind == GATHER else "multiplies_then_scatters",
         variants=orders(_SENTENCES[kind]),
-        varies_with="rows",  # a gather's rows and a scatter's then fit together, as in ``async_tp_mlp``
+        varies_with="rows",  # a gather's and a scatter's rows then match, as in ``async_tp_mlp``
     )
 
 
@@ -215,7 +215,7 @@ RINGS = (
 
 # async_tp_mlp: two layers, forward and backward, with every transfer next to a product.
 
-# Of tp_mlp's, forward and backward: what may be exposed, and how long it may take.
+# Relative to tp_mlp's forward and backward pass: exposed communication, and total time.
 EXPOSED, MLP_TIME = 0.4, 1.0
 
 
@@ -231,11 +231,11 @@ def draw_mlp(rng: np.random.Generator, case: Case[Mlp]) -> dict[str, Any]:
 
 
 def mlp_oracle(inputs: dict[str, Any], case: Case[Mlp]) -> dict[str, Any]:
-    """The MLP on one device, and the gradients of half of ``upstream`` times the square of what it gives."""
+    """The MLP on one device, and the gradients of half of ``upstream`` times the square of its output."""
     n, groups = parts_of(case), groups_of(case)
     x, upstream = (inputs[name].reshape(groups, -1, *inputs[name].shape[-2:]) for name in ("x", "upstream"))
     values, of_params, of_x = jax.tree.map(np.asarray, _both_ways(inputs["params"], x, upstream))
-    # The bias of the result is whole on every device, and each has its own rows' gradient of it.
+    # The output bias is whole on every device, and each has the gradient from its own rows.
     own = values * upstream
     rows = own.reshape(groups, -1, n, own.shape[2] // n, own.shape[3])
     of_params["down"]["bias"] = rows.sum((1, 3), np.float64).astype(np.float32).reshape(-1)

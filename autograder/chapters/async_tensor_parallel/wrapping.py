@@ -1,4 +1,4 @@
-"""What the functions of ``async_tensor_parallel`` are given, and the form of what they give."""
+"""Inputs of the functions of ``async_tensor_parallel``, and the form of their results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Product(Rows, Ordered):
-    """One device's dims of a product; ``backward`` asks for gradients too."""
+    """One device's dims of a product; ``backward`` requests gradients too."""
 
     d_in: int
     d_out: int
@@ -43,14 +43,14 @@ class Product(Rows, Ordered):
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp(Rows):
-    """``hidden`` is what one device has of the hidden features."""
+    """An MLP over a tensor axis; ``hidden`` is the number of hidden features on one device."""
 
     width: int
     hidden: int
 
 
 def rows_shape(case: Case[Any], features: int) -> tuple[int, ...]:
-    """The whole array of all rows: ``[batch, rows, features]``, without the batch where the case names none."""
+    """Shape of the global array: ``[batch, rows, features]``, without the batch if the case names none."""
     batch = (groups_of(case) * case.sizes.batch,) if case.sizes.batch else ()
     return *batch, case.sizes.rows * parts_of(case), features
 
@@ -61,7 +61,7 @@ def _rows_spec(case: Case[Any], rows: str | None, features: str | None) -> P:
 
 
 def wrap_product(name: str, function: Any, case: Case[Product]) -> Wrapped:
-    """Both arrays enter varying over all axes; a kernel's gradients are each group's own, one below the other."""
+    """Both arrays enter varying over all axes; each group returns its own kernel gradients, concatenated."""
     s, n, axis, others = case.sizes, parts_of(case), tensor_of(case), others_of(case)
     split = KINDS[name] == GATHER
     whole_in, whole_out = (s.d_in, n * s.d_out) if split else (n * s.d_in, s.d_out)
@@ -103,7 +103,7 @@ def wrap_product(name: str, function: Any, case: Case[Product]) -> Wrapped:
 
 
 def mlp_shapes(case: Case[Mlp]) -> dict[str, Any]:
-    """The whole parameters; ``hidden`` is what one device has of the hidden features."""
+    """Shapes of the whole parameters; ``hidden`` is the number of hidden features on one device."""
     width, hidden = case.sizes.width, case.sizes.hidden * parts_of(case)
 
     def dense(d_in, d_out):
@@ -116,11 +116,11 @@ def mlp_shapes(case: Case[Mlp]) -> dict[str, Any]:
 
 
 def wrap_mlp(function: Any, case: Case[Mlp]) -> Wrapped:
-    """All leaves enter varying over all axes. What flows back depends on the result, so it cannot start before it."""
+    """All leaves enter varying over all axes. The cotangent depends on the result, so backward starts only after it."""
     axis, others = tensor_of(case), others_of(case)
     rows = _rows_spec(case, axis, None)
     specs = {"up": {"kernel": P(None, axis), "bias": P(axis)}, "down": {"kernel": P(axis), "bias": P()}}
-    # One below the other, since a dim of their own would be a copy of each.
+    # Concatenated, since a separate dim would copy each.
     everywhere = P((*others, axis))
     results = {
         "values": rows,

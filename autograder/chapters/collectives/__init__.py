@@ -1,4 +1,4 @@
-"""The contract of ``collectives``: what moves, and who holds what."""
+"""The contract of ``collectives``: data movement and layouts."""
 
 from __future__ import annotations
 

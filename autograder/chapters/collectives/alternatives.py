@@ -1,4 +1,4 @@
-"""Right answers for ``collectives`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``collectives``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _hop(x, axis_name, shift=1):
 
 
 def gathers_unrolled(x, axis_name):
-    """A loop in Python, and places by an index of their own dim."""
+    """A Python loop, with places indexed in a separate dim."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     whole = jnp.zeros((size, *x.shape), x.dtype).at[index].set(x)
     for step in range(1, size):
@@ -27,7 +27,7 @@ def gathers_unrolled(x, axis_name):
 
 
 def gathers_both_ways(x, axis_name):
-    """Half of the chunks come from below, half from above."""
+    """Half of the chunks come from each neighbour."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     whole = jnp.zeros((size, *x.shape), x.dtype).at[index].set(x)
     upwards = downwards = x
@@ -50,7 +50,7 @@ def scatters_unrolled(x, axis_name):
 
 
 def scatters_by_scan(x, axis_name):
-    """Walks over the numbers of the chunks."""
+    """A scan over the chunk indices."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     chunks = x.reshape(size, -1, *x.shape[1:])
 
@@ -106,7 +106,7 @@ def exchanges_the_other_way_round(x, axis_name):
 
 
 def exchanges_in_pairs(x, axis_name):
-    """In each step two devices swap: those whose indices add up to the step's number, round the axis."""
+    """In each step pairs of devices swap: those whose indices add up to the step's number, modulo the axis size."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length = len(x) // size
     for total in range(size):

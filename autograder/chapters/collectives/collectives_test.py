@@ -1,4 +1,4 @@
-"""The contract of ``collectives``: closed forms and limits, and what wrong answers are told."""
+"""The contract of ``collectives``: closed forms, limits, and messages for wrong answers."""
 
 import math
 
@@ -58,9 +58,9 @@ def test_a_wrong_spec_is_told_what_it_would_mean():
         "With this spec each device holds a block [4, 4]; in the picture it holds [8, 2]."
     )
     slices = layout((8, 16), P(None, ("tensor", "data")), MESH)
-    said = spec_means(slices, P(None, ("data", "tensor")), MESH)
-    assert "right shape. With this spec device 2 holds [:, 4:6]" in said
-    assert "in the picture it holds [:, 2:4]" in said
+    explanation = spec_means(slices, P(None, ("data", "tensor")), MESH)
+    assert "right shape. With this spec device 2 holds [:, 4:6]" in explanation
+    assert "in the picture it holds [:, 2:4]" in explanation
     assert "names the axis 'model'" in spec_means(wanted, P("model"), MESH)
     assert "twice" in spec_means(wanted, P("data", "data"), MESH)
 
@@ -76,9 +76,9 @@ def test_a_wrong_number_is_told_what_it_would_mean():
 
 def test_a_wrong_collective_is_told_what_it_would_leave():
     case, blocks = Case("", MESH, Sizes()), [(4, 4), (4, 8)]
-    said = collective_means(case, ("psum", "tensor"), blocks, ("all_gather", "tensor"))
-    assert "the whole sum of what those 2 devices hold" in said
-    assert "[4, 4] before and [4, 8] after" in said
+    explanation = collective_means(case, ("psum", "tensor"), blocks, ("all_gather", "tensor"))
+    assert "the whole sum of what those 2 devices hold" in explanation
+    assert "[4, 4] before and [4, 8] after" in explanation
     assert "differ in it alone" in collective_means(case, ("all_gather", "data"), blocks, ("all_gather", "tensor"))
     assert "is not what JAX calls" in collective_means(case, ("reduce_scatter", "data"), blocks, ("psum", "data"))
 

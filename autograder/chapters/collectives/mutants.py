@@ -1,4 +1,4 @@
-"""Wrong answers for ``collectives``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``collectives``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asks_for_all_gather(x, axis_name):
 
 
 def keeps_every_chunk_until_the_end(x, axis_name):
-    """Collects what arrives in a list, joins it, and turns the whole to where it belongs."""
+    """Collects arriving chunks in a list, concatenates them, and rotates the whole into place."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     chunks = [x]
     for _ in range(size - 1):
@@ -47,7 +47,7 @@ def asks_for_psum_scatter(x, axis_name):
 
 
 def _arrived(x: Any, axis_name: str) -> list[Any]:
-    """The chunks that are for this device: each straight from its sender, its own first."""
+    """The chunks for this device: each straight from its sender, its own first."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     length = len(x) // size
 
@@ -58,7 +58,7 @@ def _arrived(x: Any, axis_name: str) -> list[Any]:
 
 
 def adds_at_the_end(x, axis_name):
-    """Every owner keeps all chunks and then adds."""
+    """Every owner keeps all chunks and then adds them."""
     return jnp.sum(jnp.stack(_arrived(x, axis_name)), 0)
 
 
@@ -67,7 +67,7 @@ def keeps_every_sum_until_the_end(x, axis_name):
 
 
 def adds_in_float32(x, axis_name):
-    """Whatever the dtype that comes, float32 leaves."""
+    """Returns float32, whatever the input dtype."""
     return ring_all_reduce(x.astype(jnp.float32), axis_name)
 
 
@@ -126,7 +126,7 @@ MISREADINGS = {
         "asks_for_an_axis_that_is_not_there": '"all_to_all", "model"',
     },
 }
-# These are right where the axes have the names that they take for granted.
+# These are right where the axes have the names that they assume.
 SHOWN_BY = {"says_data": ("pipe=4 x data=2",), "says_tensor": ("pipe=4 x data=2",)}
 
 WRONG = ("gradients", "values")

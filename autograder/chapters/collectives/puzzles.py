@@ -1,4 +1,4 @@
-"""Eight pictures of who holds what: the right answers, and what wrong ones would mean."""
+"""Eight puzzles about pictures of array layouts: the right answers, and the meaning of wrong ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from course.render.holdings import Layout, layout
 
 Explain = Callable[[Case[Any], Any], str]
 AXES_OF_CASES = (("data", "tensor"), ("pipe", "data"), ("tensor", "expert"))
-# What a device then holds, by JAX's name; {n} is the size of the axis.
+# A device's resulting layout, by JAX's collective name; {n} is the axis size.
 MEANS = {
     "all_gather": "the {n} blocks of those devices, joined",
     "psum": "the whole sum of what those {n} devices hold, the same on each",
@@ -35,7 +35,7 @@ MEANS = {
 
 
 def _cases(*meshes: dict[str, int], sizes: Callable[[int], Sizes]) -> tuple[Case[Any], ...]:
-    """A case for each mesh, the first two before all others in a check; ``sizes`` takes its number."""
+    """A case for each mesh, the first two before all others in a check; ``sizes`` takes the case's number."""
     named = {" x ".join(f"{axis}={size}" for axis, size in mesh.items()): mesh for mesh in meshes}
     return tuple(Case(name, mesh, sizes(i), quick=i < 2) for i, (name, mesh) in enumerate(named.items()))
 
@@ -47,7 +47,7 @@ def _task(
     cases: tuple[Case[Any], ...],
     unseen: Callable[[np.random.Generator], Case[Any]],
 ) -> Task:
-    """A function of plain data; ``answer`` is the right one."""
+    """The task for a function of plain data; ``answer`` is the right one."""
     return Task(
         wrapping=wrappings("collectives")[name],
         kind="value",
@@ -63,14 +63,14 @@ def _task(
 def _of_picture(name: str, answer: Callable[[Case[Any]], Any], explain: Explain) -> Task:
     pictured = answer(Case("", mesh_of(AXES_OF_CASES[0]), Sizes()))
 
-    def told(case: Case[Any], found: Any) -> str:
-        names, said = axes_of(case), explain(case, found)
+    def explained(case: Case[Any], found: Any) -> str:
+        names, text = axes_of(case), explain(case, found)
         if names == AXES_OF_CASES[0] or found != pictured:
-            return said
-        return f"{said} Here the axes have other names than in the picture, {names[0]!r} and {names[1]!r}: use them."
+            return text
+        return f"{text} Here the axes have other names than in the picture, {names[0]!r} and {names[1]!r}: use them."
 
     def fact(judged: Judged) -> Fact:
-        return value_facts.answer_matches(judged.cases, told)
+        return value_facts.answer_matches(judged.cases, explained)
 
     def unseen(rng: np.random.Generator) -> Case[Sizes]:
         first, second = axis_names(rng, 2)
@@ -91,12 +91,12 @@ def spec_puzzle(name: str) -> Task:
 
 
 def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
-    """How what a wrong spec says differs from the picture."""
+    """The difference between a wrong spec and the picture."""
     try:
         found = layout(wanted.shape, spec, mesh)
     except ValueError as error:
-        said = str(error)
-        return f"{said[:1].upper()}{said[1:]}."
+        message = str(error)
+        return f"{message[:1].upper()}{message[1:]}."
     if found.block != wanted.block:
         return (
             f"With this spec each device holds a block {list(found.block)}; in the picture it holds "
@@ -111,14 +111,14 @@ def spec_means(wanted: Layout, spec: P, mesh: dict[str, int]) -> str:
 
 
 def _held(found: Layout) -> dict[int, str]:
-    """What each device holds, as ``0:4, :``."""
+    """The indices that each device holds, as ``0:4, :``."""
     return {
         device: ", ".join(found.ranges(index)) for index, holders in sorted(found.holders.items()) for device in holders
     }
 
 
 def collective_puzzle(name: str, collective: str, over: int) -> Task:
-    """The collective between two pictures and the axis that it runs over, the mesh's ``over``-th."""
+    """The collective between two pictures and the axis that it runs over: the mesh's axis number ``over``."""
     before, after = PANELS[name]
 
     def explain(case: Case[Any], found: Any) -> str:
@@ -129,7 +129,7 @@ def collective_puzzle(name: str, collective: str, over: int) -> Task:
 
 
 def collective_means(case: Case[Any], found: Any, blocks: list[tuple[int, ...]], right: tuple[str, str]) -> str:
-    """What a wrong collective would leave on a device, and what the picture has there."""
+    """A wrong collective's result on a device, compared with the picture."""
     if not isinstance(found, tuple) or len(found) != 2:
         return "Expected two texts: JAX's name of the collective, and the axis that it runs over."
     name, axis = found
@@ -137,10 +137,10 @@ def collective_means(case: Case[Any], found: Any, blocks: list[tuple[int, ...]],
         return f"{name!r} is not what JAX calls any of these: lax.{', lax.'.join(MEANS)}."
     if not isinstance(axis, str) or axis not in case.mesh:
         return f"{axis!r} is no axis of this mesh, whose axes are {' and '.join(map(repr, case.mesh))}."
-    said = f"After {name} over {axis!r} each device would hold {MEANS[name].format(n=case.mesh[axis])}"
+    result = f"After {name} over {axis!r} each device would hold {MEANS[name].format(n=case.mesh[axis])}"
     if name == right[0]:
-        return f"{said}. An axis brings together devices that differ in it alone: which have to talk to each other?"
-    return f"{said}; in the picture it has a block {list(blocks[0])} before and {list(blocks[1])} after."
+        return f"{result}. An axis brings together devices that differ in it alone: which have to talk to each other?"
+    return f"{result}; in the picture it has a block {list(blocks[0])} before and {list(blocks[1])} after."
 
 
 def _entry_size(entry: Any, mesh: dict[str, int]) -> int:
@@ -155,39 +155,39 @@ def block_of(shape: tuple[int, ...], spec: P, mesh: dict[str, int]) -> tuple[int
 
 
 def copies_of(spec: P, mesh: dict[str, int]) -> int:
-    """How many devices hold the same block."""
+    """Number of devices that hold the same block."""
     return math.prod(mesh.values()) // math.prod(_entry_size(entry, mesh) for entry in spec)
 
 
-def _asked(case: Case[Any], shape: tuple[int, ...], spec: P) -> str:
+def _premise(case: Case[Any], shape: tuple[int, ...], spec: P) -> str:
     return f"for shape {list(shape)} with {show_spec(spec)} on mesh {case.mesh_text} you say that"
 
 
 def block_means(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -> str:
-    """What a wrong local shape would mean."""
-    said = f"{_asked(case, shape, spec)} each device holds {show(answer)}. "
+    """The meaning of a wrong local shape."""
+    prefix = f"{_premise(case, shape, spec)} each device holds {show(answer)}. "
     if not isinstance(answer, tuple) or len(answer) != len(shape):
-        return f"{said}A block has as many dims as the array, here {len(shape)}."
+        return f"{prefix}A block has as many dims as the array, here {len(shape)}."
     right = block_of(shape, spec, case.mesh)
     dim = next((d for d in range(len(shape)) if answer[d] != right[d]), 0)
     length = answer[dim]
     if type(length) is not int or length < 1 or shape[dim] % length:
-        return f"{said}Blocks of {show(length)} along dim {dim} do not make up its {shape[dim]}."
+        return f"{prefix}Blocks of {show(length)} along dim {dim} do not make up its {shape[dim]}."
     parts = shape[dim] // length
     times = "it is not cut at all" if parts == 1 else f"it is cut into {parts} equal parts"
     return (
-        f"{said}Along dim {dim} this means that {times}: which axes does the spec name there, and how large are they?"
+        f"{prefix}Along dim {dim} this means that {times}: which axes does the spec name there, and how large are they?"
     )
 
 
 def copies_mean(case: Case[Any], shape: tuple[int, ...], spec: P, answer: Any) -> str:
-    """What a wrong number of copies would mean."""
+    """The meaning of a wrong number of copies."""
     devices = math.prod(case.mesh.values())
-    said = f"{_asked(case, shape, spec)} a block is held by {show(answer)} of {devices} devices. "
+    prefix = f"{_premise(case, shape, spec)} a block is held by {show(answer)} of {devices} devices. "
     if type(answer) is not int or answer < 1 or devices % answer:
-        return f"{said}{devices} devices cannot be divided into groups of {show(answer)}."
+        return f"{prefix}{devices} devices cannot be divided into groups of {show(answer)}."
     blocks = "one block" if answer == devices else f"{devices // answer} different blocks"
-    return f"{said}There would be {blocks} then: into how many does the spec cut the array?"
+    return f"{prefix}There would be {blocks} then: into how many does the spec cut the array?"
 
 
 _MESHES = (
@@ -201,7 +201,7 @@ _MESHES = (
 
 
 def _number_puzzle(name: str, right: Callable[..., Any], means: Callable[..., str]) -> Task:
-    """``right`` gives the answer for one shape, spec and mesh; ``means`` says what a wrong one would mean."""
+    """Make a puzzle: ``right`` gives the answer for one shape, spec and mesh; ``means`` explains a wrong one."""
 
     def answer(case: Case[Questions]) -> Any:
         return tuple(right(shape, spec, case.mesh) for shape, spec in questions(case))

@@ -1,4 +1,4 @@
-"""Four collectives made of permutes: what each gives, what it sends, and what it may hold."""
+"""Four collectives made of permutes: their results, traffic and memory limits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 
-# Chunks that may live beside the result, on the 8 devices of the realistic size: a ring needs two, one that goes both
-# ways three; whoever keeps what arrived until the end has seven or more.
+# Chunks that may be resident in addition to the result, on the 8 devices of the realistic size: a ring needs two, a
+# bidirectional one three; keeping all arrivals until the end takes seven or more.
 CHUNKS_ALIVE = 4
 
 
@@ -29,7 +29,7 @@ def chunk_bytes(case: Case[Chunks]) -> int:
 
 
 def gathered(x: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """``[n, chunk, ...]`` to what all devices then hold, ``[n, n * chunk, ...]``."""
+    """``[n, chunk, ...]`` to the all-gathered result on every device, ``[n, n * chunk, ...]``."""
     return np.repeat(x[np.argsort(place)].reshape(1, -1, *x.shape[2:]), len(x), 0)
 
 
@@ -44,12 +44,12 @@ def reduced(x: np.ndarray, _: np.ndarray) -> np.ndarray:
 
 
 def exchanged(x: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """``[n, n * chunk, ...]``: chunk j of device i arrives at device j, in the place of i."""
+    """``[n, n * chunk, ...]``: chunk j of device i arrives at device j, at index i."""
     return _swapped(x)[:, np.argsort(place)].reshape(x.shape)
 
 
 def sent_back(x: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """The transpose: what flows back in the place of i is of chunk j of device i."""
+    """The transpose: the cotangent at index i belongs to chunk j of device i."""
     return _swapped(_chunked(x)[:, place].reshape(x.shape)).reshape(x.shape)
 
 
@@ -66,7 +66,7 @@ def _sum(x: np.ndarray) -> np.ndarray:
 
 
 Stacked = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# What each does to the arrays of all devices, and what its transpose does to what flows back.
+# The effect of each on the arrays of all devices, and the effect of its transpose on the cotangents.
 MEANING: dict[str, tuple[Stacked, Stacked]] = {
     "ring_all_gather": (gathered, scattered),
     "ring_reduce_scatter": (scattered, gathered),
@@ -119,7 +119,7 @@ CASES = (
     Case(SMALL, {"data": 8}, _BOTH.but(backward=False), quick=True),
     Case("pipe=3 x tensor=2", {"pipe": 3, "tensor": 2}, _DEEP, quick=True),
     Case("tensor=2 x data=4, no other dims", {"tensor": 2, "data": 4}, Chunks(chunk=3, width=0)),
-    # A sum of two is rounded once, in whatever order it is taken: float16 comes out the same to the last bit.
+    # A sum of two is rounded once, in any order: float16 results are bitwise equal.
     Case("data=2, float16", {"data": 2}, _DEEP.but(dtype="float16"), quick=True),
     Case("data=1", {"data": 1}, _BOTH, quick=True),
 )
@@ -130,7 +130,7 @@ def _unseen(rng: np.random.Generator) -> Case[Chunks]:
     return unseen_case(rng, Chunks(chunk=int(rng.choice([1, 4, 5])), width=int(rng.choice([1, 7, 16]))), *ODD)
 
 
-# What a course may ask of each. The first two must agree, for then one after the other is still an all-reduce.
+# What a course may require of each. The first two must agree, so that their composition is still an all-reduce.
 _SENTENCES = {
     "ring_all_gather": "the chunk of the one with index `i` belongs at place `{}` of the result, and not at place `i`.",
     "ring_reduce_scatter": "the one with index `i` leaves with chunk `{}` of the sum, and not with chunk `i`.",
@@ -139,7 +139,7 @@ _SENTENCES = {
 
 
 def ring(name: str, naive: str) -> Task:
-    """The task of one of the four, and the mutant that shows what the naive baseline holds."""
+    """The task of one of the four, and the mutant that shows the naive baseline's memory."""
     wrapping = wrappings("collectives")[name]
     return Task(
         wrapping=wrapping,

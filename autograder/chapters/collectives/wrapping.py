@@ -1,4 +1,4 @@
-"""What the functions of ``collectives`` are given, and the form of what they give."""
+"""Inputs of the functions of ``collectives``, and the form of their results."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Chunks(Ordered):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """All but the first."""
+        """The dims after the first."""
         return tuple(dim for dim in (self.depth, self.width) if dim)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Questions(Sizes):
-    """``seed``: which shapes and specs a puzzle asks about."""
+    """A puzzle's questions; ``seed`` draws their shapes and specs."""
 
     seed: int
 
 
 def local_shape(case: Case[Chunks], name: str, *, entering: bool) -> tuple[int, ...]:
-    """The shape of what a device enters or leaves with."""
+    """The shape of a device's input or output."""
     one = name == ("ring_all_gather" if entering else "ring_reduce_scatter")
     return (1 if one else axis_size(case)) * case.sizes.chunk, *case.sizes.dims
 
@@ -89,7 +89,7 @@ def axes_of(case: Case[Any]) -> tuple[str, str]:
 
 
 def questions(case: Case[Questions]) -> list[tuple[tuple[int, ...], P]]:
-    """Shapes and specs on the case's mesh: axes alone, in both orders, all on one dim, and dims that nobody splits."""
+    """Shapes and specs on the case's mesh: axes alone, in both orders, all on one dim, and unsplit dims."""
     rng = np.random.default_rng(case.sizes.seed)
     axes = list(case.mesh)
     first, last = axes[0], axes[-1]
@@ -104,7 +104,7 @@ def questions(case: Case[Questions]) -> list[tuple[tuple[int, ...], P]]:
 
 
 def _wrap_picture(name: str, like: Any) -> Wrapping:
-    """A puzzle about a picture, which is asked for the names of its axes."""
+    """Wrap a puzzle about a picture, whose answer names axes."""
 
     def wrap(function: Any, case: Case[Any]) -> Wrapped:
         return wrap_answer(name, lambda: function(*axes_of(case)), like, case)
@@ -113,7 +113,7 @@ def _wrap_picture(name: str, like: Any) -> Wrapping:
 
 
 def _wrap_numbers(name: str, signature: str, ask: Callable[..., Any], like: Any) -> Wrapping:
-    """A puzzle about numbers: ``ask`` calls the function with one shape, spec and mesh."""
+    """Wrap a puzzle about numbers: ``ask`` calls the function with one shape, spec and mesh."""
 
     def wrap(function: Any, case: Case[Questions]) -> Wrapped:
         def every() -> Any:

@@ -22,7 +22,7 @@ READ = {
 }
 
 VALUES = ("values", "gradients", "gradient norm")
-# Pieces of the notebook's text, and the facts that hold them.
+# Pieces of the notebook's text, and the facts that enforce them.
 PROMISES = {
     "fold_key_over_axes": {
         "Two devices that differ along a named axis get different keys": ("values",),

@@ -1,4 +1,4 @@
-"""Right answers for ``data_parallel`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``data_parallel``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from course.model import full_loss
 
 
 def by_splitting(key, axis_names):
-    """As many keys as there are places, and one's own of them."""
+    """Splits into one key per place, and takes this device's."""
     keys = jax.random.split(key, math.prod(map(lax.axis_size, axis_names)))
     return keys[lax.axis_index(axis_names) if axis_names else 0]
 
 
 def by_strides(key, axis_names):
-    """The place written out with strides; a constant is folded in as well, named axes or not."""
+    """The place computed with strides; also folds in a constant, with or without named axes."""
     place, stride = jnp.int32(0), 1
     for name in axis_names:
         place, stride = place + stride * lax.axis_index(name), stride * lax.axis_size(name)
@@ -36,7 +36,7 @@ def open_axes(spec, axis_names):
 
 
 def by_sums_divided(gradients, specs, axis_names):
-    """A sum, divided by the number of devices that took part."""
+    """A sum, divided by the number of participating devices."""
 
     def sync(gradient, spec):
         axes = open_axes(spec, axis_names)
@@ -58,17 +58,17 @@ def by_buckets(gradients, specs, axis_names):
 
 
 def to_varying(tree, axis_name):
-    """Every leaf, typed as each device's own."""
+    """Every leaf, cast to varying over the devices."""
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axis_name, to="varying"), tree)
 
 
 def sum_of(model, params, part):
-    """The sum of the losses of what counts, not their mean."""
+    """The sum of the losses of valid rows, not their mean."""
     return jnp.sum(part["mask"]) * full_loss(model, params, part)
 
 
 def kernels(params):
-    """Where weight decay applies: each leaf under ``layers`` as it is in one layer."""
+    """The leaves with weight decay: each leaf under ``layers`` as it is in one layer."""
     return {
         part: jax.tree.map(lambda p: len(p.shape[1:] if part == "layers" else p.shape) > 1, tree)  # noqa: B023
         for part, tree in params.items()
@@ -76,7 +76,7 @@ def kernels(params):
 
 
 def unrolled(params, batch, model, axis_name, num_microbatches, learning_rate, weight_decay):
-    """A Python loop over microbatches that are cut out one by one; sums are divided after the reduction."""
+    """A Python loop over microbatches sliced one by one; sums are divided after the reduction."""
     own = to_varying(params, axis_name)
     loss, total = jnp.zeros(()), None
     for i in range(num_microbatches):
@@ -90,7 +90,7 @@ def unrolled(params, batch, model, axis_name, num_microbatches, learning_rate, w
 
 
 def with_optax(params, batch, model, axis_name, num_microbatches, learning_rate, weight_decay):
-    """The update from optax, losses and counts stacked instead of carried."""
+    """The update from optax; losses and counts are stacked instead of carried."""
     own = to_varying(params, axis_name)
 
     def add(total, part):
@@ -107,7 +107,7 @@ def with_optax(params, batch, model, axis_name, num_microbatches, learning_rate,
 
 
 def in_one_bucket(params, batch, model, axis_name, num_microbatches, learning_rate, weight_decay):
-    """The first microbatch makes the sum to which the others are added; all that is sent is one flat array."""
+    """The first microbatch initialises the sum that the others are added to; everything is sent as one flat array."""
     own = to_varying(params, axis_name)
     parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
     value_and_grad = jax.value_and_grad(lambda p, part: sum_of(model, p, part))
@@ -125,7 +125,7 @@ def in_one_bucket(params, batch, model, axis_name, num_microbatches, learning_ra
 
 
 def begun(params, batch, model, axis_name, num_microbatches):
-    """Sums over all microbatches but the last, the last one's rows, and what makes its share of the loss."""
+    """Sums over all microbatches but the last, the last one's rows, and the function for its share of the loss."""
     parts = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
     last = jax.tree.map(lambda rows: rows[-1], parts)
     one = 1 / lax.psum(batch["mask"].sum(), axis_name)
@@ -143,7 +143,7 @@ def begun(params, batch, model, axis_name, num_microbatches):
 
 
 def with_kept_backward_passes(params, batch, model, axis_name, num_microbatches):
-    """The forward scan stacks each layer's backward pass, residuals and all, so nothing is computed twice."""
+    """The forward scan stacks each layer's backward pass, including residuals, so nothing is recomputed."""
     (loss, total), last, loss_of = begun(params, batch, model, axis_name, num_microbatches)
     x, embed = jax.vjp(lambda p: model.embed(p, last["inputs"]), params["embed"])
     x, layers = lax.scan(lambda x, p: jax.vjp(model.layer, p, x), x, params["layers"])
@@ -170,7 +170,7 @@ def with_kept_backward_passes(params, batch, model, axis_name, num_microbatches)
 
 
 def overlapped_gradients_unrolled(params, batch, model, axis_name, num_microbatches):
-    """A Python loop over layers in the last microbatch: each gradient is reduced where it is complete."""
+    """A Python loop over layers in the last microbatch: each gradient is reduced as soon as it is complete."""
     (loss, total), last, loss_of = begun(params, batch, model, axis_name, num_microbatches)
 
     def synced(gradient, before):
@@ -196,7 +196,7 @@ def overlapped_gradients_unrolled(params, batch, model, axis_name, num_microbatc
 
 
 def by_summing_when_it_reduces(params, batch, model, axis_name, num_microbatches):
-    """The sum with the earlier microbatches waits as well: the timeline minds little, XLA's schedule a lot."""
+    """Delays the sum with the earlier microbatches too: a small cost in the timeline, a large one in XLA's schedule."""
     (loss, total), last, loss_of = begun(params, batch, model, axis_name, num_microbatches)
 
     def whole(gradient, before):

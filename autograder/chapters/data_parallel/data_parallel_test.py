@@ -1,4 +1,4 @@
-"""The contract of ``data_parallel``: what its oracles average, and what wrong keys are told."""
+"""The contract of ``data_parallel``: what its oracles average, and messages for wrong keys."""
 
 import jax
 import numpy as np
@@ -62,7 +62,7 @@ def test_keys_that_differ_over_the_named_axis_alone_pass():
 
 @pytest.mark.parametrize("secret", [False, True])
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "excerpt"),
     [
         (
             lambda k, e: k["values/first"].__setitem__((2, 1, 0), 5),
@@ -73,11 +73,11 @@ def test_keys_that_differ_over_the_named_axis_alone_pass():
         (lambda k, e: k["values/second"].__setitem__(1, k["values/first"][2]), "the same key as this run gives"),
     ],
 )
-def test_wrong_keys_are_told_which_devices_and_no_number(wrong, said, secret):
+def test_wrong_keys_are_told_which_devices_and_no_number(wrong, excerpt, secret):
     evidence = key_evidence(wrong, secret)
     fact = KEYS.facts(Judged([evidence], None, {}))[0]
     assert fact.passed is False
-    assert said in fact.message
+    assert excerpt in fact.message
     text = f"{fact.measured_text} {fact.limit_text} {fact.message}"
     numbers = {
         str(v) for side in (evidence.measured, evidence.expected) for a in side.values() for v in a.flat if v > 9

@@ -1,4 +1,4 @@
-"""Wrong answers for ``data_parallel``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``data_parallel``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _cut(batch: Any, count: int) -> Any:
 
 
 def _share(batch: Any, axis_name: str) -> Any:
-    """What share of all that counts on all devices a part of the batch has."""
+    """Fraction of all valid rows on all devices that are in a part of the batch."""
     count = lax.psum(jnp.sum(batch["mask"]), axis_name)
     return lambda part: jnp.sum(part["mask"]) / count
 
@@ -37,14 +37,14 @@ def _accumulated(params: Any, parts: Any, model: Any, axis_name: str, share: Any
 
 
 def reduces_after_the_backward_pass(params, batch, model, axis_name, num_microbatches):
-    """Accumulates, and then synchronises: nothing is computed meanwhile."""
+    """Accumulates, and then synchronises: no computation overlaps the communication."""
     share = _share(batch, axis_name)
     loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name, share)
     return loss, lax.psum(total, axis_name)
 
 
 def reduces_one_bucket_at_the_end(params, batch, model, axis_name, num_microbatches):
-    """The same as one flat array: it cannot start before the last gradient is there."""
+    """The same as one flat array: communication cannot start before the last gradient is complete."""
     share = _share(batch, axis_name)
     loss, total = _accumulated(params, _cut(batch, num_microbatches), model, axis_name, share)
     flat, back = jax.flatten_util.ravel_pytree(total)
@@ -52,7 +52,7 @@ def reduces_one_bucket_at_the_end(params, batch, model, axis_name, num_microbatc
 
 
 def _met(axis_name: str) -> Any:
-    """An identity whose gradient is the sum over devices of what arrives plus what was accumulated before."""
+    """An identity whose gradient is the sum over devices of the cotangent plus the gradient accumulated before."""
 
     @jax.custom_vjp
     def meet(params, before):
@@ -68,7 +68,7 @@ def _met(axis_name: str) -> Any:
 
 
 def reduces_in_the_layers_own_iteration(params, batch, model, axis_name, num_microbatches):
-    """Layer by layer, but the sums are ready when the iteration has nothing left to compute."""
+    """Layer by layer, but the sums are ready only when the iteration has nothing left to compute."""
     parts = _cut(batch, num_microbatches)
     head, last = (jax.tree.map(lambda rows, c=c: rows[c], parts) for c in (slice(-1), -1))
     share, meet = _share(batch, axis_name), _met(axis_name)

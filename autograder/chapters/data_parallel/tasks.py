@@ -1,4 +1,4 @@
-"""How the functions of ``data_parallel`` are judged: keys, sums of gradients, whole steps, and what hides them."""
+"""Grading of the functions of ``data_parallel``: keys, sums of gradients, whole steps, and overlap."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ WRAPPINGS = wrappings("data_parallel")
 
 
 def case_over(mesh: dict[str, int], sizes: Named, *names: str, quick: bool = False) -> Case[Named]:
-    """A case in which the function is given ``names``; the case says so in its name."""
+    """A case in which the function receives ``names``, which are part of the case's name."""
     text = " x ".join(f"{axis}={size}" for axis, size in mesh.items())
     return Case(f"{text}, over {' and '.join(names) or 'no axis'}", mesh, sizes.but(names=names), quick)
 
 
 def unseen_over(rng: np.random.Generator, sizes: Named) -> Case[Named]:
-    """Axes of unknown names, of any sizes, and some of them given, at least one."""
+    """Unseen axes of any names and sizes, of which the function receives at least one."""
     mesh = unseen_mesh(rng, (2, 4), (4, 2), (2, 2, 2), (3, 2), (6,), (5,))
     chosen = {*map(str, rng.permutation(list(mesh))[: rng.integers(1, len(mesh) + 1)])}
     return replace(case_over(mesh, sizes, *(axis for axis in mesh if axis in chosen)), name=UNSEEN)
 
 
-# fold_key_over_axes: there is no one right answer, so the keys themselves are looked at.
+# fold_key_over_axes: there is no unique right answer, so the facts examine the keys themselves.
 
 
 def draw_keys(rng: np.random.Generator, case: Case[Named]) -> dict[str, Any]:
-    """Two keys that are neighbours, as ``jax.random.key(seed)`` and ``jax.random.key(seed + 1)`` are.
+    """Two adjacent keys, like ``jax.random.key(seed)`` and ``jax.random.key(seed + 1)``.
 
-    Where several axes are named they differ in the first word, which is 0 in a seed's key and not in ``split``'s.
+    With several named axes they differ in the first word, which is 0 in a seed's key but not in one from ``split``.
     """
     first = rng.integers(0, 2**32 - 1, 2, np.uint32)
     apart = [1, 0] if len(case.sizes.names) > 1 else [0, 1]
@@ -62,7 +62,7 @@ def draw_keys(rng: np.random.Generator, case: Case[Named]) -> dict[str, Any]:
 
 
 def keys_oracle(inputs: dict[str, Any], case: Case[Named]) -> dict[str, Any]:
-    """The keys as they were given, on every device: ``key_facts`` says what must be different about the result."""
+    """The input keys, on every device: ``key_facts`` checks how the result must differ."""
     sizes = tuple(case.mesh.values())
     return {"values": {name: np.broadcast_to(key, (*sizes, 2)).copy() for name, key in inputs["keys"].items()}}
 
@@ -72,7 +72,7 @@ def key_facts(judged: Judged) -> list[Fact]:
 
 
 def _keys(e: Evidence) -> Fact:
-    """Keys differ over, and only over, the named axes; no message has a number that they are made of."""
+    """Keys differ over the named axes and no others; messages contain none of the numbers in a key."""
     wrong = next(_mistakes(e), "")
     named = " and ".join(e.case.sizes.names)
     message = f"on mesh {e.case.mesh_text}, over {named or 'no axis'}: {wrong}" if wrong else ""
@@ -158,13 +158,13 @@ FOLD_KEY_OVER_AXES = Task(
 
 
 def open_axes(spec: P, case: Case[Any]) -> tuple[str, ...]:
-    """The mesh axes that a leaf is not split over: it has one gradient for each of their places."""
+    """The mesh axes that a leaf is not split over: each of their places has its own gradient."""
     named = {axis for entry in spec_of(spec, len(spec)) for axis in entry}
     return tuple(axis for axis in case.mesh if axis not in named)
 
 
 def sync_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
-    """The mean over the dims of the named axes that a leaf is not split over, given to each of their places."""
+    """The mean over the dims of the named axes that a leaf is not split over, broadcast to each of their places."""
 
     def mean(stacked, spec):
         averaged = {*open_axes(spec, case)} & {*case.sizes.names}
@@ -176,7 +176,7 @@ def sync_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
 
 
 def _reduced(case: Case[Leaves]) -> list[tuple[int, int]]:
-    """Of each leaf that must be reduced: how many devices take part, and its local bytes."""
+    """For each leaf that must be reduced: the number of participating devices, and its local bytes."""
 
     def group_and_bytes(shape: tuple[int, ...], spec: P) -> tuple[int, int]:
         return math.prod(case.mesh[a] for a in open_axes(spec, case) if a in case.sizes.names), 4 * math.prod(shape)
@@ -224,7 +224,7 @@ def params_in(e: Evidence) -> list[Leaf]:
 
 
 def ring_bytes(e: Evidence, numbers: int) -> float:
-    """What one all-reduce of every parameter's gradient, and of so many single numbers, sends."""
+    """Bytes sent by one all-reduce of every parameter's gradient and of the given number of scalars."""
     n = axis_size(e.case)
     return 2 * (n - 1) / n * (4 * numbers + sum(leaf.local_bytes(e.case.mesh) for leaf in params_in(e)))
 
@@ -248,7 +248,7 @@ def step_oracle(inputs: dict[str, Any], case: Case[Training]) -> dict[str, Any]:
 
 
 def own_dims(params: Any) -> Any:
-    """How many dims each leaf has in one layer."""
+    """Number of dims of each leaf in one layer."""
     return {part: jax.tree.map(lambda p, part=part: p.ndim - (part == "layers"), params[part]) for part in params}
 
 
@@ -281,7 +281,7 @@ def step_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-# Every two of these meet in a case: an MLP or a Transformer; one layer or several; one microbatch or several.
+# Every pair of these occurs in some case: an MLP or a Transformer; one layer or several; one microbatch or several.
 _MLP = Training(width=16, hidden=32, num_layers=2, features=8, rows=8, num_microbatches=4)
 _TRANSFORMER = Training(width=12, hidden=20, vocab=14, seq=5, rows=6, num_layers=1, num_microbatches=3)
 _AT_ONCE = {"num_layers": 3, "num_microbatches": 1, "learning_rate": 0.05, "weight_decay": 0.7}
@@ -314,14 +314,14 @@ TRAIN_STEP_DP = Task(
         Case("data=8, width 1024", {"data": 8}, _MLP.but(width=1024, hidden=4096, features=1024, rows=8192)),
         "data=8",
     ),
-    # Steps that are too long for so wide a layer would make a large difference of a rounding error.
+    # Larger steps for such a wide layer would amplify a rounding error into a large difference.
     stretches=({"rows": 8192}, {"width": 1024, "learning_rate": 1e-3}, {"hidden": 4096, "learning_rate": 1e-3}),
     naive_memory="takes_all_rows_at_once",
 )
 
-# overlapped_gradients: the reductions run while the last microbatch's backward pass goes on.
+# overlapped_gradients: the reductions run during the last microbatch's backward pass.
 
-# Of what one synchronisation after the whole backward pass exposes; also asked of the compiled schedule, as advice.
+# Relative to the exposed time of one synchronisation after the backward pass; also advice on the compiled schedule.
 EXPOSED = 0.35
 
 
@@ -356,8 +356,8 @@ def overlap_facts(judged: Judged) -> list[Fact]:
         *facts.values_and_gradients(judged.cases, share, each),
         facts.bytes_sent("all-reduce bytes", judged.all, "all_reduce", lambda e: ring_bytes(e, 1), weight=2),
         facts.only_collectives("other collectives", judged.all, ("all_reduce",)),
-        # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone is between
-        # both. The step must gain time, though, or work that fills the wait would pass.
+        # The naive baseline's step takes only 1.07 times as long as the reference's: no limit on time alone separates
+        # the two. The step must gain time, though, or work that fills the wait would pass.
         limits.exposed_within(judged, EXPOSED, exposed, weight=5, than=limits.NAIVE, gains=True),
     ]
 
@@ -383,7 +383,7 @@ OVERLAPPED_GRADIENTS = Task(
     draw=draw_overlap,
     oracle=overlap_oracle,
     facts=overlap_facts,
-    # Two microbatches of 4,096 rows a device.
+    # Two microbatches of 4,096 rows per device.
     at_scale=(
         Case("data=8, width 2048", {"data": 8}, _DEEP.but(width=2048, hidden=8192, features=2048, rows=8192)),
         "data=8",

@@ -1,4 +1,4 @@
-"""What the functions of ``data_parallel`` are given, and the form of what they give."""
+"""Inputs of the functions of ``data_parallel``, and the form of their results."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 from course.mesh import varying_axes
 from course.program.program import path_name
 
-# How many steps of ``train_step_dp`` are taken one after the other.
+# Number of consecutive steps of ``train_step_dp``.
 STEPS = 3
 _SCALAR = jax.ShapeDtypeStruct((), np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Sizes):
-    """``names``: the axes that the function is given."""
+    """Named axes; ``names`` are the ones that the function receives."""
 
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaves(Named):
-    """A tree of leaves of every kind: what their dims are made of, and by how many places kinds are turned."""
+    """A tree with every kind of leaf: the unit of their dims, and the number of places by which kinds are rotated."""
 
     unit: int = 16
     turn: int = 0
@@ -39,7 +39,7 @@ class Leaves(Named):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(ModelSizes):
-    """A model in training, with ``rows`` for each device, of which a mask says which count."""
+    """A model in training, with ``rows`` for each device and a mask of the valid ones."""
 
     rows: int
     num_microbatches: int
@@ -48,7 +48,7 @@ class Training(ModelSizes):
 
 
 def rows_of(case: Case[Training]) -> int:
-    """Rows of the whole batch."""
+    """Number of rows in the whole batch."""
     return case.sizes.rows * axis_size(case)
 
 
@@ -58,12 +58,12 @@ def _own(stacked: jax.Array, case: Case[Any]) -> jax.Array:
 
 
 def _each_device(x: jax.Array, case: Case[Any]) -> jax.Array:
-    """A local array as a part of all devices' arrays, which get one leading dim for each axis of the mesh."""
+    """A local array as part of a global array with one leading dim for each axis of the mesh."""
     return varying(x, case.mesh).reshape(*[1] * len(case.mesh), *x.shape)
 
 
 def wrap_keys(function: Any, case: Case[Named]) -> Wrapped:
-    """Two keys are folded in one Program, so that it is seen whether the result depends on the key."""
+    """Two keys are folded in one Program, to show whether the result depends on the key."""
 
     def fold(data):
         key = function(jax.random.wrap_key_data(data), case.sizes.names)
@@ -80,7 +80,7 @@ def wrap_keys(function: Any, case: Case[Named]) -> Wrapped:
     return on_mesh(local, case, {"keys": ({"first": KEY, "second": KEY}, P())}, {"values": P(*case.mesh)})
 
 
-# Which of the kinds of leaves each name has; a case may turn them, so that no name says how its leaf is split.
+# The kind of leaf of each name; a case may rotate them, so that no name reveals how its leaf is split.
 _LEAVES = {
     "norm": {"scale": 0},
     "up": {"kernel": 1, "bias": 2},
@@ -115,7 +115,7 @@ def of_leaves(case: Case[Leaves], take: Callable[[tuple[int, ...], P], Any]) -> 
 
 
 def wrap_sync(function: Any, case: Case[Leaves]) -> Wrapped:
-    """Every device's gradient enters and leaves apart, with one leading dim for each axis of the mesh."""
+    """Every device's gradient enters and leaves separately, with one leading dim for each axis of the mesh."""
     specs, places = of_leaves(case, lambda _, spec: spec), P(*case.mesh)
     sizes = tuple(case.mesh.values())
     stacked = of_leaves(case, lambda shape, _: jax.ShapeDtypeStruct((*sizes, *shape), np.float32))

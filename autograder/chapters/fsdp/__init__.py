@@ -22,7 +22,7 @@ READ = {
 
 VALUES = ("values", "gradients", "gradient norm")
 BOTH_WAYS = ("all-gather bytes", "reduce-scatter bytes")
-# Pieces of the notebook's text, and the facts that hold them.
+# Pieces of the notebook's text, and the facts that enforce them.
 PROMISES = {
     "shard_params": {
         "A leaf with fewer than `min_size` elements stays whole": ("split dims", "state bytes per device"),

@@ -1,4 +1,4 @@
-"""Right answers for ``fsdp`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``fsdp``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from solutions.fsdp import fsdp_loss, gather_params
 
 
 def _dim(shape, size, min_size):
-    """The dim to split, or None: ``min`` gives the first of equals."""
+    """The dim to split, or None: ``min`` returns the first of equals."""
     fits = [dim for dim in range(len(shape)) if shape[dim] % size == 0]
     return min(fits, key=lambda dim: -shape[dim]) if fits and math.prod(shape) >= min_size else None
 
@@ -33,7 +33,7 @@ def _pairs(params, axis_name, min_size, cut):
 
 
 def by_taking_rows(params, axis_name, min_size):
-    """``jnp.take`` with the rows' numbers."""
+    """``jnp.take`` with the row indices."""
 
     def cut(leaf, dim, size, index):
         length = leaf.shape[dim] // size
@@ -43,7 +43,7 @@ def by_taking_rows(params, axis_name, min_size):
 
 
 def by_sorting_rows(params, axis_name, min_size):
-    """Sorts the own rows to the front; the sort is stable."""
+    """Sorts this device's rows to the front; the sort is stable."""
 
     def cut(leaf, dim, size, index):
         length = leaf.shape[dim] // size
@@ -55,7 +55,7 @@ def by_sorting_rows(params, axis_name, min_size):
 
 
 def by_flat_parameters(shards, specs, axis_name):
-    """All parts in one flat buffer, one all-gather for the whole tree, one reduce-scatter on the way back."""
+    """All parts in one flat buffer: one all-gather for the whole tree, and one reduce-scatter backward."""
     size = lax.axis_size(axis_name)
     leaves, tree = jax.tree.flatten(shards)
     dims = [spec.index(axis_name) if axis_name in spec else None for spec in tree.flatten_up_to(specs)]
@@ -77,7 +77,7 @@ def by_flat_parameters(shards, specs, axis_name):
 
 
 def by_indexing_blocks(shards, specs, axis_name):
-    """Says for each row of the whole leaf which device has it, and where; the transpose's sum is divided beforehand."""
+    """Index arrays map each row of the whole leaf to its device and local row; the transpose's sum is divided first."""
     size = lax.axis_size(axis_name)
 
     def gather(shard, spec):
@@ -98,14 +98,14 @@ def layer_specs(specs):
 
 
 def ends(shards, specs, batch, model, axis_name):
-    """The embedding's result, and what makes a loss of the last layer's: a helper from another cell."""
+    """The embedding's output, and a function from the last layer's output to the loss: a helper from another cell."""
     embed = jax.checkpoint(lambda part, rows: model.embed(gather_params(part, specs["embed"], axis_name), rows))
     head = jax.checkpoint(lambda part, x, y: model.loss(gather_params(part, specs["head"], axis_name), x, y))
     return embed(shards["embed"], batch["inputs"]), lambda x: head(shards["head"], x, batch["targets"])
 
 
 def by_number(shards, specs, batch, model, axis_name):
-    """A loop over the layers' numbers: the backward pass adds each gradient to the stack that it carries."""
+    """A loop over layer indices: the backward pass adds each gradient to the stack that it carries."""
     x, loss = ends(shards, specs, batch, model, axis_name)
     own = layer_specs(specs)
     layer = jax.checkpoint(lambda part, x: model.layer(gather_params(part, own, axis_name), x))
@@ -145,7 +145,7 @@ def take(stack, at):
 
 
 def scatter(gradients, specs, axis_name):
-    """This device's part of the mean of each split leaf's gradient; others pass through."""
+    """This device's part of the mean of each split leaf's gradient; other leaves are unchanged."""
     size = lax.axis_size(axis_name)
 
     def split(g, spec):
@@ -165,7 +165,7 @@ def descend(shards, specs, gradients, axis_name, learning_rate):
 
 
 def ends_of_fsdp_train_step(shards, specs, batch, model, axis_name):
-    """The first activations and how to go back from them, and the loss with its gradients."""
+    """The first activations and their VJP, and the loss with its gradients."""
 
     def embed(part):
         return model.embed(gather_params(part, specs["embed"], axis_name), batch["inputs"])
@@ -181,7 +181,7 @@ def ends_of_fsdp_train_step(shards, specs, batch, model, axis_name):
 
 
 def ahead(stack, x, gather, model):
-    """All layers but the last, each beside the gather of the next: the last one's input and weights, and all inputs."""
+    """All layers but the last, each overlapping the next one's gather: the last one's input and weights, all inputs."""
 
     def step(carry, part):
         (x, whole), coming = carry, gather(part)
@@ -191,7 +191,7 @@ def ahead(stack, x, gather, model):
 
 
 def with_delay(shards, specs, batch, model, axis_name, learning_rate):
-    """The gradient of a layer waits in the carry, and is reduce-scattered beside the layer before."""
+    """A layer's gradient waits in the carry, and its reduce-scatter overlaps the preceding layer."""
     own, stack = layer_specs(specs), shards["layers"]
     gather = partial(gather_params, specs=own, axis_name=axis_name)
     x, embed_back, head = ends_of_fsdp_train_step(shards, specs, batch, model, axis_name)
@@ -246,7 +246,7 @@ def layer_by_layer(shards, specs, batch, model, axis_name, learning_rate):
 
 
 def parts_of_parts(shards, specs, batch, model, axis_name, replica_axis, learning_rate):
-    """Across nodes a reduce-scatter, then an all-gather: what an all-reduce is made of, and as many bytes."""
+    """Across nodes, a reduce-scatter and then an all-gather: the parts of an all-reduce, with the same bytes."""
     loss, gradients = jax.value_and_grad(fsdp_loss)(shards, specs, batch, model, axis_name)
     nodes = lax.axis_size(replica_axis)
 
@@ -264,7 +264,7 @@ def parts_of_parts(shards, specs, batch, model, axis_name, replica_axis, learnin
 
 
 def small_leaves_in_one_message(shards, specs, batch, model, axis_name, replica_axis, learning_rate):
-    """Whole leaves and the loss are averaged together, as one flat array; parts travel each alone."""
+    """Whole leaves and the loss are averaged as one flat array; each split leaf is sent separately."""
     loss, gradients = jax.value_and_grad(fsdp_loss)(shards, specs, batch, model, axis_name)
     leaves, tree = jax.tree.flatten(gradients)
     whole = [i for i, spec in enumerate(tree.flatten_up_to(specs)) if axis_name not in spec]

@@ -1,4 +1,4 @@
-"""Wrong answers for ``fsdp``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``fsdp``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gathers_four_times(shards, specs, batch, model, axis_name):
 
 
 def computes_a_few_rows_at_a_time(shards, specs, batch, model, axis_name):
-    """Reads every weight from memory for each few rows."""
+    """Reads every weight from memory again for every few rows."""
     layer_specs = jax.tree.map(lambda spec: P(*spec[1:]), specs["layers"])
 
     @jax.checkpoint

@@ -1,4 +1,4 @@
-"""How the functions of ``fsdp`` are judged: who holds what, what one device makes of it, and what may be sent."""
+"""Grading of the functions of ``fsdp``: layouts, results on one device, and permitted communication."""
 
 from __future__ import annotations
 
@@ -72,23 +72,23 @@ def _leaf_specs(case: Case[Leaves]) -> Any:
 
 
 def mean_or_own(stacked: Any, specs: Any) -> Any:
-    """What a device keeps of the gradients of all: its part of their mean, or its own where the leaf is whole."""
+    """The part of all gradients that a device keeps: its part of their mean, or its own if the leaf is whole."""
     return jax.tree.map(lambda g, spec: np.mean(g, 0, np.float64).astype(g.dtype) if len(spec) else g, stacked, specs)
 
 
 def whole_and_split(e: Evidence) -> tuple[list[Leaf], list[Leaf]]:
-    """The shards that are whole leaves, and those that are parts."""
+    """The shards of whole leaves, and those of split leaves."""
     leaves = [leaf for leaf in e.inputs if leaf.name.startswith("shards/")]
     return [leaf for leaf in leaves if not any(leaf.spec)], [leaf for leaf in leaves if any(leaf.spec)]
 
 
 def bytes_of(leaves: list[Leaf]) -> int:
-    """Of whole float32 leaves together."""
+    """Total bytes of whole float32 leaves."""
     return sum(4 * math.prod(leaf.shape) for leaf in leaves)
 
 
 def ring_bytes(e: Evidence) -> float:
-    """(n-1)/n of the bytes of each split leaf: what a device sends in an all-gather or a reduce-scatter of them."""
+    """(n-1)/n of the bytes of each split leaf: a device's traffic in an all-gather or a reduce-scatter of them."""
     n = axis_size(e.case)
     return getattr(e.case.sizes, "steps", 1) * (n - 1) / n * bytes_of(whole_and_split(e)[1])
 
@@ -99,7 +99,7 @@ def _both_ways(
     allowed: tuple[str, ...] = (),
     over: Callable[[Case[Any]], str] | None = None,
 ) -> Any:
-    """Bytes of all-gathers, at most ``times`` a travel of all parts, and of reduce-scatters; what else is sent."""
+    """Bytes of all-gathers, at most ``times`` all parts, and of reduce-scatters; and any other communication."""
     axes: Any = lambda case: (axis_of(case),)  # noqa: E731
     kinds = ("all_gather", "reduce_scatter")
     return [
@@ -109,7 +109,7 @@ def _both_ways(
     ]
 
 
-# shard_params and gather_params: a tree of leaves of every kind, split and put together again.
+# shard_params and gather_params: a tree with every kind of leaf, split and reassembled.
 
 
 def shard_params_facts(judged: Judged) -> list[Fact]:
@@ -137,7 +137,7 @@ KEPT = (
 
 
 def gather_params_oracle(inputs: dict[str, Any], case: Case[Leaves]) -> dict[str, Any]:
-    """Whole leaves on every device; the mean over devices of what flows back, or each device's own."""
+    """Whole leaves on every device; the mean of the cotangents over devices, or each device's own."""
     return {
         "values": jax.tree.map(lambda a: np.repeat(a[None], axis_size(case), 0), inputs["shards"]),
         "gradients": mean_or_own(inputs["upstream"], _leaf_specs(case)),
@@ -182,7 +182,7 @@ GATHER_PARAMS = Task(
     naive_memory="sums_padded_parts",
 )
 
-# fsdp_loss: a model's loss and gradient, one layer whole at a time.
+# fsdp_loss: a model's loss and gradient, with one whole layer at a time.
 
 TOO_MUCH = "Whose weights are whole at that moment? Which of them could be gathered later, or again?"
 
@@ -191,7 +191,7 @@ def draw_fsdp_loss(rng: np.random.Generator, case: Case[Training]) -> dict[str, 
     return {
         "shards": draw_leaves(rng, params_of(case), rng.uniform(0.2, 0.4)),
         "batch": draw_batch(rng, case.sizes, rows_of(case, step_axes(case))),
-        # The same on every device, as it is for a mean over them: averaging the gradient first is right too.
+        # The same on every device, as for a mean over devices: averaging the gradient first is right too.
         "upstream": np.repeat(flows_back(rng, 1), axis_size(case)),
     }
 
@@ -218,8 +218,8 @@ def fsdp_loss_facts(judged: Judged) -> list[Fact]:
     exposed = "The next function, `fsdp_train_step`, gathers one layer while another computes."
     return [
         *facts.values_and_gradients(judged.cases),
-        # A loop that adds to the stacked gradient in its carry holds another copy of a device's parts, and takes 1.16
-        # times as much; one layer more that is whole, 1.42; the products of every layer, 1.32.
+        # A loop that adds to the stacked gradient in its carry has another copy of a device's parts, and takes 1.16
+        # times as much; with one more whole layer, 1.42; with the products of every layer, 1.32.
         limits.temporaries_within(judged, 1.25, TOO_MUCH, weight=4),
         limits.time_within(judged, 1.15, slow),
         limits.exposed_within(judged, 1.15, exposed, weight=0),
@@ -227,10 +227,10 @@ def fsdp_loss_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-# Four rows a device: a program that takes them in halves must not meet a single row, which JAX lowers differently.
+# Four rows per device: a program that halves them must not get a single row, which JAX lowers differently.
 _MLP = Training(width=16, hidden=32, num_layers=3, features=8, rows=4)
 _TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=4)
-# Three devices divide one dim of most kernels, and not always the largest.
+# Three devices divide one dim of most kernels, which is not always the largest.
 _THIRDS = Training(width=12, hidden=20, num_layers=3, features=10, rows=4)
 _LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "rows": 2048, "min_size": 16384}
 
@@ -250,20 +250,20 @@ FSDP_LOSS = Task(
     oracle=fsdp_loss_oracle,
     facts=fsdp_loss_facts,
     at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE)), "data=8"),
-    # The same leaves are split, along the same dims, as at both sizes.
+    # The same leaves are split, along the same dims, at both sizes.
     stretches=({"rows": 2048}, {"features": 64, "width": 512, "hidden": 4096, "min_size": 4097}),
     naive_memory="keeps_gathered_weights",
     naive_time="computes_a_few_rows_at_a_time",
 )
 
-# fsdp_train_step and hybrid_shard_step: the learning rate is drawn with the rest and is large, so that an update is of
-# the size of the parameters: what a step subtracts, divided by it, is the raw gradient, and no scale can hide.
+# fsdp_train_step and hybrid_shard_step: the learning rate is drawn and large, so that an update is about as large as
+# the parameters: the subtracted value, divided by it, is the raw gradient, and a wrong scale cannot hide.
 
 
 def unseen_step(rng: np.random.Generator) -> Training:
-    """Sizes of a step, or of two, that nobody has seen."""
+    """Unseen sizes of a step, or of two."""
     model = unseen_model(rng)
-    # The gradient is read off the update, so that must not be small beside the parameter: a Transformer's is.
+    # The gradient is read off the update, which must not be small compared with the parameter: a Transformer's is.
     steps, largest = (1, 3.0) if "seq" in model else (int(rng.choice([1, 2])), 0.9)
     scale = float(rng.uniform(2 / 3, 1)) * largest / steps
     return Training(**model, min_size=int(rng.choice([32, 100, 160])), steps=steps, rate_scale=scale)
@@ -306,7 +306,7 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
     exposed = "The first gather and the end of the last reduce-scatter have nothing to hide behind; the others do."
 
     def averaged(e: Evidence) -> float:
-        """The all-reduces of a step: the gradient of every whole leaf, the loss, and the number that counts."""
+        """The all-reduces of a step: the gradient of every whole leaf, the loss, and the valid count."""
         n = axis_size(e.case)
         return 2 * (n - 1) / n * e.case.sizes.steps * (bytes_of(whole_and_split(e)[0]) + 8)
 
@@ -314,8 +314,8 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
     each = f"{weighted}Is this leaf split or whole, and who averages it? "
     return [
         *facts.values_and_gradients(judged.cases, weighted, each),
-        # A step that carries each gradient on, to reduce-scatter it beside the next layer, copies it and takes 1.10
-        # times as long; one that gathers ahead in the forward pass only, 1.23. With more rows they are closer together.
+        # A step that carries each gradient, to overlap its reduce-scatter with the next layer, copies it and takes 1.10
+        # times as long; gathering ahead in the forward pass only, 1.23. More rows narrow the gap.
         limits.time_within(judged, 1.18, slow, weight=4),
         # A step that updates each layer in the backward loop holds old and new parts, and takes 1.09 times as much.
         limits.temporaries_within(judged, 1.2, TOO_MUCH, weight=2),
@@ -325,9 +325,9 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-# As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
+# As many layers as the realistic size: a program written layer by layer must be the same at both sizes.
 _DEEP = _MLP.but(num_layers=8)
-# Steps so long that what is read off the updates is no rounding error, and so short that none is amplified.
+# Learning rates large enough to read gradients off the updates, and small enough not to amplify rounding errors.
 _THREE_STEPS = _THIRDS.but(steps=3, rate_scale=0.5)
 FSDP_TRAIN_STEP = Task(
     wrapping=WRAPPINGS["fsdp_train_step"],
@@ -340,7 +340,7 @@ FSDP_TRAIN_STEP = Task(
     oracle=lambda inputs, case: step_oracle(inputs, case, step_axes(case)),
     facts=fsdp_train_step_facts,
     at_scale=(Case("data=8, 8 layers of width 4096", {"data": 8}, _DEEP.but(**_LARGE | {"rows": 1792})), "data=8"),
-    # The same leaves are split, along the same dims, as at both sizes.
+    # The same leaves are split, along the same dims, at both sizes.
     stretches=({"rows": 1792}, {"features": 64, "width": 256, "hidden": 2048, "min_size": 2048}),
     naive_memory="gathers_everything_first",
     naive_time="gathers_when_it_computes",
@@ -348,14 +348,14 @@ FSDP_TRAIN_STEP = Task(
 
 
 def _averaged_inside(e: Evidence, most: bool) -> float:
-    """The least, or the most, of whole leaves and of the loss: inside a node, or over all devices at once."""
+    """The least, or the most, bytes of whole leaves and the loss: inside a node, or over all devices at once."""
     inside, across = (e.case.mesh[axis] for axis in hybrid_axes(e.case))
     n = inside * across if most else inside
     return 2 * (n - 1) / n * e.case.sizes.steps * (bytes_of(whole_and_split(e)[0]) + 4)
 
 
 def _between_nodes(e: Evidence, most: bool) -> float:
-    """The least, or the most, that a device has to send across nodes: an all-reduce of its parts of the gradient.
+    """The least, or the most, bytes that a device sends across nodes: an all-reduce of its parts of the gradient.
 
     Leaves that stay whole, and the loss, are all-reduced over all devices at once, or inside a node and then across.
     """
@@ -401,7 +401,7 @@ HYBRID_SHARD_STEP = Task(
     wrapping=WRAPPINGS["hybrid_shard_step"],
     points=3,
     point=("bytes between nodes",),
-    # Names and order of the axes differ from mesh to mesh; parameters are split over `data`, or over the first axis.
+    # Names and order of the axes vary by mesh; parameters are split over `data`, or over the first axis.
     cases=(
         Case("replica=2 x data=4", {"replica": 2, "data": 4}, _MLP, quick=True),
         Case("device=3 x node=2", {"device": 3, "node": 2}, _THREE_STEPS, quick=True),

@@ -1,6 +1,6 @@
-"""What the functions of ``fsdp`` are given, and the form of what they return.
+"""Inputs of the functions of ``fsdp``, and the form of their results.
 
-How leaves are split is the answer of ``shard_params``: the other wrappers are given it with the case.
+The layout of leaves is the answer of ``shard_params``: the other wrappers receive it with the case.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Leaves(Sizes):
-    """A tree of leaves of every kind.
+    """A tree with every kind of leaf.
 
     Attributes:
-        unit: What the leaves' dims are made of.
+        unit: The factor of the leaves' dims.
         min_size: The least size of a leaf that is split.
-        turn: By how many places shapes are turned among the leaves' names; any but 0 reverses their dims too.
+        turn: Number of places by which shapes are rotated among the leaves' names; any but 0 reverses their dims too.
     """
 
     unit: int = 16
@@ -50,7 +50,7 @@ class Leaves(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(ModelSizes):
-    """A model in training: ``rows`` for each device and step, and what the drawn learning rate is multiplied by."""
+    """A model in training: ``rows`` for each device and step, and the factor of the drawn learning rate."""
 
     rows: int
     min_size: int = 64
@@ -58,7 +58,7 @@ class Training(ModelSizes):
     rate_scale: float = 1.0
 
 
-# Which of the shapes each leaf has; a case may turn them, so that no name says what is done with its leaf.
+# The shape of each leaf; a case may rotate them, so that no name reveals how its leaf is treated.
 _LEAVES = {
     "first": {"kernel": 0, "bias": 1, "vector": 2},
     "second": {"kernel": 3, "three": 4, "odd": 5},
@@ -68,7 +68,7 @@ _LEAVES = {
 
 
 def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
-    """A tree of leaves of every kind; turned ones have their dims in reverse.
+    """A tree with every kind of leaf; rotated ones have reversed dims.
 
     Some have fewer elements than ``min_size``, and more bytes.
     """
@@ -88,7 +88,7 @@ def leaf_shapes(case: Case[Leaves]) -> dict[str, Any]:
 
 
 def specs_given(case: Case[Any], like: Any) -> Any:
-    """How the leaves of ``like`` are split, as the case says (``tasks.as_given``)."""
+    """The specs of the leaves of ``like``, as given by the case (``tasks.as_given``)."""
 
     def spec(path, _):
         return P(*(tuple(entry) if isinstance(entry, list) else entry for entry in case.given["specs"][path]))
@@ -97,7 +97,7 @@ def specs_given(case: Case[Any], like: Any) -> Any:
 
 
 def _kept_specs(specs: Any, axis: str) -> Any:
-    """Sharded leaves keep their spec; those of whole leaves are returned per device, stacked."""
+    """Sharded leaves keep their spec; whole leaves are returned per device, stacked."""
     return jax.tree.map(lambda spec: spec if len(spec) else P(axis), specs)
 
 
@@ -167,7 +167,7 @@ def wrap_gather_params(function: Any, case: Case[Leaves]) -> Wrapped:
 
 
 def wrap_fsdp_loss(function: Any, case: Case[Training]) -> Wrapped:
-    """Each device's loss, and the gradient of the parts when ``upstream`` flows back into it."""
+    """Each device's loss, and the gradient of its parts for the cotangent ``upstream``."""
     axis, model, shapes = axis_of(case), model_of(case), params_of(case)
     specs = specs_given(case, shapes)
     results = {"values": P(axis), "gradients": _kept_specs(specs, axis)}
@@ -188,7 +188,7 @@ def wrap_fsdp_loss(function: Any, case: Case[Training]) -> Wrapped:
 
 
 def hybrid_axes(case: Case[Any]) -> Axes:
-    """The axis inside a node, along which parameters are split, and the one across nodes."""
+    """The axis inside a node, along which parameters are split, and the axis across nodes."""
     inside = axis_of(case)
     (across,) = (axis for axis in case.mesh if axis != inside)
     return inside, across
@@ -204,7 +204,7 @@ def wrap_step(
 ) -> Callable[[Any, Case[Training]], Wrapped]:
     """Wrap a step, which is taken ``steps`` times; ``axes_of`` names the axes that the batch is split over.
 
-    Parts that several devices hold are returned by each of them, so that copies which drift apart are seen.
+    Parts that several devices hold are returned by each of them, to detect copies that drift apart.
     """
 
     def wrap(function: Any, case: Case[Training]) -> Wrapped:
@@ -241,7 +241,7 @@ def holders_of(spec: P, axes: Axes) -> Axes:
 
 
 def rows_of(case: Case[Training], axes: Axes) -> int:
-    """Rows of a batch that is split over these axes."""
+    """Number of rows of a batch that is split over these axes."""
     return case.sizes.rows * math.prod(case.mesh[axis] for axis in axes)
 
 

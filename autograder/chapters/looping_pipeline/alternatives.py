@@ -1,4 +1,4 @@
-"""Right answers for ``looping_pipeline`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``looping_pipeline``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def layers_by_reshaping(stage, num_stages, num_repeats, num_layers):
 
 
 def layers_one_by_one(stage, num_stages, num_repeats, num_layers):
-    """Sends every layer to where it belongs, and checks that all stages got as much."""
+    """Assigns layers one by one, and checks that all stages got equally many."""
     each = -(-num_layers // (num_stages * num_repeats))
     own = [[] for _ in range(num_repeats)]
     for layer in range(num_layers):
@@ -36,7 +36,7 @@ def layers_one_by_one(stage, num_stages, num_repeats, num_layers):
 
 
 def position_by_search(tick, stage, num_stages, num_microbatches, num_repeats):
-    """Looks through all microbatches and repeats for the one that is here now."""
+    """Searches all microbatches and repeats for the current one."""
     for repeat in range(num_repeats):
         for microbatch in range(num_microbatches):
             if repeat * max(num_stages, num_microbatches) + microbatch + stage == tick:
@@ -63,7 +63,7 @@ def around(axis_name):
 
 
 def skipping_idle_ticks(stage, microbatches, num_repeats, axis_name):
-    """A counted loop that computes only where there is work, and writes results into a buffer of their own."""
+    """A counted loop that computes only where there is work, and writes results into a separate buffer."""
     count, size, index = len(microbatches), lax.axis_size(axis_name), lax.axis_index(axis_name)
     period = max(count, size)
 
@@ -88,7 +88,7 @@ def skipping_idle_ticks(stage, microbatches, num_repeats, axis_name):
 
 
 def repeat_by_repeat(stage, microbatches, num_repeats, axis_name):
-    """A scan over repeats around one over ticks, and what the last stage gives late after both."""
+    """A scan over repeats around one over ticks; the last stage's late outputs follow after both."""
     count, size, index = len(microbatches), lax.axis_size(axis_name), lax.axis_index(axis_name)
     period = max(count, size)
 
@@ -156,7 +156,7 @@ def scanned_stage_of(model, key, axis_name):
 
 
 def block_of(stage, count, axis_name):
-    """Ticks of a block with the weights of two repeats, ``[2, ...]``, from the state before them."""
+    """Ticks of a block with the weights of two repeats, ``[2, ...]``, starting from a given state."""
     size, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     period = max(count, size)
 
@@ -191,7 +191,7 @@ def finish(loss_of, params, pipe_axis, data_axis, learning_rate):
 
 
 def weight_of(batch, data_axis):
-    """How much more counts here than in a pipeline on average."""
+    """The valid count here relative to a pipeline's average."""
     counted = batch["mask"].sum()
     return counted / lax.pmean(counted, data_axis)
 
@@ -203,7 +203,7 @@ def loss_at_the_end(params, outputs, batch, model, axis_name):
 
 
 def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """A loop over repeats in Python and a scan over layers; the mean stands where a repeat's weights enter."""
+    """A Python loop over repeats and a scan over layers; the mean is taken where a repeat's weights enter."""
     size, repeats = lax.axis_size(pipe_axis), len(jax.tree.leaves(params["layers"])[0])
     key = jax.random.fold_in(key, lax.axis_index(data_axis))
     run = block_of(scanned_stage_of(model, key, pipe_axis), num_microbatches, pipe_axis)
@@ -225,7 +225,7 @@ def with_a_mean_on_the_way_back(params, batch, key, model, num_microbatches, pip
 
 
 def by_hand(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """Gradients of all repeats in one buffer, each reduced beside the backward ticks of the repeat before it."""
+    """Gradients of all repeats in one buffer, each reduction overlapping the backward ticks of the preceding repeat."""
     layers, count = params["layers"], num_microbatches
     repeats = len(jax.tree.leaves(layers)[0])
     size, index = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)

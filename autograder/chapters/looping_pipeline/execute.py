@@ -27,12 +27,12 @@ MACHINE = "free network"
 
 
 def ticks_of(case: Case[Looped]) -> int:
-    """Of a forward pass."""
+    """Number of ticks of a forward pass."""
     return num_ticks(stages_of(case), case.sizes.num_microbatches, case.sizes.num_repeats)
 
 
 def permuted(judged: Judged, passes: Any, weight: float = 1) -> Fact:
-    """A stage sends a microbatch in up to every tick, in each of ``passes(sizes)`` over the schedule."""
+    """A stage sends a microbatch in at most every tick, in each of ``passes(sizes)`` over the schedule."""
 
     def form(e: Evidence) -> float:
         one = 4 * e.case.sizes.rows * (e.case.sizes.seq or 1) * e.case.sizes.width
@@ -42,18 +42,18 @@ def permuted(judged: Judged, passes: Any, weight: float = 1) -> Fact:
 
 
 def in_a_row(layers: Any) -> Any:
-    """Layers as one device has them, ``[num_layers, ...]``."""
+    """The layers as on one device, ``[num_layers, ...]``."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), layers)
 
 
 def as_stages(layers: Any, case: Case[Looped]) -> Any:
-    """The other way."""
+    """The inverse of ``in_a_row``."""
     stack = (case.sizes.num_repeats, stages_of(case), case.sizes.layers_per_stage)
     return jax.tree.map(lambda leaf: np.reshape(leaf, (*stack, *leaf.shape[1:])), layers)
 
 
 def given(case: Case[Looped]) -> dict[str, Any]:
-    """How far apart the layers of a repeat, and of a stage, are from those of the next one."""
+    """Distance between corresponding layers of consecutive repeats, and of consecutive stages."""
     each = case.sizes.layers_per_stage
     return {"layers_apart": {"repeats": stages_of(case) * each, "stages": each}}
 
@@ -135,7 +135,7 @@ def _busy(case: Case[Looped]) -> int:
 
 
 def _tick_seconds(case: Case[Looped]) -> float:
-    """Of the matrix products of one stage's layers for one microbatch."""
+    """Seconds of the matrix products of one stage's layers for one microbatch."""
     s = case.sizes
     return 2 * s.rows * 2 * s.width * s.hidden * s.layers_per_stage / machine(MACHINE).peak("f32")
 

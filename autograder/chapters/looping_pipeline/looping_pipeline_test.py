@@ -1,4 +1,4 @@
-"""The contract of ``looping_pipeline``: its bubble, its schedule, and what wrong answers are told."""
+"""The contract of ``looping_pipeline``: its bubble, its schedule, and messages for wrong answers."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Wrong answers for ``looping_pipeline``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``looping_pipeline``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _take(tree: Any, at: Any) -> Any:
 
 
 def in_one_scan(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate, *, enter):
-    """One scan over all ticks; ``enter`` is called with the weights where a stage uses them."""
+    """One scan over all ticks; ``enter`` receives the weights where a stage uses them."""
     key = fold_key_over_axes(key, (data_axis,))
     axes, num_stages, index = (pipe_axis, data_axis), lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
     counted = jnp.sum(batch["mask"])
@@ -56,7 +56,7 @@ def _as_they_are(weights: Any) -> Any:
 
 
 def averages_after_the_backward_pass(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """The obvious step: right, and every reduction has nothing left to hide behind."""
+    """The obvious step: right, but no reduction has any computation left to overlap with."""
     return in_one_scan(
         params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate, enter=_as_they_are
     )

@@ -1,4 +1,4 @@
-"""``layers_of_stage`` and ``loop_position``: functions of numbers, asked about every stage and every tick."""
+"""``layers_of_stage`` and ``loop_position``: functions of numbers, tested for every stage and every tick."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from autograder.contract.wrapping import wrappings
 from course.schedules import num_ticks
 
 Question = tuple[Any, ...]
-# Ticks of a schedule that are shown: more would not fit a line.
+# Number of ticks of a schedule that are shown: more would not fit on a line.
 SHOWN = 14
 
 
 def layers(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
-    """The layers of a stage, those of each repeat by themselves; None where they cannot be shared evenly."""
+    """The layers of a stage, grouped by repeat; None if they cannot be shared evenly."""
     visits = num_stages * num_repeats
     if num_layers % visits:
         return None
@@ -34,10 +34,10 @@ def layers(stage: int, num_stages: int, num_repeats: int, num_layers: int) -> tu
 
 
 def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """What every stage works on at every tick, found by following microbatches around: no entry where it is idle.
+    """The work of every stage at every tick, found by following microbatches around: no entry where it is idle.
 
-    Stage 0 takes the microbatches of a repeat one a tick, in order, each as soon as it has come back from the repeat
-    before, and no repeat before the last one has gone in whole.
+    Stage 0 takes the microbatches of a repeat in order, one per tick, each as soon as it is back from the previous
+    repeat, and starts no repeat before the previous one has entered completely.
     """
     found, free = {}, 0
     back = [0] * num_microbatches
@@ -51,7 +51,7 @@ def positions(num_stages: int, num_microbatches: int, num_repeats: int) -> dict[
 
 
 def layer_questions(case: Case[Stages]) -> list[Question]:
-    """Every stage for some repeats and layers, and numbers of layers that no one can share evenly."""
+    """Every stage for some repeats and layers, and numbers of layers that cannot be shared evenly."""
     stages, even = case.sizes.num_stages, [(1, 2), (2, 1), (2, 3), (3, 1), (4, 2)]
     odd = [(2, 2 * stages - 1), (2, stages * 3), (3, stages * 3 + 1), (1, stages * 2 + 1)]
     if case.sizes.seed >= 0:
@@ -70,7 +70,7 @@ def position_questions(case: Case[Schedule]) -> list[Question]:
 
 
 def _same(answer: Any, wanted: Any) -> bool:
-    """Equal numbers of the same types: 2.0 is no position in a row."""
+    """Compare numbers and their types: 2.0 is not a valid index."""
     return answer == wanted and show(answer) == show(wanted)
 
 
@@ -87,62 +87,62 @@ def positions_right(_: Case[Any], question: Question, answer: Any) -> bool:
 
 
 def layers_mean(_: Case[Any], question: Question, answer: Any) -> str:
-    """What a wrong answer about layers would mean."""
+    """The meaning of a wrong answer about layers."""
     stage, stages, repeats, count = question
-    asked = f"for stage {stage} of {stages}, {counted(repeats, 'repeat')} and {counted(count, 'layer')}"
-    said = f"{asked} your answer is {show(answer)[:120]}. "
+    setting = f"for stage {stage} of {stages}, {counted(repeats, 'repeat')} and {counted(count, 'layer')}"
+    start = f"{setting} your answer is {show(answer)[:120]}. "
     if layers(*question) is None:
         if isinstance(answer, Refusal):
-            return f"{said}Refusing is right; a message that helps also says how many layers were given."
+            return f"{start}Refusing is right; a message that helps also says how many layers were given."
         shared = f"{counted(count, 'layer')} cannot be shared evenly by {counted(stages, 'stage')}"
-        return f"{said}{shared} in {counted(repeats, 'repeat')}."
+        return f"{start}{shared} in {counted(repeats, 'repeat')}."
     if isinstance(answer, Refusal):
-        return f"{said}These layers can be shared evenly: {stages * repeats} times {count // (stages * repeats)}."
+        return f"{start}These layers can be shared evenly: {stages * repeats} times {count // (stages * repeats)}."
     if not isinstance(answer, tuple) or not all(isinstance(one, tuple) for one in answer):
-        return f"{said}Expected a tuple with one tuple of layer numbers for each repeat."
+        return f"{start}Expected a tuple with one tuple of layer numbers for each repeat."
     held = [number for one in answer for number in one]
     if any(type(number) is not int for number in held):
-        return f"{said}Expected whole numbers of type int."
+        return f"{start}Expected whole numbers of type int."
     if len(answer) != repeats or len(held) != count // stages:
         wanted = f"{counted(repeats, 'tuple')} with {counted(count // stages, 'layer')} together"
-        return f"{said}Expected {wanted}; these are {len(held)} in {len(answer)}."
+        return f"{start}Expected {wanted}; these are {len(held)} in {len(answer)}."
     return (
-        f"{said}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {counted(repeats, 'time')}. "
+        f"{start}Follow one microbatch: it goes through stages 0 to {stages - 1} in order, {counted(repeats, 'time')}. "
         "Which layers has it been through when it comes here?"
     )
 
 
 def positions_mean(_: Case[Any], question: Question, answer: Any) -> str:
-    """What a wrong answer about a tick would mean."""
+    """The meaning of a wrong answer about a tick."""
     tick, stage, stages, microbatches, repeats = question
-    asked = f"with {counted(microbatches, 'microbatch', 'microbatches')} and {counted(repeats, 'repeat')}"
-    said = f"at tick {tick}, stage {stage} of {stages}, {asked} your answer is {show(answer)[:80]}. "
+    setting = f"with {counted(microbatches, 'microbatch', 'microbatches')} and {counted(repeats, 'repeat')}"
+    start = f"at tick {tick}, stage {stage} of {stages}, {setting} your answer is {show(answer)[:80]}. "
     if answer is None:
-        return f"{said}But there is work: which microbatch did the stage before it work on one tick earlier?"
+        return f"{start}But there is work: which microbatch did the stage before it work on one tick earlier?"
     if not isinstance(answer, tuple) or [type(number) for number in answer] != [int, int]:
-        return f"{said}Expected (microbatch, repeat), two numbers of type int, or None for an idle tick."
+        return f"{start}Expected (microbatch, repeat), two numbers of type int, or None for an idle tick."
     microbatch, repeat = answer
     expected = positions(stages, microbatches, repeats)
     if microbatch != repeat and expected.get((tick, stage)) == (repeat, microbatch):
-        return f"{said}These are the right numbers the other way round: the microbatch comes first, then the repeat."
+        return f"{start}These are the right numbers the other way round: the microbatch comes first, then the repeat."
     if not (0 <= microbatch < microbatches and 0 <= repeat < repeats):
-        return f"{said}There is no such microbatch or no such repeat."
+        return f"{start}There is no such microbatch or no such repeat."
     at = {position: tick for (tick, of), position in expected.items() if of == stage}
     early = "before" if tick < at[microbatch, repeat] else "after"
     return (
-        f"{said}Draw the schedule: stage 0 takes a new microbatch each tick, and each stage does one tick later what "
+        f"{start}Draw the schedule: stage 0 takes a new microbatch each tick, and each stage does one tick later what "
         f"the stage before it did. This tick is {early} the one in which this stage works on microbatch {microbatch} "
         f"in repeat {repeat}. When does a microbatch come round again, and does it have to wait?"
     )
 
 
 def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
-    """The schedule that the answers make, and the right one, from two ticks before they differ."""
-    asked, stages = position_questions(case), range(case.sizes.num_stages)
+    """The schedule that the answers imply, and the right one, from two ticks before they differ."""
+    ticks_and_stages, stages = position_questions(case), range(case.sizes.num_stages)
     right = positions(case.sizes.num_stages, case.sizes.num_microbatches, case.sizes.num_repeats)
-    yours = {question[:2]: answer for question, answer in zip(asked, answers, strict=True)}
+    yours = {question[:2]: answer for question, answer in zip(ticks_and_stages, answers, strict=True)}
     first = max(0, next(tick for tick, stage in yours if yours[tick, stage] != right.get((tick, stage))) - 2)
-    ticks = range(first, min(first + SHOWN, asked[-1][0] + 1))
+    ticks = range(first, min(first + SHOWN, ticks_and_stages[-1][0] + 1))
 
     def cell(answer: Any) -> str:
         fits = isinstance(answer, tuple) and [*map(type, answer)] == [int, int]
@@ -151,8 +151,8 @@ def schedules(case: Case[Schedule], answers: tuple[Any, ...]) -> str:
         return "." if answer is None else "?"
 
     found, wanted = ([[cell(of.get((tick, stage))) for tick in ticks] for stage in stages] for of in (yours, right))
-    said = "\nThe microbatch, with ' for each repeat after the first, and . where a stage is idle:"
-    return said + grid(found, wanted, "stage", "tick", first)
+    title = "\nThe microbatch, with ' for each repeat after the first, and . where a stage is idle:"
+    return title + grid(found, wanted, "stage", "tick", first)
 
 
 def _task(

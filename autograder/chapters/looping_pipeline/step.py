@@ -27,15 +27,15 @@ from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from course.model import full_loss
 
-# Of the synchronisation after the whole backward pass; one repeat of R is left exposed, 1/R of it.
+# Relative to the synchronisation after the whole backward pass; one repeat of R is left exposed, 1/R of it.
 EXPOSED = 0.5
-# A layer's two products take six in a forward and a backward pass; the reference computes one of them again, and who
-# computes both again has eight. Time says less: a loop over a group's layers, as right, takes up to 1.9 times as long.
+# A layer's two products take six in a forward and a backward pass; the reference recomputes one of them. Recomputing
+# both takes eight. Time separates less: a loop over a group's layers, equally right, takes up to 1.9 times as long.
 FLOPS, TEMPORARIES = 9 / 7, 1.5
 
 
 def draw(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
-    """Parameters, a batch and a key for every step, and a learning rate so large that no scale can hide."""
+    """Parameters, a batch and a key for every step, and a learning rate so large that no wrong scale can hide."""
     return {
         "params": draw_leaves(rng, params_of(case)[0], 0.3),
         "batch": stacked(lambda: draw_masked(rng, case.sizes, rows_of(case), pipelines_of(case)), case.sizes.steps),
@@ -45,7 +45,7 @@ def draw(rng: np.random.Generator, case: Case[Looped]) -> dict[str, Any]:
 
 
 def oracle(inputs: dict[str, Any], case: Case[Looped]) -> dict[str, Any]:
-    """The steps on one device: every pipeline's microbatches one by one, and the mean over all that counts in them."""
+    """The steps on one device: every pipeline's microbatches one by one, and the mean over all their valid rows."""
     params = {**inputs["params"], "layers": in_a_row(inputs["params"]["layers"])}
     run = _on_one_device(pipelines_of(case), case.sizes.num_microbatches, whole_model(case))
     after, losses, gradients = run(params, (inputs["batch"], inputs["key"]), inputs["learning_rate"])
@@ -80,7 +80,7 @@ def _on_one_device(pipelines: int, count: int, sizes: ModelSizes) -> Any:
 
 
 def _resident_bytes(case: Case[Looped]) -> tuple[int, int]:
-    """Of embedding and head, and of a device's layers."""
+    """Resident bytes of embedding and head, and of a device's layers."""
     shapes = params_of(case)[0]
     size = {part: sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[part])) for part in shapes}
     return size["embed"] + size["head"], size["layers"] // stages_of(case)

@@ -1,6 +1,6 @@
-"""What the functions of ``looping_pipeline`` are given, and the form of what they give.
+"""Inputs of the functions of ``looping_pipeline``, and the form of their results.
 
-Which layers a stage has, and at which ticks it works, is asked of a learner: questions and numbers of layers come with
+Learners compute which layers a stage has, and at which ticks it works: questions and numbers of layers come with
 the case.
 """
 
@@ -32,13 +32,13 @@ from autograder.contract.value_tasks import asked, wrap_answer
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh, sgd_steps
 from course.model import Model, layer_key
 
-# Bytes of all answers of a case as text.
+# Largest size in bytes of all answers of a case as text.
 MOST = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stages(Sizes):
-    """What ``layers_of_stage`` is asked about; ``seed`` draws the questions, -1 takes the public ones."""
+    """The questions for ``layers_of_stage``; ``seed`` draws them, -1 selects the public ones."""
 
     num_stages: int
     seed: int = -1
@@ -46,7 +46,7 @@ class Stages(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Sizes):
-    """What ``loop_position`` is asked about."""
+    """The questions for ``loop_position``."""
 
     num_stages: int
     num_microbatches: int
@@ -55,10 +55,10 @@ class Schedule(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Looped(ModelSizes):
-    """A model of ``layers_per_stage`` for each stage and repeat; ``rows`` are those of a microbatch.
+    """A model of ``layers_per_stage`` for each stage and repeat; ``rows`` is the size of a microbatch.
 
-    ``gradients`` asks ``execute_looping_pipeline`` for gradients too; ``steps`` and ``rate_scale`` are of a training
-    step: how many, and what the drawn learning rate is multiplied by.
+    ``gradients`` makes ``execute_looping_pipeline`` return gradients; ``steps`` and ``rate_scale`` describe training:
+    the number of steps, and the factor of the drawn learning rate.
     """
 
     num_microbatches: int
@@ -76,7 +76,7 @@ def data_of(case: Case[Any]) -> str | None:
 
 
 def pipelines_of(case: Case[Any]) -> int:
-    """How many pipelines there are beside each other."""
+    """Number of parallel pipelines."""
     return case.mesh.get(data_of(case) or "", 1)
 
 
@@ -87,7 +87,7 @@ def whole_model(case: Case[Looped]) -> ModelSizes:
 
 
 def model_of(case: Case[Looped]) -> Model:
-    """That model."""
+    """The model of that size."""
     return build_model(whole_model(case))
 
 
@@ -102,7 +102,7 @@ def params_of(case: Case[Looped]) -> tuple[Any, Any]:
 
 
 def _wrap_questions(name: str, function: Any, case: Case[Any]) -> Wrapped:
-    """Everything that the case asks, in one answer."""
+    """The answers to all questions of the case, together."""
 
     def every() -> Any:
         found = tuple(asked(function, *question) for question in case.given["questions"])
@@ -114,7 +114,7 @@ def _wrap_questions(name: str, function: Any, case: Case[Any]) -> Wrapped:
 
 
 def wrap_execute(function: Any, case: Case[Looped]) -> Wrapped:
-    """The last stage's outputs, and what flows back to each stage's layers and inputs; other stages give zeros."""
+    """The last stage's outputs, and the cotangents of each stage's layers and inputs; other stages return zeros."""
     pipe, data, s = pipe_of(case), data_of(case), case.sizes
     shapes, specs = params_of(case)
 
@@ -153,10 +153,10 @@ def wrap_execute(function: Any, case: Case[Looped]) -> Wrapped:
 
 
 def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
-    """What the function is given to call: this device's layers of a repeat, dropping as one device would.
+    """The stage passed to the function: this device's layers of a repeat, with dropout as on one device.
 
-    ``layers_apart`` says how far apart the numbers of their first layers are, from repeat to repeat and from stage to
-    stage. In a forward pass, what has no such microbatch or repeat is NaN.
+    ``layers_apart`` is the distance between the indices of their first layers, from repeat to repeat and from stage to
+    stage. In a forward pass, an input with no such microbatch or repeat is NaN.
     """
     model, s = model_of(case), case.sizes
     given, apart = (s.rows, s.width), case.given.get("layers_apart", {})
@@ -182,7 +182,7 @@ def _stage(layers: Any, key: jax.Array, case: Case[Looped]) -> Any:
 
 
 def rows_of(case: Case[Looped]) -> int:
-    """Of a batch, over all pipelines."""
+    """Number of rows of a batch, over all pipelines."""
     return case.sizes.rows * case.sizes.num_microbatches * pipelines_of(case)
 
 
@@ -190,7 +190,7 @@ _STATE = {"params": "state"}
 
 
 def wrap_step(function: Any, case: Case[Looped]) -> Wrapped:
-    """The steps over several batches. Every device returns what it holds, so that copies which drift apart are seen."""
+    """The steps over several batches. Every device returns its copy, to detect copies that drift apart."""
     pipe, data, model = pipe_of(case), data_of(case), model_of(case)
     shapes, specs = params_of(case)
     each = P((data, pipe))

@@ -1,4 +1,4 @@
-"""Right answers for ``pipeline`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``pipeline``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_split(batch, num_microbatches):
 
 
 def by_slices(batch, num_microbatches):
-    """``lax.map`` over the number of the microbatch."""
+    """``lax.map`` over the microbatch index."""
     leaves, tree = jax.tree.flatten(batch)
     sizes = {leaf.shape[0] for leaf in leaves}
     for size in sizes:
@@ -55,7 +55,7 @@ def with_cond(stage, microbatches, arrived, tick, axis_name):
 
 
 def with_zeros_when_idle(stage, microbatches, arrived, tick, axis_name):
-    """Garbage is thrown away at once."""
+    """Zeroes garbage at once."""
     number, last = lax.axis_index(axis_name), lax.axis_size(axis_name) - 1
     count = microbatches.shape[0]
     entering = jnp.take(microbatches, tick, axis=0, mode="clip")
@@ -66,7 +66,7 @@ def with_zeros_when_idle(stage, microbatches, arrived, tick, axis_name):
 
 
 def unrolled(stage, microbatches, axis_name):
-    """A Python loop over ticks, and a list of what the last ones gave."""
+    """A Python loop over ticks, and a list of the last stage's outputs."""
     stages, outputs = lax.axis_size(axis_name), []
     arrived = jnp.zeros_like(microbatches[0])
     for tick in range(microbatches.shape[0] + stages - 1):
@@ -77,7 +77,7 @@ def unrolled(stage, microbatches, axis_name):
 
 
 def with_the_last_tick_apart(stage, microbatches, axis_name):
-    """Microbatches are fed by the scan, and after the last tick nothing is sent any more."""
+    """The scan feeds the microbatches, and nothing is sent after the last tick."""
     stages, number = lax.axis_size(axis_name), lax.axis_index(axis_name)
     chain = [(i, i + 1) for i in range(stages - 1)]
     feed = jnp.concatenate([microbatches, jnp.zeros_like(microbatches, shape=(stages - 1, *microbatches.shape[1:]))])
@@ -96,7 +96,7 @@ def with_the_last_tick_apart(stage, microbatches, axis_name):
 
 
 def share_of(model, axis_name):
-    """How many layers a stage has: a helper from another cell."""
+    """Number of layers per stage: a helper from another cell."""
     stages = lax.axis_size(axis_name)
     if model.num_layers % stages != 0:
         raise ValueError(f"num_layers={model.num_layers} is not divisible by the {stages} stages of {axis_name!r}")
@@ -104,7 +104,7 @@ def share_of(model, axis_name):
 
 
 def through_all_stages(params, x, key, model, num_microbatches, axis_name):
-    """A Python loop over the layers of a stage; every layer computed again in the backward pass."""
+    """A Python loop over the layers of a stage; every layer is recomputed in the backward pass."""
     share, number = share_of(model, axis_name), lax.axis_index(axis_name)
     run = jax.checkpoint(lambda weights, x, key: model.layer(weights, x, key))
 
@@ -118,7 +118,7 @@ def through_all_stages(params, x, key, model, num_microbatches, axis_name):
 
 
 def on_the_last_stage(params, batch, key, model, num_microbatches, axis_name):
-    """The plain way: the loss of what comes out, wherever it comes out."""
+    """The plain implementation: the loss of the outputs on the stage that has them."""
     x = model.embed(params["embed"], batch["inputs"])
     y = through_all_stages(params, x, key, model, num_microbatches, axis_name)
     loss = model.loss(params["head"], y.reshape(-1, *y.shape[2:]), batch["targets"], batch["mask"])
@@ -127,7 +127,7 @@ def on_the_last_stage(params, batch, key, model, num_microbatches, axis_name):
 
 
 def in_parts_by_all_to_all(params, batch, key, model, num_microbatches, axis_name):
-    """Every stage sends every other a part of what it gave, and keeps what the last stage sent."""
+    """Every stage sends every other a part of its output, and keeps what the last stage sent."""
     stages, number = lax.axis_size(axis_name), lax.axis_index(axis_name)
     x = model.embed(params["embed"], batch["inputs"])
     y = through_all_stages(params, x, key, model, num_microbatches, axis_name).reshape(x.shape)
@@ -142,7 +142,7 @@ def in_parts_by_all_to_all(params, batch, key, model, num_microbatches, axis_nam
 
 
 def over_all_devices_at_once(params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate):
-    """Sums of each pipeline's, embedding and head over both axes at once, divided by how much counts."""
+    """Sums over each pipeline, embedding and head over both axes at once, divided by the valid count."""
     own = jax.random.fold_in(key, lax.axis_index(data_axis))
     counted = jnp.sum(batch["mask"])
     every = lax.psum(counted, data_axis)
@@ -159,7 +159,7 @@ def over_all_devices_at_once(params, batch, key, model, num_microbatches, pipe_a
 def with_optax_and_layers_that_recompute(
     params, batch, key, model, num_microbatches, pipe_axis, data_axis, learning_rate
 ):
-    """Layers computed again one by one; each group's gradient weighed in the mean, and optax for the update."""
+    """Layers recomputed one by one; each group's gradient weighted in the mean, and optax for the update."""
     layers = replace(model, layer=jax.checkpoint(model.layer))
     own = jax.random.fold_in(key, lax.axis_index(data_axis))
 

@@ -1,4 +1,4 @@
-"""Models over stages: the loss on one device, a training step, and what each may send and keep."""
+"""Models over stages: the loss on one device, a training step, and their limits on communication and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 from course.model import full_loss
 
-# Their layers can be shared out over 2, 3 and 4 stages; no size is a public case's.
+# Their layers can be shared over 2, 3 and 4 stages; no public case has these sizes.
 _MODELS = (
     Training(width=12, hidden=24, num_layers=12, features=5, outputs=7, dropout=0.35, num_microbatches=7, rows=5),
     Training(width=24, hidden=20, num_layers=12, features=8, outputs=4, dropout=0.15, num_microbatches=7, rows=5),
@@ -43,7 +43,7 @@ _MODELS = (
 
 
 def unseen_pipelines(rng: np.random.Generator) -> Case[Training]:
-    """Two pipelines side by side, so that the oracle is compiled for few sizes only."""
+    """Two parallel pipelines, so that the oracle is compiled for few sizes only."""
     sizes = _MODELS[rng.integers(len(_MODELS))].but(num_microbatches=int(rng.choice([1, 3, 8])))
     return unseen_case(rng, sizes, (2, 2), (2, 4), (2, 3))
 
@@ -53,14 +53,14 @@ def draw_params(rng: np.random.Generator, case: Case[Training]) -> Any:
 
 
 def mean_of_means(means: jax.Array, mask: jax.Array) -> jax.Array:
-    """Of the means ``[parts]`` over what counts in parts of a batch, by their masks ``[parts, ...]``."""
+    """The mean of the means ``[parts]``, weighted by the valid count in each part's mask ``[parts, ...]``."""
     counted = mask.reshape(len(means), -1).sum(1)
     return means @ counted / jnp.maximum(counted.sum(), 1)
 
 
 @lru_cache(maxsize=32)
 def one_device_loss(sizes: ModelSizes, count: int) -> Callable[[Any, Any, jax.Array], jax.Array]:
-    """``(params, rows of one group, its key) ->`` the mean over what counts in ``count`` microbatches."""
+    """``(params, rows of one group, its key) ->`` the mean over all valid rows in ``count`` microbatches."""
     model = build_model(sizes)
 
     def loss(params, rows, key):
@@ -75,7 +75,7 @@ def one_device_loss(sizes: ModelSizes, count: int) -> Callable[[Any, Any, jax.Ar
 # pipeline_loss: a model's loss over the stages, the same on all of them, and its gradient.
 
 SHARING = ("reduce_scatter", "all_gather", "all_to_all", "collective_broadcast")
-# Of the FLOPs of a model whose head every stage computes whole; an eighth of the head each takes 0.55 of them.
+# Relative to the FLOPs of a model whose head every stage computes whole; with an eighth each it takes 0.55 of them.
 SPREAD = 0.65
 
 
@@ -109,7 +109,7 @@ def _each_group(sizes: ModelSizes, count: int) -> Any:
 
 
 def summed(e: Evidence) -> Evidence:
-    """With the stages' shares of the gradient of embedding and head added up: no stage need hold all of it."""
+    """Add up the stages' shares of the gradient of embedding and head: no stage needs to hold all of it."""
     prefixes = tuple(f"gradients/{name}/" for name in ENDS)
     added = {name: a.sum(1, dtype=a.dtype) for name, a in e.measured.items() if name.startswith(prefixes)}
     return replace(e, measured={**e.measured, **added})
@@ -135,8 +135,8 @@ def loss_facts(judged: Judged) -> list[Fact]:
 
 
 _LAST_STAGE = "Only the last stage has activations that count; what do the others need of them?"
-# Rows of every case differ from its stages and layers. Three stages do not divide theirs; two do, and of four groups
-# one has nothing that counts.
+# In every case the number of rows differs from stages and layers. Three stages do not divide it; two do, and one of
+# four groups has no valid rows.
 _MLP: dict[str, Any] = {"width": 16, "hidden": 32, "num_layers": 8, "features": 6, "outputs": 10}
 _SIX = Training(**_MLP, num_microbatches=6, rows=2, dropout=0.25)
 _FEWER = Training(**_MLP, num_microbatches=4, rows=4)
@@ -163,9 +163,9 @@ PIPELINE_LOSS = Task(
     naive_time="broadcasts_outputs",
 )
 
-# pipeline_train_step: SGD over several pipelines side by side, with one tick's activations at a time. The learning rate
-# is drawn with the rest and is large, so that an update is of the size of the parameters: what a step subtracts,
-# divided by it, is the raw gradient, and no scale can hide.
+# pipeline_train_step: SGD over several parallel pipelines, with one tick's activations at a time. The learning rate
+# is drawn and large, so that an update is about as large as the parameters: the subtracted value, divided by it,
+# is the raw gradient, and a wrong scale cannot hide.
 
 
 def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
@@ -226,13 +226,13 @@ def _reduced(e: Evidence) -> tuple[float, float]:
 
 # --8<-- [start:most_bytes]
 def most_bytes(case: Case[Training]) -> int:
-    """The most live temporaries of a step that keeps blocks of every tick, and computes a stage's layers again.
+    """The most live temporaries of a step that keeps blocks of every tick, and recomputes a stage's layers.
 
-    Three stacks of a block a tick (what a stage was given, what it gave or what its second layer was given, and the
-    gradient of what it gave), two of a block a microbatch (the gradients of what enters and of what comes out, which a
+    Three stacks of a block per tick (a stage's input, its output or its second layer's input, and the gradient
+    of its output), two of a block per microbatch (the gradients of the inputs and of the outputs, which a
     loop that writes into a buffer carries), the gradients of this stage's weights twice (the sum, and one tick's), and
-    what the layers of one stage keep while they are differentiated: eight arrays of the hidden size, and eight of the
-    width. Whoever keeps a single array of the hidden size of every tick and layer is far above.
+    the residuals of one stage's layers while they are differentiated: eight arrays of the hidden size, and eight of the
+    width. Keeping a single array of the hidden size for every tick and layer takes far more.
     """
     s = case.sizes
     block, inner = 4 * s.rows * s.width, 4 * s.rows * s.hidden
@@ -272,7 +272,7 @@ _THREE_STEPS = _SIX.but(num_microbatches=5, steps=3, rate_scale=0.2)
 
 def _unseen_step(rng: np.random.Generator) -> Case[Training]:
     case = unseen_pipelines(rng)
-    # The gradient is read off the update, so that must not be small beside the parameter: a Transformer's is.
+    # The gradient is read off the update, which must not be small compared with the parameter: a Transformer's is.
     steps, largest = (1, 3.0) if case.sizes.seq else (int(rng.choice([1, 2])), 0.9)
     return case.but(steps=steps, rate_scale=float(rng.uniform(2 / 3, 1)) * largest / steps)
 

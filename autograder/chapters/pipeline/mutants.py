@@ -1,4 +1,4 @@
-"""Wrong answers for ``pipeline``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``pipeline``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 

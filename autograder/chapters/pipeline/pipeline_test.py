@@ -1,4 +1,4 @@
-"""The contract of ``pipeline``: bubbles and memory are those of their formulas."""
+"""The contract of ``pipeline``: bubbles and memory match their formulas."""
 
 import pytest
 from jax import lax
@@ -21,7 +21,7 @@ def nowhere(_):
 
 
 def forward(stages, microbatches, stage_for=lambda stage, count: stage):
-    """A forward pass at the size that bubbles are judged at; ``stage_for`` wraps a stage."""
+    """A forward pass at the size used to judge bubbles; ``stage_for`` wraps a stage."""
     task = TASKS["execute_pipeline"]
     assert task.at_scale
     case = Case("", {"pipe": stages}, task.at_scale[0].sizes.but(num_microbatches=microbatches))

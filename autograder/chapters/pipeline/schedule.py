@@ -1,4 +1,4 @@
-"""Microbatches, ticks and whole schedules: how long a pass lasts, what is sent in it, and what comes out."""
+"""Microbatches, ticks and whole schedules: the duration of a pass, its communication, and its results."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ WRAPPINGS = wrappings("pipeline")
 
 
 def microbatch_bytes(case: Case[Any]) -> int:
-    """Of one microbatch between two stages: float32 of the model's width, for each row or token."""
+    """Bytes of one microbatch between two stages: float32 of the model's width, for each row or token."""
     return 4 * case.sizes.rows * (getattr(case.sizes, "seq", 0) or 1) * case.sizes.width
 
 
 def ticks_of(case: Case[Any]) -> int:
-    """Stage times of a forward pass: every microbatch enters, and the last one passes all stages."""
+    """Duration of a forward pass in stage times: every microbatch enters, and the last one passes all stages."""
     return case.sizes.num_microbatches + stages_of(case) - 1
 
 
 def permuted(evidence: list[Evidence], passes: Any) -> Fact:
     """A stage sends its microbatches, or at every tick, in each of ``passes(case)`` over the schedule.
 
-    Of two stages one may send forward alone, and the other backward alone.
+    With two stages, one may send only forward, and the other only backward.
     """
 
     def every_tick(e: Evidence) -> float:
@@ -60,7 +60,7 @@ def permuted(evidence: list[Evidence], passes: Any) -> Fact:
 
 
 def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
-    """The leaf ``refused`` of the results says how a call ended that must be refused."""
+    """The leaf ``refused`` of the results records how a call ended that must be refused."""
     wrong = {
         ACCEPTED: ("not refused", f"raised no error. {hint}"),
         OTHER_ERROR: ("another error", "raised an error that is no ValueError. Does it come from your own check?"),
@@ -70,15 +70,15 @@ def refused(name: str, cases: list[Evidence], what: str, hint: str) -> Fact:
     def look(e: Evidence) -> Fact:
         flag = e.measured.get("refused")
         ended = int(flag) if flag is not None and flag.shape == () else ACCEPTED
-        found, said = wrong.get(ended, wrong[ACCEPTED])
-        message = f"on mesh {e.case.mesh_text} the function was given {what}, and {said}"
+        found, outcome = wrong.get(ended, wrong[ACCEPTED])
+        message = f"on mesh {e.case.mesh_text} the function was given {what}, and {outcome}"
         fine = ended == REFUSED
         return facts.at(e, name, Kind.PROGRAM, "" if fine else message, "refused" if fine else found, "refused")
 
     return facts.worst([look(e) for e in cases])
 
 
-# split_microbatches: rows in equal parts, in their order, where they are.
+# split_microbatches: rows in equal parts, in order, without moving between devices.
 
 
 def draw_split(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ SPLIT_MICROBATCHES = Task(
     facts=split_facts,
 )
 
-# pipeline_tick: what one stage does in one tick, for every tick of a schedule.
+# pipeline_tick: the work of one stage in one tick, for every tick of a schedule.
 
 
 def _has_work(tick: Any, stage: Any, count: int) -> Any:
@@ -138,7 +138,7 @@ def _has_work(tick: Any, stage: Any, count: int) -> Any:
 
 
 def _counted(case: Case[Blocks]) -> dict[str, np.ndarray]:
-    """At which ``[tick, stage]`` a stage has work, and at which it is sent what the stage before it has computed."""
+    """The ``[tick, stage]`` at which a stage has work, and at which it receives the previous stage's result."""
     tick, stage = np.arange(ticks_of(case))[:, None], np.arange(stages_of(case))
     busy = _has_work(tick, stage, case.sizes.num_microbatches)
     return {"y": busy, "sent": np.concatenate([np.zeros_like(busy[:, :1]), busy[:, :-1]], 1)}
@@ -152,7 +152,7 @@ def draw_tick(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any]:
 
 
 def tick_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
-    """All stages and ticks at once on one device: what each computes, and what it has been sent."""
+    """All stages and ticks at once on one device: their results, and their received inputs."""
     run = _all_ticks(stages_of(case), case.sizes.num_microbatches)
     stages = stages_of(case)
     every = np.broadcast_to(inputs["microbatches"], (stages, *inputs["microbatches"].shape))
@@ -184,7 +184,7 @@ def _all_ticks(stages: int, count: int) -> Any:
 
 
 def computed(e: Evidence) -> str:
-    """As which microbatch every stage computed its input, tick by tick, beside what is right; empty if no other."""
+    """The microbatch as which every stage processed its input, tick by tick, and the right one; empty if all match."""
     ticks, stages = ticks_of(e.case), stages_of(e.case)
     busy, y = _counted(e.case)["y"], e.measured["values/y"]
     weights, microbatches, arrived = (e.drawn[name] for name in ("weights", "microbatches", "arrived"))
@@ -203,8 +203,8 @@ def computed(e: Evidence) -> str:
         [[cell(tick, stage) if busy[tick, stage] else "." for tick in range(ticks)] for stage in range(stages)]
         for cell in (as_microbatch, lambda tick, stage: str(tick - stage))
     )
-    said = "\nThe microbatch as which a stage computes, with * if of another input, and . where anything will do:"
-    return "" if yours == right else said + grid(yours, right, "stage", "tick")
+    title = "\nThe microbatch as which a stage computes, with * if of another input, and . where anything will do:"
+    return "" if yours == right else title + grid(yours, right, "stage", "tick")
 
 
 def tick_facts(judged: Judged) -> list[Fact]:
@@ -246,7 +246,7 @@ PIPELINE_TICK = Task(
 
 
 def stage_seconds(case: Case[Blocks]) -> float:
-    """What the matmul of ``stage_of`` takes on the machine with a free network, at 1 TFLOP/s."""
+    """Seconds of the matmul of ``stage_of`` on the machine with a free network, at 1 TFLOP/s."""
     return 2 * case.sizes.rows * case.sizes.width**2 / 1e12
 
 
@@ -256,7 +256,7 @@ def draw_executed(rng: np.random.Generator, case: Case[Blocks]) -> dict[str, Any
 
 
 def execute_oracle(inputs: dict[str, Any], case: Case[Blocks]) -> dict[str, Any]:
-    """One stage after the other on one device; the last stage's outputs and the first one's gradients count."""
+    """One stage after another on one device; only the last stage's outputs and the first one's gradients count."""
     stages, groups = stages_of(case), groups_of(case, pipe_of)
     values, gradients = jax.tree.map(
         np.asarray, _one_device(groups)(inputs["weights"], inputs["microbatches"], inputs.get("upstream"))
@@ -309,7 +309,7 @@ def execute_facts(judged: Judged) -> list[Fact]:
 
 
 _SIX = Blocks(num_microbatches=6, rows=2, width=8)
-# Fewer microbatches than stages, and forward only: the formula is of a forward pass.
+# Fewer microbatches than stages, and forward only: the formula describes a forward pass.
 _FORWARD = Blocks(num_microbatches=5, rows=2, width=16, backward=False)
 
 

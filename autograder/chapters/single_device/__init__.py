@@ -1,4 +1,4 @@
-"""The contract of ``single_device``: make one device count."""
+"""The contract of ``single_device``: make full use of one device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ = {
     "largest temporary": ("single_device", "Attention in chunks"),
 }
 
-# Which facts hold each sentence of a specification; none where it explains.
+# Facts that enforce each sentence of a specification; none where it explains.
 NUMBERS = ("values", "gradients")
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "mixed_precision_loss": {

@@ -1,4 +1,4 @@
-"""Right answers for ``single_device`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``single_device``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _nll(logits, targets):
 
 
 def by_casting_kernels_first(params, batch, num_heads):
-    """A tree of bfloat16 kernels, made at the start; norms and tables are left as they are."""
+    """A tree of bfloat16 kernels, made at the start; norms and tables are unchanged."""
     kernels = ("qkv", "out", "up", "down")
     layers = [{n: a.astype(LOW) if n in kernels else a for n, a in layer.items()} for layer in params["layers"]]
     x = _residual_start(params, batch["inputs"])
@@ -58,7 +58,7 @@ def _attention(layer, x, num_heads):
 
 
 def with_a_scan_over_layers(params, batch, num_heads):
-    """The layers stacked and scanned over, each computed again."""
+    """The layers stacked and scanned over, each recomputed."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["layers"])
 
     @jax.checkpoint
@@ -73,7 +73,7 @@ def with_a_scan_over_layers(params, batch, num_heads):
 
 
 def by_slicing_in_a_loop(loss_fn, params, batch, num_microbatches):
-    """A ``fori_loop`` that cuts out its microbatch itself."""
+    """A ``fori_loop`` that slices out its microbatch."""
     rows = jax.tree.leaves(batch)[0].shape[0] // num_microbatches
 
     def step(i, total):
@@ -87,7 +87,7 @@ def by_slicing_in_a_loop(loss_fn, params, batch, num_microbatches):
 
 
 def by_a_loss_of_shares(loss_fn, params, batch, num_microbatches):
-    """The share is taken in the loss, and losses are stacked instead of added."""
+    """The loss includes the microbatch's share, and losses are stacked instead of added."""
 
     def share(params, part):
         return loss_fn(params, part) / num_microbatches
@@ -102,7 +102,7 @@ def by_a_loss_of_shares(loss_fn, params, batch, num_microbatches):
 
 
 def with_a_remat_body(layer, stacked_params, x):
-    """Computes each layer again in the backward pass, which nobody has asked for and nobody forbids."""
+    """Recomputes each layer in the backward pass, which is neither required nor forbidden."""
 
     @jax.checkpoint
     def body(carry, params):
@@ -112,7 +112,7 @@ def with_a_remat_body(layer, stacked_params, x):
 
 
 def by_fori_loop(layer, stacked_params, x):
-    """``fori_loop`` with a fixed number of turns is a scan."""
+    """``fori_loop`` with a fixed trip count is a scan."""
     depth = jax.tree.leaves(stacked_params)[0].shape[0]
 
     def body(i, x):
@@ -122,7 +122,7 @@ def by_fori_loop(layer, stacked_params, x):
 
 
 def with_all_activations(layer, stacked_params, x):
-    """Stacks what every layer gives, and takes the last."""
+    """Stacks every layer's output, and takes the last."""
 
     def body(x, params):
         x = layer(params, x)
@@ -132,7 +132,7 @@ def with_all_activations(layer, stacked_params, x):
 
 
 def with_products_without_batch_dims(layer, stacked_params, x):
-    """Keeps what dense layers give, and computes attention's squares again."""
+    """Keeps dense layers' outputs, and recomputes attention's squares."""
 
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
     def body(x, params):
@@ -152,7 +152,7 @@ def remat_layers_by_fori_loop(layer, stacked_params, x):
 
 
 def by_branching(loss_fn, params, state, batch, learning_rate, growth_interval):
-    """``lax.cond`` on whether all is finite, gradients unscaled in the branch that uses them."""
+    """``lax.cond`` on whether all gradients are finite, unscaled in the branch that uses them."""
     scale = state["scale"]
     low = jax.tree.map(lambda p: p.astype(jnp.float16), params)
     loss, gradients = jax.value_and_grad(lambda p: loss_fn(p, batch) * scale)(low)
@@ -192,7 +192,7 @@ def by_flattening(loss_fn, params, state, batch, learning_rate, growth_interval)
 
 
 def with_queries_in_chunks_too(q, k, v, chunk):
-    """Chunks of queries outside, chunks of keys inside; scores of one chunk with one chunk."""
+    """Chunks of queries outside, chunks of keys inside; one chunk's scores with one chunk at a time."""
     batch, seq, heads, dim = q.shape
     pieces = seq // chunk
 
@@ -230,7 +230,7 @@ def with_queries_in_chunks_too(q, k, v, chunk):
 
 
 def without_masked_chunks(q, k, v, chunk):
-    """Queries in chunks, each with the keys that it may see: about half of the work."""
+    """Queries in chunks, each with the keys that it may attend to: about half of the work."""
     seq, dim = q.shape[1], q.shape[3]
     found = []
     for end in range(chunk, seq + 1, chunk):
@@ -247,7 +247,7 @@ def without_masked_chunks(q, k, v, chunk):
 
 
 def with_a_derivative_of_its_own(q, k, v, chunk):
-    """As FlashAttention does it: kept are the result and each query's logarithm of the sum of exponentials."""
+    """As in FlashAttention: residuals are the result and each query's logarithm of the sum of exponentials."""
     batch, seq, heads, dim = q.shape
     starts, places = jnp.arange(0, seq, chunk), jnp.arange(seq)
 

@@ -1,4 +1,4 @@
-"""Gradients from microbatches, depth as a loop, attention in chunks: what is kept, and what is computed again."""
+"""Gradients from microbatches, depth as a loop, attention in chunks: residuals and recomputation."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ WRAPPINGS = wrappings("single_device")
 
 
 def does_not_grow(judged: Judged, small: str, large: str, what: str, hint: str) -> Fact:
-    """The Program has no more operations in the case ``large`` than in ``small``, if both were looked at.
+    """The Program has no more operations in the case ``large`` than in ``small``, if both were analysed.
 
-    A body that is written out a few times is a loop too, so both cases are multiples of the usual numbers of times. But
-    what is written out as often as the larger case runs it, and skipped in the smaller one, is none: on the average a
-    product that is written runs at least twice.
+    A body written out a few times is a loop too, so both cases use multiples of the usual repeat counts. But operations
+    written out as often as the larger case runs them, and skipped in the smaller one, are no loop: on average, each
+    written product runs at least twice.
     """
     found = {e.case.name: e for e in judged.cases}
     if small not in found or large not in found:
@@ -36,10 +36,10 @@ def does_not_grow(judged: Judged, small: str, large: str, what: str, hint: str) 
     costs = found[large].costs
     written, run = costs.written.get("dot_general", 0), sum(costs.products.values())
     if fact.passed and run < 2 * written:
-        said = (
+        growth = (
             f"in the case {large} {written} matrix products are written and {run} run: a loop runs the same ones again"
         )
-        fact = replace(fact, passed=False, message=f"{said} and again. {hint}")
+        fact = replace(fact, passed=False, message=f"{growth} and again. {hint}")
     return fact
 
 
@@ -83,7 +83,7 @@ def accumulation_facts(judged: Judged) -> list[Fact]:
 
 _MLP = Batch(width=16, hidden=32, num_layers=2, features=8, rows=48, num_microbatches=8)
 _TRANSFORMER = Batch(width=16, hidden=32, num_layers=2, vocab=32, seq=7, max_seq=9, rows=15, num_microbatches=3)
-# A batch that is small beside a gradient: laying it out anew costs little.
+# A batch that is small compared with a gradient: changing its layout costs little.
 _LARGE = _MLP.but(width=2048, hidden=8192, features=128, rows=16384)
 
 
@@ -110,7 +110,7 @@ ACCUMULATION = Task(
     naive_memory="differentiates_the_scanned_loss",
 )
 
-# scan_layers and remat_layers: depth as a loop, and what of it is kept for the backward pass.
+# scan_layers and remat_layers: depth as a loop, and its residuals for the backward pass.
 
 SHALLOW, DEEP = "24 layers", "48 layers"
 
@@ -118,7 +118,7 @@ SHALLOW, DEEP = "24 layers", "48 layers"
 def draw_layers(rng: np.random.Generator, case: Case[Batch]) -> dict[str, Any]:
     x = activations(case)
     leaves = draw_leaves(rng, {"params": params_of(case)["layers"], "inputs": x, "upstream": x})
-    # Small enough that a deep stack's gradients do not explode, nor do their rounding errors.
+    # Small enough to keep a deep stack's gradients and their rounding errors from exploding.
     return {**leaves, "params": jax.tree.map(lambda a: a * np.float32(a.shape[1] ** -0.5), leaves["params"])}
 
 
@@ -129,7 +129,7 @@ def _layer_and_transpose(sizes: ModelSizes) -> Any:
 
 
 def layers_oracle(inputs: dict[str, Any], case: Case[Batch]) -> dict[str, Any]:
-    """Layer after layer in a Python loop, and back."""
+    """Layer after layer in a Python loop, and the backward pass."""
     run, back = _layer_and_transpose(case.sizes.model.but(num_layers=1))
     layers = [jax.tree.map(lambda leaf, i=i: leaf[i], inputs["params"]) for i in range(case.sizes.num_layers)]
     entered, upstream, gradients = [inputs["inputs"]], inputs["upstream"], []
@@ -164,7 +164,7 @@ def _remat_facts(judged: Judged) -> list[Fact]:
 
 _STACK = Batch(width=16, hidden=32, num_layers=8, features=8, rows=4)
 _WITH_ATTENTION = Batch(width=16, hidden=32, num_layers=3, vocab=8, seq=8, rows=2)
-# At these, attention's squares are what a policy that keeps every product pays most for.
+# At these sizes, attention's squares are the largest cost of a policy that keeps every product.
 _TWELVE = Batch(width=1024, hidden=4096, num_heads=16, num_layers=12, vocab=8, seq=1024, rows=4)
 _UNSEEN = (
     Batch(width=12, hidden=20, num_layers=5, features=8, rows=6),
@@ -216,18 +216,18 @@ REMAT = Task(
 
 # chunked_attention: causal attention over chunks of keys and values, forward and backward.
 
-# Scores reach about 220, where float32 is exact to 2^-17 (8e-6). A score adds up ten such roundings, what
-# is off in an exponent is off by the same share in the weight, and JAX's own attention is off by 1.8e-5 here.
+# Scores reach about 220, where float32 is exact to 2^-17 (8e-6). A score adds up ten such roundings, an error in
+# the exponent is the same relative error in the weight, and JAX's own attention is off by 1.8e-5 here.
 TOLERANCE = 1e-4
-# Masked chunks may be left out, and then hardly more than half of the work remains.
+# Masked chunks may be left out, which leaves little more than half of the work.
 LEAST_WORK = 0.45
 
 
 def draw_attention(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any]:
-    """Normal numbers; the first feature of queries and keys moves the scores, in each head of each row in another way.
+    """Normal numbers; the first feature of queries and keys shifts the scores, differently in each head of each row.
 
-    A softmax that takes off too much or too little has nothing left, or infinity: all scores are large or very
-    negative, they rise or fall with the key, or change their sign from query to query, or from chunk to chunk.
+    A softmax that subtracts too much or too little underflows or overflows: all scores are large or very
+    negative, they rise or fall with the key, or change sign from query to query, or from chunk to chunk.
     """
     s, arrays = case.sizes, draw_leaves(rng, WRAPPINGS["chunked_attention"].wrap(print, case).inputs)
     if not s.reach:
@@ -238,7 +238,7 @@ def draw_attention(rng: np.random.Generator, case: Case[Heads]) -> dict[str, Any
     large, order = np.sqrt(s.reach * np.sqrt(s.head_dim)), iter(rng.permutation(s.rows * s.num_heads))
     for row, head in np.ndindex(s.rows, s.num_heads):
         of_queries, of_keys = patterns[next(order) % len(patterns)]
-        # A query's gradient adds up keys, and cancels: keys are the smaller ones, and their rounding with them.
+        # A query's gradient adds up keys, and cancels: keys are the smaller ones, and so is their rounding.
         arrays["q"][row, :, head, 0], arrays["k"][row, :, head, 0] = 3 * large * of_queries, large / 3 * of_keys
     return arrays
 
@@ -289,7 +289,7 @@ def _quarter(case: Case[Heads]) -> int:
     return s.rows * s.num_heads * s.seq**2 // 4
 
 
-# No two sizes are equal: JAX would merge what they make.
+# No two sizes are equal: JAX would merge their results.
 _HEADS = Heads(rows=2, num_heads=3, head_dim=10, seq=48, chunk=6)
 _LONG = Heads(rows=2, num_heads=4, head_dim=64, seq=4096, chunk=512, reach=0)
 

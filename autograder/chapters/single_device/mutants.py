@@ -1,4 +1,4 @@
-"""Wrong answers for ``single_device``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``single_device``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solutions.single_device import (
 
 
 def differentiates_the_scanned_loss(loss_fn, params, batch, num_microbatches):
-    """The gradient of a mean over microbatches: activations of all of them wait for the backward pass."""
+    """The gradient of a mean over microbatches: all of their activations are kept for the backward pass."""
     parts = jax.tree.map(lambda leaf: leaf.reshape(num_microbatches, -1, *leaf.shape[1:]), batch)
 
     def mean_loss(params):
@@ -32,7 +32,7 @@ def differentiates_the_scanned_loss(loss_fn, params, batch, num_microbatches):
 
 
 def keeps_the_square(q, k, v, chunk):
-    """Attention as textbooks write it."""
+    """Textbook attention."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 

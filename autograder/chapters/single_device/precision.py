@@ -29,21 +29,21 @@ from autograder.contract.wrapping import wrappings
 
 WRAPPINGS = wrappings("single_device")
 
-# An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on the average. On its way through two layers
-# and back a gradient meets some thirty such roundings in random directions: 2^-9 times the root of 30 is 1 %, and the
+# An operand rounded to bfloat16 is off by 2^-8 at most, and by about 2^-9 on average. On its way through two layers
+# and back a gradient undergoes some thirty such roundings in random directions: 2^-9 times the root of 30 is 1 %; the
 # worst of some thousand elements is off by up to four times as much. A loss is a mean over all tokens: most cancels.
-# Over a whole leaf the root of the mean square of all errors is that 1 %, and up to 1.8 % was measured: a leaf that is
-# off by one factor of more than 3 % is no rounding.
+# Over a whole leaf the root mean square of all errors is that 1 %, and up to 1.8 % was measured: a leaf that is
+# off by a common factor of more than 3 % is not rounding.
 OF_THE_LOSS, OF_A_GRADIENT, OF_A_LEAF = 2**-9, 2**-4, 2**-5
 
 
-# So far from all others are some scores and logits: their exponential is no number of float32, nor of its inverse.
+# Some scores and logits are this far from all others: neither their exponential nor its inverse fits in float32.
 FAR = 130
 
 
 def draw_mixed_precision(rng: np.random.Generator, case: Case[Batch]) -> dict[str, Any]:
     params = draw_leaves(rng, transformer_params(case))
-    # Norms near one; kernels such that what they give is as large as what they get.
+    # Norms near one, and kernels that preserve the size of their input.
     scaled = jax.tree.map(lambda a: 1 + a / 10 if a.ndim == 1 else a * np.float32(a.shape[0] ** -0.5), params)
     scaled |= {name: params[name] for name in ("token", "position")}
     batch = {name: tokens.copy() for name, tokens in draw_batch(rng, case.sizes, case.sizes.rows).items()}
@@ -54,9 +54,9 @@ def draw_mixed_precision(rng: np.random.Generator, case: Case[Batch]) -> dict[st
 def _set_apart(params: Any, batch: dict[str, np.ndarray], sizes: Batch, token: int, target: int) -> None:
     """Give the first token of every other row a score and a logit that need a softmax's maximum.
 
-    Such a token sees itself alone, with a score of ``FAR`` in one head and minus that in the next, and the logit of its
-    target is ``FAR`` above all others: however it is rounded, the softmax is 1 there, and the loss 0. A feature of its
-    own, which no layer writes to, keeps all others as they are.
+    Such a token attends only to itself, with a score of ``FAR`` in one head and minus that in the next, and its target
+    has a logit ``FAR`` above all others: however it is rounded, the softmax is 1 there, and the loss 0. A dedicated
+    feature, which no layer writes to, leaves all other tokens unchanged.
     """
     batch["inputs"][batch["inputs"] == token] = (token + 1) % sizes.vocab
     batch["inputs"][::2, 0], batch["targets"][::2, 0] = token, target
@@ -81,7 +81,7 @@ def _set_apart(params: Any, batch: dict[str, np.ndarray], sizes: Batch, token: i
 
 
 def plain_loss(params: Any, batch: Any, num_heads: int) -> jax.Array:
-    """The Transformer's loss in the dtype of its parameters, written apart from the notebook's."""
+    """The Transformer's loss in the dtype of its parameters, implemented independently of the notebook's."""
 
     def norm(x, scale):
         return scale * x / jnp.sqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
@@ -129,7 +129,7 @@ _KEPT = "What does the backward pass keep in float32 that could be kept in bfloa
 
 
 def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
-    """Of how many elements the model takes an exponential (of each softmax what a query sees, and the loss's), a root
+    """Element counts of exponentials (the scores that each query sees in every softmax, and the loss's), a root
     (each norm's) and a logarithm.
     """
     s = e.case.sizes
@@ -142,7 +142,7 @@ def _functions(e: Evidence) -> dict[tuple[str, ...], int]:
 
 
 def _of_whole_leaves(e: Evidence) -> Fact:
-    """How far each leaf's gradient is off as a whole: the norm of the difference over the norm of what is expected."""
+    """Relative error of each leaf's gradient as a whole: the norm of the difference over the expected norm."""
     off = {}
     for name in (name for name in e.expected if name.startswith("gradients/")):
         measured, expected = (side[name].astype(np.float64) for side in (e.measured, e.expected))
@@ -194,12 +194,12 @@ MIXED_PRECISION = Task(
     naive_memory="computes_in_float32",
 )
 
-# scaled_step: SGD in float16 with a loss scale that is found while training goes on.
+# scaled_step: SGD in float16 with a loss scale that adapts during training.
 
-# float16 rounds by 2^-11 at most, and by about 2^-12 on the average. A gradient meets a dozen roundings on its way; the
+# float16 rounds by 2^-11 at most, and by about 2^-12 on average. A gradient undergoes a dozen roundings on its way; the
 # update is about as large as the parameter, and the steps add up.
 HALF_TOLERANCE = 2**-8
-# How a gradient becomes bad: a target so far off that it is beyond float16 at any scale from 1 on, while its loss is
+# How a gradient becomes bad: a target so large that it overflows float16 at any scale from 1 on, while its loss is
 # well within float32; or one element of one leaf that is infinite, and none NaN; or one NaN, and none infinite.
 KINDS = ("outlier", "infinite", "undefined")
 
@@ -215,9 +215,9 @@ def draw_scaling(rng: np.random.Generator, case: Case[Scaling]) -> dict[str, Any
     batches["inputs"] *= np.float32(rng.uniform(0.8, 1.2))
     batches["inputs"][..., UNUSED] = 0
     if case.sizes.weight_bits < 0:
-        # All on one side: float16 holds the large gradients' elements, and not their sum.
+        # All of one sign: float16 can represent the large gradients' elements, but not their sum.
         batches["targets"] = jax.tree.map(np.abs, batches["targets"])
-    # A half of the gradient stays good: the one that somebody who looks at a part may look at.
+    # Half of the gradient stays good: the half that an implementation which checks only a part may check.
     half = HALVES[case.sizes.half]
     batches["pivots"][:, 0] = np.abs(batches["pivots"][:, 0]) * (1 if case.sizes.half else -1)
     for number, step in enumerate(case.sizes.bad):
@@ -262,12 +262,12 @@ def scaling_oracle(inputs: dict[str, Any], case: Case[Scaling]) -> dict[str, Any
                 scale, good = 2 * scale, 0
         found.append((params, np.asarray(loss), np.float32(scale), np.int32(good)))
     values, losses, scales, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    # Each loss by itself: that of an outlier is larger than any error of the others.
+    # Each loss separately: that of an outlier is larger than any error of the others.
     return {"values": values, "losses": by_step(losses), "scale": scales, "good_steps": counts}
 
 
 def _skipped(e: Evidence) -> Fact:
-    """After a bad step every parameter is what it was before, to the last bit."""
+    """A bad step leaves every parameter bitwise unchanged."""
     bad, moved = e.case.sizes.bad, []
     for name in (name for name in e.expected if name.startswith("values/")):
         for step in bad:
@@ -286,7 +286,7 @@ def _skipped(e: Evidence) -> Fact:
 
 
 def _kept_in_float32(e: Evidence) -> Fact:
-    """Good steps leave parameters whose gradient is zero as they are, to the last bit; those after a bad one aside."""
+    """Good steps leave parameters with zero gradient bitwise unchanged, except after a bad step."""
     good = min(e.case.sizes.bad, default=STEPS)
     names = [name for name in e.expected if name.startswith("values/") and name.endswith("/up")]
     moved = [
@@ -306,7 +306,7 @@ def _kept_in_float32(e: Evidence) -> Fact:
     return facts.at(e, "float32 parameters", Kind.VALUES, message, right, len(names), **how)
 
 
-# Where steps are stacked, the first index says which one.
+# Where steps are stacked, the first index is the step.
 _VALUES = "The first index is the step, from 0. Is it to be skipped? If not: in which dtype is a gradient divided? "
 _LOSSES = "It is the loss before the update, without the scale. Were the parameters right that it was taken at? "
 _SCALE = "The index is the step, from 0. Which steps so far were good, and which of them ended an interval? "
@@ -330,12 +330,12 @@ _ONE_BAD = Scaling(
     features=8, hidden=16, rows=4, weight_bits=20, scale_bits=17, growth_interval=2, bad=(3,), kind=1, half=0
 )
 _LOWEST = _ONE_BAD.but(weight_bits=-11, scale_bits=0, growth_interval=3, bad=(0, 4, 5), half=1)
-# A scale that overflows even when it has been halved five times.
+# A scale that still overflows after five halvings.
 _HIGH = _ONE_BAD.but(scale_bits=60, bad=tuple(range(STEPS)), all_overflow=True)
 
 
 def _unseen_scaling(rng: np.random.Generator) -> Case[Scaling]:
-    """Three bad steps, one of each kind, and three good ones after each other."""
+    """Three bad steps, one of each kind, and three consecutive good ones."""
     bits, bad = int(rng.choice([18, 19, 21])), ((0, 1, 2), (3, 4, 5), (0, 1, 5), (0, 4, 5))[rng.integers(4)]
     sizes = Scaling(
         features=int(rng.choice([6, 10])),

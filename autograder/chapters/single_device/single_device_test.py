@@ -1,4 +1,4 @@
-"""The contract of ``single_device`` measures with right rulers: oracles, tolerances and limits."""
+"""The contract of ``single_device`` measures correctly: oracles, tolerances and limits."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def test_what_is_written_out_as_often_as_it_runs_is_no_loop():
     cases = load("single_device").task("scan_layers").cases
 
     def judged(written):
-        """The verdict on a program with so many products written in either case, which run once for each layer."""
+        """The verdict on a program with this many products written in each case, which run once for each layer."""
         evidence = []
         for case in cases[:2]:
             found = Costs(0, 0, 0, (), {"f32 x f32": case.sizes.num_layers}, written, written={"dot_general": written})

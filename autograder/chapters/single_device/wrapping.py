@@ -1,4 +1,4 @@
-"""What the functions of ``single_device`` are given, and the form of what they give."""
+"""Inputs of the functions of ``single_device``, and the form of their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autograder.contract.output_checks import describe, same_shapes, same_tree
 from autograder.contract.wrapping import Mismatch, Wrapped, Wrapping, on_mesh
 
 MESH = {"data": 1}
-# So many steps of ``scaled_step`` are taken one after the other.
+# Number of consecutive steps of ``scaled_step``.
 STEPS = 6
 HALVES = ("first", "second")
 _SCALAR = jax.ShapeDtypeStruct((), np.float32)
@@ -27,7 +27,7 @@ _ONE_DEVICE = Case("", MESH, Sizes())
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(ModelSizes):
-    """A model and the rows of its batch, and in how many microbatches it is taken."""
+    """A model, the rows of its batch, and the number of microbatches."""
 
     rows: int
     num_microbatches: int = 1
@@ -35,18 +35,18 @@ class Batch(ModelSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Sizes):
-    """What ``scaled_step`` meets.
+    """The configuration of ``scaled_step``.
 
     Attributes:
-        features: Of inputs and targets.
-        hidden: Of each of two small MLPs.
-        rows: Of each step's batch.
-        weight_bits: The loss is multiplied by two to the minus this.
-        scale_bits: The scale begins at two to the power of this.
+        features: Features of inputs and targets.
+        hidden: Hidden units of each of two small MLPs.
+        rows: Rows of each step's batch.
+        weight_bits: The loss is multiplied by two to the power of minus this.
+        scale_bits: The initial scale is two to the power of this.
         growth_interval: Good steps until the scale doubles.
         bad: The steps whose gradient is not finite.
-        all_overflow: Whether they are bad because the scale is far too large, and for no other reason.
-        kind: How the first of them is bad, of ``tasks.KINDS``.
+        all_overflow: Whether they are bad only because the scale is far too large.
+        kind: How the first of them is bad, one of ``tasks.KINDS``.
         half: Which MLP is bad then; an infinite gradient is negative in the first.
         rate: The learning rate, divided by the loss's weight.
     """
@@ -77,16 +77,16 @@ class Heads(Sizes):
 
 
 def _on_one_device(local: Callable[..., dict[str, Any]], inputs: dict[str, Any], *results: str) -> Wrapped:
-    """``local``, which takes ``inputs`` in order and gives ``results``, inside ``shard_map`` over one device."""
+    """``local``, which takes ``inputs`` in order and returns ``results``, inside ``shard_map`` over one device."""
     given = {name: (shapes, P()) for name, shapes in inputs.items()}
     return on_mesh(local, _ONE_DEVICE, given, dict.fromkeys(results, P()), {"params": "state"})
 
 
 def _float32_scalar(name: str, loss: Any) -> Any:
-    """``loss``, if it is one.
+    """Return ``loss`` if it is a float32 scalar.
 
     Raises:
-        Mismatch: It is not.
+        Mismatch: It is not one.
     """
     if getattr(loss, "shape", None) != () or loss.dtype != np.float32:
         raise Mismatch(f"{name} returned {describe(loss)}, expected a scalar, float32[]")
@@ -94,10 +94,10 @@ def _float32_scalar(name: str, loss: Any) -> Any:
 
 
 def _like(name: str, found: Any, expected: Any, case: Case[Any]) -> Any:
-    """``found``, if it is an array like ``expected``.
+    """Return ``found`` if it is an array like ``expected``.
 
     Raises:
-        Mismatch: It is not.
+        Mismatch: It is not one.
     """
     if (getattr(found, "shape", None), getattr(found, "dtype", None)) != (expected.shape, expected.dtype):
         raise Mismatch(f"{name} returned {describe(found)}, expected {describe(expected)} in the case {case.name}")
@@ -120,7 +120,7 @@ def transformer_params(case: Case[Batch]) -> Any:
 
 
 def wrap_mixed_precision(function: Any, case: Case[Batch]) -> Wrapped:
-    """The loss, and the gradient of all parameters when ``upstream`` flows back into it."""
+    """The loss, and the gradient of all parameters for the cotangent ``upstream``."""
     tokens = jax.ShapeDtypeStruct((case.sizes.rows, case.sizes.seq), np.int32)
 
     def local(params, batch, upstream):
@@ -136,7 +136,7 @@ def wrap_mixed_precision(function: Any, case: Case[Batch]) -> Wrapped:
 
 
 def model_loss(case: Case[Batch]) -> Callable[[Any, Any], jax.Array]:
-    """The model's mean loss, each layer computed again in the backward pass: what gradients are accumulated of."""
+    """The model's mean loss, each layer recomputed in the backward pass: the loss for gradient accumulation."""
     model = model_of(case)
 
     def loss(params, batch):
@@ -154,7 +154,7 @@ def wrap_accumulation(function: Any, case: Case[Batch]) -> Wrapped:
         return model_loss(case)(params, {**batch, "targets": batch["targets"][:, 0]})
 
     def local(params, batch):
-        # Where rows are tokens, a leaf has three dims: one that is cut by its first alone stays whole in the others.
+        # Where rows are tokens, a leaf has three dims: one that is split only along its first is whole in the others.
         deep = {**batch, "targets": batch["targets"][:, None]}
         given = (loss_of_deep, params, deep) if case.sizes.seq else (model_loss(case), params, batch)
         result = function(*given, case.sizes.num_microbatches)
@@ -172,7 +172,7 @@ def wrap_accumulation(function: Any, case: Case[Batch]) -> Wrapped:
 
 
 def activations(case: Case[Batch]) -> jax.ShapeDtypeStruct:
-    """What enters and leaves each layer."""
+    """Shape of each layer's input and output."""
     s = case.sizes
     return jax.ShapeDtypeStruct((s.rows, *([s.seq] if s.seq else []), s.width), np.float32)
 
@@ -204,7 +204,7 @@ def halves_params(case: Case[Scaling]) -> Any:
 
 
 def halves_loss(weight_bits: int) -> Callable[[Any, Any], jax.Array]:
-    """Two small MLPs side by side, whose losses are added and multiplied by two to the minus ``weight_bits``.
+    """Two small MLPs in parallel, whose losses are added and multiplied by two to the power of minus ``weight_bits``.
 
     Where an element of ``probe`` equals one of the two pivots, the gradient of that parameter is infinite, or NaN.
     """
@@ -230,12 +230,12 @@ def halves_loss(weight_bits: int) -> Callable[[Any, Any], jax.Array]:
 
 
 def halves_rate(case: Case[Scaling]) -> float:
-    """Such that an update is about as large as the parameters, whatever the loss's weight."""
+    """A learning rate that makes an update about as large as the parameters, whatever the loss's weight."""
     return case.sizes.rate * 2.0**case.sizes.weight_bits
 
 
 def by_step(losses: Any) -> dict[str, Any]:
-    """The losses under names that a message can say."""
+    """The losses by names that a message can use."""
     return {f"step_{step}": losses[step] for step in range(STEPS)}
 
 

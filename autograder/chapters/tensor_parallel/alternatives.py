@@ -1,4 +1,4 @@
-"""Right answers for ``tensor_parallel`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``tensor_parallel``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from solutions.tensor_parallel import column_parallel_dense, row_parallel_dense,
 
 
 def uniform(key, d_in, d_out, axis_name, split):
-    """Numbers of the same spread between two bounds; a key for each device by ``split``."""
+    """Uniform numbers with the same standard deviation; ``split`` makes a key for each device."""
     n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
     shape = {"columns": (d_in, d_out // n), "rows": (d_in // n, d_out), None: (d_in, d_out)}[split]
     own_key = key if split is None else jax.random.split(key, n)[own]
@@ -20,7 +20,7 @@ def uniform(key, d_in, d_out, axis_name, split):
 
 
 def a_key_for_every_column(key, d_in, d_out, axis_name, split):
-    """Each column, or row, of the whole layer has a key by its number there: the same layer on any mesh."""
+    """Each column or row of the whole layer has a key by its global index: the same layer on any mesh."""
     n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
     count, length = (d_in, d_out) if split == "rows" else (d_out, d_in)
     here = count // n if split else count
@@ -32,16 +32,16 @@ def a_key_for_every_column(key, d_in, d_out, axis_name, split):
 
 
 def stacked_and_reshaped(params, x, axis_name):
-    """An all-gather along a new dim, which is then moved beside the rows."""
+    """An all-gather along a new dim, which is then moved next to the rows."""
     parts = lax.all_gather(x, axis_name)
-    beside = jnp.moveaxis(parts, 0, -3)
-    rows = beside.reshape(*x.shape[:-2], -1, x.shape[-1])
+    adjacent = jnp.moveaxis(parts, 0, -3)
+    rows = adjacent.reshape(*x.shape[:-2], -1, x.shape[-1])
     y = jnp.einsum("...i,io->...o", rows, params["kernel"])
     return y if "bias" not in params else y + params["bias"]
 
 
 def gathered_again(params, x, axis_name):
-    """Keeps its own rows for the backward pass, and gathers the others once more."""
+    """Keeps its own rows for the backward pass, and gathers the others again."""
 
     @jax.checkpoint
     def product(x, kernel):
@@ -65,7 +65,7 @@ def with_a_share_of_the_bias(params, x, axis_name):
 
 
 def in_parts_along_a_dim_of_their_own(params, x, axis_name):
-    """Rows in as many parts as there are devices, of which each gets one."""
+    """Splits rows into as many parts as there are devices, one for each, along a separate dim."""
     n = lax.axis_size(axis_name)
     y = jnp.einsum("...i,io->...o", x, params["kernel"])
     parts = y.reshape(*y.shape[:-2], n, y.shape[-2] // n, y.shape[-1])
@@ -74,7 +74,7 @@ def in_parts_along_a_dim_of_their_own(params, x, axis_name):
 
 
 def written_out(params, x, axis_name):
-    """Without the two dense layers, rows in a dim for the devices that they come from, and GELU by its formula."""
+    """Without the two dense layers: rows get a dim for their source devices, and GELU is written as its formula."""
     rows = jnp.moveaxis(lax.all_gather(x, axis_name), 0, -3)
     h = jnp.einsum("...nrw,wh->...nrh", rows, params["up"]["kernel"]) + params["up"]["bias"]
     h = 0.5 * h * (1 + jnp.tanh((2 / jnp.pi) ** 0.5 * (h + 0.044715 * h**3)))
@@ -84,7 +84,7 @@ def written_out(params, x, axis_name):
 
 
 def tp_mlp_gathered_again(params, x, axis_name):
-    """Keeps its own rows, and gathers the others once more in the backward pass, as in sequence parallelism."""
+    """Keeps its own rows, and gathers the others again in the backward pass, as in sequence parallelism."""
 
     @jax.checkpoint
     def up(weights, x):
@@ -94,7 +94,7 @@ def tp_mlp_gathered_again(params, x, axis_name):
 
 
 def with_its_own_derivative(params, x, axis_name):
-    """Forward and backward by hand, from the hidden features before the activation and rows gathered again."""
+    """Forward and backward by hand, from the hidden features before the activation and regathered rows."""
     dim = x.ndim - 2
 
     def gather(a):
@@ -183,7 +183,7 @@ def of_the_mean_loss(params, specs, batch, model, data_axis, tensor_axis, learni
 
 
 def with_optax_and_layers_that_recompute(params, specs, batch, model, data_axis, tensor_axis, learning_rate):
-    """Each layer is computed again in the backward pass; one mean over data for all, then the tensor axis."""
+    """Each layer is recomputed in the backward pass; one mean over data for all, then the tensor axis."""
     loss, gradients = jax.value_and_grad(own_loss)(params, batch, model, tensor_axis, jax.checkpoint)
     gradients = lax.pmean(gradients, data_axis)
     n = lax.axis_size(tensor_axis)

@@ -1,4 +1,4 @@
-"""``init_dense``: there is no one right answer, so the numbers that were drawn are looked at."""
+"""``init_dense``: there is no unique right answer, so the facts examine the drawn numbers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from autograder.contract.verdict import Fact, Kind, Limit, Unit
 from autograder.contract.wrapping import wrappings
 
 # 8,640 normal numbers have a mean within 0.011 standard deviations of 0, and a spread within 0.8 % of the right one, in
-# two of three draws. Two float32 in a row hardly ever come twice.
+# two of three draws. The same two consecutive float32 hardly ever recur.
 OFF, ALIKE = 0.1, 0.1
-# Parts of the kernel that the largest array of all may hold: drawing takes one of random bits, and the whole has six.
+# Size limit of the largest array, in kernel parts: drawing one takes an array of random bits, and the whole has six.
 PARTS_ALIVE = 2
-# Operations for each number of a device's own parts: drawing one takes 130 to 175, and of the whole six times that.
+# Limit on operations per number of a device's own parts: drawing one takes 130 to 175, and the whole six times that.
 FOR_EACH = 400
 # The axis of features last.
 UNSEEN_MESHES = ((2, 3), (2, 4), (3, 2), (1, 5), (4, 2))
 
 
 def draw(rng: np.random.Generator, _: Case[Kernel]) -> dict[str, Any]:
-    """Keys as from an even seed and the next: a place that is added to one, or combined by XOR, gives the other."""
+    """Keys as from an even seed and the next: adding the place to one, or combining them by XOR, gives the other."""
     first = rng.integers(0, 2**31, 2, np.uint32) * 2
     return {"keys": {"first": first, "second": first + np.array([0, 1], np.uint32)}}
 
 
 def oracle(_: dict[str, Any], case: Case[Kernel]) -> dict[str, Any]:
-    """Zeros in the shapes that are expected: ``init_facts`` says what must be true of the numbers."""
+    """Zeros in the expected shapes: ``init_facts`` checks the numbers."""
     devices = int(np.prod(list(case.mesh.values())))
     return {
         "values": {
@@ -66,7 +66,7 @@ _NOT_ALONE = "in every case of this check, a kernel is drawn that is not split"
 
 
 def _largest(e: Evidence) -> Fact:
-    """No array has more elements than ``PARTS_ALIVE`` parts of a kernel, where each device draws parts alone."""
+    """No array has more elements than ``PARTS_ALIVE`` parts of a kernel if each device draws only its parts."""
     largest, elements = e.memory.largest, e.memory.largest_numbers
     most = PARTS_ALIVE * e.case.sizes.d_in * e.case.sizes.d_out // parts_of(e.case)
     message, line = "", ""
@@ -82,7 +82,7 @@ def _largest(e: Evidence) -> Fact:
 def _drawn(e: Evidence) -> Fact:
     """A device computes at most ``FOR_EACH`` operations for each number of its own parts, both keys together.
 
-    Compilers that compute on the fly hold nothing of what is drawn and thrown away, but they compute it.
+    Compilers that fuse the drawing hold nothing that is drawn and discarded, but they compute it.
     """
     own = 2 * sum(init_shapes(e.case, split)["kernel"].size for split in splits_of(e.case).values())
     computed, most, message = e.costs.elementwise, FOR_EACH * own, ""
@@ -111,7 +111,7 @@ def _by_place(e: Evidence, name: str) -> np.ndarray:
 
 
 def _pairs(numbers: np.ndarray) -> np.ndarray:
-    """Every two numbers in a row, as one, without signs: parts that overlap share these, wherever each begins."""
+    """Every two consecutive numbers, as one, without signs: overlapping parts share these, wherever each begins."""
     return np.unique(np.abs(np.stack([numbers[:-1], numbers[1:]], -1)).view(np.uint64))
 
 
@@ -147,7 +147,7 @@ def _mistakes(e: Evidence) -> Iterator[str]:
 
 
 def _scale(e: Evidence) -> Fact:
-    """The standard deviation of a whole kernel, relative to ``d_in ** -0.5``: the one that is farthest off."""
+    """The standard deviation of a whole kernel relative to ``d_in ** -0.5``: the worst one."""
     found = {}
     for name, split in splits_of(e.case).items():
         kernel = _by_place(e, f"{name}_first")[0].astype(np.float64) * np.sqrt(e.case.sizes.d_in)

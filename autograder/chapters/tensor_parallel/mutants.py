@@ -1,4 +1,4 @@
-"""Wrong answers for ``tensor_parallel``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``tensor_parallel``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draws_everything_and_keeps_its_part(key, d_in, d_out, axis_name, split):
 
 
 def draws_everything_and_takes_its_lines(key, d_in, d_out, axis_name, split):
-    """The same, by a gather, which reads what it takes from memory."""
+    """The same, by a gather, which reads the selected elements from memory."""
     n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
     kernel = jax.random.normal(key, (d_in, d_out)) * d_in**-0.5
     if split:
@@ -43,7 +43,7 @@ def draws_everything_and_takes_its_lines(key, d_in, d_out, axis_name, split):
 
 
 def columns_that_overlap(key, d_in, d_out, axis_name, split):
-    """A key for each line of the whole kernel, and one line further on for the next device."""
+    """A key for each row or column of the whole kernel, shifted by one for each next device."""
     n = lax.axis_size(axis_name)
     lines, length = (d_in, d_out) if split == "rows" else (d_out, d_in)
     lines, first = (lines // n, lax.axis_index(axis_name)) if split else (lines, 0)
@@ -54,7 +54,7 @@ def columns_that_overlap(key, d_in, d_out, axis_name, split):
 
 
 def gathers_the_weights(params, x, axis_name):
-    """Rows stay where they are, and all weights come to them, as in FSDP."""
+    """Rows stay in place, and all weights are gathered, as in FSDP."""
     up = lax.all_gather(params["up"]["kernel"], axis_name, axis=1, tiled=True)
     bias = lax.all_gather(params["up"]["bias"], axis_name, tiled=True)
     down = lax.all_gather(params["down"]["kernel"], axis_name, tiled=True)
@@ -62,7 +62,7 @@ def gathers_the_weights(params, x, axis_name):
 
 
 def gathers_the_hidden_features(params, x, axis_name):
-    """Makes the hidden features whole between the layers, and takes its own out of them again."""
+    """Gathers the hidden features between the layers, and slices its own out of them again."""
     h = column_parallel_dense(params["up"], x, axis_name)
     whole = lax.all_gather(jax.nn.gelu(h), axis_name, axis=h.ndim - 1, tiled=True)
     own = lax.dynamic_slice_in_dim(whole, lax.axis_index(axis_name) * h.shape[-1], h.shape[-1], h.ndim - 1)

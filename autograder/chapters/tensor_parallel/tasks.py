@@ -1,4 +1,4 @@
-"""How the functions of ``tensor_parallel`` are judged: layers on one device, what may travel, and whole steps."""
+"""Grading of the functions of ``tensor_parallel``: layers on one device, permitted communication, and whole steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from course.model import full_loss
 WRAPPINGS = wrappings("tensor_parallel")
 FORWARD, FORWARD_ALONE = "collectives forward", "tensor=3, forward"
 ALLOWED = ("all_gather", "reduce_scatter")
-# The features that travel, then how often forward and backward: gathers, more gathers at most, scatters.
+# The communicated features, then the counts forward and backward: gathers, more gathers at most, scatters.
 Travels = tuple[str, tuple[int, int], tuple[int, int], tuple[int, int]]
 SHARE = "Which rows has each device seen, and how often is each counted? "
 BIAS = "Are rows in their order, and is the bias added once to each? "
@@ -44,7 +44,7 @@ HEADS = "Which positions does each one see, by what are scores divided, and whic
 
 
 def draw_layer(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str, Any]:
-    """Parameters of about the size that they are trained with, biases that are not zero, activations of any size."""
+    """Parameters about as large as trained ones, nonzero biases, activations of any size."""
     layer = LAYERS[name](case)
 
     def weights(struct):
@@ -64,7 +64,7 @@ def draw_layer(name: str, rng: np.random.Generator, case: Case[Any]) -> dict[str
 
 
 def layer_oracle(inputs: dict[str, Any], case: Case[Any], on_one_device: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """The layer on one device, for each place's rows; of a replicated leaf, the sum of its holders' gradients."""
+    """The layer on one device, for each place's rows; for a replicated leaf, the sum of its holders' gradients."""
     run = _each_place(on_one_device, groups_of(case))
     values, gradients = jax.tree.map(np.asarray, run(inputs["params"], inputs["x"], inputs.get("upstream")))
     return {"values": values} | ({} if gradients is None else {"gradients": gradients})
@@ -93,7 +93,7 @@ def _each_place(on_one_device: Callable[[Any, Any], Any], places: int) -> Any:
 
 
 def summed(e: Evidence) -> Evidence:
-    """With the shares of each replicated leaf's gradient added up: no device need hold all of it."""
+    """Add up the shares of each replicated leaf's gradient: no device needs to hold all of it."""
     added = {
         name: a.reshape(groups_of(e.case), -1, *a.shape[1:]).sum(1, dtype=a.dtype)
         for name, a in e.measured.items()
@@ -103,7 +103,7 @@ def summed(e: Evidence) -> Evidence:
 
 
 def ring_bytes(case: Case[Any], features: int) -> float:
-    """(n-1)/n of the bytes of one place's rows with so many features: one all-gather of them, or reduce-scatter."""
+    """(n-1)/n of the bytes of one place's rows with these features: one all-gather of them, or reduce-scatter."""
     s, n = case.sizes, parts_of(case)
     return 4 * (n - 1) / n * max(s.batch, 1) * math.prod(s.more) * s.rows * features
 
@@ -111,9 +111,9 @@ def ring_bytes(case: Case[Any], features: int) -> float:
 def sent(
     name: str, cases: list[Evidence], kind: str, features: str, least: tuple[int, int], more: tuple[int, int] = (0, 0)
 ) -> Fact:
-    """How many collectives of one kind run forward and backward: ``least``, and at most ``more`` in addition.
+    """Number of collectives of one kind, forward and backward: ``least``, and at most ``more`` in addition.
 
-    ``features`` names the size of the array that travels: it is the smaller one.
+    ``features`` names the size of the array that is sent: the smaller one.
     """
 
     def times(e: Evidence, pair: tuple[int, int]) -> float:
@@ -126,7 +126,7 @@ def sent(
 
 
 def layer_facts(judged: Judged, travels: Travels, forward: str = BIAS) -> list[Fact]:
-    """Values, about which ``forward`` is the question, gradients, and what travels."""
+    """Values, with the question ``forward``, gradients, and communication."""
     unknown = facts.unmeasured("gradients", Kind.GRADIENTS, "no case of this check is differentiated", 2)
     backward = [summed(e) for e in judged.cases if e.case.sizes.backward]
     features, gathers, more, scatters = travels
@@ -141,7 +141,7 @@ def layer_facts(judged: Judged, travels: Travels, forward: str = BIAS) -> list[F
     ]
 
 
-# column_parallel_dense and row_parallel_dense: rows are gathered on the way in, or summed on the way out.
+# column_parallel_dense and row_parallel_dense: rows are gathered at the input, or summed at the output.
 
 
 def dense(params: Any, x: Any) -> Any:
@@ -150,7 +150,7 @@ def dense(params: Any, x: Any) -> Any:
 
 
 def _dense(name: str, narrow: str, wide: str, judge: Callable[[Judged], list[Fact]]) -> Task:
-    # Rows with the features that travel, twice over, are fewer numbers than the kernel, and than rows with the others.
+    # Rows with the features that are sent, twice, are fewer numbers than the kernel, and than rows with the others.
     features: dict[str, Any] = {narrow: 10, wide: 168}
     sizes = Dense(rows=24, **features)
 
@@ -188,10 +188,10 @@ def row_facts(judged: Judged) -> list[Fact]:
 COLUMN_PARALLEL_DENSE = _dense("column_parallel_dense", "d_in", "d_out", column_facts)
 ROW_PARALLEL_DENSE = _dense("row_parallel_dense", "d_out", "d_in", row_facts)
 
-# tp_mlp and tp_attention: two dense layers, and nothing sent between them.
+# tp_mlp and tp_attention: two dense layers, with no communication between them.
 
-# Right answers that gather or multiply once more in the backward pass take up to 1.12 times as long; a step that sends
-# twice as much by all-reduces 1.33, and the naive ones, which send what is larger, 1.85 and 1.88.
+# Right answers that gather or multiply again in the backward pass take up to 1.12 times as long; a step that sends
+# twice as much by all-reduces 1.33, and the naive baselines, which send the larger arrays, 1.85 and 1.88.
 SLOWER = 1.25
 
 
@@ -200,7 +200,7 @@ def mlp_on_one_device(params: Any, x: Any) -> Any:
 
 
 def attention_on_one_device(params: Any, x: Any) -> Any:
-    """Causal, one softmax a head; ``[batch, seq, width]`` to the same."""
+    """Causal attention, one softmax per head; ``[batch, seq, width]`` to the same shape."""
     q, k, v = jnp.einsum("bsw,wthd->tbshd", x, params["qkv"]["kernel"])
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.float32(np.sqrt(q.shape[-1]))
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
@@ -213,14 +213,14 @@ def _collectives_forward(e: Evidence) -> Fact:
     n = int(parts_of(e.case) > 1)
     runs = {kind: sum(c.count for c in e.costs.collectives if c.kind == kind) for kind in ALLOWED}
     every = sum(c.count for c in e.costs.collectives)
-    said = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
-    said += f", {counted(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
+    counts = ", ".join(f"{count} {facts.plain(kind)}" for kind, count in runs.items())
+    counts += f", {counted(every - sum(runs.values()), 'other')}" if every > sum(runs.values()) else ""
     message, line = "", e.line
     if every != 2 * n or any(count != n for count in runs.values()):
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
-        message = f"on mesh {e.case.mesh_text} the forward pass has {said}; expected {n} of each. {between}"
+        message = f"on mesh {e.case.mesh_text} the forward pass has {counts}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
-    return facts.at(e, FORWARD, Kind.COMMUNICATION, message, said, f"{n} of each", line=line)
+    return facts.at(e, FORWARD, Kind.COMMUNICATION, message, counts, f"{n} of each", line=line)
 
 
 def block_facts(judged: Judged, values: str) -> list[Fact]:
@@ -284,7 +284,7 @@ TP_ATTENTION = Task(
     cases=(
         Case("data=2 x tensor=4", {"data": 2, "tensor": 4}, _HEADS, quick=True),
         Case("tensor=8", {"tensor": 8}, _HEADS, quick=True),
-        # Scores as far below those that are hidden as a mask may be that is finite; gradients would be inexact.
+        # Scores as far below the hidden ones as a finite mask may be; gradients would be inexact.
         Case(FORWARD_ALONE, {"tensor": 3}, _HEADS.but(num_heads=6, spread=100.0, backward=False), quick=True),
         Case("replica=2 x model=2, 6 heads", {"replica": 2, "model": 2}, _HEADS.but(num_heads=6)),
         Case("data=2 x tensor=1", {"data": 2, "tensor": 1}, _HEADS),
@@ -296,8 +296,8 @@ TP_ATTENTION = Task(
 )
 
 # tp_train_step: the course's MLP on ``data`` x ``tensor``, with sharded and replicated leaves alongside each other. The
-# learning rate is drawn with the rest and is large, so that an update is of the size of the parameters: what a step
-# subtracts, divided by it, is the raw gradient, and no scale can hide.
+# learning rate is drawn and large, so that an update is about as large as the parameters: the subtracted value,
+# divided by it, is the raw gradient, and a wrong scale cannot hide.
 
 
 def draw_step(rng: np.random.Generator, case: Case[Training]) -> dict[str, Any]:
@@ -339,13 +339,13 @@ def _resident(e: Evidence) -> tuple[int, int]:
 
 
 def _apart(e: Evidence) -> float:
-    """All-reduces of a step: copies and the loss over both axes, one after the other; parts over the data axis."""
+    """All-reduces of a step: copies and the loss over both axes in turn; parts over the data axis."""
     (copies, parts), places, n = _resident(e), groups_of(e.case), parts_of(e.case)
     return e.case.sizes.steps * (_ring(places, copies + parts + 4) + _ring(n, copies + 4))
 
 
 def _together(e: Evidence) -> float:
-    """The same, copies over both axes at once, and the loss not counted."""
+    """The same with copies over both axes at once, and the loss not counted."""
     (copies, parts), places, n = _resident(e), groups_of(e.case), parts_of(e.case)
     return e.case.sizes.steps * (_ring(places * n, copies) + _ring(places, parts))
 

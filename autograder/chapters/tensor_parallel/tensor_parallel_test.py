@@ -1,4 +1,4 @@
-"""The contract of ``tensor_parallel``: the model's loss, and who drew what in ``init_dense``."""
+"""The contract of ``tensor_parallel``: the model's loss, and the layouts of the numbers drawn in ``init_dense``."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_first_cases_have_two_sizes_that_differ():
 
 
 def drawn(kernel_of):
-    """Evidence of an ``init_dense`` that gave these kernels: ``(split, which key, device) -> numbers``."""
+    """Evidence of an ``init_dense`` that drew these kernels: ``(split, which key, device) -> numbers``."""
     task = TASKS["init_dense"]
     case = task.cases[0]
     expected = task.oracle({}, case)["values"]
@@ -47,7 +47,7 @@ def numbers(*seed):
 
 
 def test_numbers_that_were_drawn_are_judged_by_who_should_hold_what():
-    """Devices 0 to 3 stand at place 0 of the data axis, and devices 4 to 7 hold copies of theirs."""
+    """Devices 0 to 3 are at place 0 of the data axis, and devices 4 to 7 hold copies of their parts."""
     keys = {"first": 0, "second": 1}
 
     def right(split, which, device):

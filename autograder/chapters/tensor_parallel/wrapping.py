@@ -1,7 +1,7 @@
-"""What the functions of ``tensor_parallel`` are given, and the form of what they give.
+"""Inputs of the functions of ``tensor_parallel``, and the form of their results.
 
-Rows are split over the axis between layers, features inside of them. Devices along every other axis have rows of their
-own and equal parameters. Replicated leaves enter varying, so a device's gradient of one is its share of it.
+Rows are split over the axis between layers, features inside them. Devices along every other axis have different rows
+and equal parameters. Replicated leaves enter varying, so a device's gradient of one is its share of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Kernel(Sizes):
 class Activations(Sizes):
     """``[batch, *more, rows, features]`` for each group of devices, without the first dims where ``batch`` is 0.
 
-    ``backward`` asks for gradients too.
+    ``backward`` requests gradients too.
     """
 
     rows: int
@@ -75,7 +75,7 @@ class Mlp(Activations):
 
 @dataclass(frozen=True, kw_only=True)
 class Heads(Activations):
-    """Attention; ``spread`` is about the standard deviation of the scores, where it is not 0."""
+    """Attention; ``spread`` is about the standard deviation of the scores, unless it is 0."""
 
     width: int
     num_heads: int
@@ -85,7 +85,7 @@ class Heads(Activations):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(ModelSizes):
-    """A model in training: ``rows`` for each device and step, and what the drawn learning rate is multiplied by."""
+    """A model in training: ``rows`` for each device and step, and the factor of the drawn learning rate."""
 
     rows: int
     steps: int = 1
@@ -93,14 +93,14 @@ class Training(ModelSizes):
 
 
 def held_spec(spec: P, case: Case[Any]) -> P:
-    """Of a leaf that each of its holders returns, stacked along a new first dim."""
+    """Spec of a leaf that each of its holders returns, stacked along a new first dim."""
     axis, others = tensor_of(case), others_of(case)
     return P(others or None, *spec) if axis in spec else P((*others, axis))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's parameters with their specs, what goes in, and what comes out: shape and spec of each."""
+    """A layer's parameters with their specs, its input, and its output: shape and spec of each."""
 
     params: Any
     specs: Any
@@ -121,7 +121,7 @@ def _split_rows(case: Case[Any], features: int) -> tuple[tuple[int, ...], P]:
 
 
 def _split_features(case: Case[Any], features: int) -> tuple[tuple[int, ...], P]:
-    """Activations inside of layers, ``[..., rows, features@tensor]``."""
+    """Activations inside layers, ``[..., rows, features@tensor]``."""
     shape, _ = _split_rows(case, features)
     return shape, P(others_of(case) or None, *[None] * (len(shape) - 2), tensor_of(case))
 
@@ -166,7 +166,7 @@ LAYERS = {"column_parallel_dense": column, "row_parallel_dense": row, "tp_mlp": 
 
 
 def wrap_layer(name: str, function: Any, case: Case[Any]) -> Wrapped:
-    """What the layer gives and, with ``backward``, the gradients of its input and parameters, by each holder."""
+    """The layer's output and, with ``backward``, the gradients of its input and parameters, by each holder."""
     layer = LAYERS[name](case)
     (x, x_spec), (y, y_spec) = layer.x, layer.y
     here = [
@@ -200,12 +200,12 @@ def wrap_layer(name: str, function: Any, case: Case[Any]) -> Wrapped:
 
 
 def splits_of(case: Case[Kernel]) -> dict[str, str | None]:
-    """What is split in each kernel that the case draws, by name."""
+    """The split dim of each kernel that the case draws, by name."""
     return {name: split for name, split in SPLITS.items() if split or case.sizes.whole}
 
 
 def init_shapes(case: Case[Kernel], split: str | None) -> dict[str, Any]:
-    """Of what ``init_dense`` draws on one device."""
+    """Shapes of the parameters that ``init_dense`` draws on one device."""
     s, n = case.sizes, parts_of(case)
     if split == "columns":
         return {"kernel": leaf(s.d_in, s.d_out // n), "bias": leaf(s.d_out // n)}
@@ -213,15 +213,15 @@ def init_shapes(case: Case[Kernel], split: str | None) -> dict[str, Any]:
 
 
 def wrap_init(function: Any, case: Case[Kernel]) -> Wrapped:
-    """Each way to split, with two keys; every device returns what it drew."""
+    """Every split, with two keys; every device returns the parameters that it drew."""
     name, spec = "init_dense", P(tuple(case.mesh))
 
     def drawn(data, split):
         key = jax.random.wrap_key_data(data)
         found = function(key, case.sizes.d_in, case.sizes.d_out, tensor_of(case), split)
         if not isinstance(found, dict) or set(found) != {"kernel", "bias"}:
-            said = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else describe(found)
-            raise Mismatch(f"{name} returned {said}, expected a dict of a kernel and a bias")
+            description = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else describe(found)
+            raise Mismatch(f"{name} returned {description}, expected a dict of a kernel and a bias")
         same_shapes(f"{name} split by {split}", found, init_shapes(case, split), case)
         return jax.tree.map(lambda a: a[None], varying(found, case.mesh))
 
@@ -244,12 +244,12 @@ def specs_of(case: Case[Training]) -> Any:
 
 
 def rows_of(case: Case[Training]) -> int:
-    """Of all devices together, in a step."""
+    """Number of rows of all devices together, in a step."""
     return case.sizes.rows * groups_of(case) * parts_of(case)
 
 
 def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
-    """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
+    """The step over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, (data_axis,), model, specs = tensor_of(case), others_of(case), model_of(case), specs_of(case)
     rows, name = (data_axis, axis), "tp_train_step"
     held = jax.tree.map(lambda spec: held_spec(spec, case), specs)

@@ -25,7 +25,7 @@ READ = {
     "largest temporary": ("tp_transformer", "A vocabulary in parts"),
 }
 
-# Which facts hold each sentence of a specification; none where it explains.
+# Facts that enforce each sentence of a specification; none where it explains.
 NUMBERS, GATHERED, SCATTERED, SUMMED, OTHER = (
     ("values", "gradients", "gradient norm"),
     ("all-gather bytes",),

@@ -1,4 +1,4 @@
-"""Right answers for ``tp_transformer`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``tp_transformer``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_attention_by_einsum(params, x, key, rate, gather_matmul, matmul_scatter
 
 
 def with_masks_by_hand_and_attention_recomputed(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    """Masks as factors; the attention weights are not kept for the backward pass."""
+    """Masks as factors; the attention weights are recomputed in the backward pass."""
     first, second = jax.random.split(fold_key_over_axes(key, (axis_name,)))
 
     def kept(key):
@@ -71,7 +71,7 @@ def with_masks_by_hand_and_attention_recomputed(params, x, key, rate, gather_mat
 
 
 def with_the_mlp_first(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    """Kernels stacked the other way round, and slices where the reference splits."""
+    """Kernels stacked in the opposite order, and slices where the reference splits."""
     qkv = params["attention"]["qkv"]["kernel"]
     width, _, heads, size = qkv.shape
     up, down = params["up"], params["down"]
@@ -91,7 +91,7 @@ def with_the_mlp_first(params, x, key, rate, gather_matmul, matmul_scatter, axis
 
 
 def with_attention_recomputed(params, x, key, rate, gather_matmul, matmul_scatter, axis_name):
-    """Neither attention weights nor the hidden features are kept for the backward pass."""
+    """Both attention weights and hidden features are recomputed in the backward pass."""
     attention = params["attention"]
     width, _, heads, size = attention["qkv"]["kernel"].shape
     own = 3 * heads * size
@@ -110,7 +110,7 @@ def with_attention_recomputed(params, x, key, rate, gather_matmul, matmul_scatte
 
 
 def by_one_hot_products(params, tokens, axis_name):
-    """A matmul with rows of one 1, or of none for another device's tokens."""
+    """A matmul with one-hot rows, or zero rows for another device's tokens."""
     own = params["token"].shape[0]
     local = tokens - own * lax.axis_index(axis_name)
     rows = jax.nn.one_hot(local, own, dtype=params["token"].dtype) @ params["token"]
@@ -120,7 +120,7 @@ def by_one_hot_products(params, tokens, axis_name):
 
 
 def with_positions_first(params, tokens, axis_name):
-    """Each device adds the positions of its own rows before the sum, and zero for all others."""
+    """Each device adds the positions of its own rows before the sum, and zeros for all others."""
     table, index = params["token"], lax.axis_index(axis_name)
     local = tokens - index * table.shape[0]
     mine = ((local >= 0) & (local < table.shape[0])).astype(table.dtype)
@@ -132,7 +132,7 @@ def with_positions_first(params, tokens, axis_name):
 
 
 def with_parts_of_the_softmax(params, x, targets, gather_matmul, axis_name):
-    """Each device's own ``logsumexp``, put together by one of all devices'; the targets by a one-hot sum."""
+    """Each device's own ``logsumexp``, combined by one over all devices; a one-hot sum selects the targets."""
     out = params["out"]
     logits = gather_matmul(rms_norm(params["norm"], x), out["kernel"], axis_name) + out["bias"]
     part = jax.nn.logsumexp(logits, axis=-1)
@@ -145,7 +145,7 @@ def with_parts_of_the_softmax(params, x, targets, gather_matmul, axis_name):
 
 
 def every_device_for_its_own_rows(params, x, targets, gather_matmul, axis_name):
-    """Sums are scattered: a device finishes the loss of its part of each sequence, and the means are added up."""
+    """Sums are scattered: a device computes the loss of its part of each sequence, and the means are added up."""
     index, size, rows = lax.axis_index(axis_name), lax.axis_size(axis_name), x.shape[1]
     logits = gather_matmul(rms_norm(params["norm"], x), params["out"]["kernel"], axis_name) + params["out"]["bias"]
     highest = lax.pmax(lax.stop_gradient(logits.max(-1)), axis_name)
@@ -158,7 +158,7 @@ def every_device_for_its_own_rows(params, x, targets, gather_matmul, axis_name):
 
 
 def over_all_devices_at_once(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
-    """Whole leaves over both axes in one sum; layers by a Python loop."""
+    """Whole leaves over both axes in one sum; layers in a Python loop."""
     block = parallel_transformer_block if parallel else tp_transformer_block
     key = jax.random.fold_in(key, lax.axis_index(data_axis))
     rings = ring_gather_matmul, matmul_ring_scatter
@@ -180,7 +180,7 @@ def over_all_devices_at_once(params, specs, batch, key, rate, parallel, data_axi
 
 
 def with_layers_that_recompute(params, specs, batch, key, rate, parallel, data_axis, tensor_axis, learning_rate):
-    """Every layer again in the backward pass; optax for the update."""
+    """Every layer is recomputed in the backward pass; optax for the update."""
     block = parallel_transformer_block if parallel else tp_transformer_block
     place = jax.random.fold_in(key, lax.axis_index(data_axis))
 

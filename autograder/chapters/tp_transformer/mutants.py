@@ -1,4 +1,4 @@
-"""Wrong answers for ``tp_transformer``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``tp_transformer``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sums_and_keeps_its_rows(params, x, key, rate, gather_matmul, matmul_scatter,
 
 
 def one_after_the_other(params, x, key, rate, gather_matmul, matmul_scatter, axis_name) -> Any:
-    """The right numbers in the order of the other block: the MLP begins when all that attention adds is there."""
+    """The right numbers in the other block's order: the MLP waits for attention's complete result."""
     qkv, out = params["attention"]["qkv"]["kernel"], params["attention"]["out"]["kernel"]
     width, _, num_heads, _ = qkv.shape
     y = rms_norm(params["norm"], x)
@@ -48,7 +48,7 @@ def gathers_logits(params, x, targets, gather_matmul, axis_name):
     return lax.pmean(cross_entropy(every, targets), axis_name)
 
 
-# More gathers and scatters: where sums do their work, these are what is more.
+# More gathers and scatters: where sums replace them, these are the excess.
 TWICE_AS_OFTEN = ("all-gather bytes", "all-reduce bytes", "reduce-scatter bytes")
 TWO_AND_SUMS = ("tensor=4", "data=2 x tensor=2, by sums")
 NUMBERS, GRADIENTS = ("gradient norm", "gradients", "values"), ("gradient norm", "gradients")

@@ -1,7 +1,7 @@
 """``tp_transformer_step``: SGD of a whole Transformer over ``data`` x ``tensor``, with rings for its activations.
 
-The learning rate is drawn with the rest and is large, so that an update is of the size of the parameters: what a
-step subtracts, divided by it, is the raw gradient, and no scale can hide.
+The learning rate is drawn and large, so that an update is about as large as the parameters: the subtracted value,
+divided by it, is the raw gradient, and a wrong scale cannot hide.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from autograder.contract.draws import draw_batches, draw_keys, draw_leaves, draw
 from autograder.contract.task import Case, Evidence, Judged, Task
 from autograder.contract.verdict import Fact
 
-# Of a step whose activations are gathered and scattered in one piece.
+# Relative to a step whose activations are gathered and scattered in one piece.
 EXPOSED = 0.4
 MOVES = ("collective_permute", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast")
 
@@ -75,7 +75,7 @@ def oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 
 def _resident(case: Case[Sizes]) -> tuple[int, int]:
-    """Bytes of the leaves that are split, on one device, and of those that are whole."""
+    """Bytes of split leaves on one device, and of whole ones."""
     sizes = {True: 0, False: 0}
     shapes = params_of(case)
     for leaf, split in zip(jax.tree.leaves(shapes), jax.tree.leaves(is_split(shapes)), strict=True):
@@ -101,16 +101,16 @@ def _together(e: Evidence) -> float:
 
 
 def half_of_logits(case: Case[Sizes]) -> int:
-    """Elements; a device's part is a quarter of that on eight devices, and stacks of activations lie between."""
+    """Half the elements of the logits: more than a device's part on eight devices, a quarter of it, or activations."""
     return case.sizes.rows * case.sizes.seq * case.sizes.vocab // 2
 
 
 # --8<-- [start:activations]
 def most_moved(case: Case[Sizes]) -> float:
-    """Bytes of activations that a device sends in a step: so many gathers and scatters, forward and backward.
+    """Bytes of activations that a device sends in a step: gathers and scatters, forward and backward.
 
-    The embedding scatters, the loss gathers, and a layer does both, once if attention and MLP are side by side and
-    twice if not. A half more is allowed for those who gather once more in the backward pass what they did not keep.
+    The embedding scatters, the loss gathers, and a layer does both: once if attention and MLP are in parallel, and
+    twice if not. Half as much again is allowed for regathering in the backward pass.
     """
     moves = 2 + case.sizes.num_layers * (2 if case.sizes.parallel else 4)
     return 1.5 * 2 * case.sizes.steps * moves * ring_bytes(case, activation_bytes(case))
@@ -120,7 +120,7 @@ def most_moved(case: Case[Sizes]) -> float:
 
 
 def _embedded(e: Evidence) -> float:
-    """Bytes that the embedding scatters and its gradient gathers; all else has rings."""
+    """Bytes that the embedding scatters and its gradient gathers; everything else uses rings."""
     return 2 * e.case.sizes.steps * ring_bytes(e.case, activation_bytes(e.case))
 
 
@@ -140,8 +140,8 @@ def step_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-# Three layers, so that what embedding and loss expose in any case is the smaller part; and so many rows that half of
-# all logits have more elements than all gradients of a device, which may be one array.
+# Three layers, so that the communication that embedding and loss expose is the smaller part; and so many rows that half
+# of all logits have more elements than all gradients of a device, which may be one array.
 _RING = SIZES.but(width=32, hidden=128, num_heads=16, num_layers=3, dropout=0.0)
 _WIDE = {"width": 4096, "hidden": 16384, "vocab": 32000, "seq": 512, "max_seq": 512, "rows": 16, "rate_scale": 0.01}
 

@@ -1,4 +1,4 @@
-"""How the functions of ``tp_transformer`` are judged: blocks, embedding and loss, whose features are split."""
+"""Grading of the functions of ``tp_transformer``: blocks, embedding and loss, with split features."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OF_THREE = SIZES.but(width=24, hidden=42, num_heads=6, vocab=57, seq=21, rows=1)
 def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> Case[Sizes]:
     """A case that learners have not seen, by names and sizes, the axis of features last.
 
-    What an oracle is compiled for has few values, since that takes longer than all the rest.
+    Sizes that an oracle is compiled for take few values, since compilation takes longer than all the rest.
     """
     mesh = unseen_mesh(rng, *meshes)
     n = list(mesh.values())[-1]
@@ -48,7 +48,7 @@ def unseen(rng: np.random.Generator, *meshes: tuple[int, ...], **more: Any) -> C
 
 
 def heads_together(layers: Any) -> Any:
-    """One layer's parameters, or those of stacked layers, as the course's model has them."""
+    """Parameters of one layer, or of stacked layers, in the layout of the course's model."""
     qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
     *stacked, _, _, width = out.shape
     kernels = {"qkv": qkv.reshape(*stacked, width, -1), "out": out.reshape(*stacked, -1, width)}
@@ -56,12 +56,12 @@ def heads_together(layers: Any) -> Any:
 
 
 def keys_of_parts(key: jax.Array, parts: int) -> jax.Array:
-    """The keys with which the holders of the parts of a sequence drop: ``[parts]``."""
+    """Dropout keys of the holders of the parts of a sequence: ``[parts]``."""
     return jax.vmap(partial(jax.random.fold_in, key))(np.arange(parts, dtype=np.int32))
 
 
 def of_model(case: Case[Sizes]) -> tuple[ModelSizes, int]:
-    """What an oracle is compiled for: the sizes of its model, and the parts that it drops in."""
+    """Sizes that an oracle is compiled for: those of its model, and the parts for dropout."""
     return case.sizes.model, parts_of(case) if case.sizes.dropout else 1
 
 
@@ -78,17 +78,17 @@ def loss_and_gradient(sizes: ModelSizes, parts: int) -> Callable[..., Any]:
 
 
 def activation_bytes(case: Case[Sizes]) -> int:
-    """Of a group's activations between blocks, all parts of the sequences together."""
+    """Bytes of a group's activations between blocks, all parts of the sequences together."""
     return 4 * case.sizes.rows * case.sizes.seq * case.sizes.width
 
 
 def ring_bytes(case: Case[Sizes], size: float) -> float:
-    """What a device sends to gather or to scatter an array of ``size`` bytes."""
+    """Bytes that a device sends to gather or to scatter an array of ``size`` bytes."""
     return (parts_of(case) - 1) / parts_of(case) * size
 
 
 def added_up(e: Evidence, names: set[str]) -> Evidence:
-    """With the devices' shares of a gradient added up, for these leaves of ``gradients``."""
+    """Add up the devices' shares of a gradient, for these leaves of ``gradients``."""
     found = {name: a.sum(1, dtype=a.dtype) if name in names else a for name, a in e.measured.items()}
     return replace(e, measured=found)
 
@@ -101,7 +101,7 @@ def shared_leaves(params: Any, prefix: str) -> set[str]:
 
 # The two blocks: one layer, its features and sequences split.
 
-# Of a block that gathers and scatters twice, on eight H100.
+# Relative to a block that gathers and scatters twice, on eight H100s.
 FASTER = 0.85
 
 
@@ -113,7 +113,7 @@ def draw_block(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
 
 
 def block_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
-    """The course's layer on one device for each group, and what it keeps of the gradient of its weights."""
+    """The course's layer on one device for each group, and the part of its weights' gradient that each device keeps."""
     run, groups = _one_group(*of_model(case)), groups_of(case)
     x, upstream = (np.split(inputs[name], groups) for name in ("x", "upstream"))
     each = [run(inputs["params"], *group) for group in zip(x, inputs["key"], upstream, strict=True)]
@@ -135,18 +135,18 @@ def _one_group(sizes: ModelSizes, parts: int) -> Any:
 
 
 def whole_gradients(cases: list[Evidence], shapes: Callable[[Case[Sizes]], Any], prefix: str) -> list[Evidence]:
-    """With the shares of leaves that every device holds added up."""
+    """Add up the shares of leaves that every device holds whole."""
     return [added_up(e, shared_leaves(shapes(e.case), prefix)) for e in cases]
 
 
 def block_facts(judged: Judged, times: int) -> list[Fact]:
-    """``times`` is how often a pass gathers, and how often it scatters."""
+    """Facts of a block; ``times`` is the number of gathers, and of scatters, in a pass."""
     values = "Which rows does this device hold, which heads, and which keys does it drop with?"
     gradients = "A leaf that all devices hold has a share of its gradient on each; is every part counted once?"
     whole = whole_gradients(judged.cases, layer_of, "gradients/params")
 
     def sent(e: Evidence, by_sum: bool) -> float:
-        """Of whole activations, forward and backward; or twice the bytes by sums, which do both."""
+        """Whole activations, forward and backward; or twice the bytes by all-reduces, which do both."""
         moves = 2 * times * (2 if by_sum else 1)
         return moves * ring_bytes(e.case, activation_bytes(e.case)) if e.case.sizes.by_sum == by_sum else 0.0
 
@@ -167,7 +167,7 @@ def parallel_facts(judged: Judged) -> list[Fact]:
 
 def _cases(parallel: bool) -> tuple[Case[Sizes], ...]:
     sizes = SIZES.but(num_layers=1, parallel=parallel)
-    # The proportions of the realistic size: what is split off a product keeps its share.
+    # The proportions of the realistic size: the fraction left after splitting a product is unchanged.
     heads = sizes.but(width=32, hidden=128, num_heads=16, dropout=0.0)
     return (
         Case("tensor=4", {"tensor": 4}, sizes, quick=True),
@@ -182,7 +182,7 @@ def _unseen_block(rng: np.random.Generator, parallel: bool) -> Case[Sizes]:
     return unseen(rng, (2, 4), (2,), (3,), (2, 3), (4, 2), parallel=parallel)
 
 
-# Sequences are short, so that what attention does beside its products hides no transfer.
+# Sequences are short, so that attention's other work hides no transfer.
 _LARGE = _cases(True)[1].sizes.but(width=1024, hidden=4096, seq=256, max_seq=256, rows=32)
 
 TP_TRANSFORMER_BLOCK = Task(
@@ -276,15 +276,15 @@ VOCAB_PARALLEL_EMBED = Task(
     facts=embed_facts,
 )
 
-# vocab_parallel_loss: cross-entropy of logits that no device has all of.
+# vocab_parallel_loss: cross-entropy of logits that are split over devices.
 
 
 def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
-    """Logits whose exponential is no number of float32, or zero, unless what is taken off is each token's own maximum.
+    """Logits whose exponential overflows float32, or is zero, unless each token's own maximum is subtracted.
 
-    All are moved by ``offset``. Two parts of the vocabulary are moved by ``reach``, one up and one down for a third of
-    all tokens, the other way for another third, and not at all for the rest: the largest logit is another device's for
-    another token, no device has all of them, and it is not as large for one token as for the next.
+    All are shifted by ``offset``. Two parts of the vocabulary are shifted by ``reach``, one up and one down for a third
+    of all tokens, the opposite for another third, and not at all for the rest: the largest logit of different tokens is
+    on different devices, no device has all of them, and its size differs from token to token.
     """
     s, shapes = case.sizes, WRAPPINGS["vocab_parallel_loss"].wrap(print, case).inputs
     params, x = draw_leaves(rng, shapes["params"], 0.3), draw_leaves(rng, shapes["x"])
@@ -294,13 +294,13 @@ def draw_loss(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
         parts = max(2, parts_of(case))
         chosen, up = rng.choice(parts, 2, replace=False), rng.permutation(np.resize([1, 0, -1], targets.size))
         up = up.reshape(targets.shape)
-        # A large scale and a small kernel: the gradient of the scale is a sum of such kernels that cancels.
+        # A large scale and a small kernel: the gradient of the scale is a cancelling sum of such kernels.
         x[..., 0], params["norm"]["scale"][0] = np.sqrt(s.width) * up, 8
         reached = np.abs(x[..., 0])[up != 0] / np.sqrt(np.mean(x**2, -1))[up != 0]
         of_parts = params["out"]["kernel"][0].reshape(parts, -1)  # a view
         of_parts[:] = 0
         of_parts[chosen] = np.array([[1], [-1]]) * s.reach / (8 * reached.min())
-        # A target is where its token's logits are raised, or the loss would be nothing but ``reach``.
+        # A target is where its token's logits are raised, or ``reach`` would dominate the loss.
         own = s.vocab // parts
         targets = np.where(up == 0, targets, targets % own + own * np.where(up == 1, *chosen)).astype(np.int32)
     return {"params": params, "x": x, "targets": targets, "upstream": np.float32(rng.uniform(-4, -2))}
@@ -325,12 +325,12 @@ def _lose_each_group(sizes: ModelSizes) -> Any:
 
 # --8<-- [start:logits]
 def part_of_logits(case: Case[Sizes]) -> int:
-    """Elements of the logits that a device has: all tokens of its group, and its part of the vocabulary."""
+    """Number of logits on one device: all tokens of its group, and its part of the vocabulary."""
     return case.sizes.rows * case.sizes.seq * case.sizes.vocab // parts_of(case)
 
 
 def half_more(case: Case[Sizes]) -> int:
-    """Half more than its part: a place for what is put beside the logits, and far less than those of two devices."""
+    """One and a half times its part: room to pad the logits, and far less than those of two devices."""
     return part_of_logits(case) * 3 // 2
 
 
@@ -338,15 +338,15 @@ def half_more(case: Case[Sizes]) -> int:
 
 
 def sums_bytes(case: Case[Sizes]) -> float:
-    """Three numbers a token, all-reduced: the largest logit, the sum of the exponentials, the target's logit.
+    """Three numbers per token, all-reduced: the largest logit, the sum of the exponentials, the target's logit.
 
-    And a scalar, for those who add up parts of the loss.
+    Also a scalar, for adding up parts of the loss.
     """
     return 2 * ring_bytes(case, 4 * (3 * case.sizes.rows * case.sizes.seq + 1))
 
 
 def most_sent(case: Case[Sizes]) -> float:
-    """Those sums, and the activations once in each direction, or twice as much where the sum of all is how they go."""
+    """Those sums, and the activations once in each direction, or twice as much if they are all-reduced."""
     return (4 if case.sizes.by_sum else 2) * ring_bytes(case, activation_bytes(case)) + sums_bytes(case)
 
 
@@ -365,7 +365,7 @@ def loss_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-# Sums over 2,048 features are not exact enough for logits that differ so much: the case that is enlarged has an offset.
+# Sums over 2,048 features are too inexact for logits that differ so much: the enlarged case has an offset.
 _FAR_APART, _LOGITS = _ONE_LAYER.but(offset=-150, reach=150), _ONE_LAYER.but(offset=120)
 _VOCABULARY = {"width": 2048, "hidden": 8192, "num_heads": 16, "vocab": 32000, "seq": 1024, "max_seq": 1024, "rows": 8}
 

@@ -1,4 +1,4 @@
-"""What the functions of ``tp_transformer`` are given, and the form of what they give."""
+"""Inputs of the functions of ``tp_transformer``, and the form of their results."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Sizes(ModelSizes):
 
     Attributes:
         rows: Sequences of each group of devices.
-        by_sum: Whether the functions that a block is given sum everything, where they usually gather and scatter.
+        by_sum: Whether the functions given to a block sum everything, where they usually gather and scatter.
         offset: Added to all logits.
         reach: How far the logits of one part of the vocabulary are raised for some tokens, and lowered for others.
-        steps: How many steps are taken.
-        rate_scale: What the drawn learning rate is multiplied by.
+        steps: Number of steps.
+        rate_scale: The factor of the drawn learning rate.
     """
 
     rows: int
@@ -54,12 +54,12 @@ class Sizes(ModelSizes):
 
 
 def rows_of(case: Case[Sizes]) -> int:
-    """Sequences in the whole batch."""
+    """Number of sequences in the whole batch."""
     return case.sizes.rows * groups_of(case)
 
 
 def params_of(case: Case[Sizes]) -> Any:
-    """Shapes of the model's parameters, heads apart."""
+    """Shapes of the model's parameters, with a separate dim for heads."""
     return _params_of(case.sizes.model)
 
 
@@ -74,11 +74,11 @@ def _params_of(sizes: ModelSizes) -> Any:
 
 
 def layer_of(case: Case[Sizes]) -> Any:
-    """Shapes of one layer's."""
+    """Shapes of one layer's parameters."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params_of(case)["layers"])
 
 
-# How activations travel, as a block is told: by gathers and scatters, or, in some cases, by sums of everything.
+# How a block communicates activations: by gathers and scatters, or, in some cases, by sums of everything.
 def gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
     return lax.all_gather(x, axis_name, axis=x.ndim - 2, tiled=True) @ kernel
 
@@ -99,18 +99,18 @@ def matmul_scatter_by_sum(x: jax.Array, kernel: jax.Array, axis_name: str) -> ja
 
 
 def _given(case: Case[Sizes]) -> tuple[Any, Any]:
-    """The two functions that a block or a loss is handed."""
+    """The two functions passed to a block or a loss."""
     by_sum = gather_matmul_by_sum, matmul_scatter_by_sum
     return by_sum if case.sizes.by_sum else (gather_matmul, matmul_scatter)
 
 
 def is_split(params: Any) -> Any:
-    """Whether each leaf is split over the tensor axis."""
+    """A tree of flags: the leaf is split over the tensor axis."""
     return jax.tree.map(lambda spec: "tensor" in spec, tensor_specs(params, "tensor"))
 
 
 def _held_specs(params: Any, case: Case[Sizes]) -> Any:
-    """Of results with a leading dim for what each group holds, and one more for copies of a leaf that is whole."""
+    """Specs of results with a leading dim for each group, and another for copies of a whole leaf."""
     rows, axis = others_of(case) or None, tensor_of(case)
     return jax.tree.map(lambda spec: P(rows, *spec) if axis in spec else P(rows, axis), tensor_specs(params, axis))
 
@@ -121,7 +121,7 @@ def _hold(tree: Any) -> Any:
 
 
 def wrap_block(name: str, function: Any, case: Case[Sizes]) -> Wrapped:
-    """Output and gradients of every device; each returns its own share of the gradients of leaves that are whole."""
+    """Output and gradients of every device; each returns its own share of the gradients of whole leaves."""
     axis, rows, shapes = tensor_of(case), others_of(case) or None, layer_of(case)
     block = P(rows, axis)
     results = {"values": block, "gradients": {"params": _held_specs(shapes, case), "x": block}}
@@ -208,7 +208,7 @@ def wrap_loss(function: Any, case: Case[Sizes]) -> Wrapped:
 
 
 def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
-    """The step over so many batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
+    """The step over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, others, shapes = tensor_of(case), others_of(case), params_of(case)
     rows, specs, held = others or None, tensor_specs(shapes, axis), _held_specs(shapes, case)
     results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}

@@ -1,4 +1,4 @@
-"""Right answers for ``transformer_3d`` in other styles: each must pass every fact."""
+"""Alternative implementations of ``transformer_3d``: each must pass every fact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from solutions.transformer_3d import forward_3d, run_ticks, run_ticks_back, stag
 
 
 def by_number_of_the_part(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """Every split dim in so many pieces, and one of them by its number."""
+    """Splits every dim into pieces and selects one by its index."""
     specs = tensor_specs(params, tensor_axis)
     n, stages = lax.axis_size(data_axis), lax.axis_size(pipe_axis)
 
@@ -63,7 +63,7 @@ def by_number_of_the_part(params, num_repeats, min_size, data_axis, pipe_axis, t
 
 
 def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tensor_axis):
-    """Which indices a device holds of each dim, taken one dim after the other."""
+    """Computes the indices that a device holds of each dim, one dim after another."""
     sizes = {axis: lax.axis_size(axis) for axis in (data_axis, pipe_axis, tensor_axis)}
 
     def mine(leaf, dim, axis):
@@ -98,7 +98,7 @@ def by_rows_of_indices(params, num_repeats, min_size, data_axis, pipe_axis, tens
 
 
 def entering(spec, dtype, data_axis, others):
-    """A leaf made whole; its gradient averaged over data, and summed over other axes on which it is whole."""
+    """Gather a leaf; its gradient is averaged over data, and summed over other axes on which it is whole."""
     split = along(spec, data_axis)
     dim = split.index(data_axis) if data_axis in split else None
     shared = [axis for axis in others if axis not in along(spec, axis)]
@@ -122,12 +122,12 @@ def entering(spec, dtype, data_axis, others):
 
 
 def leaf_after_leaf(parts, specs, dtype, data_axis, shared_axes):
-    """Each leaf enters by a function of its own, and its shares are summed axis by axis."""
+    """A separate function gathers each leaf, and its shares are summed axis by axis."""
     return jax.tree.map(lambda part, spec: entering(spec, dtype, data_axis, shared_axes)(part), parts, specs)
 
 
 def by_the_transpose_of_a_gather(parts, specs, dtype, data_axis, shared_axes):
-    """The gradient's reduce-scatter is what JAX derives of the gather, and its all-reduces go over all axes at once."""
+    """JAX derives the gradient's reduce-scatter from the gather, and its all-reduces go over all axes at once."""
 
     def gathered(part, spec):
         dims = [dim for dim, axis in enumerate(along(spec, data_axis)) if axis == data_axis]
@@ -159,7 +159,7 @@ def by_the_transpose_of_a_gather(parts, specs, dtype, data_axis, shared_axes):
 
 
 def one_by_one(weights, x, key, microbatch, first, options, tensor_axis):
-    """A function for each kind of product, and the layers taken apart before the loop."""
+    """A function for each kind of product, and the layers unstacked before the loop."""
     gather, scatter = (ring_gather_matmul, matmul_ring_scatter) if options.rings else (gather_matmul, matmul_scatter)
     low = jnp.dtype(options.dtype)
 
@@ -200,7 +200,7 @@ def in_a_scan(weights, x, key, microbatch, first, options, tensor_axis):
 
 
 def by_hand(parts, specs, x, key, options, data_axis, pipe_axis, tensor_axis, runs_blocks_again):
-    """The repeats' way back: with the last two groups kept, or each block run again from what it started with."""
+    """The backward pass of the repeats: with the last two groups kept, or each block rerun from its initial state."""
     repeats, _, depth = jax.tree.leaves(parts)[0].shape[:3]
     stages, me, m = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis), x.shape[0]
     one = jax.tree.map(lambda spec: type(spec)(*spec[2:]), specs)
@@ -268,7 +268,7 @@ def with_blocks_that_run_again(parts, specs, x, key, options, data_axis, pipe_ax
 def in_ticks(
     params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, *, scans_layers=False, scatters_outputs=False
 ):
-    """Each tick is checkpointed; a group's layers and the loss of each microbatch one after the other, or in scans."""
+    """Each tick is checkpointed; a group's layers and the microbatches' losses run one after another, or in scans."""
     stages, me = lax.axis_size(pipe_axis), lax.axis_index(pipe_axis)
     repeats, _, depth = params["layers"]["attention"]["out"]["kernel"].shape[:3]
     m = options.num_microbatches
@@ -363,7 +363,7 @@ def with_layers_in_a_scan(params, specs, batch, key, options, data_axis, pipe_ax
 
 
 def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
-    """Each leaf's square is summed over the axes that its spec names, and over no other."""
+    """Each leaf's square is summed over the axes in its spec, and over no others."""
     axes = data_axis, pipe_axis, tensor_axis
     loss, gradients = jax.value_and_grad(forward_3d)(params, specs, batch, key, options, *axes)
 
@@ -376,7 +376,7 @@ def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tenso
     for leaf, spec in zip(leaves, tree.flatten_up_to(specs), strict=True):
         square = jnp.vdot(leaf, leaf)
         for axis in axes:
-            # Where all have the same, the mean gives it back, typed as the same.
+            # All devices have the same value, so this returns it, typed as invariant.
             square = lax.psum(square, axis) if axis in named(spec) else lax.pmean(square, axis)
         total = total + square
     factor = jnp.where(total > largest_norm**2, largest_norm * lax.rsqrt(total), 1)
@@ -385,7 +385,7 @@ def leaf_by_leaf(params, specs, batch, key, options, data_axis, pipe_axis, tenso
 
 
 def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis, learning_rate, largest_norm):
-    """Of copies, the device at place 0 counts its own."""
+    """The device at place 0 counts its copy."""
     axes = (data_axis, pipe_axis, tensor_axis)
 
     def mean_loss(params):
@@ -395,7 +395,7 @@ def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, ten
     (gradients,) = back(jnp.ones_like(loss))
 
     def counted(leaf, spec):
-        """Of the device at place 0 of every axis on which the leaf is whole."""
+        """Counts on the device at place 0 of every axis on which the leaf is whole."""
         first = [lax.axis_index(axis) == 0 for axis in axes if axis not in along(spec, axis)]
         return jnp.where(jnp.all(jnp.array([True, *first])), jnp.sum(jnp.square(leaf)), 0)
 
@@ -406,7 +406,7 @@ def by_one_of_each(params, specs, batch, key, options, data_axis, pipe_axis, ten
 
 
 def choose_by_product(sizes, num_devices, batch, estimate):
-    """Everything times everything; what cannot be placed says so itself."""
+    """A product of all options; placement itself rejects the invalid ones."""
 
     def predicted(values):
         try:
@@ -433,11 +433,11 @@ def choose_by_product(sizes, num_devices, batch, estimate):
 
 
 def choose_by_climbing(sizes, num_devices, batch, estimate):
-    """From a few starts on each mesh, one step at a time to the best neighbour: looks at a part of all choices."""
+    """Hill climbing from a few starts on each mesh, moving to the best neighbour: examines only part of all choices."""
     seen = {}
 
     def cost(choice):
-        """Those that do not fit come after all that do, the smaller ones first."""
+        """Choices that do not fit rank after all that do, by increasing memory."""
         if choice not in seen:
             try:
                 found = estimate(choice)

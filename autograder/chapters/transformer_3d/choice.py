@@ -1,4 +1,4 @@
-"""``choose_mesh``: a choice for several models and batches on a machine, judged by what the planner predicts."""
+"""``choose_mesh``: a choice for several models and batches on a machine, judged by the planner's predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from course.planning import COURSE, Choice, estimator, refusal
 from course.planning.search import search
 
 PLACED, MEMORY, MFU = "every choice can be placed", "memory fits", "predicted MFU"
-# The share of the best choice's MFU that is asked for.
+# The required fraction of the best choice's MFU.
 NEAR = 0.95
 
 
@@ -33,14 +33,14 @@ def best(sizes: Sizes, batch: int, where: str) -> tuple[float, Choice] | None:
 
 
 def _choice(answer: Any) -> Choice | None:
-    """The choice that an answer is, if it has the form of one."""
+    """Convert an answer to a choice, if it has the form of one."""
     if not isinstance(answer, tuple) or len(answer) != len(Choice._fields) or not isinstance(answer[5], str):
         return None
     return Choice._make((*answer[:6], bool(answer[6])))
 
 
-def _said(e: Evidence, question: Question, answer: Any) -> str:
-    """The question and the answer in words; nothing of what was drawn in secret."""
+def _described(e: Evidence, question: Question, answer: Any) -> str:
+    """The question and the answer in words, without anything drawn in secret."""
     if e.secret:
         return "one of the choices"
     sizes, batch = question
@@ -50,29 +50,29 @@ def _said(e: Evidence, question: Question, answer: Any) -> str:
 
 def _answered(e: Evidence) -> list[tuple[Question, Any]]:
     """Questions with their answers; None where a forged Program has none."""
-    given, asked = value_facts.decode(e.measured["values"]), questions(e.case)
-    given = given if isinstance(given, tuple) and len(given) == len(asked) else (None,) * len(asked)
-    return list(zip(asked, given, strict=True))
+    given, asked_questions = value_facts.decode(e.measured["values"]), questions(e.case)
+    given = given if isinstance(given, tuple) and len(given) == len(asked_questions) else (None,) * len(asked_questions)
+    return list(zip(asked_questions, given, strict=True))
 
 
 def _placed(e: Evidence) -> Fact:
-    """Each answer is a choice that a model can be placed with; a refusal only where nothing fits."""
+    """Each answer is a choice that can be placed; a refusal only where nothing fits."""
     messages = []
     for question, answer in _answered(e):
         sizes, batch = question
         choice, known = _choice(answer), best(sizes, batch, e.case.sizes.machine)
         if isinstance(answer, Refusal):
             if known is not None:
-                messages.append(f"{_said(e, question, answer)} refuses, where there is a choice that fits.")
+                messages.append(f"{_described(e, question, answer)} refuses, where there is a choice that fits.")
         elif choice is None:
-            messages.append(f"{_said(e, question, answer)} is no Choice. Raise ValueError where nothing fits.")
+            messages.append(f"{_described(e, question, answer)} is no Choice. Raise ValueError where nothing fits.")
         elif why := refusal(sizes, machine_of(e.case).num_devices, batch, choice, COURSE):
-            messages.append(f"{_said(e, question, answer)} cannot be placed{'' if e.secret else ': ' + why}.")
+            messages.append(f"{_described(e, question, answer)} cannot be placed{'' if e.secret else ': ' + why}.")
     return _fact(PLACED, e, messages, Kind.VALUES)
 
 
 def _fits(e: Evidence) -> Fact:
-    """Each choice that can be placed fits with the margin, and there is one."""
+    """Each choice that can be placed fits with the margin, and at least one can be placed."""
     messages, estimates = [], _estimates(e)
     if not estimates:
         return at(e, MEMORY, Kind.MEMORY, "no choice can be placed", "no choice", "all choices")
@@ -80,7 +80,7 @@ def _fits(e: Evidence) -> Fact:
         if not found.fits:
             needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
             size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
-            messages.append(f"{_said(e, question, found.choice)} does not fit{size}.")
+            messages.append(f"{_described(e, question, found.choice)} does not fit{size}.")
     return _fact(MEMORY, e, messages, Kind.MEMORY)
 
 
@@ -90,7 +90,7 @@ def _fact(name: str, e: Evidence, messages: list[str], kind: Kind) -> Fact:
 
 
 def _estimates(e: Evidence) -> list[tuple[Question, Any]]:
-    """What the planner predicts of each answer that can be placed."""
+    """The planner's predictions for each answer that can be placed."""
     found = []
     for question, answer in _answered(e):
         (sizes, batch), choice = question, _choice(answer)
@@ -108,11 +108,11 @@ def _near_the_best(e: Evidence) -> Fact:
         share = found.mfu / known[0] if known else 1.0
         if share < least:
             most = max(found.parts, key=lambda cause: found.parts[cause] * (cause != "computing"))
-            said = (
+            detail = (
                 f" {found.mfu:.1%} MFU, {share:.1%} of what can be had. Besides computing, most of its time goes into: "
             )
-            said = "" if e.secret else f"{said}{most}."
-            least, message = share, f"{_said(e, question, found.choice)} is slower than another that fits.{said}"
+            detail = "" if e.secret else f"{detail}{most}."
+            least, message = share, f"{_described(e, question, found.choice)} is slower than another that fits.{detail}"
     how: dict[str, Any] = {"limit": NEAR, "direction": Limit.AT_LEAST, "unit": Unit.BEST_CHOICE}
     if not estimates:
         return at(e, MFU, Kind.TIME, "no choice can be placed", "no choice", **how)

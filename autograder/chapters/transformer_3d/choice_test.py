@@ -1,4 +1,4 @@
-"""``choose_mesh`` of ``transformer_3d``: what is unseen is legal, secrets are kept, what is no choice is refused."""
+"""``choose_mesh`` of ``transformer_3d``: unseen models are legal, secrets are kept, and invalid choices are refused."""
 
 from types import SimpleNamespace
 from typing import Any

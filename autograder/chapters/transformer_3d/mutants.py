@@ -1,4 +1,4 @@
-"""Wrong answers for ``transformer_3d``: mistakes that people have made, and the facts that they fail."""
+"""Wrong answers for ``transformer_3d``: real mistakes, and the facts that they fail."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from solutions.transformer_3d import (
 
 
 def keeps_everything(params, specs, batch, key, options, data_axis, pipe_axis, tensor_axis):
-    """Never recomputes, and keeps what it gathered."""
+    """Never recomputes, and keeps everything that it gathered."""
     return forward_3d(params, specs, batch, key, replace(options, remat=False), data_axis, pipe_axis, tensor_axis)
 
 
 def but(function: Callable[..., Any], **parts: Any) -> Callable[..., Any]:
-    """The function with other things by these names in its module."""
+    """The function with some names in its module replaced."""
     assert isinstance(function, FunctionType) and set(parts) <= set(function.__globals__)
     return FunctionType(function.__code__, {**function.__globals__, **parts}, function.__name__)
 
 
 def gathering_in_every_tick(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The parts travel through the ticks, and a layer is gathered whenever it is used."""
+    """The parts are passed through the ticks, and a layer is gathered on every use."""
 
     @wraps(forward)
     def gathers_in_every_tick(params, specs, x, key, options, data_axis, pipe_axis, tensor_axis):

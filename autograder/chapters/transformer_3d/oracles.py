@@ -1,4 +1,4 @@
-"""What the judges of ``transformer_3d`` share: who should hold what, and the model on one device."""
+"""Shared code of the judges of ``transformer_3d``: expected layouts, and the model on one device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIZES = Sizes(width=16, hidden=40, num_heads=8, num_layers=4, vocab=64, seq=8, m
 
 
 def specs_of(case: Case[Sizes]) -> Any:
-    """The ``PartitionSpec`` of each of them, by the rule that the notebook states."""
+    """The ``PartitionSpec`` of each leaf, by the rule in the notebook."""
     data, pipe, tensor = axes_of(case)
     num_data, _, num_tensor = sizes_of(case)
 
@@ -65,7 +65,7 @@ def specs_of(case: Case[Sizes]) -> Any:
 
 
 def given_specs(case: Case[Sizes]) -> dict[str, Any]:
-    """The same as plain data: the axes of each dim, by the leaf's name."""
+    """The specs as plain data: the axes of each dim, by the leaf's name."""
     specs = jax.tree.leaves_with_path(specs_of(case), is_leaf=_is_spec)
     return {
         "specs": {
@@ -77,7 +77,7 @@ def given_specs(case: Case[Sizes]) -> dict[str, Any]:
 def unseen(rng: np.random.Generator, *meshes: tuple[int, int, int], **more: Any) -> Case[Sizes]:
     """A case that learners have not seen, by names and sizes.
 
-    What an oracle is compiled for has few values, since that takes longer than all the rest.
+    Sizes that an oracle is compiled for take few values, since compilation takes longer than all the rest.
     """
     mesh = unseen_mesh(rng, *meshes)
     (_, stages, n), repeats = mesh.values(), more.get("num_repeats", 1)
@@ -101,7 +101,7 @@ def _parts(spec: P, dim: int, case: Case[Sizes]) -> int:
 
 
 def part_bytes(case: Case[Sizes]) -> list[tuple[int, set[str], bool]]:
-    """Of every leaf: bytes of a device's part, axes that it is split over, and whether it is one of the layers'."""
+    """For every leaf: bytes of a device's part, axes that it is split over, and whether it belongs to the layers."""
     shapes, specs = jax.tree.leaves_with_path(stacked_of(case)), jax.tree.leaves(specs_of(case), is_leaf=_is_spec)
     return [
         (resident_bytes(leaf.shape, spec, case.mesh), named(spec), path[0].key == "layers")
@@ -119,7 +119,7 @@ def places_of(case: Case[Sizes]) -> list[dict[str, int]]:
 
 
 def held_by_each(tree: Any, case: Case[Sizes], specs: Any = None) -> Any:
-    """What each device holds of whole arrays in stages, in the mesh's order: ``[devices, *part]``."""
+    """Each device's parts of whole arrays in stages, in the mesh's order: ``[devices, *part]``."""
 
     def held(leaf, spec):
         return np.stack([cut(np.asarray(leaf), spec, place, case) for place in places_of(case)])
@@ -138,7 +138,7 @@ def cut(leaf: np.ndarray, spec: P, place: dict[str, int], case: Case[Sizes]) -> 
 
 
 def heads_together(layers: Any) -> Any:
-    """Parameters of stacked layers as the course's model has them."""
+    """Parameters of stacked layers in the layout of the course's model."""
     qkv, out = (layers["attention"][name]["kernel"] for name in ("qkv", "out"))
     *stacked, _, _, width = out.shape
     kernels = {"qkv": qkv.reshape(*stacked, width, -1), "out": out.reshape(*stacked, -1, width)}
@@ -146,7 +146,7 @@ def heads_together(layers: Any) -> Any:
 
 
 def model_in_parts(sizes: ModelSizes, parts: int) -> Model:
-    """The model on one device; masks of dropout are drawn for each part of a sequence, by the key of its device."""
+    """The model on one device; dropout masks are drawn for each part of a sequence, by the key of its device."""
     model = build_model(sizes)
 
     def keys_of(key):
@@ -177,7 +177,7 @@ def _one_device_loss(sizes: ModelSizes, count: int, places: int, parts: int) -> 
 def on_one_device(case: Case[Sizes], steps: int = 1) -> Any:
     """Jitted: ``(whole params, batches, key, rate, largest norm) ->`` parameters, losses and gradients of the steps.
 
-    Losses are ``[steps, data]``; the gradients are those of what was subtracted, summed over the steps.
+    Losses are ``[steps, data]``; gradients are as subtracted, summed over the steps.
     """
     places, parts = (sizes_of(case)[i] for i in (0, 2))
     return _on_one_device(case.sizes.model, case.sizes.num_microbatches, places, parts, steps)
@@ -212,7 +212,7 @@ def _on_one_device(sizes: ModelSizes, count: int, places: int, parts: int, steps
 
 
 def run_on_one_device(inputs: dict[str, Any], case: Case[Sizes], steps: int = 1) -> tuple[Any, np.ndarray, Any]:
-    """The same with ``params`` in stages, as the program is given them; and results that each device holds."""
+    """The same with ``params`` in stages, as the program receives them; results are those that each device holds."""
     whole = {**inputs["params"], "layers": jax.tree.map(_in_a_row, inputs["params"]["layers"])}
     far = np.float32(1e30)
     scalars = inputs.get("learning_rate", np.float32(0)), inputs.get("largest_norm", far)

@@ -1,4 +1,4 @@
-"""``whole_weights``, ``stage_3d`` and ``layers_3d``: what the loss of a pipeline is made of."""
+"""``whole_weights``, ``stage_3d`` and ``layers_3d``: the components of a pipeline's loss."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from course.model import layer_key
 
 WRAPPINGS = wrappings("transformer_3d")
 CUBE = {"data": 2, "pipe": 2, "tensor": 2}
-# Of the reference's.
+# Relative to the reference.
 TEMPORARIES = 1.3
 
-# whole_weights: parts made whole over the data axis, and the complete gradient of each.
+# whole_weights: parts gathered over the data axis, and the complete gradient of each.
 
 
 def draw_whole(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _with_specs(case: Case[Sizes]) -> Case[Sizes]:
 
 
 def whole_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
-    """Slices of whole arrays, rounded where they were sent; sums of what flows back, and of the mean a slice."""
+    """Slices of whole arrays, rounded if they were sent; sums of the cotangents, and a slice of their mean."""
     (data, pipe, tensor), specs, places = axes_of(case), specs_of(case), places_of(case)
     sizes = tuple(case.mesh.values())
 
@@ -116,14 +116,14 @@ WHOLE_WEIGHTS = Task(
 
 # stage_3d: some layers on one microbatch.
 
-# What layers add in bfloat16, against float32: 0.01 is measured, and 0.3 where the stream is rounded after each layer.
+# Error of the layers' contribution in bfloat16: measured 0.01, and 0.3 if the stream is rounded after each layer.
 ADDED = 0.02
 
 
 def draw_stage(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
     return {
         "params": draw_leaves(rng, stacked_of(case)["layers"], 0.3),
-        # In bfloat16 so large that what a layer adds is lost where it is added to a rounded stream.
+        # Inputs so large that in bfloat16 a layer's contribution is lost when it is added to a rounded stream.
         "x": draw_leaves(rng, rows_at(case), 60.0 if case.sizes.bfloat16 else 1.0),
         "key": draw_keys(rng),
         "upstream": draw_leaves(rng, rows_at(case)),
@@ -135,7 +135,7 @@ def _layers(sizes: ModelSizes, parts: int) -> Any:
     """Jitted, on one device: ``(layers, x, upstream, key, data, microbatches, numbers) ->`` outputs and gradients.
 
     ``layers`` are ``[..., n, *leaf]`` with ``numbers`` ``[..., n]``, ``x`` ``[..., rows, seq, width]``, the others
-    ``[...]``; each element of ``...`` is computed apart.
+    ``[...]``; each element of ``...`` is computed separately.
     """
     model = model_in_parts(sizes, parts)
 
@@ -159,7 +159,7 @@ def _layers(sizes: ModelSizes, parts: int) -> Any:
 
 
 def stage_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
-    """The layers of each stage on its own rows, on one device; every device's part of what comes out."""
+    """The layers of each stage on its own rows, on one device; every device's part of the outputs."""
     s, (places, stages, parts) = case.sizes, sizes_of(case)
     depth = s.num_layers // stages
     at = np.indices((places, stages)).reshape(2, -1)

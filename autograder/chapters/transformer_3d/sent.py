@@ -1,4 +1,4 @@
-"""What a step over three axes may send and compute in bfloat16: the closed forms, and the facts that compare."""
+"""Communication and bfloat16 compute of a step over three axes: closed forms, and facts that check them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _RINGS = "With rings, only the embedding's sums travel over this axis in one pie
 _ASKED = "does this case ask for rings?"
 _NEEDED = "what does a device need that it does not have?"
 SUMS = "Which gradients are summed more often than once, or by devices that have parts of different things?"
-# The results of bfloat16 products in layers of this size, against float32.
+# Relative error of bfloat16 products in layers of this size, against float32.
 ROUNDED = 0.05
 
 
 def parts_over_data(case: Case[Sizes], layers: bool = False) -> int:
-    """Bytes of the parts that a device holds of leaves, or layers' alone, that are split over the data axis."""
+    """Bytes of a device's parts of the leaves (or only the layers' leaves) that are split over the data axis."""
     data = axes_of(case)[0]
     return sum(held for held, split, of_layers in part_bytes(case) if data in split and (of_layers or not layers))
 
@@ -37,7 +37,7 @@ def gathered(case: Case[Sizes], layers: bool = False) -> float:
 
 
 def microbatch_bytes(case: Case[Sizes]) -> float:
-    """Of a device's part of one microbatch's activations."""
+    """Bytes of a device's part of one microbatch's activations."""
     s = case.sizes
     return 4 * s.rows * s.seq * s.width / sizes_of(case)[2]
 
@@ -48,20 +48,20 @@ def ticks_of(case: Case[Sizes]) -> int:
 
 
 def layer_runs(case: Case[Sizes]) -> int:
-    """How often a layer runs forward in all ticks, idle ones too."""
+    """Number of forward runs of a layer in all ticks, including idle ones."""
     return ticks_of(case) * case.sizes.num_layers // sizes_of(case)[1] // case.sizes.num_repeats
 
 
 def permuted(case: Case[Sizes]) -> float:
-    """Bytes that a device passes on over the pipe axis, forward and backward."""
+    """Bytes that a device permutes over the pipe axis, forward and backward."""
     return 2 * case.sizes.steps * ticks_of(case) * microbatch_bytes(case) if sizes_of(case)[1] > 1 else 0
 
 
 # --8<-- [start:sums]
 def most_summed(case: Case[Sizes]) -> float:
-    """The most that a device sends in all-reduces: every gradient over the axes that its leaf is whole on, one by one.
+    """Maximum bytes that a device all-reduces: every gradient over the axes on which its leaf is whole, one by one.
 
-    Besides, the loss: three numbers a token over the tensor axis, twice where they are computed again, and
+    In addition, the loss: three numbers per token over the tensor axis, twice if they are recomputed, and
     scalars.
     """
     mesh, s = case.mesh, case.sizes
@@ -76,7 +76,7 @@ def most_summed(case: Case[Sizes]) -> float:
 
 
 def over_data(evidence: list[Evidence], layers: bool = False, most: float = 2) -> list[Fact]:
-    """Gathers and reduce-scatters of parts; weights that travel in bfloat16 take half, gradients never."""
+    """Gathers and reduce-scatters of parts; weights sent in bfloat16 take half the bytes, gradients never do."""
 
     def form(e: Evidence) -> float:
         return gathered(e.case, layers)
@@ -121,7 +121,7 @@ def whole_facts(evidence: list[Evidence]) -> list[Fact]:
 
 
 def layers_facts(evidence: list[Evidence]) -> list[Fact]:
-    """Over each axis, of the layers alone."""
+    """Communication over each axis, for the layers alone."""
     return [
         *over_data(evidence, layers=True),
         permuted_fact(evidence),
@@ -132,7 +132,7 @@ def layers_facts(evidence: list[Evidence]) -> list[Fact]:
 
 
 def sent_facts(evidence: list[Evidence]) -> list[Fact]:
-    """Over each axis, and in all-reduces; bfloat16 takes half."""
+    """Communication over each axis, and in all-reduces; bfloat16 takes half."""
 
     def around(e: Evidence) -> float:
         """The last stage's outputs shared out once, and their gradients once."""
@@ -162,7 +162,7 @@ def sent_facts(evidence: list[Evidence]) -> list[Fact]:
 
 
 def permuted_fact(evidence: list[Evidence]) -> Fact:
-    """A microbatch a tick over the pipe axis, forward and backward; half as much again where it is computed again."""
+    """One microbatch per tick over the pipe axis, forward and backward; half as much again if it is recomputed."""
     return facts.bytes_sent(
         "permute bytes over pipe",
         evidence,
@@ -174,16 +174,16 @@ def permuted_fact(evidence: list[Evidence]) -> Fact:
 
 
 SCATTERED = ("all_gather", "reduce_scatter")
-# Kinds of collectives, and the place of the one axis that they go over.
+# Kinds of collectives, and the position of the single axis that they run over.
 DATA = frozenset((kind, 0) for kind in SCATTERED)
 TENSOR = frozenset((kind, 2) for kind in (*SCATTERED, "collective_permute"))
 
 
 def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None]]) -> Fact:
-    """No collective but those ``(kind, place of its axis)``; all-reduces have any axes.
+    """No collectives other than ``(kind, position of its axis)``; all-reduces may have any axes.
 
-    Of bfloat16 are weights that are gathered over the data axis, and what is sent over the tensor axis; rings go round
-    that axis where they are asked for.
+    Only weights gathered over the data axis and traffic over the tensor axis may be bfloat16; rings run over
+    that axis if the case requires them.
     """
     name, known = "other collectives", set(known)
 
@@ -212,7 +212,7 @@ def nothing_else(evidence: list[Evidence], known: Iterable[tuple[str, int | None
 
 
 def over_tensor(evidence: list[Evidence], form: Callable[[Case[Sizes]], float]) -> Fact:
-    """What is gathered, scattered and permuted over the tensor axis is at most a closed form."""
+    """Bytes gathered, scattered and permuted over the tensor axis are at most a closed form."""
     return facts.bytes_sent(
         "bytes over tensor",
         evidence,
@@ -228,8 +228,8 @@ def over_tensor(evidence: list[Evidence], form: Callable[[Case[Sizes]], float]) 
 def moves_of_a_layer(case: Case[Sizes], again: bool) -> float:
     """Bytes over the tensor axis for a layer and a microbatch: gathers, scatters, and in rings both once more backward.
 
-    Attention and MLP gather and scatter once each, or once together where they are side by side. ``again`` adds the
-    layer computed again. Backward, a gather's transpose is a scatter; a ring's also sends what it has not kept.
+    Attention and MLP gather and scatter once each, or once together if they are in parallel. ``again`` adds the
+    recomputed layer. Backward, a gather's transpose is a scatter; a ring's also resends what it has not kept.
     """
     s = case.sizes
     half = (sizes_of(case)[2] - 1) * microbatch_bytes(case) * (0.5 if s.bfloat16 else 1)
@@ -241,17 +241,17 @@ def moves_of_a_layer(case: Case[Sizes], again: bool) -> float:
 
 
 def stage_moves(case: Case[Sizes]) -> float:
-    """Of the layers of a stage on one microbatch, forward and backward."""
+    """Bytes for the layers of a stage on one microbatch, forward and backward."""
     return case.sizes.num_layers / sizes_of(case)[1] * moves_of_a_layer(case, again=False)
 
 
 def layer_moves(case: Case[Sizes]) -> float:
-    """Of all ticks, idle ones too."""
+    """Bytes for all ticks, including idle ones."""
     return case.sizes.steps * layer_runs(case) * moves_of_a_layer(case, again=case.sizes.remat)
 
 
 def end_moves(case: Case[Sizes]) -> float:
-    """Of embedding (float32) and loss: all microbatches each way, and again where they are computed again."""
+    """Bytes for embedding (float32) and loss: all microbatches in each direction, and again if they are recomputed."""
     s = case.sizes
     whole = s.steps * s.num_microbatches * (sizes_of(case)[2] - 1) * microbatch_bytes(case)
     loss = (3 if s.rings else 2) + (1 if s.remat else 0)
@@ -259,7 +259,7 @@ def end_moves(case: Case[Sizes]) -> float:
 
 
 def stage_sums(e: Evidence) -> float:
-    """Shares of what is whole on the tensor axis, which the wrapper sums."""
+    """Bytes of the shares of leaves that are whole on the tensor axis, which the wrapper sums."""
     n, stages = sizes_of(e.case)[2], sizes_of(e.case)[1]
     layers = zip(jax.tree.leaves(stage_specs(e.case)), jax.tree.leaves(stacked_of(e.case)["layers"]), strict=True)
     held = sum(4 * leaf.size / stages for spec, leaf in layers if axes_of(e.case)[2] not in named(spec))
@@ -267,7 +267,7 @@ def stage_sums(e: Evidence) -> float:
 
 
 def layer_sums(e: Evidence) -> float:
-    """Every gradient of a layer over the axes that its leaf is whole on."""
+    """Bytes of every gradient of a layer over the axes on which its leaf is whole."""
     data, _, tensor = axes_of(e.case)
     pairs = [(held, axis, split) for held, split, layer in part_bytes(e.case) if layer for axis in (data, tensor)]
     return sum(
@@ -276,13 +276,13 @@ def layer_sums(e: Evidence) -> float:
 
 
 def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], rounded: float = ROUNDED) -> list[Fact]:
-    """In bfloat16: dense products and they alone; every function and sum in float32; results near those of float32.
+    """In bfloat16: only dense products; every function and sum in float32; results near those of float32.
 
     Args:
         evidence: The cases in bfloat16.
-        runs: How often a layer runs forward in a case. Each run takes two products of attention forward and four
-            backward, in float32, and two more where it is computed again.
-        rounded: How near results are.
+        runs: Number of forward runs of a layer in a case. Each run takes two products of attention forward and four
+            backward, in float32, and two more if it is recomputed.
+        rounded: Tolerance of results.
     """
     names = "bfloat16 products", "float32 elsewhere"
     if not evidence:
@@ -311,7 +311,7 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
 
 
 def no_pieces(evidence: list[Evidence], times: float) -> Fact:
-    """With rings, what is gathered and scattered over the tensor axis is so many times the embedding's rows."""
+    """With rings, the bytes gathered and scattered over the tensor axis are ``times`` the embedding's rows."""
     name = "transfers in one piece"
 
     def look(e: Evidence) -> Fact:

@@ -67,14 +67,14 @@ INIT_3D = Task(
     ),
     unseen=_unseen_parts,
     draw=lambda rng, case: {"params": draw_leaves(rng, whole_of(case))},
-    # Put together again, the parts are the whole parameters, in stages.
+    # Reassembled, the parts are the whole parameters, in stages.
     oracle=lambda inputs, case: {"values": in_stages(inputs["params"], case)},
     facts=init_facts,
 )
 
-# forward_3d: the loss of a pipeline's rows, whose gradient comes back complete and in parts.
+# forward_3d: the loss of a pipeline's rows, whose gradient is complete and in parts.
 
-# Of the reference's; and of the time that gathering in every tick adds.
+# Relative to the reference; and to the extra time of gathering in every tick.
 TEMPORARIES, EXPOSED = 1.3, 0.7
 
 
@@ -96,7 +96,7 @@ def forward_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 
 def on_each_device(of_places: np.ndarray, case: Case[Sizes]) -> np.ndarray:
-    """Numbers of the places on the data axis, ``[data, ...]``, as each device has them, in the mesh's order."""
+    """Values of the places on the data axis, ``[data, ...]``, as each device has them, in the mesh's order."""
     at = [axis for axis in case.mesh].index(axes_of(case)[0])
     places = np.indices(tuple(case.mesh.values()))[at].ravel()
     return of_places[places]
@@ -163,7 +163,7 @@ FORWARD_3D = Task(
             {"data": 4, "pipe": 1, "tensor": 2},
             SIZES.but(rings=True, dropout=0.25, remat=False, max_seq=16),
         ),
-        # The stages share the loss, each of more than one microbatch's outputs.
+        # The stages share the loss, each with the outputs of more than one microbatch.
         Case("data=1 x pipe=2 x tensor=1, 4 microbatches", _PIPE, _TWO_LAYERS.but(num_microbatches=4)),
     ),
     unseen=_unseen_forward,
@@ -180,11 +180,11 @@ FORWARD_3D = Task(
     given=given_specs,
 )
 
-# train_step_3d: SGD over three axes, with its gradient clipped by the norm that one device would see.
+# train_step_3d: SGD over three axes, with its gradient clipped by the norm that a single device would compute.
 
 
 def draw_step(rng: np.random.Generator, case: Case[Sizes]) -> dict[str, Any]:
-    """A learning rate so large that an update shows; without a norm, gradients are left as they are."""
+    """A learning rate large enough for visible updates; without a norm, gradients are unclipped."""
     s = case.sizes
     return {
         "params": draw_leaves(rng, stacked_of(case), 0.3),

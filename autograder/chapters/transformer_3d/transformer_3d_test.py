@@ -31,7 +31,7 @@ OPTIONS = {
     "repeats": {"num_repeats": 2},
     "bfloat16": {"bfloat16": True},
 }
-# The contract's cases have every option; each is on every mesh in `make test-full`.
+# The contract's cases cover every option; `make test-full` runs each on every mesh.
 TWO = ((2, 2, 2), "rings"), ((4, 1, 2), "bfloat16")
 PAIRS = places(*TWO, *(pair for pair in product(sorted(SIX), OPTIONS) if pair not in TWO), least=2)
 
@@ -49,7 +49,7 @@ def test_cases_have_every_pair_of_options():
 
 
 def whole_again(held, case, part=None):
-    """Global arrays from what each device holds, of all parameters or of a part."""
+    """Global arrays reassembled from each device's parts, of all parameters or of a subset."""
     mesh, likes = make_mesh(case.mesh), (specs_of(case), stacked_of(case))
 
     def join(parts, spec, like):
@@ -62,7 +62,7 @@ def whole_again(held, case, part=None):
 
 
 def joined(held, case):
-    """Activations of all microbatches from what the devices of stage 0 hold."""
+    """Activations of all microbatches, joined from the devices of stage 0."""
     data, pipe, tensor = axes_of(case)
     order = {axis: i for i, axis in enumerate(case.mesh)}
     by_place = held.reshape(*case.mesh.values(), *held.shape[1:]).transpose(
@@ -73,14 +73,14 @@ def joined(held, case):
 
 @pytest.mark.parametrize(("place", "wrt"), [(0, "params"), (1, "x"), (2, "x"), (2, "params")])
 def test_oracles_of_its_parts_equal_central_differences(place, wrt):
-    """Gradients of weights are of the mean over data, those of activations of each pipeline's own rows."""
+    """Gradients of weights are those of the mean over data, those of activations of each pipeline's own rows."""
     task = PARTS[place]
     case = task.cases[1 if place == 0 else 0]
     mean = sizes_of(case)[0] if wrt == "params" else 1
 
     def loss(values, inputs):
         upstream = inputs["upstream"]
-        if place == 1:  # values are what layers add
+        if place == 1:  # values are the layers' contributions
             values = values + inputs["x"]
         if place == 2:
             upstream = held_by_each(upstream, case, P(None, *(axes_of(case)[i] for i in (0, 2))))
@@ -126,7 +126,7 @@ def test_each_option_is_right_on_each_mesh(mesh, option):
     """20 steps of SGD, values and gradients leaf by leaf and the global norm; in bfloat16 the gradient, once."""
     task = FORWARD if option == "bfloat16" else STEP
     (like, *_) = [case for case in STEP.cases if sizes_of(case) == mesh and case.sizes.steps == 20]
-    # Twice as deep: at the rate of the others, 20 steps make of rounding what the limit just refuses.
+    # Twice as deep: at the other cases' learning rate, 20 steps amplify rounding just beyond the limit.
     more = {"num_layers": 2 * like.sizes.num_layers, "rate_scale": 0.3} if option == "repeats" else {}
     case = like.but(**{**OPTIONS[option], **more, **({} if task is STEP else {"steps": 1})})
     cases = (task.cases[0], case) if option == "bfloat16" else (case,)

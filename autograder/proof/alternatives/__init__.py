@@ -1,4 +1,4 @@
-"""Alternative implementations: right answers that every contract must accept, and what makes two of them different."""
+"""Alternative implementations: right answers that every contract must accept, and a measure of how they differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 @cache
 def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[Any, int]]:
-    """What the program of a task's first case does: its operations with their shapes, and how often each occurs.
+    """The operations of the program of a task's first case, with their shapes, and how often each occurs.
 
     Order, constants and names are left out, calls are inlined, and dead code is removed: two programs with the same
     StableHLO have the same operations, and so have many that differ in text alone.
@@ -41,7 +41,7 @@ def operations(chapter: str, task: str, function: Function) -> frozenset[tuple[A
 
 
 def judged(chapter: str, task: Task, function: Function, *, full: bool) -> Result:
-    """The judgement of an alternative that is handed in: its module in one cell, and the task's function in the next.
+    """The judgement of a submitted alternative: its module in one cell, and the task's function in the next.
 
     Args:
         chapter: The chapter's name.

@@ -1,4 +1,4 @@
-"""Mechanical rewrites of a function: what somebody would do who hides a copy. The program stays the same."""
+"""Mechanical rewrites of a function, as used to hide a copy. The program stays the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Function = Callable[..., Any]
 
 
 def renamed(tree: ast.Module) -> ast.Module:
-    """Every local variable and inner function gets another name; parameters keep theirs."""
+    """Rename every local variable and inner function; parameters keep their names."""
     nodes = list(ast.walk(tree))
     parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -29,7 +29,7 @@ def renamed(tree: ast.Module) -> ast.Module:
 
 
 def with_named_results(tree: ast.Module) -> ast.Module:
-    """Every ``return`` gives a variable."""
+    """Assign every returned value to a variable first."""
 
     class Name(ast.NodeTransformer):
         def visit_Return(self, node: ast.Return) -> Any:
@@ -42,7 +42,7 @@ def with_named_results(tree: ast.Module) -> ast.Module:
 
 
 def with_a_helper(tree: ast.Module) -> ast.Module:
-    """The whole body moves into an inner function."""
+    """Move the whole body into an inner function."""
     (outer,) = tree.body
     assert isinstance(outer, ast.FunctionDef)
     (inner,) = ast.parse("def the_helper(): pass").body
@@ -54,7 +54,7 @@ def with_a_helper(tree: ast.Module) -> ast.Module:
 
 
 def decorated(tree: ast.Module) -> ast.Module:
-    """Behind a decorator that does nothing."""
+    """Wrap the function in a decorator that does nothing."""
     (outer,) = tree.body
     assert isinstance(outer, ast.FunctionDef)
     outer.decorator_list.append(ast.Name("the_decorator", ast.Load()))
@@ -65,7 +65,7 @@ REWRITES = (renamed, with_named_results, with_a_helper, decorated)
 
 
 def rewritten(function: Function, rewrites: Iterable[Callable[[ast.Module], ast.Module]] = REWRITES) -> Function:
-    """The function after some rewrites, one after the other."""
+    """The function after several rewrites in turn."""
     tree = ast.parse(inspect.getsource(function))
     for rewrite in rewrites:
         tree = rewrite(tree)

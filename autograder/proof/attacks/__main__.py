@@ -23,12 +23,12 @@ from autograder.proof.attacks.suite import Outcome, Row, run_suite, workplace
 from autograder.render import plain
 
 RESULTS = Path(__file__).with_name("results.json")
-# What the site shows of a row.
+# Fields of a row that the site shows.
 SHOWN = ("name", "group", "says", "expected", "found", "canaries")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the suite; 0 when every attack got its verdict and left nothing behind."""
+    """Run the suite; return 0 if every attack got its verdict and left nothing behind."""
     options = _parse(arguments)
     attacks = _chosen(options.only)
     if options.as_user and os.geteuid() == 0:
@@ -87,9 +87,9 @@ def _again(options: argparse.Namespace) -> list[str]:
 
 
 def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> None:
-    """Add a run to the results that the site shows, or renew a part of one.
+    """Add a run to the results that the site shows, or update part of one.
 
-    Seconds are left out, so that a rerun changes nothing else.
+    Durations are left out, so that a rerun changes nothing else.
     """
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}, "controls": []}
     before = {"rows": [], "left": []} if whole else kept["runs"].get(where, {"rows": [], "left": []})
@@ -102,7 +102,7 @@ def keep(outcome: Outcome, controls: list[Control], where: str, whole: bool) -> 
 
 
 def _by_name(before: list[dict], new: list[dict]) -> list[dict]:
-    """Both lists in order of name; what is new replaces what has the same name."""
+    """Both lists in order of name; new rows replace those with the same name."""
     known = {entry["name"]: entry for entry in [*before, *new]}
     return [known[name] for name in sorted(known)]
 

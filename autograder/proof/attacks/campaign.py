@@ -1,8 +1,8 @@
-"""``make fuzz``: thousands of mutations, in several processes, and what became of them.
+"""``make fuzz``: thousands of mutations, in several processes, and their outcomes.
 
-Prints what became of the mutations, and everything that a person must look at. Outcomes are logged as they come; the
-same command again goes on where it was stopped, if the grader is still the same. ``--only N`` makes and judges mutation
-N alone. Exit status 3 where the grader failed.
+Prints the outcomes of the mutations, and everything that a person must look at. Outcomes are logged as they come; the
+same command resumes where it was stopped, if the grader is unchanged. ``--only N`` makes and judges mutation
+N alone. Exit status 3 if the grader failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STAGES = ("wire", "header", "executor", "audit or lens", "compiler", "run", "jud
 
 @cache
 def _fuzzer(seed: int) -> Fuzzer:
-    """One for each process, which keeps its sandboxed executor from chunk to chunk."""
+    """The fuzzer of one process, which keeps its sandboxed executor from chunk to chunk."""
     return Fuzzer(seed, answers())
 
 
@@ -52,7 +52,7 @@ def _chunk(seed: int, numbers: tuple[int, ...]) -> list[Outcome]:
 def campaign(
     seed: int, wanted: range, workers: int, log: Path, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> list[Outcome]:
-    """Every mutation's outcome, in order of number; those that the log already has are not made again."""
+    """Every mutation's outcome, in order of number; those already in the log are not repeated."""
     found = {outcome.number: outcome for outcome in _logged(log)}
     missing = [number for number in wanted if number not in found]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def campaign(
 
 
 def _logged(log: Path) -> list[Outcome]:
-    """Outcomes that an earlier run has logged; a line that was cut off when it was stopped is left out."""
+    """Outcomes logged by an earlier run, without a line cut off when it was stopped."""
     found = []
     for line in log.read_text().splitlines() if log.exists() else ():
         with suppress(msgspec.DecodeError):
@@ -79,7 +79,7 @@ def _logged(log: Path) -> list[Outcome]:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    """Figures for the page on trust: how far mutations came, by layer, their verdicts, and every failure."""
+    """Figures for the page on trust: how far mutations got, by layer, their verdicts, and every failure."""
     return {
         "mutations": len(outcomes),
         "stages": {layer: dict(Counter(o.stage for o in outcomes if o.layer == layer)) for layer in LAYERS},
@@ -90,7 +90,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
-    """Tables: by layer and stage, by verdict, and what a person must look at."""
+    """Print tables: by layer and stage, by verdict, and the outcomes that a person must look at."""
     counts = Counter((layer, o.stage) for o in outcomes for layer in (o.layer, "all"))
     stages = [stage for stage in STAGES if counts["all", stage]]
     table = Table("layer", *stages, title="How far mutations came")

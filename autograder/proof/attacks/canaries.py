@@ -20,21 +20,21 @@ from autograder.release.notebook import BEGIN, END, ROOT
 SECRET = b"canary-of-the-courses-own-secret"
 NEIGHBOURS = "canary-in-another-students-notebook"
 VARIABLE, IN_VARIABLE = "MESHCRAFT_CANARY", "canary-in-the-environment"
-# How the file of a gradebook and of a ledger begins.
+# Magic bytes of the files of a gradebook and of a ledger.
 DATABASE = "SQLite format 3"
 _NUMBER = re.compile(r"-?\d+\.\d{4,}(?:e-?\d+)?")
-# A fact that falls short shows the one element that differs most, measured and expected.
+# A failed fact shows the single element that differs most, measured and expected.
 SHOWN = 8
 
 
 def search(text: str, attack: Attack, submission: bytes, digest: str, released: str) -> list[str]:
-    """The names of the canaries that the text shows.
+    """The names of the canaries that occur in the text.
 
     Args:
-        text: What a student could see.
-        attack: Whose text it is.
-        submission: What was handed in; what stands in there is no find.
-        digest: The submission's hash, from which the official inputs follow.
+        text: Text that a student could see.
+        attack: The attack whose text it is.
+        submission: The submitted notebook; its own content does not count as a find.
+        digest: The submission's hash, which determines the official inputs.
         released: The notebook that students were given.
     """
     text = html.unescape(text).replace('\\"', '"').replace("\\\\", "\\")
@@ -58,7 +58,7 @@ def search(text: str, attack: Attack, submission: bytes, digest: str, released: 
 
 
 def _sources(submission: bytes) -> list[str]:
-    """The cells' sources of a notebook; what is none is taken as it is."""
+    """The cells' sources of a notebook; text that is not a notebook is returned unchanged."""
     try:
         return ["".join(cell["source"]) for cell in json.loads(submission)["cells"]]
     except (ValueError, KeyError, TypeError, RecursionError):

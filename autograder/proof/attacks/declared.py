@@ -1,4 +1,4 @@
-"""Attacks as the files in ``hostile-cells/`` declare them; no import can spell that folder's name."""
+"""Attacks as declared by the files in ``hostile-cells/``, whose folder name cannot be imported."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _SECTION = re.compile(r"^# %% (defaults|helper|attack)\b *(.*)\n((?:#(?! %%).*\n
 
 
 class AttackError(Exception):
-    """An attack is not declared as the package's docstring says; the message names it and its file."""
+    """An attack violates the format in the package's docstring; the message names it and its file."""
 
 
 class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One attack; the package's docstring says what the header's keys mean.
+    """One attack; the package's docstring explains the header's keys.
 
     Attributes:
-        says: What it tries and what ought to happen.
-        submit: Hands it in, given the student's folder and the notebook that students were given.
+        says: Description of the attempt and of the required outcome.
+        submit: Submits it, given the student's folder and the notebook that students were given.
     """
 
     name: str
@@ -122,7 +122,7 @@ def _attack(title: str, comment: list[str], code: str, defaults: dict[str, Any],
 
 
 def _apart(code: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """The code without its functions of these names, and these by name."""
+    """The code without its functions with these names, and those functions by name."""
     lines, functions = code.splitlines(), {}
     for node in reversed(ast.parse(code).body):
         if isinstance(node, ast.FunctionDef) and node.name in names:
@@ -132,7 +132,7 @@ def _apart(code: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
 
 
 def _submit(new: list[dict[str, Any]], answers: dict[str, str], folder: Path, released: Path) -> None:
-    """The released notebook with cells before the first that is to be solved, and answers in place of stubs."""
+    """Insert cells before the first solution cell of the released notebook, and replace stubs with answers."""
     notebook, cells = read_notebook(released)
     for name, source in answers.items():
         cells[name]["source"] = source

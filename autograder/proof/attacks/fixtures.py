@@ -1,4 +1,4 @@
-"""All attacks, and a course folder in which each is handed in."""
+"""All attacks, and a course folder in which each is submitted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_attacks(folder: Path = CELLS) -> list[Attack]:
 
 
 def prepare(folder: Path, attacks: list[Attack]) -> Path:
-    """A course folder with canaries, a neighbour, and each attack handed in."""
+    """A course folder with canaries, a neighbour, and a submission of each attack."""
     course = make_course(folder, sorted({CHAPTER, *(attack.chapter for attack in attacks)}))
     (course / HIDDEN / "secret").write_bytes(SECRET)
     released = json.loads((course / "release" / CHAPTER / f"{CHAPTER}.ipynb").read_text())
@@ -41,7 +41,7 @@ def prepare(folder: Path, attacks: list[Attack]) -> Path:
 
 
 def submit(attack: Attack, course: Path) -> None:
-    """Hand the attack in, in a course folder that has a release."""
+    """Submit the attack in a course folder that has a release."""
     theirs = course / "submitted" / attack.name / attack.chapter
     theirs.mkdir(parents=True)
     attack.submit(theirs, course / "release" / attack.chapter / f"{attack.chapter}.ipynb")

@@ -1,11 +1,11 @@
-"""A fuzzer of official grading: real artefacts, mutated, through the code that grades them, in a real sandbox.
+"""A fuzzer of official grading: real artefacts are mutated and graded by the production code in a real sandbox.
 
 It counts as a failure when
 
-- the grader itself raises, or says that it failed (``fault``), or takes longer than its deadlines;
+- the grader itself raises, or reports a failure of its own (``fault``), or takes longer than its deadlines;
 - a mutation of a wrong answer earns more points than the answer itself;
-- a mutation of a right answer keeps all points, and at the realistic size, which is not run, is cheaper by a figure
-  that points hang on. What is cheaper where it runs gave the right values, and is shown for a person to look at.
+- a mutation of a right answer keeps all points, and at the realistic size, which is not run, a figure that affects
+  points gets cheaper. If it is cheaper at a size that runs, its values were right, and a person gets to look at it.
 
 The same seed and number give the same mutation. ``campaign`` runs thousands of them.
 """
@@ -37,12 +37,12 @@ from solutions import fsdp as right
 
 CHAPTER = "fsdp"
 SECONDS, CPU_SECONDS = 40.0, 20
-# Figures of the realistic size, which is never run, that points hang on.
+# Figures of the realistic size, which is never run, that affect points.
 JUDGED = ("flops", "wire", "temporaries", "seconds")
 SECRET = b"a secret of nobody, for the fuzz"
 QUIET = Ending(exceeded="", signal=None, exit_status=0, cpu_s=1.0)
 WRONG = {mutant.name: mutant.function for mutant in MUTANTS}
-# Which answers are mutated, on which case, and how often: the larger ones compile for a second.
+# The mutated answers, their case, and their frequency: the larger ones compile for a second.
 ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
     ("shard_params", right.shard_params, "pipe=3 x tensor=2", 10),
     ("shard_params", right.shard_params, "data=8", 6),
@@ -61,7 +61,7 @@ ANSWERS: tuple[tuple[str, Any, str, int], ...] = (
 
 @dataclass(frozen=True)
 class Base:
-    """An answer whose Programs are mutated: how it is judged, what it earns and what the lenses find."""
+    """An answer whose Programs are mutated: its judge, its points and the results of the analyses."""
 
     plan: Plan
     name: str
@@ -79,9 +79,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """The result of one mutation.
 
     Attributes:
-        stage: How far it came: ``wire``, ``header``, ``audit or lens``, ``compiler``, ``run`` or ``judged``.
-        failure: What is wrong with the grader by it, empty if nothing.
-        look: What a person may want to look at though the values were right.
+        stage: How far it got: ``wire``, ``header``, ``audit or lens``, ``compiler``, ``run`` or ``judged``.
+        failure: The grader's failure that it reveals, empty if none.
+        look: Something for a person to look at although the values were right.
     """
 
     number: int
@@ -98,7 +98,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def answers(chosen: tuple[tuple[str, Any, str, int], ...] = ANSWERS) -> list[Base]:
-    """The answers as Programs, each on one case and, where its function has one, the realistic size."""
+    """The answers as Programs, each on one case and, if its function has one, at the realistic size."""
     found = []
     for name, function, case, weight in chosen:
         task = load(CHAPTER).task(name)
@@ -145,7 +145,7 @@ class Fuzzer:
         begin = time.monotonic()
         try:
             stage, result, figures = self._judge(base.plan, message)
-            json.dumps(result.to_json(), ensure_ascii=False).encode()  # as the ledger and the pages will
+            json.dumps(result.to_json(), ensure_ascii=False).encode()  # as the ledger and the pages do
         except Exception as error:
             seconds = time.monotonic() - begin
             failure = f"the grader raised {type(error).__name__}: {error}"[:500]
@@ -155,7 +155,7 @@ class Fuzzer:
         return outcome(result.verdict, stage, result.points, result.message[:600], seconds, failure, look)
 
     def mutation(self, number: int) -> tuple[Base, str, str, bytes]:
-        """The base, the layer, what was changed, and all that a student's process would write."""
+        """The base, the layer, the change, and everything that a student's process would write."""
         rng = random.Random(f"{self.seed}:{number}")
         base = rng.choices(self.bases, [base.weight for base in self.bases])[0]
         layer = rng.choices(list(LAYERS), list(LAYERS.values()))[0]
@@ -167,13 +167,13 @@ class Fuzzer:
         before = [base.programs[name] for name in chosen]
         try:
             header, made = self.maker.ask({"layer": layer, "seed": f"{self.seed}:{number}"}, [*before, other])
-        except Stopped:  # MLIR's parser died of the text, which is no business of the grader
+        except Stopped:  # MLIR's parser crashed on the text, outside the grader
             header, made = {"what": "bytes"}, [mutate_bytes(program, other, rng) for program in before]
         what = f"{header['what']} of {', '.join(chosen)}" if len(names) > 1 else header["what"]
         return base, layer, what, message_of({**base.programs, **dict(zip(chosen, made, strict=True))})
 
     def _judge(self, planned: Plan, message: bytes) -> tuple[str, Result, dict[str, dict[str, float]]]:
-        """The verdict as ``pipeline`` comes to it, how far the Programs came, and what the lenses found."""
+        """The verdict as ``pipeline`` reaches it, how far the Programs got, and the results of the analyses."""
         figures: dict[str, dict[str, float]] = {}
         stages = ["wire"]
 
@@ -186,12 +186,12 @@ class Fuzzer:
             return answer, arrays
 
         try:
-            said, programs = read_result(QUIET, message, LIMITS)
-            if said.problem:
-                result = stopped(planned.task, said.problem)
+            response, programs = read_result(QUIET, message, LIMITS)
+            if response.problem:
+                result = stopped(planned.task, response.problem)
             else:
                 stages.append("header")
-                result = judge(planned, programs, said.line, execute)
+                result = judge(planned, programs, response.line, execute)
         except wire.WireError as error:
             result = stopped(planned.task, Problem(REFUSED, f"not Programs: {error}"))
         except Stopped as error:
@@ -221,7 +221,7 @@ def _stage(header: dict[str, Any], answer: dict[str, Any]) -> str:
 
 
 def _figures(answer: dict[str, Any]) -> dict[str, float]:
-    """Figures that may not become less without reason: the facts judge them, or the timeline is made from them."""
+    """Figures that must not drop without reason: the facts judge them, or the timeline is made from them."""
     costs, memory = answer["costs"], answer["memory"]
     found = {name: costs[name] for name in ("flops", "elementwise", "bytes_touched")}
     found["wire"] = sum(c["wire_bytes"] * c["count"] for c in costs["collectives"])
@@ -233,7 +233,7 @@ def _figures(answer: dict[str, Any]) -> dict[str, float]:
 
 
 def judged(base: Base, result: Result, figures: dict[str, dict[str, float]], seconds: float) -> tuple[str, str]:
-    """Say what is wrong with the grader, and what a person may want to look at."""
+    """Report the grader's failure, if any, and anything for a person to look at."""
     if result.verdict == NEEDS_HUMAN and "the grader itself failed" in result.message:
         return result.message[:500], ""
     if seconds > 3 * (SECONDS + 10) * len(base.programs):

@@ -1,4 +1,4 @@
-"""The fuzzer in brief: mutations are what their number says, the grader withstands some, and failures are noticed."""
+"""The short form of the fuzzer: numbers determine mutations, the grader withstands some, and failures are detected."""
 
 import io
 import json

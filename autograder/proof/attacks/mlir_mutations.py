@@ -1,4 +1,4 @@
-"""Mutations of a module's text: a line that computes something else, or something that no honest Program holds."""
+"""Mutations of a module's text: a line that computes something else, or an operation that no honest Program has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = (
 )
 _DTYPES = "f32 bf16 f16 f64 i32 ui32 i64 i1 f8E4M3FN i4".split()
 
-# What no honest Program holds; put behind a line of a body, where the names are of no matter to them.
+# Operations that no honest Program has; inserted after a line of a body, where their names do not matter.
 _HOSTILE = """
 %h = stablehlo.custom_call @xla_python_cpu_callback() {api_version = 2 : i32, backend_config = "1"} : () -> tensor<f32>
 %h = stablehlo.custom_call @Sharding() {api_version = 1 : i32} : () -> tensor<f32>
@@ -46,7 +46,7 @@ _HOSTILE = """
 """.strip().splitlines()  # noqa: E501
 
 
-# Each change as often as it is to be chosen.
+# Each change, repeated by its weight.
 _CHANGES = """
     constant constant constant attribute attribute groups operand operand operand swap_operands kind kind dtype dim
     sharding sharding delete delete delete repeat repeat move hostile hostile declared calls
@@ -54,7 +54,7 @@ _CHANGES = """
 
 
 def mutate_text(text: str, rng: random.Random) -> tuple[str, str]:
-    """The text with one to three changes, and what they are called."""
+    """The text with one to three changes, and their names."""
     module, names = _Module(text.split("\n"), rng), []
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         names.append(rng.choice(_CHANGES))
@@ -63,7 +63,7 @@ def mutate_text(text: str, rng: random.Random) -> tuple[str, str]:
 
 
 def _operation(line: str) -> re.Match[str] | None:
-    """A result's name and what it is, where the line is one whole operation."""
+    """A result's name and operation, if the line is one whole operation."""
     return None if line.rstrip().endswith("{") else re.match(r" +(%\w+) = (.*)", line)
 
 
@@ -75,7 +75,7 @@ class _Module:
     rng: random.Random
 
     def _pick(self, pattern: str) -> int:
-        """The number of a line that the pattern is found in; any, if there is none."""
+        """The number of a line that matches the pattern; of any line, if none does."""
         found = [i for i, line in enumerate(self.lines) if re.search(pattern, line)]
         return self.rng.choice(found or range(len(self.lines)))
 
@@ -83,7 +83,7 @@ class _Module:
         self.lines[where] = self.lines[where][: match.start()] + new + self.lines[where][match.end() :]
 
     def constant(self, pattern: str = "stablehlo.constant") -> None:
-        """Another number in a line that the pattern is found in."""
+        """Change a number in a line that matches the pattern."""
         where = self._pick(pattern)
         found = list(_NUMBER.finditer(self.lines[where]))
         if not found:
@@ -163,7 +163,7 @@ class _Module:
         self._rename(where, match[1], stand_in)
 
     def repeat(self) -> None:
-        """The line once more; what follows reads the copy, which reads the first one's result where that fits."""
+        """Repeat a line; what follows reads the copy, which reads the original's result if the types match."""
         where = self._pick(r"^ +%\w+ = ")
         if not (match := _operation(self.lines[where])):
             return
@@ -187,7 +187,7 @@ class _Module:
             )
 
     def declared(self) -> None:
-        """Something else in what the module and its functions say of themselves."""
+        """Change an attribute of the module or of one of its functions."""
         old, new = self.rng.choice(
             [
                 ("num_partitions = ", "num_partitions = 1"),
@@ -212,7 +212,7 @@ class _Module:
         self.lines[where] = self.lines[where].replace(old, new, 1)
 
     def calls(self) -> None:
-        """A call to another function, or to the one that calls."""
+        """Call another function, or the calling function itself."""
         names = re.findall(r"func\.func \w+ @(\w+)", "\n".join(self.lines))
         where = self._pick("call @")
         self.lines[where] = re.sub(r"call @\w+", f"call @{self.rng.choice(names or ['main'])}", self.lines[where])

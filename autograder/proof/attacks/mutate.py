@@ -1,7 +1,7 @@
-"""Mutations of real artefacts: of bytes, of the header, of what ``jax.export`` writes, of the module's text.
+"""Mutations of real artefacts: of bytes, of the header, of the output of ``jax.export``, of the module's text.
 
-A process of its own (``python -m autograder.proof.attacks.mutate``), since a mutated text can take MLIR's parser down:
-which mutation is made follows from the seed and the number alone.
+Runs as a separate process (``python -m autograder.proof.attacks.mutate``), since mutated text can crash MLIR's parser:
+the mutation is determined by the seed and the number alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from autograder.proof.attacks.mlir_mutations import mutate_text
 from course.program.export import stablehlo_version
 from course.program.program import MAGIC
 
-# How often each layer is chosen. The module's text is what an attacker would write, and what reaches the compiler.
+# Weight of each layer. The module's text is what an attacker would write, and what reaches the compiler.
 LAYERS = {"wire": 6, "bytes": 8, "header": 14, "export": 12, "bytecode": 8, "text": 52}
 _TRIES = 30
 
 
 def mutate_bytes(data: bytes, other: bytes, rng: random.Random) -> bytes:
-    """A few bytes flipped, taken out, put in, repeated, or the rest of another message put behind a part of this."""
+    """Flip, delete, insert or repeat a few bytes, or append the rest of another message to part of this one."""
     where = rng.randrange(len(data) or 1)
     length = rng.choice([1, 1, 2, 4, 8, 64, 1024])
     changes: dict[str, Callable[[], bytes]] = {
@@ -49,7 +49,7 @@ def mutate_bytes(data: bytes, other: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_message(data: bytes, other: bytes, rng: random.Random) -> bytes:
-    """Other bytes in what a process writes to the grader, or another value in its header."""
+    """Change bytes of a process's message to the grader, or a value in its header."""
     if rng.random() < 0.5:
         return mutate_bytes(data, other, rng)
     length = int.from_bytes(data[:4], "big")
@@ -65,7 +65,7 @@ def split(program: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def join(header: Any, artefact: bytes) -> bytes:
-    """A serialised Program, with whatever the header says."""
+    """Join a serialised Program, with any header."""
     text = json.dumps(header).encode()
     return MAGIC + len(text).to_bytes(4, "big") + text + artefact
 
@@ -84,7 +84,7 @@ def _value(rng: random.Random) -> Any:
 
 
 def mutate_header(program: bytes, rng: random.Random) -> bytes:
-    """Another value, one more, one less or two of one, somewhere in the JSON header."""
+    """Change, add, delete or duplicate a value somewhere in the JSON header."""
     header, artefact = split(program)
     text = _changed(header, rng)
     return MAGIC + len(text).to_bytes(4, "big") + text + artefact
@@ -122,7 +122,7 @@ def _places(data: Any) -> Any:
 
 
 def mutate_export(program: bytes, rng: random.Random) -> bytes:
-    """Another value in a field of the ``jax.export`` artefact, or a damaged byte in its frame."""
+    """Change a value in a field of the ``jax.export`` artefact, or damage a byte in its frame."""
     header, artefact = split(program)
     exported = jax_export.deserialize(bytearray(artefact))
     if rng.random() < 0.4:
@@ -136,7 +136,7 @@ def mutate_export(program: bytes, rng: random.Random) -> bytes:
     field, value = rng.choice(_changes(exported, rng))
     try:
         changed = bytes(replace(exported, **{field: value}).serialize())
-    except Exception:  # not every value can be written
+    except Exception:  # not every value can be serialised
         changed = mutate_bytes(artefact, artefact, rng)
     return join({**header, "artefact": len(changed)}, changed)
 
@@ -173,7 +173,7 @@ def _changes(exported: jax_export.Exported, rng: random.Random) -> list[tuple[st
 
 
 def mutate_bytecode(program: bytes, other: bytes, rng: random.Random) -> bytes:
-    """Damage inside the module's bytecode, in a frame that is whole; or the module of another Program."""
+    """Damage inside the module's bytecode, in an intact frame; or the module of another Program."""
     header, artefact = split(program)
     exported = jax_export.deserialize(bytearray(artefact))
     theirs = jax_export.deserialize(bytearray(split(other)[1])).mlir_module_serialized
@@ -187,7 +187,7 @@ def _with_module(header: dict[str, Any], exported: jax_export.Exported, data: by
 
 
 def mutate_module(program: bytes, seed: str) -> tuple[bytes, str] | None:
-    """The module changed as text, in a way that MLIR still parses, and what was changed; None if no way was found."""
+    """The module changed as text such that MLIR still parses it, and the change; None if no change worked."""
     header, artefact = split(program)
     exported = jax_export.deserialize(bytearray(artefact))
     with make_ir_context():
@@ -207,7 +207,7 @@ def mutate_module(program: bytes, seed: str) -> tuple[bytes, str] | None:
 
 
 def _serialised(module: Any, exported: jax_export.Exported, portable: bool) -> bytes:
-    """The module as ``jax.export`` writes it, or as plain bytecode, which it reads too and which keeps dead code."""
+    """The module as ``jax.export`` writes it, or as plain bytecode, which it also reads and which keeps dead code."""
     if portable:
         return mlir.serialize_portable_artifact(module, stablehlo_version(exported), use_mixed_serialization=True)
     stream = io.BytesIO()
@@ -216,7 +216,7 @@ def _serialised(module: Any, exported: jax_export.Exported, portable: bool) -> b
 
 
 def mutate(layer: str, programs: list[bytes], other: bytes, seed: str) -> tuple[list[bytes], str]:
-    """Each of a function's Programs that are to be changed, and what was done to them. The wire is not ours."""
+    """Each of a function's Programs to be changed, and the changes. The message frame is left unchanged."""
     rng = random.Random(seed)
     if layer == "text":
         made = [mutate_module(program, seed) for program in programs]
@@ -233,7 +233,7 @@ def mutate(layer: str, programs: list[bytes], other: bytes, seed: str) -> tuple[
 
 
 def main() -> None:
-    """Serve requests: the Programs to change and one more to splice with; the answer holds the changed ones."""
+    """Serve requests: the Programs to change and one more to splice with; the response holds the changed ones."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     wire.write(answers, {"ready": True})

@@ -1,4 +1,4 @@
-"""A class of attacks on readers leaves text on pages, in a terminal and in a spreadsheet, and nothing else."""
+"""A class of attacks on readers leaves only text on pages, in a terminal and in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ATTACKS = [attack for attack in find_attacks() if attack.group == "reaches"]
-# Names of folders, some of which nbgrader can take, and what each of them tries.
+# Folder names, some of which nbgrader accepts, and what each of them tries.
 STUDENTS = {
     "formula with equals": "=cmd|' -C calc'!A0",
     "formula with plus": "+1+1",
@@ -47,7 +47,7 @@ TAGS_THAT_ACT = {"script", "iframe", "object", "embed", "img", "link", "form", "
 
 @pytest.fixture(scope="module")
 def course():
-    """The attacks, and students with odd names who handed in what is no notebook, graded, with feedback pages."""
+    """Attacks and students with odd names whose submissions are not notebooks, graded, with feedback pages."""
     with workplace() as folder:
         made = prepare(folder / "course", ATTACKS)
         for name in STUDENTS.values():
@@ -60,7 +60,7 @@ def course():
 
 
 def strange(text):
-    """The characters that a terminal or a reader would take for something else than what they are."""
+    """Characters that a terminal or a reader would mistake for something else."""
     return sorted({c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and c != "\n"})
 
 
@@ -94,7 +94,7 @@ def test_each_attack_on_readers_gets_a_page_without_what_acts_or_misleads(course
 
 
 def visit(page, folder):
-    """The page's title after its scripts had time to run, and every address that the browser asked for."""
+    """The page's title after its scripts had time to run, and every address that the browser requested."""
     log = folder / f"{page.parent.parent.name}.json"
     done = subprocess.run(
         [
@@ -117,7 +117,7 @@ def visit(page, folder):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_browser_that_could_run_a_script_and_load_an_image_does(tmp_path):
-    """The control: what the next test looks for does show up on a page that is not careful."""
+    """The control: a careless page does show what the next test looks for."""
     page = tmp_path / "careless" / CHAPTER / "page.html"
     page.parent.mkdir(parents=True)
     page.write_text(

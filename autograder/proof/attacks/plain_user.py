@@ -1,7 +1,7 @@
-"""The suite as a plain user, started by root: what lies in root's private home is shown to it, and nothing is changed.
+"""The suite as a plain user, started by root: files in root's private home are made visible to it, unchanged.
 
-Where Python lies below a folder that only root may enter, that folder is covered by an empty one, in a mount namespace
-that ends with the command, and Python's own folders are put back into it.
+If Python is below a folder that only root may enter, that folder is covered by an empty one, in a mount namespace
+that ends with the command, and Python's own folders are mounted back into it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ USER = 1000
 
 
 def run_as_plain_user(arguments: list[str]) -> dict[str, Any]:
-    """Run ``python -m autograder.proof.attacks`` as the plain user, and read the JSON that it prints.
+    """Run ``python -m autograder.proof.attacks`` as the plain user, and parse the JSON that it prints.
 
     Raises:
         RuntimeError: it printed none.
@@ -43,7 +43,7 @@ def run_as_plain_user(arguments: list[str]) -> dict[str, Any]:
 
 
 def _shown() -> list[str]:
-    """Commands that make every folder that is needed reachable: a private parent is covered, the folder put back."""
+    """Commands that make every required folder reachable: a private parent is covered, the folder mounted back."""
     needed = [os.path.realpath(path) for path in (*_python_folders(), str(ROOT))]
     private: dict[str, list[str]] = {}
     for path in dict.fromkeys(needed):
@@ -52,7 +52,7 @@ def _shown() -> list[str]:
             private.setdefault(cover, []).append(path)
     lines = []
     for cover, paths in private.items():
-        # Bound to a folder outside first: after the cover they could not be found any more.
+        # Bound to a folder outside first: the cover would hide them.
         stage = "/mnt"
         lines.append(f"mount -t tmpfs -o mode=755 meshcraft {stage}")
         for number, path in enumerate(paths):

@@ -1,7 +1,7 @@
-"""The control: the same attacks on nbgrader as it comes, which runs a notebook and believes what it says.
+"""The control: the same attacks on unmodified nbgrader, which runs a notebook and trusts its results.
 
-``python -m autograder.proof.attacks.stock COURSE STUDENT`` grades one submission, in a container that keeps what an
-attack does away from this machine, and away from everything but its course folder: nbgrader itself keeps nothing.
+``python -m autograder.proof.attacks.stock COURSE STUDENT`` grades one submission in a container that isolates
+this machine from an attack, except for the course folder: nbgrader itself isolates nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Control(msgspec.Struct, frozen=True):
     """The result of an attack on stock nbgrader.
 
     Attributes:
-        points: What it gave the attacked functions; None where its autograde step failed.
-        official: What official grading gave them.
-        canaries: What a student could see of its output and must not.
+        points: Its points for the attacked functions; None if its autograde step failed.
+        official: Official grading's points for them.
+        canaries: Canaries in the output that a student can see.
     """
 
     name: str
@@ -58,14 +58,14 @@ def run_stock(
     workers: int = 2,
     on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> list[Control]:
-    """Try stock nbgrader on each attack that says so.
+    """Try stock nbgrader on each attack that allows it.
 
     Args:
         attacks: The attacks; those with a reason against it are left out.
-        official: What official grading gave the attacked functions, by attack.
+        official: Official grading's points for the attacked functions, by attack.
         folder: Where to work; see ``suite.workplace``.
-        workers: How many at once.
-        on_progress: Called with the stage, and how many of how many are done.
+        workers: Number of parallel workers.
+        on_progress: Called with the stage, the number done, and the total.
     """
     if not Path(tool("bwrap")).is_absolute():
         raise RuntimeError("the control needs bubblewrap: stock nbgrader would run the attacks on this machine itself")
@@ -101,7 +101,7 @@ def _try(attack: Attack, template: Path, official: float) -> Control:
 
 @contextmanager
 def _graded(template: Path, name: str, submitted: list[Path]) -> Iterator[tuple[Path, str]]:
-    """A copy of the course in which stock nbgrader graded the first of these submissions, and what it complained."""
+    """A copy of the course in which stock nbgrader graded the first of these submissions, and its error output."""
     own = template.parent / f"stock-{name}"
     shutil.copytree(template, own, ignore=shutil.ignore_patterns("submitted", "nbgrader_config.py"))
     for theirs in submitted:
@@ -116,7 +116,7 @@ def _graded(template: Path, name: str, submitted: list[Path]) -> Iterator[tuple[
 
 
 def _contained(course: Path, student: str) -> list[str]:
-    """nbgrader's autograde step where it can write to the course folder and to nothing else."""
+    """nbgrader's autograde step, able to write only to the course folder."""
     inside = ["--unshare-pid", "--unshare-ipc", "--unshare-net", "--cap-drop", "ALL", "--die-with-parent"]
     files = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
     for path in (sys.base_prefix, sys.prefix, ROOT):  # which may be below the temporary folder
@@ -140,7 +140,7 @@ def _earned(course: Path, student: str, functions: tuple[str, ...]) -> float | N
 
 
 def grade_as_nbgrader_does(course: Path, student: str) -> None:
-    """nbgrader's own autograde step with its own settings, but for the stub's text and the time limit."""
+    """nbgrader's own autograde step with its default settings, except for the stub's text and the time limit."""
     from nbgrader.converters import Autograde
 
     config = course_config(course, CHAPTER, student)

@@ -1,6 +1,6 @@
-"""Attacks that are no plain notebook: each function writes what a student hands in.
+"""Attacks that are not plain notebooks: each function writes a student's submission.
 
-Where the notebook is graded, the verdict is that of ``shard_params``; where it is refused, that of all functions.
+If the notebook is graded, the verdict is that of ``shard_params``; if it is refused, that of all functions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCRIPT = "<script>document.title='run'</script><img src=x onerror=alert(1)>"
 def submission(verdict: str, group: str, control: bool | str = True, *, name: str = "", says: str = "") -> Callable:
     """Declare a function of the student's folder and the released notebook as an attack.
 
-    Its name and docstring are the attack's, unless others are given.
+    Its name and docstring describe the attack unless others are given.
     """
 
     def declare(submit: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
@@ -60,9 +60,9 @@ def submission(verdict: str, group: str, control: bool | str = True, *, name: st
 
 
 def edit(verdict: str, group: str, control: bool | str = True, **named: str) -> Callable:
-    """Declare a function of the student's folder, a notebook and its cells by grade id, which changes any of them.
+    """Declare a function of the student's folder, a notebook and its cells by grade id, which may change any of them.
 
-    The notebook has a right ``shard_params`` where it must pass. Text that is returned is written instead of it.
+    The notebook has a right ``shard_params`` if it must pass. Returned text is written instead of the notebook.
     """
 
     def declare(change: Callable[..., str | None]) -> Callable[[Path, Path], None]:

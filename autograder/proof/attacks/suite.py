@@ -1,4 +1,4 @@
-"""Grade every attack through the real pipeline, and look at what a student could see afterwards."""
+"""Grade every attack through the real pipeline, and check everything that a student could see afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autograder.release.converters import nbgrader_quiet
 
 PR_SET_CHILD_SUBREAPER = 36
 ENOUGH = 16 << 20
-# Lower than a class gets, so that what is ended by them ends soon.
+# Lower than a class gets, so that attacks that hit a limit end soon.
 LIMITS = Limits(wall_s=45.0, cpu_s=10)
 
 
@@ -40,11 +40,11 @@ class Row(msgspec.Struct, frozen=True):
     """The result of one attack.
 
     Attributes:
-        found: The verdicts of the attacked functions; one word where they agree.
-        points: What these functions earned together.
-        canaries: What a student could see and must not.
-        denied: What the sandbox refused and reported.
-        problem: Whatever else went wrong, such as a feedback page that could not be written.
+        found: The verdicts of the attacked functions; one word if they agree.
+        points: Their total points.
+        canaries: Canaries that a student could see.
+        denied: Actions that the sandbox refused and reported.
+        problem: Any other problem, such as a feedback page that could not be written.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def held(self) -> bool:
-        """The grader did what it must."""
+        """True if the grader withstood the attack."""
         right = self.expected_points is None or abs(self.points - self.expected_points) < 0.005
         return self.found == self.expected and right and not self.canaries and not self.problem
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A row for each attack, and what was left behind by all of them together."""
+    """A row for each attack, and everything that all of them together left behind."""
 
     rows: tuple[Row, ...]
     left: tuple[str, ...]
@@ -109,7 +109,7 @@ def run_suite(
 
 
 def _write_pages(course: Path, chapter: str, total: int, on_progress: Callable[..., None]) -> dict[str, str]:
-    """Write everyone's feedback; why some students have no page, by student."""
+    """Write everyone's feedback; return the reason for each missing page, by student."""
     pages = count(1)
     return write_feedback(course, chapter, lambda _: on_progress("feedback", next(pages), total))[1]
 
@@ -135,7 +135,7 @@ def _row(attack: Attack, report: Report | None, seen: _Seen, problem: str, secon
 
 
 def _message(result: Result) -> str:
-    """The message that a learner reads first: the result's own, or that of the first fact that failed."""
+    """The message that a learner reads first: the result's own, or that of the first failed fact."""
     failed = (f"{fact.name}: {fact.message}" for fact in result.missed)
     return result.message or next(failed, "")
 
@@ -164,7 +164,7 @@ class _Seen:
 
 
 def written(folder: Path, *, links: bool = True) -> str:
-    """The text of all files in a folder, one after the other, and of what links in it lead to."""
+    """The concatenated text of all files in a folder, including linked files."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and (links or not path.is_symlink())]
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
@@ -184,7 +184,7 @@ def _comments(course: Path, chapter: str) -> dict[str, str]:
 
 
 def timed(pool: NewPool, seconds: dict[str, float]) -> NewPool:
-    """The same pool; it notes how long each student's grading took."""
+    """The same pool; it records how long each student's grading took."""
 
     def make(alone: bool) -> tuple[Executor, int]:
         executor, width = pool(alone)
@@ -202,7 +202,7 @@ def timed(pool: NewPool, seconds: dict[str, float]) -> NewPool:
 
 
 def contents(path: Path) -> bytes:
-    """The first bytes of a file; nothing of what is no file, such as a link or a pipe."""
+    """The first bytes of a regular file; empty for anything else, such as a link or a pipe."""
     with suppress(OSError):
         if path.is_file() and not path.is_symlink():
             with path.open("rb") as file:
@@ -211,7 +211,7 @@ def contents(path: Path) -> bytes:
 
 
 def handed_in(course: Path, attack: Attack) -> bytes:
-    """The notebooks that were handed in, whatever they are called, one after the other."""
+    """The concatenated submitted notebooks, whatever their names."""
     folder = course / "submitted" / attack.name / attack.chapter
     files = sorted(folder.glob("*.ipynb")) if not folder.is_symlink() else []
     return b"\n".join(map(contents, files))
@@ -236,16 +236,16 @@ def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """A list that gets, at the end, the processes that were started meanwhile and still run.
+    """A list that receives, at the end, the processes that were started in the meantime and still run.
 
-    This process adopts whoever loses a parent, so that none can hide.
+    This process adopts orphans, so that none can hide.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     left: list[str] = []
     before = _descendants()
     with patch.dict(os.environ, {VARIABLE: IN_VARIABLE}):
         yield left
-    for _ in range(50):  # what was killed may take a moment to be gone
+    for _ in range(50):  # a killed process may take a moment to disappear
         more = {pid: name for pid, name in _descendants().items() if pid not in before}
         if not more:
             break
@@ -254,7 +254,7 @@ def watched() -> Iterator[list[str]]:
 
 
 def _descendants() -> dict[int, str]:
-    """The processes below this one that are no zombies, and what they are called."""
+    """The command lines of the descendants of this process that are not zombies."""
     names = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -266,9 +266,9 @@ def _descendants() -> dict[int, str]:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder for a course and for everything that grading writes to the side; gone afterwards.
+    """A folder for a course and for all side files of grading; removed afterwards.
 
-    Others may pass through it but not list it: the sandbox has a user of its own, and needs a way to its scratch
+    Others may traverse it but not list it: the sandbox has a separate user, which must reach its scratch
     folder.
     """
     with tempfile.TemporaryDirectory(prefix="meshcraft-hostile-", ignore_cleanup_errors=True) as name:

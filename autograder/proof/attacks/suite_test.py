@@ -33,7 +33,7 @@ SLOW = """
     keeps_a_corner_where_nobody_runs_it knows_when_it_is_only_looked_at long_loop_in_program million_operations sleeps
     scans_halves_by_depth scans_pairs_and_pads unrolls_and_pads_the_few unrolls_behind_a_branch
 """.split()
-# One that forges points is handed to stock nbgrader by the tests of the demo.
+# The tests of the demo run an attack that forges points through stock nbgrader.
 CONTROLS = ("reads_other_submissions",)
 HEADER = '{verdict = "fail", group = "reads", control = true}'
 GOOD = f"# %% attack tries {HEADER}\n# Tries something. Nothing happens.\nx = 1\n"
@@ -48,7 +48,7 @@ def test_every_section_of_every_file_is_read():
 
 
 def test_a_notebook_is_made_of_helpers_new_cells_and_answers(tmp_path):
-    """Functions of the chapter replace stubs, whichever section they come from; all else comes before the first."""
+    """Functions of the chapter replace stubs, whichever section they come from; everything else precedes the first."""
     header = '{uses = ["before"], then = "after"}'
     file = tmp_path / "some.py"
     file.write_text(
@@ -72,7 +72,7 @@ def test_a_notebook_is_made_of_helpers_new_cells_and_answers(tmp_path):
 
 
 def short_form():
-    """A few of every group that are not slow; `make attacks` runs them all."""
+    """A few fast attacks of every group; `make attacks` runs them all."""
     attacks = [attack for attack in find_attacks() if attack.name not in SLOW]
     return [attack for group in GROUPS for attack in [a for a in attacks if a.group == group][:: 5 if FULL else 10]]
 

@@ -1,4 +1,4 @@
-"""A small class to grade: eight submissions, and the verdicts they must get."""
+"""A small class to grade: eight submissions, and their required verdicts."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ CHAPTER = "fsdp"
 
 
 def submission(student: str) -> Path:
-    """The notebook that a student of the class handed in."""
+    """The notebook submitted by a student of the class."""
     return HERE / "submitted" / student / CHAPTER / f"{CHAPTER}.ipynb"
 
 
 def numbered(student: str, number: int) -> str:
-    """The student's notebook with a first line of its own, so that its official inputs are other ones."""
+    """The student's notebook with an added first line, which changes its official inputs."""
     content = json.loads(submission(student).read_text())
     content["cells"][0]["source"] = f"student {number}"
     return json.dumps(content)

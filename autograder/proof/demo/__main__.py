@@ -22,7 +22,7 @@ STUDENTS = tuple(sorted(path.name for path in (HERE / "submitted").iterdir()))
 
 
 def prepare(folder: Path, students: tuple[str, ...] = STUDENTS) -> Path:
-    """A course folder with these students' submissions; one that is there already is brought up to date."""
+    """A course folder with these students' submissions; an existing one is updated."""
     course = make_course(folder, [CHAPTER])
     for student in students:
         shutil.copytree(HERE / "submitted" / student, course / "submitted" / student, dirs_exist_ok=True)
@@ -30,7 +30,7 @@ def prepare(folder: Path, students: tuple[str, ...] = STUDENTS) -> Path:
 
 
 def surprises(reports: list[Report], students: tuple[str, ...] = STUDENTS) -> list[str]:
-    """Verdicts that differ from those that these students must get."""
+    """Verdicts that differ from these students' required ones."""
     expected = json.loads((HERE / "expected.json").read_text())
     found = {
         report.student: {result.name: [result.verdict, _failed(result)] for result in report.functions}
@@ -48,7 +48,7 @@ def _failed(result) -> list[str]:
 
 
 def main(folder: Path, workers: int) -> int:
-    """Run the demo; 0 when every verdict is the expected one."""
+    """Run the demo; return 0 if every verdict is the expected one."""
     with spinner("building the exercise"):
         (exercise,) = build([CHAPTER])
         course = prepare(folder)

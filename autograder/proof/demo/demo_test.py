@@ -27,12 +27,12 @@ pytestmark = pytest.mark.long
 
 CANARY = "canary-3f9a1c"
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
-# In short, four of the class of eight, whom `make demo` grades as well.
+# The short form grades four of the class of eight; `make demo` grades them too.
 CLASS = STUDENTS if FULL else ("hostile", "partial", "raises", "summed")
 
 
 def meshcraft(*arguments, course):
-    """The command as a process of its own, with canaries where a submission may look for them."""
+    """The command as a separate process, with canaries where a submission may look for them."""
     return subprocess.Popen(
         [sys.executable, "-m", "autograder.cli", *arguments, "--course", str(course)],
         stdout=subprocess.PIPE,
@@ -52,7 +52,7 @@ def judged(course):
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """The class's course folder: graded, killed in the middle, and graded on."""
+    """The class's course folder: graded, killed in the middle, and resumed."""
     course = prepare(tmp_path_factory.mktemp("demo") / "course", CLASS)
     (course / "canary.txt").write_text(CANARY)
     first = meshcraft("grade", "fsdp", "--workers", "2", course=course)
@@ -117,7 +117,7 @@ def test_raising_gets_its_own_line(graded):
         "fsdp_train_step:24",
         "hybrid_shard_step:26",
     ]
-    assert raises.functions[0].message.startswith("ValueError: max() ")  # Python words the rest differently
+    assert raises.functions[0].message.startswith("ValueError: max() ")  # the rest depends on Python's version
 
 
 def test_gradebook_feedback_and_export_agree_with_the_verdicts(graded):

@@ -1,8 +1,8 @@
-"""Typical mistakes of learners, and what must be said about each: ``python -m autograder.proof.mistakes``.
+"""Typical mistakes of learners, and the required messages: ``python -m autograder.proof.mistakes``.
 
-A mistake is an edit of a cell of the solved notebook, which then goes the way that ``meshcraft check`` goes. What the
-learner is shown has to name what is wrong (``says``), to quote the line where it is written (``line``), and to hold
-nothing that is the grader's own.
+A mistake is an edit of a cell of the solved notebook, which is then checked as by ``meshcraft check``. The message to
+the learner must name what is wrong (``says``), quote the line where it is written (``line``), and contain
+nothing internal to the grader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autograder.contract.verdict import PASS, Kind, Report
 from autograder.grading.inside.intake import Cell, Notebook, parse_notebook
 from autograder.release.notebook import source_notebook
 
-# What no learner should have to read: the grader's files, JAX's and MLIR's inner forms, colours, a bare assertion.
+# Text that no learner should have to read: the grader's files, JAX's and MLIR's inner forms, colours, a bare assertion.
 _INNER = {
     "a path": r"/\w+/\S*\.py|site-packages|autograder[./]",
     "a jaxpr": r"\{ ?lambda ?;|\blet\b.*\bin \(|JVPTracer|JitTracer|DynamicJaxprTracer|Traced<|\bjaxpr\b|closed_call",
@@ -34,14 +34,14 @@ VERDICTS = "true", "misleading", "no line", "inner", "not said", "passes"
 # --8<-- [start:mistake]
 @dataclass(frozen=True)
 class Mistake:
-    """A typical mistake, and what a learner has to be shown.
+    """A typical mistake, and the message that a learner must see.
 
     Attributes:
-        function: The one that is checked.
-        name: What the mistake is.
-        says: A regular expression that the message must match, spaces and line ends alike.
-        edits: From what the cell's source has exactly once, to what replaces it; for one that is stubbed, nothing.
-        line: The text of the learner's line that must be quoted; empty where none is to blame.
+        function: The function that is checked.
+        name: Name of the mistake.
+        says: A regular expression that the message must match, with any whitespace.
+        edits: Maps text that occurs exactly once in the cell's source to its replacement; empty for a stub.
+        line: The text of the learner's line that must be quoted; empty if none is to blame.
         inside: Another function, whose cell is edited instead.
         never: A regular expression that the message must not match.
     """
@@ -63,7 +63,7 @@ class Mistake:
         """The solved notebook with the mistake.
 
         Raises:
-            ValueError: The cell does not have a text exactly once.
+            ValueError: A text does not occur exactly once in the cell.
         """
         edited, solved = self.inside or self.function, _solved(self.chapter)
         cells = tuple(replace(cell, source=self._source(cell)) if cell.id == edited else cell for cell in solved)
@@ -81,7 +81,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Told:
-    """What a learner is shown about a mistake, and what is to be said of that: one of ``VERDICTS``, and why."""
+    """The message that a learner sees about a mistake, and its assessment: one of ``VERDICTS``, and why."""
 
     text: str
     verdict: str
@@ -94,13 +94,13 @@ def _solved(chapter: str) -> tuple[Cell, ...]:
 
 
 def told(mistake: Mistake) -> Told:
-    """Check the notebook as a learner would, and look at what is shown."""
+    """Check the notebook as a learner would, and assess the message."""
     report = check_cells(mistake.notebook(), mistake.chapter, [mistake.function])
     return looked_at(mistake, report)
 
 
 def looked_at(mistake: Mistake, report: Report) -> Told:
-    """What is to be said of what a learner is shown."""
+    """Assess the message that a learner sees."""
     text = shown(report)
     flat = " ".join(text.split())
     theirs = {task.name for task in load(mistake.chapter).tasks}
@@ -126,7 +126,7 @@ def looked_at(mistake: Mistake, report: Report) -> Told:
 
 
 def shown(report: Report) -> str:
-    """What a terminal shows."""
+    """The report as a terminal shows it."""
     from rich.console import Console
 
     from autograder.render import facts_table

@@ -1,4 +1,4 @@
-"""Print what a learner is told about each typical mistake, and how many of the messages are as they should be."""
+"""Print the message that a learner gets about each typical mistake, and the number of adequate messages."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from autograder.proof.mistakes.table import MISTAKES
 
 
 def main() -> int:
-    """Exit status 0: every message is as it should be."""
+    """Run the command; exit status 0 if every message is adequate."""
     parser = argparse.ArgumentParser(prog="python -m autograder.proof.mistakes", description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="those whose function or name has this text")
     parser.add_argument("--brief", action="store_true", help="print no messages, but of those that are not right")

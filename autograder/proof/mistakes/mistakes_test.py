@@ -1,4 +1,4 @@
-"""What a learner is told about typical mistakes is true, says where to look, and holds nothing of the grader's."""
+"""Messages about typical mistakes are true, point to the mistake, and contain nothing internal to the grader."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from autograder.proof.mistakes import told
 from autograder.proof.mistakes.table import MISTAKES
 
-# In short: one of each kind of message.
+# The short form has one of each kind of message.
 IN_SHORT = {
     "colon left out",
     "name misspelt",

@@ -1,4 +1,4 @@
-"""The table of typical mistakes; ``says`` is what somebody has to read who made it and does not see it."""
+"""The table of typical mistakes; ``says`` is what a learner must read who made the mistake and cannot see it."""
 # ruff: noqa: E501  edits and quoted lines are a notebook's, whole
 
 from autograder.proof.mistakes import Mistake

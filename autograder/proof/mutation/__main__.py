@@ -1,8 +1,8 @@
-"""Mechanical mistakes in every reference, judged by its contract: which ones does no fact reject?
+"""Mechanical mistakes in every reference, judged by its contract, to find those that no fact rejects.
 
-Outcomes are logged as they come, and the same command again goes on where it was stopped, if contract, solution and
-grader are still the same. What is found is kept in ``autograder/proof/mutation/CHAPTER.json``, where a person writes
-why each survivor is no wrong answer. Exit status 1 where a survivor has no such ``why`` or a record is stale, 3 where a
+Outcomes are logged as they come, and the same command resumes where it was stopped, if contract, solution and
+grader are unchanged. Results are kept in ``autograder/proof/mutation/CHAPTER.json``, where a person explains why
+each survivor is not a wrong answer. Exit status 1 if a survivor has no such ``why`` or a record is stale, 3 if a
 solution does not pass its own contract.
 """
 
@@ -28,19 +28,19 @@ from autograder.proof.mutation.survey import BROKEN, EQUAL, Outcome, ReferenceFa
 from autograder.release.notebook import ROOT
 from course.curriculum import CHAPTERS
 
-# Of each function's mutations, those that behave otherwise than the solution, and are judged.
+# Number of each function's mutations that are judged, of those whose behaviour differs from the solution's.
 WANTED = 42
 
 
 def _log(chapter: str, task: Task) -> Path:
-    """Where outcomes are logged; another file for each version of what they follow from."""
+    """The log file of outcomes; a separate file for each version of their inputs."""
     solution = (ROOT / "solutions" / f"{chapter}.py").read_text()
     version = hashlib.sha256(f"{contract_hash(chapter)}{solution}".encode()).hexdigest()[:12]
     return ROOT / "build" / "mutation" / f"{chapter}-{task.name}-{version}.jsonl"
 
 
 def _logged(log: Path) -> dict[str, Outcome]:
-    """Outcomes that an earlier run has logged, by name; a line that was cut off when it was stopped is left out."""
+    """Outcomes logged by an earlier run, by name, without a line cut off when it was stopped."""
     found = {}
     for line in log.read_text().splitlines() if log.exists() else ():
         with suppress(msgspec.DecodeError):
@@ -52,15 +52,15 @@ def _logged(log: Path) -> dict[str, Outcome]:
 def run(
     chapter: str, task: Task, wanted: int, until: float, again: bool, progress: Callable[[str, int, int], None]
 ) -> bool:
-    """Survey one function and keep what is found; say whether there was time for all of it.
+    """Survey one function and keep the results; return whether there was time for all of it.
 
     Args:
         chapter: The chapter's name.
         task: Its task.
-        wanted: How many mutations that behave otherwise are judged.
+        wanted: Number of mutations with different behaviour to judge.
         until: When to stop, by ``time.monotonic``.
-        again: Only those that have survived before.
-        progress: Called with the function, and how many of how many are judged.
+        again: Judge only those that have survived before.
+        progress: Called with the function, the number judged, and the total.
     """
     log, before = _log(chapter, task), read(chapter).get(task.name)
     known, outcomes, done = _logged(log), [], 0
@@ -88,7 +88,7 @@ def run(
 
 
 def report(chapters: list[str]) -> int:
-    """Print each function's score and what nobody has explained; 1 where there is any, or a record is stale."""
+    """Print each function's score and the unexplained survivors; return 1 if there are any, or a record is stale."""
     scores = table(*"function judged rejected by explained unexplained".split(), right=("judged", "rejected"))
     problems = []
     for chapter in chapters:

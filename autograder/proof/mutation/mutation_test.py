@@ -1,4 +1,4 @@
-"""Mechanical mistakes: the operators make them, the survey judges them, and what survived is explained."""
+"""Mechanical mistakes: the operators make them, the survey judges them, and survivors are explained."""
 
 from types import ModuleType
 
@@ -85,7 +85,7 @@ def test_a_record_keeps_what_a_person_wrote():
     assert (again.rejected, again.judged, again.unexplained) == ({"values": 1}, 2, [])
 
 
-# The others are not surveyed yet, which `make mutation ARGS=--report` says of each function.
+# The others are not surveyed yet, which `make mutation ARGS=--report` reports for each function.
 SURVEYED = [entry.name for entry in CHAPTERS if path_of(entry.name).exists()]
 
 

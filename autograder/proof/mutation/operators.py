@@ -17,7 +17,7 @@ from autograder.chapters.mutant import there_and_back
 
 Replacements = Iterator[tuple[str, str]]
 
-# One name for another, both ways.
+# Names replaced by each other, in both directions.
 _SWAPS = """psum pmean, pmax pmin, sum mean, max min, maximum minimum, all any, zeros ones, zeros_like ones_like,
 float32 bfloat16, float16 bfloat16, add subtract, tril triu, softmax log_softmax, exp log, axis_index axis_size"""
 _SWAPPED: dict[str, list[str]] = defaultdict(list)
@@ -38,14 +38,14 @@ _AROUND = {
     "lower precision": "v.astype(jax.numpy.bfloat16).astype(v.dtype)",
     "twice the value": "2 * v",
 }
-# What is tried last, for functions that have little else to change.
+# Tried last, for functions that have little else to change.
 _LAST = {"one more": "v + 1", "in reverse": "v[::-1]", "rolled": "jax.numpy.roll(v, 1)", "negated": "-v"}
 _INSIDE = "{} inside"
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change: the module-level function that has it, the operator, and the lines that are others than before."""
+    """One change: the module-level function that contains it, the operator, and the changed lines."""
 
     function: str
     operator: str
@@ -57,7 +57,7 @@ class Mutation:
         return name_of(self.function, self.edit)
 
     def apply(self, module: ModuleType, task: str) -> Callable[..., Any]:
-        """The task's function in a copy of its module that has this change."""
+        """The task's function in a copy of its module with this change."""
         whole, old = inspect.getsource(module), inspect.getsource(getattr(module, self.function))
         space = dict(vars(module))
         code = compile(whole.replace(old, f"{self.source}\n"), "<mutation>", "exec", dont_inherit=True)
@@ -66,17 +66,17 @@ class Mutation:
 
 
 def name_of(function: str, edit: tuple[str, ...]) -> str:
-    """What a change is called: it is the same as long as these lines are."""
+    """The name of a change, which stays the same as long as these lines do."""
     return " | ".join((function, *edit))
 
 
 def normalised(function: Callable[..., Any]) -> str:
-    """A function's source, each statement in one line."""
+    """A function's source, each statement on one line."""
     return ast.unparse(ast.parse(inspect.getsource(function)))
 
 
 def mutations(module: ModuleType, function: str) -> list[Mutation]:
-    """Every change of one module-level function, without those that give the same source; operators take turns."""
+    """Every change of one module-level function, without those that give the same source; operators alternate."""
     (tree,) = ast.parse(inspect.getsource(getattr(module, function))).body
     assert isinstance(tree, ast.FunctionDef)
     before, made = ast.unparse(tree), {}
@@ -98,7 +98,7 @@ def mutations(module: ModuleType, function: str) -> list[Mutation]:
 
 
 def _changes(tree: ast.FunctionDef) -> Replacements:
-    """Operator and source of each change of a function, whose tree is afterwards what it was."""
+    """Operator and source of each change of a function, whose tree is restored afterwards."""
     scope = _Scope(tree)
     start = 1 if ast.get_docstring(tree) else 0
     for statement in tree.body[start:]:
@@ -106,7 +106,7 @@ def _changes(tree: ast.FunctionDef) -> Replacements:
 
 
 def _within(tree: ast.FunctionDef, node: ast.AST, where: Any, key: Any, scope: _Scope) -> Replacements:
-    """The changes of a node, which is ``where[key]``, and of all below it."""
+    """The changes of a node, which is ``where[key]``, and of all its descendants."""
     for operator, text in scope.replacements(node):
         code = ast.parse(text).body
         new = code[0].value if isinstance(node, ast.expr) and isinstance(code[0], ast.Expr) else code[0]
@@ -130,7 +130,7 @@ def _within(tree: ast.FunctionDef, node: ast.AST, where: Any, key: Any, scope: _
 
 
 class _Scope:
-    """What a function's names are to each other, and the changes that follow."""
+    """The relations between a function's names, and the changes that follow from them."""
 
     def __init__(self, tree: ast.FunctionDef) -> None:
         nodes = list(ast.walk(tree))
@@ -147,7 +147,7 @@ class _Scope:
                 self.siblings[right].append(left)
 
     def replacements(self, node: ast.AST) -> Replacements:
-        """Operator and source of what may stand where a node stands."""
+        """Operator and source of possible replacements for a node."""
         write = ast.unparse
         match node:
             case ast.AugAssign() | ast.If() | ast.For():
@@ -206,7 +206,7 @@ class _Scope:
                 yield from _sequence(node, [write(one) for one in elts])
 
     def _around(self, value: ast.expr) -> Replacements:
-        """Something done to a value, or to one element of a tuple, that leaves its form as it is."""
+        """Wrap a value, or one element of a tuple, in an operation that preserves its form."""
         every = (*_AROUND.items(), *((f"needless {name}", text) for name, text in self._sent()), *_LAST.items())
         for at, one in enumerate(parts := value.elts if isinstance(value, ast.Tuple) else [value]):
             for operator, around in every:

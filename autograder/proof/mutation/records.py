@@ -1,4 +1,4 @@
-"""What the survey found, kept by chapter: counts by function, and for each survivor why it is no wrong answer."""
+"""The survey's results by chapter: counts by function, and for each survivor why it is not a wrong answer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autograder.proof.mutation.survey import BROKEN, EQUAL, SURVIVED, Outcome
 class Survivor(msgspec.Struct, frozen=True):
     """A mutation that no fact rejects: the function, its lines before (``- ``) and after (``+ ``).
 
-    ``why`` says that it is no wrong answer. A person writes it, and it is empty until then. It begins with ``HOLE``
-    where the contract should reject the mutation and does not yet.
+    ``why`` explains why it is not a wrong answer. A person writes it; it is empty until then. It begins with ``HOLE``
+    if the contract should reject the mutation and does not yet.
     """
 
     function: str
@@ -35,9 +35,9 @@ class Survivor(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What became of a function's mutations: how many raise an exception, give the same program, or are rejected.
+    """Outcomes of a function's mutations: how many raise an exception, give the same program, or are rejected.
 
-    ``rejected`` counts them by kind of fact or verdict; ``possible`` counts those that were not tried too.
+    ``rejected`` counts them by kind of fact or verdict; ``possible`` includes those that were not tried.
     """
 
     possible: int
@@ -79,7 +79,7 @@ def keep(chapter: str, function: str, record: Record) -> None:
 
 
 def recorded(outcomes: list[Outcome], possible: int, before: Record | None) -> Record:
-    """A whole survey as a record, which keeps what was said of survivors before."""
+    """A whole survey as a record, which keeps earlier explanations of survivors."""
     known = {survivor.name: survivor for survivor in before.survivors} if before else {}
     counts = Counter(outcome.result for outcome in outcomes)
     rejected = {name: n for name, n in sorted(counts.items()) if name not in (BROKEN, EQUAL, SURVIVED)}
@@ -89,7 +89,7 @@ def recorded(outcomes: list[Outcome], possible: int, before: Record | None) -> R
 
 
 def judged_again(outcomes: list[Outcome], before: Record) -> Record:
-    """A record after its survivors were judged once more: some may be rejected now."""
+    """A record after its survivors were judged again: some may now be rejected."""
     left = {outcome.name for outcome in outcomes if outcome.result == SURVIVED}
     rejected = Counter(before.rejected) + Counter(o.result for o in outcomes if o.result != SURVIVED)
     survivors = tuple(survivor for survivor in before.survivors if survivor.name in left)
@@ -97,7 +97,7 @@ def judged_again(outcomes: list[Outcome], before: Record) -> Record:
 
 
 def stale(chapter: str) -> list[str]:
-    """The survivors whose code is no longer the solution's."""
+    """The survivors whose code no longer matches the solution's."""
     module, problems = importlib.import_module(f"solutions.{chapter}"), []
     for name, record in read(chapter).items():
         for survivor in record.survivors:

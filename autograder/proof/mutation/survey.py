@@ -1,4 +1,4 @@
-"""Judges mutations as answers are judged: first on the smallest case, and only survivors of that on everything else."""
+"""Judge mutations like answers: first on the smallest case, and only its survivors on everything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autograder.grading.inside.tracing import Problem, time_limit, trace_cases
 from autograder.grading.outside.judge import Plan, Stopped, judge, plan, stopped
 from autograder.proof.mutation.operators import Mutation, mutations, name_of
 
-# The results of a mutation that no fact rejects; others are the kind of the fact that does, or a verdict.
+# Results of a mutation that no fact rejects; other results are the kind of the rejecting fact, or a verdict.
 BROKEN, EQUAL, SURVIVED = "raises an exception", "the same program", "survived"
 _TRACE_SECONDS = 30
 _SECRET = b"mutation"
@@ -28,11 +28,11 @@ _CLEARED_EVERY = 200
 
 
 class ReferenceFails(Exception):
-    """The solution itself does not pass what its mutations are judged by."""
+    """The solution itself does not pass the judgement of its mutations."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a mutation, the fact and case or the message that says why, and how long that took."""
+    """The result of a mutation, the reason (fact and case, or message), and the duration."""
 
     function: str
     edit: tuple[str, ...]
@@ -47,9 +47,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def mutations_of(chapter: str, task: Task) -> list[Mutation]:
-    """What is tried of a task, in this order: changes of its function, and of the helpers that it calls.
+    """The mutations of a task, in order: changes of its function, and of the helpers that it calls.
 
-    Graded functions that it calls have mutations of their own, so theirs come last.
+    Graded functions that it calls have their own mutations, so theirs come last.
     """
     module = importlib.import_module(f"solutions.{chapter}")
     graded = {other.name for other in load(chapter).tasks}
@@ -77,15 +77,15 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 class _Rejected(Exception):
-    """``(result, why)`` of what has no program, or fails a fact."""
+    """``(result, why)`` of a mutation that has no program, or fails a fact."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The judgement of one task's answers, as official grading sees them, that stops at the first fact that fails.
+    """The judgement of one task's answers, as in official grading, which stops at the first failed fact.
 
-    ``wanted`` has the solution's programs by case. ``silent`` has, by stage, the facts that say nothing of it: those
-    that fail for the solution too, such as one about gradients on a case that has none.
+    ``wanted`` has the solution's programs by case. ``silent`` has, by stage, the uninformative facts: those
+    that fail for the solution too, such as one about gradients on a case without any.
     """
 
     plan: Plan
@@ -101,7 +101,7 @@ class Judged:
             ReferenceFails: It does not pass.
         """
         planned = plan(chapter, task, secret=_SECRET)
-        planned = replace(planned, official=False)  # so that inputs and oracles are kept from one to the next
+        planned = replace(planned, official=False)  # so that inputs and oracles are reused
         module = importlib.import_module(f"solutions.{chapter}")
         try:
             wanted = {case.name: _program(task, getattr(module, task.name), case) for case in planned.traced}
@@ -124,7 +124,7 @@ class Judged:
         return Outcome(mutation.function, mutation.edit, mutation.operator, result, why[:200], seconds)
 
     def _judge(self, mutation: Mutation, programs: dict[str, bytes]) -> None:
-        """Raises ``_Rejected`` where something is wrong with it; ``programs`` gets what was exported."""
+        """Raise ``_Rejected`` if the mutation fails; ``programs`` receives the exported ones."""
         task = self.plan.task
         try:
             function = mutation.apply(self.module, task.name)
@@ -159,7 +159,7 @@ def _program(task: Task, function: Callable[..., Any], case: Case[Any]) -> bytes
 
 
 def _failed(stage: Plan, programs: dict[str, bytes]) -> dict[str, str]:
-    """The facts that count and fail, by name, and their kinds.
+    """The failed facts that count, by name, and their kinds.
 
     Raises:
         _Rejected: The programs cannot be judged.

@@ -1,4 +1,4 @@
-"""Ordinary ways to write a notebook, as a table, and the three ways to look at each."""
+"""Ordinary ways to write a notebook, as a table, and the three ways to check each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PARTS = {"HEAD": HEAD, "ANSWER": ANSWER, "LAB": LAB, "WINDOWS": "\r"}
 
 @dataclass(frozen=True)
 class Row:
-    """One way to write a notebook, and the verdict that it earns."""
+    """One way to write a notebook, and its required verdict."""
 
     name: str
     verdict: str

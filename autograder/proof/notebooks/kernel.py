@@ -1,6 +1,6 @@
-"""A process that runs cells as a kernel does, in IPython's shell, and traces what they leave behind.
+"""A process that runs cells like a kernel, in IPython's shell, and traces the functions that they define.
 
-It serves the same requests as the tracer; the shell of each is a fork, so that one cannot change the next.
+It serves the same requests as the tracer; each gets a forked shell, so that no request can affect the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autograder.grading.inside.tracing import Problem, trace_cases
 
 
 def run(header: dict[str, Any]) -> bytes:
-    """The answer to one request."""
+    """The response to one request."""
     shell, task = InteractiveShell.instance(), load(header["chapter"]).task(header["task"])
     autograder.check.check = lambda *_, **__: None  # type: ignore[assignment]
     asyncio.run(_run_cells(shell, [cell["source"] for cell in header["cells"]]))
@@ -40,7 +40,7 @@ def run(header: dict[str, Any]) -> bytes:
 
 
 async def _run_cells(shell: InteractiveShell, sources: list[str]) -> None:
-    """Run cells in a loop of events, as a kernel does."""
+    """Run cells in an event loop, like a kernel."""
     for source in sources:
         failed, code = None, source
         try:
@@ -51,7 +51,7 @@ async def _run_cells(shell: InteractiveShell, sources: list[str]) -> None:
 
 
 def forked(header: dict[str, Any]) -> bytes:
-    """``run`` in a child of its own; empty where it ended without an answer."""
+    """``run`` in a forked child; empty if it ended without a response."""
     read_end, write_end = os.pipe()
     if not (pid := os.fork()):
         try:

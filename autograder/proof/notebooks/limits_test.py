@@ -1,4 +1,4 @@
-"""A learner's experiments alongside the exercise cost no points; the graded function's own needs have limits."""
+"""A learner's experiments alongside the exercise cost no points; the graded function's own resource use has limits."""
 
 import ast
 from dataclasses import replace

@@ -26,7 +26,7 @@ FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 
 @pytest.fixture(scope="module")
 def looks():
-    """The ways to look at a notebook, by name: each gives what ``traced_by`` does."""
+    """The ways to check a notebook, by name: each returns the same as ``traced_by``."""
     workers = {
         "kernel": local_worker("autograder.proof.notebooks.kernel", greets=False, seconds=60),
         "official": sandboxed("autograder.grading.inside.tracer", CHAPTER, best_level(), greets=False, seconds=60),
@@ -47,7 +47,7 @@ def looks():
 
 @pytest.fixture(scope="module")
 def is_right(looks):
-    """Judge a Program of the one case by its values; most are the same as one that is known to be right."""
+    """Judge a Program of the one case by its values; most are identical to one that is known to be right."""
     known = looks("file", next(row for row in ROWS if row.name == "nothing but a constant").cells)
 
     def right(program):
@@ -61,7 +61,7 @@ def is_right(looks):
     return right
 
 
-# The lines that lost all points once come first; of the others, a plain run looks at every third.
+# Lines that once lost all points come first; a plain run checks every third of the others.
 CHOSEN = ROWS if FULL else [*ROWS[:28], *ROWS[28::6]]
 
 

@@ -1,4 +1,4 @@
-"""The functions of ``pipeline`` as the tracer knows them."""
+"""The functions of ``pipeline`` as the tracer wraps them."""
 
 from autograder.chapters.pipeline.wrapping.model import Training, wrap_loss, wrap_step
 from autograder.chapters.pipeline.wrapping.schedule import Blocks, wrap_execute, wrap_split, wrap_tick

@@ -1,4 +1,4 @@
-"""The loss of a model over stages, and a training step: what they are given, and the form of what they give."""
+"""The loss of a model over stages, and a training step: their inputs, and the form of their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDS = ("embed", "head")
 
 @dataclass(frozen=True, kw_only=True)
 class Training(ModelSizes):
-    """A model over stages, its rows those of one microbatch, and what the drawn learning rate is multiplied by."""
+    """A model over stages, its rows per microbatch, and the factor of the drawn learning rate."""
 
     num_microbatches: int
     rows: int
@@ -55,12 +55,12 @@ def specs_of(case: Case[Training]) -> Any:
 
 
 def rows_of(case: Case[Training]) -> int:
-    """Rows of all groups together."""
+    """Number of rows of all groups together."""
     return groups_of(case, pipe_of) * case.sizes.num_microbatches * case.sizes.rows
 
 
 def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
-    """Loss of every device, and gradients when a group's ``upstream`` flows back into it.
+    """Loss of every device, and gradients for the cotangent ``upstream`` of each group.
 
     Each returns its own share of the gradient of embedding and head.
     """
@@ -94,7 +94,7 @@ def wrap_loss(function: Any, case: Case[Training]) -> Wrapped:
 
 
 def wrap_step(function: Any, case: Case[Training]) -> Wrapped:
-    """The steps over several batches; every holder of a leaf returns its copy, so that copies which drift are seen."""
+    """The steps over several batches; every holder of a leaf returns its copy, to detect copies that drift apart."""
     axis, model, rows, others = pipe_of(case), model_of(case), row_axes(case), others_of(case, pipe_of)
     held = by_part(case, layers=P(rows, axis), ends=P((*others, axis)))
     results = {"values": {"loss": P((*others, axis)), "params": held}, "gradients": held}

@@ -1,6 +1,6 @@
-"""Microbatches, ticks and whole schedules: what their functions are given, and the form of what they give.
+"""Microbatches, ticks and whole schedules: inputs of their functions, and the form of their results.
 
-When a stage has work is the answer of ``pipeline_tick``: what counts of its results arrives as an input.
+When a stage has work is the answer of ``pipeline_tick``: the mask of results to compare arrives as an input.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from autograder.contract.case_builders import groups_of, others_of, pipe_of, sta
 from autograder.contract.output_checks import describe, same_shapes, same_tree
 from autograder.contract.wrapping import Mismatch, Wrapped, on_mesh
 
-# What a stage adds to its products.
+# The constant that a stage adds to its products.
 SHIFT = 0.5
 EXECUTED = ("weights", "microbatches")
-# How a call ended that must be refused: without an error, with one of another type, with a message that lacks a number.
+# Possible ends of a call that must be refused: no error, another type of error, or a message that lacks a number.
 ACCEPTED, OTHER_ERROR, UNNAMED, REFUSED = range(4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks(Sizes):
-    """Microbatches of ``rows`` and ``width``; ``backward`` asks for gradients too."""
+    """Microbatches of ``rows`` and ``width``; ``backward`` requests gradients too."""
 
     num_microbatches: int
     rows: int
@@ -44,7 +44,7 @@ def row_axes(case: Case[Any]) -> Any:
 
 
 def refusal(call: Callable[[], Any], *numbers: int) -> int:
-    """How ``call`` ends; ``REFUSED`` is a ``ValueError`` that names the numbers. Nothing of it enters the program."""
+    """How ``call`` ends; ``REFUSED`` is a ``ValueError`` that names the numbers. None of it enters the program."""
     try:
         jax.eval_shape(call)
     except ValueError as error:
@@ -87,10 +87,10 @@ def wrap_split(function: Any, case: Case[Blocks]) -> Wrapped:
 
 
 def stage_of(weights: jax.Array, case: Case[Blocks]) -> Callable[..., jax.Array]:
-    """A stage that gives every microbatch another result: ``[microbatch_size, width] -> `` the same.
+    """A stage with a different result for every microbatch: ``[microbatch_size, width] -> `` the same.
 
-    Of zeros it makes something else, so that no garbage adds nothing; in a forward pass, garbage is NaN. (In a backward
-    pass zero times NaN is NaN, whoever chooses with ``jnp.where``.)
+    It maps zeros to something else, so that adding garbage changes the sum; in a forward pass, garbage is NaN. (In a
+    backward pass zero times NaN is NaN, even when ``jnp.where`` selects.)
     """
 
     def stage(x, microbatch):
@@ -105,7 +105,7 @@ def stage_of(weights: jax.Array, case: Case[Blocks]) -> Callable[..., jax.Array]
 
 
 def tick_shapes(case: Case[Blocks]) -> dict[str, Any]:
-    """``counted`` says which results of a stage and a tick are looked at: idle stages may give what they like."""
+    """``counted`` marks the results of a stage and a tick that are compared: idle stages may return anything."""
     s, stages, ticks = case.sizes, stages_of(case), case.given["ticks"]
 
     def leaf(*shape, dtype: Any = np.float32):
@@ -123,7 +123,7 @@ def tick_shapes(case: Case[Blocks]) -> dict[str, Any]:
 
 
 def wrap_tick(function: Any, case: Case[Blocks]) -> Wrapped:
-    """Every tick of a schedule, each with other things that arrive; what is not ``counted`` becomes zero."""
+    """Every tick of a schedule, each with other arriving data; whatever is not ``counted`` becomes zero."""
     axis, number_of_ticks = pipe_of(case), case.given["ticks"]
 
     def local(weights, microbatches, arrived, upstream, counted):

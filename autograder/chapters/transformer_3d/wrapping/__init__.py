@@ -1,4 +1,4 @@
-"""The functions of ``transformer_3d`` as their tracer knows them: what they are given, the form of what they give."""
+"""The functions of ``transformer_3d`` as their tracer wraps them: their inputs, and the form of their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROLES = {"params": "state", "key": "key"}
 
 
 def wrap_init(function: Any, case: Case[Sizes]) -> Wrapped:
-    """The parts, put together by the specs that come with them."""
+    """The parts, assembled by the specs that come with them."""
     shapes, found = whole_of(case), {}
     how = case.sizes.num_repeats, case.sizes.min_size, *axes_of(case)
 
@@ -77,7 +77,7 @@ def _check(name: str, part: Any, spec: Any, like: Any, case: Case[Sizes]) -> Non
 
 
 def wrap_forward(function: Any, case: Case[Sizes]) -> Wrapped:
-    """Loss and gradient; every device returns what it holds, so that copies which differ are seen."""
+    """Loss and gradient; every device returns its copy, to detect copies that differ."""
     data, pipe, tensor = axes_of(case)
     specs, each = given_specs(case), P(tuple(case.mesh))
 
@@ -114,7 +114,7 @@ def _same_in_a_pipeline(loss: Any, case: Case[Sizes]) -> Any:
 
 
 def wrap_step(function: Any, case: Case[Sizes]) -> Wrapped:
-    """The steps over several batches; every device returns what it holds, so that copies which drift apart are seen."""
+    """The steps over several batches; every device returns its copy, to detect copies that drift apart."""
     axes, specs, each = axes_of(case), given_specs(case), P(tuple(case.mesh))
 
     def local(params, batch, key, learning_rate, largest_norm):

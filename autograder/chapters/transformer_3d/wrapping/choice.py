@@ -1,4 +1,4 @@
-"""What ``choose_mesh`` is asked, and the form of what it answers."""
+"""The questions for ``choose_mesh``, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from course.machine import Machine
 from course.machines import machine
 from course.planning import COURSE, Choice, estimator
 
-# Bytes of all answers of a case as text.
+# Largest size in bytes of all answers of a case as text.
 MOST = 4096
 WIDER, LARGER = (1, 4, 16), (1, 8, 32)
 Question = tuple[budget.Sizes, int]
@@ -25,7 +25,7 @@ Question = tuple[budget.Sizes, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Sizes):
-    """What ``choose_mesh`` is asked about: a machine, and the smallest of the models and batches."""
+    """The questions for ``choose_mesh``: a machine, and the smallest of the models and batches."""
 
     machine: str
     layers: int = 8
@@ -37,12 +37,12 @@ class Models(Sizes):
 
 
 def machine_of(case: Case[Models]) -> Machine:
-    """Where the steps of a case run."""
+    """The machine on which the steps of a case run."""
     return machine(case.sizes.machine)
 
 
 def questions(case: Case[Models]) -> list[Question]:
-    """Models of three widths with batches of three sizes: some leave data to split, some do not, some fit nowhere."""
+    """Models of three widths with batches of three sizes: some split the data, some do not, some fit nowhere."""
     s = case.sizes
     return [
         (budget.Sizes(s.layers, k * s.width, k * s.heads, s.vocab, s.seq), n * s.batch) for k in WIDER for n in LARGER
@@ -50,7 +50,7 @@ def questions(case: Case[Models]) -> list[Question]:
 
 
 def wrap_choice(function: Callable[..., Any], case: Case[Models]) -> Wrapped:
-    """The answers to all questions: choices, and what was refused."""
+    """The answers to all questions: choices, and refusals."""
 
     def every():
         where, found = machine_of(case), []
@@ -67,7 +67,7 @@ def _formed(answer: Any) -> Any:
     """A choice as plain numbers and a text.
 
     Raises:
-        Mismatch: It is no choice.
+        Mismatch: It is not a choice.
     """
     if answer is None or isinstance(answer, Refusal):
         return answer

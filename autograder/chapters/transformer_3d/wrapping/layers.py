@@ -1,4 +1,4 @@
-"""What ``forward_3d`` is made of, as its tracer knows it: weights, the layers of a stage, and those of all repeats."""
+"""The components of ``forward_3d`` as the tracer wraps them: weights, the layers of a stage, and of all repeats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ROLES = {"key": "key", "params": "state"}
 
 
 def wrap_whole(function: Any, case: Case[Sizes]) -> Wrapped:
-    """Weights on every device, of layers and of the ends; what flows back is another array on each."""
+    """Weights on every device, of layers and of the ends; each device has a different cotangent."""
     data, pipe, tensor = axes_of(case)
     specs, each, dtype = given_specs(case), P(tuple(case.mesh)), options_of(case).dtype
     shapes = whole_on_data(case)
@@ -80,9 +80,9 @@ def rows_at(case: Case[Sizes]) -> jax.ShapeDtypeStruct:
 
 
 def wrap_stage(function: Any, case: Case[Sizes]) -> Wrapped:
-    """What layers add to ``x``; the shares of gradients are summed, where weights are whole on ``tensor``.
+    """The layers' contribution to ``x``; shares of gradients are summed where weights are whole on ``tensor``.
 
-    Every stage has another microbatch. Where ``x`` is large, what is added shows whether it was rounded on its way.
+    Every stage has a different microbatch. Where ``x`` is large, the contribution reveals intermediate rounding.
     """
     data, pipe, tensor = axes_of(case)
     specs, rows, each = stage_specs(case), P((data, pipe), tensor), P(tuple(case.mesh))
@@ -121,7 +121,7 @@ def microbatches_at(case: Case[Sizes]) -> jax.ShapeDtypeStruct:
 
 
 def wrap_layers(function: Any, case: Case[Sizes]) -> Wrapped:
-    """What leaves the last stage, and gradients of that alone; that of ``x`` on stage 0."""
+    """Outputs of the last stage, and gradients of these alone; the gradient of ``x`` on stage 0."""
     data, pipe, tensor = axes_of(case)
     specs, each, rows = given_specs(case)["layers"], P(tuple(case.mesh)), P(None, data, tensor)
 

@@ -1,6 +1,6 @@
-"""Models, axes and who holds what, as the functions of ``transformer_3d`` are given them.
+"""Models, axes and layouts as the functions of ``transformer_3d`` receive them.
 
-How leaves are split is the answer of ``init_3d``: where another function is given it, it comes with the case.
+The layout of leaves is the answer of ``init_3d``: other functions that need it receive it with the case.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from course.layout import Options
 from course.model import split_heads
 from course.program.program import path_name
 
-# In the order in which the functions are given them, whatever a case calls them.
+# In the order in which the functions receive them, whatever names a case uses.
 Axes = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes(ModelSizes):
-    """A Transformer over three axes, and how a step of it is computed.
+    """A Transformer over three axes, and the options for computing a step.
 
     Attributes:
         rows: Sequences of a microbatch at each place on the data axis.
-        num_microbatches: How many enter a pipeline in a step.
-        num_repeats: How often each goes around.
+        num_microbatches: Number that enter a pipeline in a step.
+        num_repeats: Number of times that each goes around.
         min_size: Leaves with fewer elements are not split over the data axis.
         rings: Whether activations travel in rings.
-        remat: Whether layers are computed again in the backward pass.
-        bfloat16: Whether dense layers compute in it.
-        steps: How many steps are taken.
-        rate_scale: What the drawn learning rate is multiplied by.
-        largest_norm: What the drawn norm that gradients are clipped to is multiplied by; 0 leaves them as they are.
+        remat: Whether layers are recomputed in the backward pass.
+        bfloat16: Whether dense layers compute in bfloat16.
+        steps: Number of steps.
+        rate_scale: The factor of the drawn learning rate.
+        largest_norm: The factor of the drawn clipping norm; 0 disables clipping.
     """
 
     rows: int = 1
@@ -58,13 +58,13 @@ def axes_of(case: Case[Any]) -> Axes:
 
 
 def sizes_of(case: Case[Any]) -> tuple[int, int, int]:
-    """Their sizes."""
+    """Sizes of these axes."""
     data, pipe, tensor = (case.mesh[axis] for axis in axes_of(case))
     return data, pipe, tensor
 
 
 def options_of(case: Case[Sizes]) -> Options:
-    """How the case wants the step to be computed."""
+    """The options for computing a step of the case."""
     s = case.sizes
     return Options(
         num_microbatches=s.num_microbatches,
@@ -77,7 +77,7 @@ def options_of(case: Case[Sizes]) -> Options:
 
 
 def whole_of(case: Case[Sizes]) -> Any:
-    """Shapes of the whole parameters, heads apart, layers stacked: what ``init_3d`` is given."""
+    """Shapes of the whole parameters, with separate heads and stacked layers: the input of ``init_3d``."""
     return _whole_of(case.sizes.model)
 
 
@@ -120,7 +120,7 @@ def named(spec: P) -> set[str]:
 
 
 def given_specs(case: Case[Sizes]) -> Any:
-    """The spec of each leaf of the parameters in stages, as the case says it: axes for each dim, by the leaf's name."""
+    """The spec of each leaf of the parameters in stages, as given by the case: the axes of each dim, by leaf name."""
 
     def spec(path, _):
         dims = case.given["specs"][path_name("", path)]
@@ -130,5 +130,5 @@ def given_specs(case: Case[Sizes]) -> Any:
 
 
 def rows_of(case: Case[Sizes]) -> int:
-    """Sequences in the whole batch."""
+    """Number of sequences in the whole batch."""
     return case.sizes.rows * case.sizes.num_microbatches * sizes_of(case)[0]

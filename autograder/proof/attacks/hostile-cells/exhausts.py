@@ -295,7 +295,7 @@ def shard_params(params, axis_name, min_size):
         except OSError:
             continue
     if made or libc.shmget(0, 1 << 20, 0o1600) != -1:
-        return None  # what got shared memory falls short in another way
+        return None  # with shared memory available, the verdict must differ
     raise RuntimeError("no shared memory")
 
 # %% attack sleeps

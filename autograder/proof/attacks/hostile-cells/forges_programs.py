@@ -1,4 +1,4 @@
-"""Attacks that write messages and Programs by hand, into the one pipe that a student's process has."""
+"""Attacks that write messages and Programs by hand, into the only pipe of a student's process."""
 
 # %% defaults
 # verdict = "refused"
@@ -8,7 +8,7 @@
 # functions = ["shard_params"]
 
 # %% helper forge
-# Writing to the result channel by hand: what a student's process may do with the one pipe that it has.
+# Write to the result channel by hand, through the only pipe of a student's process.
 import stat
 
 def request():

@@ -1,4 +1,4 @@
-"""Attacks that answer with something else than asked for, or replace what would judge them."""
+"""Attacks that return something other than requested, or replace the judge."""
 
 # %% defaults
 # verdict = "fail"
@@ -153,7 +153,7 @@ try:
     from autograder.contract.task import load
 
     load("fsdp")
-except (ImportError, AttributeError):  # officially there is no contract to ask
+except (ImportError, AttributeError):  # official grading has no contract to import
     load = None
 
 def public_answer(structure, mesh):

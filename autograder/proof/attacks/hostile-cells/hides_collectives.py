@@ -1,4 +1,4 @@
-"""Attacks that hide forbidden collectives behind a number that XLA computes in another way than a reader does."""
+"""Attacks that hide forbidden collectives behind a number that XLA computes differently from a reader."""
 
 # %% defaults
 # verdict = "refused"
@@ -8,7 +8,7 @@
 # functions = ["shard_params"]
 
 # %% helper hidden
-# A right shard_params, and the same with forbidden collectives: which of them runs, a number decides.
+# A right shard_params, and the same with forbidden collectives: a number selects the branch that runs.
 def hidden_behind(decide):
     """Forbidden where ``decide(device)`` is true as XLA computes it: there every parameter is averaged first."""
 

@@ -6,8 +6,8 @@
 # control = "the notebook's check uses the same lenses"
 
 # %% helper keeps_less
-# A loss that keeps a part of the gathered weights for the backward pass, and fills it up again: uses honest_loss.
-# ``cut`` gives what is kept of a whole leaf, and ``fill`` makes a leaf of a shape of it. At the sizes that are run,
+# A loss that keeps a part of the gathered weights for the backward pass, and pads it back: uses honest_loss.
+# ``cut`` returns the kept part of a whole leaf, and ``fill`` restores a leaf of a given shape. At the sizes that run,
 # ``cut`` keeps everything; ``SEEN`` is the largest dim there.
 SEEN = 64
 
@@ -60,9 +60,9 @@ def fsdp_loss(shards, specs, batch, model, axis_name):
     return loss_by_layers(shards, specs, batch, model, axis_name, keeping(axis_name, cut, fill))
 
 # %% helper early
-# The loss by layers, unrolled, whose gathers an attack places: uses honest_loss.
-# ``order(parts, gather, computes, x)`` runs the layers: ``gather(part)`` gives the whole of one, and ``computes[i]``
-# takes it with what flows in.
+# The loss by layers, unrolled, with gathers placed by an attack: uses honest_loss.
+# ``order(parts, gather, computes, x)`` runs the layers: ``gather(part)`` returns a whole layer, and ``computes[i]``
+# takes it with the layer's input.
 def unrolled(shards, specs, batch, model, axis_name, order):
     of_layer = jax.tree.map(lambda spec: P(*tuple(spec)[1:]), specs["layers"])
     depth = jax.tree.leaves(shards["layers"])[0].shape[0]

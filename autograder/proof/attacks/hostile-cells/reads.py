@@ -7,7 +7,7 @@
 # uses = ["search"]
 
 # %% helper search
-# Looking around from where this code runs, and saying what was found where it will be read.
+# Search from the working directory of this code, and raise the findings where they will be read.
 def places():
     """Every folder from which something here was started or imported, and all above them."""
     starts = [os.getcwd(), os.environ.get("HOME", ""), sys.prefix, sys.base_prefix, *sys.path]

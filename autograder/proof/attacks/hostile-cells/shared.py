@@ -1,4 +1,4 @@
-"""What attacks of several files have in common."""
+"""Helpers shared by attacks of several files."""
 
 # %% helper imports
 import ctypes
@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 # %% helper honest
-# A right shard_params: what an attack shows where it wants to look honest.
+# A right shard_params: used by attacks that must look honest.
 def chosen_dim(shape, size, min_size):
     dims = [dim for dim, length in enumerate(shape) if length % size == 0]
     count = 1
@@ -54,7 +54,7 @@ def whole(params, axis_name, min_size):
     return params, jax.tree.map(lambda _: P(), params)
 
 # %% helper honest_loss
-# A right gather_params and fsdp_loss: what an attack shows where it wants to look honest.
+# A right gather_params and fsdp_loss: used by attacks that must look honest.
 from functools import partial
 
 def join(shards, specs, axis_name):

@@ -1,4 +1,4 @@
-"""Attacks on the chapter `single_device`: less precision, fewer tokens or more layers than they show."""
+"""Attacks on the chapter `single_device`: less precision, fewer tokens or more layers than they appear to use."""
 
 # %% defaults
 # verdict = "partial"
@@ -7,7 +7,7 @@
 # control = "the notebook's check uses the same lenses"
 
 # %% helper low_precision
-# The loss in mixed precision, whose softmax and norm an attack brings along; ``LOW`` is what it must not use there.
+# The loss in mixed precision, with the softmax and norm of an attack; ``LOW`` is the dtype that they must not use.
 LOW, HIGH = jnp.bfloat16, jnp.float32
 softmax, norm = causal_softmax, rms_norm
 
@@ -42,8 +42,8 @@ def mixed_precision_loss(params, batch, num_heads):
     return loss_with(params, batch, num_heads, softmax, norm)
 
 # %% helper packed_attention
-# Attention over a few chunks of keys, whose scores and means an attack takes in complex numbers.
-# ``scores(q, k)`` and ``means(weights, v)`` are what ``einsum`` would give; ``kept`` wraps a chunk's exponentials, as
+# Attention over a few chunks of keys, with scores and means that an attack computes in complex numbers.
+# ``scores(q, k)`` and ``means(weights, v)`` return the results of ``einsum``; ``kept`` wraps a chunk's exponentials, as
 # ``kept_in_pairs`` does.
 def in_pairs(a, b):
     return lax.complex(a, b)
@@ -113,7 +113,7 @@ def chunked_attention(q, k, v, chunk):
     return attend(q, k, v, chunk, **options)
 
 # %% helper few_tokens
-# Attention over a few of the tokens, which are all of them where it is run by itself: up to ``MOST``.
+# Attention over a few of the tokens: up to ``MOST``, which is all of them at the sizes that run.
 MOST = 96
 
 def few(seq):
@@ -137,7 +137,7 @@ def with_work(result, q, k):
     return result + 0 * total.mean()
 
 # %% helper deep
-# Layers written out one after the other, in as many copies as an attack wants: whatever the depth is.
+# Layers written out one after another, in as many copies as an attack needs, whatever the depth.
 def depth_of(stacked):
     return jax.tree.leaves(stacked)[0].shape[0]
 

@@ -1,4 +1,4 @@
-"""Attacks that change what grading is made of: files, processes, the next function."""
+"""Attacks that modify the components of grading: files, processes, the next function."""
 
 # %% defaults
 # verdict = "pass"
