@@ -1,4 +1,4 @@
-"""The puzzles' pictures: they show who holds what, and never the spec."""
+"""The puzzles' pictures show the blocks of each device, and never the spec."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Running and timing Programs: the plumbing, on emulated devices; no test looks at how long anything took."""
+"""Running and timing Programs on emulated devices: no test depends on how long anything took."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from course.program import compile_program, export
 
 
 def training(donate=("state",), keep="state"):
-    """``state + 1`` on two devices; the result is called ``keep``."""
+    """``state + 1`` on two devices; the result is named ``keep``."""
     struct = jax.ShapeDtypeStruct((4, 2), np.float32)
     mesh = abstract_mesh({"data": 2})
 

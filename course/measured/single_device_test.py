@@ -1,4 +1,4 @@
-"""``make measure-single-device``: what is kept and what is said; tiny steps on the CPU, whose speed nobody looks at."""
+"""``make measure-single-device``: rows saved and output printed, for tiny steps on the CPU, whose speed is ignored."""
 
 import json
 
