@@ -1,4 +1,4 @@
-"""Pictures: sound SVG of bounded size that draws every bar once, says what it shows, and reads for everyone."""
+"""Pictures: valid SVG of bounded size that draws every bar once, describes its content, and is accessible."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ def bar(stream, start, end, kind="dot_general", line="cell:1", device=0):
 
 
 def made(*bars, members=((0, 1, 2, 3),), seconds=None):
-    """A timeline of given bars; what its devices did follows from them."""
+    """A timeline of given bars; the times of its devices follow from them."""
     end = max(b.end for b in bars)
     devices = []
     for alike in members:
@@ -43,7 +43,7 @@ def made(*bars, members=((0, 1, 2, 3),), seconds=None):
     return Timeline("plain", {"data": 4}, seconds or end, tuple(devices), (), bars)
 
 
-# Computes, sends something hidden, then waits for a transfer that the others were late for.
+# Computes, sends something hidden, then waits for a transfer that the others joined late.
 STEP = made(
     bar("compute", 0.0, 0.4),
     bar("data", 0.1, 0.3, "all_gather", "cell:2"),
@@ -54,7 +54,7 @@ MEMORY = Memory(2**20, 2**21, 2**19, 3 * 2**20, (Alive(2**20, (512, 512), "f32",
 
 
 def rectangles(picture, height=None):
-    """Of what says something when it is pointed at: place, width, fill and that; of one height, if it is given."""
+    """Rectangles with a tooltip: position, width, fill and tooltip; only those of one height, if given."""
     found = []
     for rect in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
         title = rect.find(f"{SVG}title")
@@ -65,7 +65,7 @@ def rectangles(picture, height=None):
 
 def test_a_timeline_shows_bars_what_is_exposed_and_what_waits_each_as_long_as_it_lasts():
     picture = timeline_svg(STEP)
-    assert ">exposed: data<" in picture and ">waiting for others<" in picture  # in the legend, as tables call it
+    assert ">exposed: data<" in picture and ">waiting for others<" in picture  # in the legend
     found = rectangles(picture)
     first, wait, exposed = found[:3]
     assert wait[0] - first[0] == pytest.approx(0.4 * WIDTH, abs=0.1)

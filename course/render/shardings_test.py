@@ -1,4 +1,4 @@
-"""Pictures of shardings: every device stands where JAX puts it, and what cannot be is refused with a sentence."""
+"""Pictures of shardings: every device is at the position that JAX gives it, and impossible ones are refused."""
 
 import re
 from xml.etree import ElementTree
@@ -38,7 +38,7 @@ def spans(text, shape):
 
 
 def in_jax(shape, spec, axes):
-    """What each device holds, as JAX says."""
+    """The index ranges of each device, according to JAX."""
     held = NamedSharding(make_mesh(axes), spec).devices_indices_map(shape)
     return {
         device.id: tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))

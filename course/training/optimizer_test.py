@@ -1,4 +1,4 @@
-"""The schedule, what decays, and that clipping takes the norm of whole arrays on every mesh."""
+"""The schedule, the leaves with weight decay, and clipping by the norm of whole arrays on every mesh."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The launcher: how processes are told who they are, stopped and mourned; with programs that need no JAX."""
+"""The launcher: passing ranks to processes, stopping them and reporting failures; with programs that need no JAX."""
 
 import os
 import signal

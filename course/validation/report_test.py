@@ -1,4 +1,4 @@
-"""The report's means meet their goals, and what is recorded and shown is what the lenses give now."""
+"""The report's means meet their goals, and the recorded results are the current results of the analyses."""
 
 import math
 import os
@@ -42,7 +42,7 @@ def short():
 
 @pytest.fixture(scope="module")
 def short_compiled():
-    # Compiling the published runs takes half a minute; the rings show as well what the compiler's figures are now.
+    # Compiling the published runs takes half a minute; the rings check the compiler's current figures as well.
     return [*(single_gpu(True, True) if os.environ.get("MESHCRAFT_FULL") else ()), *rings(aot=True)]
 
 
