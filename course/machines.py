@@ -105,9 +105,9 @@ def _converted(data: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        said, _, where = str(error).partition(" - at `$")
+        problem, _, where = str(error).partition(" - at `$")
         place = where.strip(".`") + ": " if where else ""
-        raise BadMachineFile(f"{place}{said[0].lower()}{said[1:]}") from None
+        raise BadMachineFile(f"{place}{problem[0].lower()}{problem[1:]}") from None
 
 
 def _filled(text: str, notes: dict[str, str]) -> str:

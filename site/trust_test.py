@@ -63,8 +63,10 @@ def runs() -> str:
         seen = sum(len(row["canaries"]) for row in run["rows"])
         rows.append(f"| {backend} | {user} | {len(run['rows'])} | {right} | {seen} | {len(run['left'])} |")
     versions = {tuple(run["versions"][name] for name in PACKAGES) for run in kept()["runs"].values()}
-    said = "; ".join(", ".join(f"{n} {v}" for n, v in zip(PACKAGES, found, strict=True)) for found in sorted(versions))
-    return "\n".join([*head, "|---|---|---:|---:|---:|---:|", *rows, "", f"With {said}."])
+    packages = "; ".join(
+        ", ".join(f"{n} {v}" for n, v in zip(PACKAGES, found, strict=True)) for found in sorted(versions)
+    )
+    return "\n".join([*head, "|---|---|---:|---:|---:|---:|", *rows, "", f"With {packages}."])
 
 
 def control() -> str:
@@ -76,8 +78,8 @@ def control() -> str:
         those = [found for name, found in tried.items() if groups.get(name) == group]
         rows.append(f"| {title} | {len(those)} | {sum(found.let_through for found in those)} |")
     through = sum(found.let_through for found in tried.values())
-    said = f"Of {len(tried)} attacks that apply to it, stock nbgrader lets {through} through."
-    return "\n".join([said, "", "| group | tried on stock nbgrader | let through |", "|---|---:|---:|", *rows])
+    summary = f"Of {len(tried)} attacks that apply to it, stock nbgrader lets {through} through."
+    return "\n".join([summary, "", "| group | tried on stock nbgrader | let through |", "|---|---:|---:|", *rows])
 
 
 def attacks() -> str:
@@ -127,9 +129,9 @@ def mutations() -> str:
     for end in ends:
         counts = [found["stages"][layer].get(end, 0) for layer in layers]
         rows.append(f"| {ENDS[end]} | {' | '.join(f'{count:,}' for count in counts)} | {sum(counts):,} |")
-    said = f"Crashes of the grader, and points that nobody earned: {len(found['failures'])}."
+    summary = f"Crashes of the grader, and points that nobody earned: {len(found['failures'])}."
     titles, line = " | ".join(layers), "---:|" * (len(layers) + 1)
-    return "\n".join([head, "", f"| what became of it | {titles} | all |", f"|---|{line}", *rows, "", said])
+    return "\n".join([head, "", f"| what became of it | {titles} | all |", f"|---|{line}", *rows, "", summary])
 
 
 BLOCKS = {"runs": runs, "control": control, "attacks": attacks, "mutations": mutations, "faults": faults}

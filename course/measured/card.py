@@ -53,9 +53,9 @@ def installation() -> dict[str, Any]:
 
 def in_words(found: dict[str, Any]) -> dict[str, str]:
     """The lines of a card that describe what ``installation`` returns."""
-    said = ", ".join(f"{what} {found['versions'][what]}" for what in ("jax", "jaxlib", "python"))
+    listed = ", ".join(f"{what} {found['versions'][what]}" for what in ("jax", "jaxlib", "python"))
     set_to = ", ".join(f"{flag}={value}" for flag, value in found["flags"].items()) or "none"
-    return {"installation": f"{said}; {found['date']}", "flags": set_to}
+    return {"installation": f"{listed}; {found['date']}", "flags": set_to}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
@@ -88,8 +88,8 @@ def _driver() -> dict[str, str]:
         return {}
     command = [program, f"--query-gpu={','.join(_NVIDIA)}", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    values = [value.strip() for value in (said.splitlines() or [""])[0].split(",")]
+    values = [value.strip() for value in (output.splitlines() or [""])[0].split(",")]
     return dict(zip(_NVIDIA, values, strict=False))

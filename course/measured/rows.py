@@ -101,11 +101,14 @@ def summary(figures: dict[str, Any]) -> str:
         scale, unit = (1e12, "TFLOP/s") if figures["unit"] == "FLOP/s" else (1e9, "GB/s")
         return f"{figures['rate'] / scale:.4g} {unit}"
     memory = "memory not measured" if figures["bytes"] is None else f"{figures['bytes'] / 1e9:.4g} GB at the peak"
-    said = [f"{figures['seconds']:.4g} s a step", memory]
+    parts = [f"{figures['seconds']:.4g} s a step", memory]
     if "tokens_per_second" in figures:
         mfu = figures["mfu"]
-        said += [f"{figures['tokens_per_second']:,.0f} tokens/s", "no MFU" if mfu is None else f"MFU {100 * mfu:.1f} %"]
-    return ", ".join(said)
+        parts += [
+            f"{figures['tokens_per_second']:,.0f} tokens/s",
+            "no MFU" if mfu is None else f"MFU {100 * mfu:.1f} %",
+        ]
+    return ", ".join(parts)
 
 
 def read(path: Path, card: dict[str, Any]) -> dict[str, Any]:

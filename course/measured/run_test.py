@@ -41,9 +41,9 @@ def ready(program):
 def test_too_few_devices_says_how_many_there_are_how_many_are_needed_and_what_to_do():
     with pytest.raises(TooFewDevices) as raised:
         mesh_of_present({"data": 4, "tensor": 2}, jax.devices()[:1])
-    said = str(raised.value)
-    assert said.startswith("mesh data=4 x tensor=2 needs 8 devices and 1 is present (cpu).")
-    assert "Run it on a machine with 8" in said
+    message = str(raised.value)
+    assert message.startswith("mesh data=4 x tensor=2 needs 8 devices and 1 is present (cpu).")
+    assert "Run it on a machine with 8" in message
     with pytest.raises(TooFewDevices, match="3 are present"):
         mesh_of_present({"data": 4}, jax.devices()[:3])
 

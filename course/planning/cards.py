@@ -66,7 +66,7 @@ def lines(data: dict[str, Any]) -> dict[str, str]:
     (name, row), (device,) = next(iter(data["rows"].items())), data["cards"]
     sizes = row["sizes"]
     options = [f"microbatches {row['num_microbatches']}", f"repeats {row['num_repeats']}", f"remat {row['remat']}"]
-    options += [said for what, said in (("fsdp", "FSDP"), ("zero1", "ZeRO-1"), ("rings", "rings")) if row[what]]
+    options += [label for what, label in (("fsdp", "FSDP"), ("zero1", "ZeRO-1"), ("rings", "rings")) if row[what]]
     options += [f"schedule {row['schedule']}", f"kernels {row['kernels']}"]
     model = ", ".join(f"{what} {sizes[what]:,}" for what in SIZES)
     return {

@@ -110,8 +110,8 @@ def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = D
         return layer_passes(sizes, rank), loss_passes(sizes, rank), embedding_passes(sizes, rank)
 
     def one(choice: Choice) -> Estimate:
-        if said := refusal(sizes, machine.num_devices, batch, choice, training):
-            raise ValueError(said)
+        if reason := refusal(sizes, machine.num_devices, batch, choice, training):
+            raise ValueError(reason)
         sequences, tensor = batch // choice.data // choice.microbatches, axis_group(choice[:3], 2)
         parts = _Step(sizes, machine, links, training, choice, sequences).parts(*passes(tensor, sequences))
         mfu = flops / (sum(parts.values()) * machine.num_devices * machine.peak(training.dtype))

@@ -77,8 +77,8 @@ def readable() -> Iterator[None]:
     except ProgramError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"[:300]
-        raise ProgramError(f"this Program's artefact is of a form that nothing here can read ({said})") from None
+        problem = f"{type(error).__name__}: {error}"[:300]
+        raise ProgramError(f"this Program's artefact is of a form that nothing here can read ({problem})") from None
 
 
 def _check_wrapping(exported: jax_export.Exported, program: Program) -> None:
@@ -111,9 +111,9 @@ def _expect(what: str, found: Any, expected: Any) -> None:
 def _check_signature(what: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
     for aval, leaf in zip(avals, leaves, strict=True):
         dtype = jax.numpy.dtype(aval.dtype).name
-        found, said = (f"{kind}{list(shape)}" for kind, shape in ((dtype, aval.shape), (leaf.dtype, leaf.shape)))
-        if found != said:
-            raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {said}")
+        found, declared = (f"{kind}{list(shape)}" for kind, shape in ((dtype, aval.shape), (leaf.dtype, leaf.shape)))
+        if found != declared:
+            raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {declared}")
         memory = getattr(aval, "memory_space", None)
         if memory is not None and memory.name != "Device":
             raise ProgramError(f"{what} {leaf.name} lies in memory {memory.name!r}, expected the device's own")

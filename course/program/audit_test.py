@@ -286,7 +286,7 @@ def test_large_constant_of_an_artefact_is_refused(program):
 
 
 @pytest.mark.parametrize(
-    ("where", "said", "message"),
+    ("where", "annotation", "message"),
     [
         ("in_shardings=[", SPLIT, "w: shard_map splits it as .*'data'.* and the signature"),
         ("out_shardings=[", SPLIT, "out: shard_map splits it as"),
@@ -294,11 +294,11 @@ def test_large_constant_of_an_artefact_is_refused(program):
         ("in_shardings=[", '<@mesh, [{"tensor", ?}, {}]>', "expected 2 that split by whole axes"),
     ],
 )
-def test_shard_map_that_splits_by_another_axis_than_the_signature_is_refused(where, said, message):
+def test_shard_map_that_splits_by_another_axis_than_the_signature_is_refused(where, annotation, message):
     """The blocks have the same shape, and the compiler would move data that no analysis sees."""
     mesh, specs = {"data": 2, "tensor": 2}, {"w": P("tensor"), "x": P("tensor")}
     program = program_of(lambda w, x: w + x, {"w": struct(8, 4), "x": struct(8, 4)}, specs, P("tensor"), mesh)
     assert parse(edited(program))
-    refused(program, message, (where + OTHER, where + said), by=parse)
+    refused(program, message, (where + OTHER, where + annotation), by=parse)
     result = 'result[0]"', f'result[0]", sdy.sharding = #sdy.sharding{SPLIT}'
     refused(program, "out: the module has it as", result, by=parse)

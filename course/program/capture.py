@@ -194,10 +194,10 @@ def _mesh_of(tops: list[Any], count: int) -> dict[str, int]:
     return found or {"device": 1}
 
 
-def _names(said: list[str], fallback: str, count: int) -> list[str]:
+def _names(labels: list[str], fallback: str, count: int) -> list[str]:
     """Unique names of leaves from JAX's names, ``params['w']`` or ``result[0]``."""
     names: list[str] = []
-    for number, text in enumerate(said or [""] * count):
+    for number, text in enumerate(labels or [""] * count):
         inside = re.search(r'"((?:[^"\\]|\\.)*)"', text)
         parts = re.findall(r"\w+", inside[1].replace("\\", "")) if inside else []
         name = "/".join(parts)[:180] or f"{fallback}/{number}"
@@ -252,10 +252,10 @@ def _explained(error: Exception, function: Callable[..., Any], locate: Locate) -
     """Explain why a function could not be traced: where, what and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
     where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else _defined(function, locate)
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, ProgramError):
         return error
     return ProgramError(
         f"{where}the function cannot be traced with these arguments; jax says {type(error).__name__}: "
-        f"{said[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes"
+        f"{reason[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes"
     )

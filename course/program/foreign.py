@@ -37,7 +37,7 @@ def as_product(
     found = re.search(r"\[(.*?)\]x\[(.*?)\]->\[(.*?)\]", attributes["dimension_numbers"])
     if not found:
         raise ProgramError(f"a convolution's dims are written in an unknown way: {attributes['dimension_numbers']}")
-    of_image, of_kernel, of_result = (said.replace(" ", "").split(",") for said in found.groups())
+    of_image, of_kernel, of_result = (text.replace(" ", "").split(",") for text in found.groups())
     contracted = [place for place, dim in enumerate(of_kernel) if dim != "o"]
     spatial = [dim for dim in of_kernel if dim.isdigit()]
     met = window = 1
@@ -48,8 +48,8 @@ def as_product(
         size, taps, places = sizes
         met *= _met(size, taps, places, number, attributes)
         window *= taps * places
-    said = f"lhs_contracting_dimensions = [{', '.join(map(str, contracted))}]"
-    return [kernel, image], {"dot_dimension_numbers": said, "share": met / max(1, window)}
+    text = f"lhs_contracting_dimensions = [{', '.join(map(str, contracted))}]"
+    return [kernel, image], {"dot_dimension_numbers": text, "share": met / max(1, window)}
 
 
 def _met(size: int, taps: int, places: int, number: int, attributes: dict[str, Any]) -> int:
@@ -72,19 +72,19 @@ def rows_of_axes(text: str, meshes: dict[str, str]) -> np.ndarray:
         meshes: The module's meshes, as written in its text.
     """
     name = re.search(r"mesh = @([\w.\-]+)", text)
-    said = meshes[name[1]] if name else ""
+    declared = meshes[name[1]] if name else ""
     chosen = {
         axis: (int(before or 1), int(size or 0))
         for axis, before, size in re.findall(r'axis_ref<name = "([^"]+)"(?:, sub_axis_info = \((\d+)\)(\d+))?>', text)
     }
     shape: list[int] = []
     along: dict[str, int] = {}
-    for axis, size in re.findall(r'"([^"]+)"=(\d+)', said):
+    for axis, size in re.findall(r'"([^"]+)"=(\d+)', declared):
         before, part = chosen.get(axis, (1, 0))
         part = part or int(size)
         along[axis] = len(shape) + 1
         shape += [before, part, int(size) // (before * part)]
-    order = re.search(r"device_ids=\[([\d, ]+)\]", said)
+    order = re.search(r"device_ids=\[([\d, ]+)\]", declared)
     devices = np.array([int(device) for device in order[1].split(",")]) if order else np.arange(math.prod(shape))
     inside = [along[axis] for axis in chosen]
     outside = [dim for dim in range(len(shape)) if dim not in inside]

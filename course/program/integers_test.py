@@ -31,8 +31,12 @@ def elementwise(element):
         by = "%d" if kind in ("divide", "remainder") else "%b"
         yield kind, f"stablehlo.{kind} %a, {by} : {{t}}", element
     for direction in COMPARISONS:
-        for said in ("", ", UNSIGNED" if unsigned else ", SIGNED"):
-            yield f"compare {direction}", f"stablehlo.compare {direction}, %a, %b{said} : ({{t}}, {{t}}) -> {{r}}", "i1"
+        for sign in ("", ", UNSIGNED" if unsigned else ", SIGNED"):
+            yield (
+                f"compare {direction}",
+                f"stablehlo.compare {direction}, %a, %b{sign} : ({{t}}, {{t}}) -> {{r}}",
+                "i1",
+            )
     for kind in ["not", *(["negate", "abs", "sign"] if not unsigned else ["negate"] if element != "i1" else [])]:
         yield kind, f"stablehlo.{kind} %a : {{t}}", element
     for other in NAMES:
@@ -179,8 +183,8 @@ def test_what_compilers_may_differ_on_is_unknown(kind, element, given, result):
 
 def test_comparison_of_another_signedness_than_its_operands_is_unknown():
     operands = [Value((), "i32", 32) for _ in range(2)]
-    for said, is_known in (("SIGNED", True), ("NOTYPE", True), ("UNSIGNED", False), ("FLOAT", False)):
-        attributes = {"comparison_direction": "#c<LT>", "compare_type": f"#stablehlo<comparison_type {said}>"}
+    for kind, is_known in (("SIGNED", True), ("NOTYPE", True), ("UNSIGNED", False), ("FLOAT", False)):
+        attributes = {"comparison_direction": "#c<LT>", "compare_type": f"#stablehlo<comparison_type {kind}>"}
         op = Op("compare", operands, [Value((), "i1", 8)], attributes, [], "")
         known = {value: np.array(-1, np.int32) for value in operands}
         evaluate(op, known, 0)

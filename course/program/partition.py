@@ -85,15 +85,17 @@ def partitioned(program: Program, *, settle: bool = False) -> Partitioned:
                 f"XLA did not partition the program within {TIME_LIMIT:g} seconds; scan over its layers"
             ) from None
         answer = folder / "answer.json"
-        said: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"error": _last_line(done.stderr)}
-        if "error" in said:
+        reply: dict[str, Any] = (
+            json.loads(answer.read_text()) if answer.exists() else {"error": _last_line(done.stderr)}
+        )
+        if "error" in reply:
             raise ProgramError(
-                f"XLA cannot partition the program: {said['error'][:400]}. State the shardings that it stumbles over "
+                f"XLA cannot partition the program: {reply['error'][:400]}. State the shardings that it stumbles over "
                 "(jax.lax.with_sharding_constraint), or write the step as one shard_map"
             )
         specs = [
             [spec_of_tiles(*tiles, ndim=len(leaf.shape), mesh=program.mesh)
-             for tiles, leaf in zip(said[what], leaves, strict=True)]
+             for tiles, leaf in zip(reply[what], leaves, strict=True)]
             for what, leaves in (("inputs", program.inputs), ("outputs", program.outputs))
         ]  # fmt: skip
         return Partitioned((folder / "partitioned").read_bytes(), tuple(specs[0]), tuple(specs[1]))
@@ -167,15 +169,15 @@ def main(folder: Path) -> None:
         # The platform does not matter: no CPU code is generated.
         exported = replace(audit(program, lenient=True).exported, platforms=("cpu",))
         mesh = make_mesh(program.mesh)
-        said = exported.in_shardings_jax(mesh)
-        free = [i for i, sharding in enumerate(said) if sharding is None] if request["settle"] else []
+        declared = exported.in_shardings_jax(mesh)
+        free = [i for i, sharding in enumerate(declared) if sharding is None] if request["settle"] else []
         flags = {"xla_dump_to": str(dumped), "xla_dump_hlo_pass_re": "spmd-partitioning", "xla_dump_hlo_as_proto": True}
         with jax.set_mesh(mesh):  # for programs without shardings on any input
             lowered(program, exported, mesh, free).compile(compiler_options=flags)
         _end_when_dumped(folder, dumped)
     except Exception as error:  # any part of the compiler may raise its own exception type
-        said = error if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
-        _end(folder, {"error": " ".join(str(said).split())[:600]})
+        problem = error if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
+        _end(folder, {"error": " ".join(str(problem).split())[:600]})
 
 
 def _end_when_dumped(folder: Path, dumped: Path) -> None:

@@ -273,8 +273,8 @@ def _specs(attribute: Any, count: int) -> list[Spec]:
     """The specs of a list of shardings, which must be plain: whole axes, in order, and nothing else."""
     text = str(attribute)
     parts = list(_SHARDING.finditer(text))
-    said = ", ".join(part[0] for part in parts)
-    plain = text in (f"#sdy.sharding_per_value<[{said}]>", f"#sdy.sharding{said}")
+    joined = ", ".join(part[0] for part in parts)
+    plain = text in (f"#sdy.sharding_per_value<[{joined}]>", f"#sdy.sharding{joined}")
     if not plain or len(parts) != count:
         raise ProgramError(f"the module's shardings are {text[:200]}, expected {count} that split by whole axes")
     return [

@@ -161,7 +161,7 @@ def _cell_svg(cell: Cell, y: float, scale: float, name: str) -> str:
     parts = f'<rect {place} fill="{fill}"{edge}>{title}</rect>'
     if cell.kind in PATTERNS:
         parts += f'<rect {place} fill="url(#{name}-{PATTERNS[cell.kind]})" pointer-events="none"/>'
-    label = next((said for said in cell.labels if len(said) * LETTER + 2 <= width), "")
+    label = next((choice for choice in cell.labels if len(choice) * LETTER + 2 <= width), "")
     if not label:
         return parts
     colour = "currentColor" if missing else text_on(fill)
@@ -179,9 +179,9 @@ def _axis(picture: Picture, scale: float, top: float, bottom: float) -> str:
     if not picture.end:
         return ""
     values = ticks(picture.end, max(6, int(picture.end * scale / 95)))
-    said = axis_texts(values) if picture.seconds else [digits(value) for value in values]
+    texts = axis_texts(values) if picture.seconds else [digits(value) for value in values]
     parts = []
-    for value, label in zip(values, said, strict=True):
+    for value, label in zip(values, texts, strict=True):
         x = LEFT + value * scale
         parts.append(f'<path d="M{x:.1f},{top:g}V{bottom + 3:g}" stroke="currentColor" stroke-opacity="0.18"/>')
         parts.append(text(label, x, bottom + 15, "middle", faint=True))
@@ -199,8 +199,8 @@ def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, f
             entries.append(([*fills, f"url(#{name}-{PATTERNS[kind]})"] if kind in PATTERNS else fills, WORDS[kind]))
     entries += [([f"url(#{name}-w)"], IDLE)] if any(_gaps(row, picture) for row in picture.rows) else []
     entries += [([f"url(#{name}-crossed)"], MASKED)] if "masked" in kinds else []
-    said = "the number is the microbatch" + (", the letter the repeat" if picture.letters else "")
-    said += "; thin lines: what is sent" if any(row.wires for row in picture.rows) else ""
+    note = "the number is the microbatch" + (", the letter the repeat" if picture.letters else "")
+    note += "; thin lines: what is sent" if any(row.wires for row in picture.rows) else ""
     parts, x = [], LEFT
     for fills, word in entries:
         needed = 18 + len(word) * 6.3 + 14
@@ -209,7 +209,7 @@ def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, f
         parts.append(_swatch(fills, x, y))
         parts.append(text(word, x + 19, y + 10))
         x += needed
-    parts.append(text(said, LEFT, y + 29, faint=True))
+    parts.append(text(note, LEFT, y + 29, faint=True))
     return "".join(parts), y + 38
 
 

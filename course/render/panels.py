@@ -76,8 +76,8 @@ def _timelines(predictions: Mapping[str, Prediction], reference: str) -> list[st
 
 def _how_to_read() -> str:
     terms = "".join(
-        f'<dt style="font-weight:600;">{safe(term)}</dt><dd style="margin:0 0 4px 16px;">{safe(said)}</dd>'
-        for term, said in HOW_TO_READ
+        f'<dt style="font-weight:600;">{safe(term)}</dt><dd style="margin:0 0 4px 16px;">{safe(meaning)}</dd>'
+        for term, meaning in HOW_TO_READ
     )
     return f'<dl style="margin:4px 0 8px 0;max-width:44rem;">{terms}</dl>'
 

@@ -114,12 +114,12 @@ def _title(timelines: Mapping[str, Timeline]) -> str:
 
 def _described(name: str, timeline: Timeline) -> str:
     """A text description of the picture."""
-    said = [f"{name}:"] if name else []
+    sentences = [f"{name}:"] if name else []
     for device in timeline.devices[:MAX_DEVICES]:
         exposed = [f"{exposed_text(axes)} {seconds_text(s)}" for axes, s in device.exposed.items() if s]
         parts = [f"computes {seconds_text(device.busy)}", *exposed, f"{WAITING} {seconds_text(device.waiting)}"]
-        said.append(f"{device_name(device)} {', '.join(parts)}.")
-    return " ".join(said)
+        sentences.append(f"{device_name(device)} {', '.join(parts)}.")
+    return " ".join(sentences)
 
 
 def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float) -> list[tuple[str, list[Row]]]:
@@ -178,9 +178,9 @@ def _drawn(
         timeline = timelines[block]
         cut = timeline.seconds > end
         if block or cut:
-            said = f"{block}: {seconds_text(timeline.seconds)}" if block else seconds_text(timeline.seconds)
-            said += f", cut off at {seconds_text(end)}" if cut else ""
-            parts.append(text(said, 0, y + 14, size=TEXT + 1, weight="600"))
+            heading = f"{block}: {seconds_text(timeline.seconds)}" if block else seconds_text(timeline.seconds)
+            heading += f", cut off at {seconds_text(end)}" if cut else ""
+            parts.append(text(heading, 0, y + 14, size=TEXT + 1, weight="600"))
             y += HEAD
         for device, rows in devices:
             parts.append(text(device, LEFT + 4, y + 13, faint=True))
@@ -216,11 +216,11 @@ def _axis(end: float, y: float, spans: list[tuple[float, float]]) -> str:
     values = ticks(end, 6)
     path = "".join(f"M{{x}},{low:g}V{high:g}" for low, high in [*spans, (y - 4, y)] if high > low)
     parts = []
-    for value, said in zip(values, axis_texts(values), strict=True):
+    for value, label in zip(values, axis_texts(values), strict=True):
         x = LEFT + value / end * WIDTH
         lines = path.replace("{x}", f"{x:.1f}")
         line = f'<path d="{lines}" stroke="currentColor" stroke-opacity="0.18"/>'
-        parts.append(line + text(said, x, y + 13, "middle", faint=True))
+        parts.append(line + text(label, x, y + 13, "middle", faint=True))
     return "".join(parts)
 
 
@@ -234,12 +234,12 @@ def _legend(
     entries += [(hatches[c], exposed_text(axes), ("exposed", c)) for c, axes in of_colour.items()]
     entries.append((f"url(#{name}-w)", WAITING, ("waiting", "")))
     parts, x = [], LEFT
-    for fill, said in [(fill, said) for fill, said, key in entries if key in used]:
-        width = 18 + len(said) * 6.3 + 16
+    for fill, label in [(fill, label) for fill, label, key in entries if key in used]:
+        width = 18 + len(label) * 6.3 + 16
         if x + width > LEFT + WIDTH + RIGHT and x > LEFT:
             x, y = LEFT, y + 18
         parts.append(f'<rect x="{x:.1f}" y="{y:g}" width="12" height="12" fill="{fill}"/>')
-        parts.append(text(said, x + 17, y + 10))
+        parts.append(text(label, x + 17, y + 10))
         x += width
     return "".join(parts), y + 18
 
@@ -259,8 +259,8 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
     sizes = memory.arguments, memory.outputs - memory.aliased, memory.temporaries
     parts = list(zip(("inputs", "outputs", "temporaries"), sizes, (MATMUL, AXES[2], AXES[0]), strict=True))
     whole = max(capacity or 0.0, memory.peak, 1.0)
-    said = f"peak {bytes_text(memory.peak)}" + (f" of {capacity_text(capacity)}" if capacity else "")
-    drawn = [text(said, 0, 17, size=TEXT + 1, weight="600")]
+    heading = f"peak {bytes_text(memory.peak)}" + (f" of {capacity_text(capacity)}" if capacity else "")
+    drawn = [text(heading, 0, 17, size=TEXT + 1, weight="600")]
     drawn += _stack(parts, whole, 28.0)
     if capacity and capacity < whole:
         x = capacity / whole * (LEFT + WIDTH)
@@ -268,7 +268,7 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
         drawn.append(text("what a device has", x - 6, 20, "end"))
     listed, y = _alive(memory, 28.0 + 2 * BAR + 28)
     each = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
-    title = f"Memory of one device: {said}"
+    title = f"Memory of one device: {heading}"
     described, inside, name = f"At the peak: {each}.", "".join([*drawn, *listed]), unique(repr(memory))
     return svg(LEFT + WIDTH + RIGHT, y, title, described, inside, name, file=file, least=LEAST)
 

@@ -87,9 +87,9 @@ def axis_texts(values: list[float]) -> list[str]:
     return [f"{digits(value / size)} {unit}" if value else "0" for value in values]
 
 
-def printable(said: str) -> str:
+def printable(text: str) -> str:
     """Remove control characters: a line's name may come from an untrusted file."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said)
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 def _scaled(number: float, units: tuple[tuple[float, str], ...]) -> str:

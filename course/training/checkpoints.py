@@ -83,16 +83,16 @@ class Checkpoints:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
         except (ValueError, OSError, KeyError) as error:
-            said = str(error).strip().split("\n")[0][:300]
+            reason = str(error).strip().split("\n")[0][:300]
             raise CheckpointError(
-                f"{self.folder}: the checkpoint of step {step:,} cannot be read ({said}). Remove its folder to go on "
+                f"{self.folder}: the checkpoint of step {step:,} cannot be read ({reason}). Remove its folder to go on "
                 "from the one before it"
             ) from None
 
 
-def differences(saved: Run, asked: Run) -> str:
+def differences(saved: Run, requested: Run) -> str:
     """Describe the settings in which two runs differ; empty if there are none."""
-    before, now = _flat(saved.to_json()), _flat(asked.to_json())
+    before, now = _flat(saved.to_json()), _flat(requested.to_json())
     return ", ".join(
         f"{name} is {before[name]} there and {now[name]} here" for name in now if before[name] != now[name]
     )

@@ -92,16 +92,16 @@ def launch(command: list[str], count: int, tell: Callable[[str], None] = lambda 
     Raises:
         ProcessLost: One failed; the others have been ended.
     """
-    address, asked = f"127.0.0.1:{_free_port()}", threading.Event()
+    address, stopping = f"127.0.0.1:{_free_port()}", threading.Event()
     with ExitStack() as stack:
-        said: list[IO[bytes]] = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        outputs: list[IO[bytes]] = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         for one in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, one, signal.signal(one, lambda *_: asked.set()))
+            stack.callback(signal.signal, one, signal.signal(one, lambda *_: stopping.set()))
         running: list[subprocess.Popen[bytes]] = []
         for i in range(count):
-            running.append(_start(command, f"{i} {count} {address}", None if i == 0 else said[i]))
+            running.append(_start(command, f"{i} {count} {address}", None if i == 0 else outputs[i]))
             stack.callback(_kill, running[i])
-        return _watch(running, said, asked, tell)
+        return _watch(running, outputs, stopping, tell)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -121,11 +121,11 @@ def _start(command: list[str], place: str, output: IO[bytes] | None) -> subproce
 
 
 def _watch(
-    running: list[subprocess.Popen[bytes]], said: list[IO[bytes]], asked: threading.Event, tell: Callable[[str], None]
+    running: list[subprocess.Popen[bytes]], outputs: list[IO[bytes]], stop: threading.Event, tell: Callable[[str], None]
 ) -> int:
     ending: float | None = None
     while any(process.poll() is None for process in running):
-        if asked.is_set() and ending is None:
+        if stop.is_set() and ending is None:
             tell("saving a checkpoint, then stopping")
             ending = time.monotonic() + SAVING_SECONDS
             for process in running:
@@ -140,7 +140,7 @@ def _watch(
     if not failed:
         return running[0].returncode
     first = min(failed, key=lambda i: (running[i].returncode > 0, i))
-    raise ProcessLost(_described(first, running[first].returncode, said[first]), running[first].returncode)
+    raise ProcessLost(_described(first, running[first].returncode, outputs[first]), running[first].returncode)
 
 
 def _failed(running: list[subprocess.Popen[bytes]]) -> list[int]:
@@ -156,10 +156,10 @@ def _settle(running: list[subprocess.Popen[bytes]]) -> None:
         _kill(process)
 
 
-def _described(number: int, status: int, said: IO[bytes]) -> str:
+def _described(number: int, status: int, output: IO[bytes]) -> str:
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    said.seek(0)
-    text = said.read().decode(errors="replace").strip()
+    output.seek(0)
+    text = output.read().decode(errors="replace").strip()
     return f"process {number} {how}" + (f"; it said: {text[-2000:]}" if text else "")
 
 

@@ -60,22 +60,22 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
 
 
 @pytest.mark.parametrize(
-    "axes, said",
+    "axes, message",
     [({"pipe": 2}, "data and tensor alone, and the mesh has pipe=2: XLA's"), ({"tensor": 8}, "num_heads 4 is not")],
 )
-def test_meshes_that_it_cannot_use_are_refused(axes, said):
-    with pytest.raises(ValueError, match=said):
+def test_meshes_that_it_cannot_use_are_refused(axes, message):
+    with pytest.raises(ValueError, match=message):
         compiler(SIZES, make_mesh(axes), StrategyOptions())
 
 
 def test_sizes_and_options_that_make_no_sense_say_so():
-    for made, said in (
+    for made, message in (
         (lambda: ModelSizes(num_heads=3), "not divisible"),
         (lambda: ModelSizes(seq=0), "at least 1"),
         (lambda: StrategyOptions(dtype="float8"), "one of: float32, bfloat16"),
         (lambda: StrategyOptions(num_microbatches=0), "at least 1"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             made()
 
 

@@ -191,10 +191,10 @@ def guided() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "guided.py"
         file.write_text(GUIDED)
-        told = printed("predict", f"{file}:step", "--args", GIVEN)
-    said = told.split("\n\n")
+        output = printed("predict", f"{file}:step", "--args", GIVEN)
+    blocks = output.split("\n\n")
     return {"guided": GUIDED, "guided_command": f'meshcraft predict guided.py:step --args \\\n  "{GIVEN}"',
-            "guided_told": "\n\n".join((said[0], said[-1]))}  # fmt: skip
+            "guided_told": "\n\n".join((blocks[0], blocks[-1]))}  # fmt: skip
 
 
 @example
@@ -256,7 +256,7 @@ def functions() -> dict[str, Any]:
     """The treatment of every public function of the libraries, by module, and why some are refused."""
     every = {name: tried(name) for name in library.functions()}
     outcomes = {library.ACCEPTED: "accepted", library.BY_SIZE: "at one size", library.REFUSED: "refused"}
-    table = Table("called as", "functions d", *(f"{said} d" for said in outcomes.values()), "others d", markdown=True)
+    table = Table("called as", "functions d", *(f"{label} d" for label in outcomes.values()), "others d", markdown=True)
     for module in library.MODULES:
         worst = Counter(found[-1].outcome for name, found in every.items() if name.rpartition(".")[0] == module)
         known = [worst[outcome] for outcome in outcomes]

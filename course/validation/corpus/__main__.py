@@ -106,13 +106,15 @@ def rows(folder: Path, names: list[str], aot: bool) -> Iterator[Row]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
             last = done.stdout.strip().splitlines()[-1:] if not done.returncode else []
-            said: dict[str, Any] = json.loads(last[0]) if last else {"refused": "FAILED: " + done.stderr.strip()[-600:]}
+            result: dict[str, Any] = (
+                json.loads(last[0]) if last else {"refused": "FAILED: " + done.stderr.strip()[-600:]}
+            )
         except subprocess.TimeoutExpired:
-            said = {"refused": f"FAILED: not done after {TIME_LIMIT} seconds"}
+            result = {"refused": f"FAILED: not done after {TIME_LIMIT} seconds"}
         about: dict[str, Any] = {
             field: getattr(entry, field) for field in ("name", *Entry.__dataclass_fields__) if field != "make"
         }
-        yield Row(**about, **said)
+        yield Row(**about, **result)
 
 
 def main() -> int:
