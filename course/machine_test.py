@@ -359,7 +359,7 @@ def test_pod_of_v5e_is_a_torus_whose_dimensions_close():
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "nodes", "said"),
+    ("name", "devices", "nodes", "message"),
     [
         (
             "8xH100",
@@ -374,8 +374,8 @@ def test_pod_of_v5e_is_a_torus_whose_dimensions_close():
         ("8xTPUv5e", 512, 1, "has at most 256: use at least 2 nodes"),
     ],
 )
-def test_machine_that_cannot_be_built_is_refused(name, devices, nodes, said):
-    with pytest.raises(ValueError, match=said):
+def test_machine_that_cannot_be_built_is_refused(name, devices, nodes, message):
+    with pytest.raises(ValueError, match=message):
         scaled(machine(name), devices, nodes)
 
 
@@ -411,7 +411,7 @@ def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('like = "8xH100"', 'like = "8xH10"', "like '8xH10', and there are: 8xA5000"),
         ('like = "8xH100"', "", "compiler|device is missing"),
@@ -435,12 +435,12 @@ def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
         ("[machines.mine]", "[machines.mine", "is not TOML"),
     ],
 )
-def test_machine_file_that_is_wrong_is_refused_with_what_is(tmp_path, old, new, said):
+def test_machine_file_that_is_wrong_is_refused_with_what_is(tmp_path, old, new, message):
     assert old in OWN
     (tmp_path / "my.toml").write_text(OWN.replace(old, new, 1))
     with pytest.raises(BadMachineFile, match=r"my\.toml") as error:
         load(tmp_path / "my.toml")
-    assert error.match(said)
+    assert error.match(message)
 
 
 def test_machine_file_that_is_not_there_is_said(tmp_path):

@@ -108,7 +108,7 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"data": 4}, "data x pipe x tensor is 16, and there are 8 devices"),
         ({"data": 0}, "data is 0, and it must be a whole number of at least 1"),
@@ -119,9 +119,9 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
         ({"remat": "some"}, "no remat is called 'some'; there are: none, attention, block"),
     ],
 )
-def test_what_cannot_be_placed_is_said(change, said):
+def test_what_cannot_be_placed_is_said(change, message):
     choice = Choice(2, 2, 2, 4, 2, "none", True)._replace(**change)
-    assert said in refusal(SIZES, 8, 16, choice, COURSE)
+    assert message in refusal(SIZES, 8, 16, choice, COURSE)
     with pytest.raises(ValueError, match=r"is|cannot|called"):
         estimate(SIZES, H100, 16, choice, COURSE)
 
@@ -169,7 +169,7 @@ def test_parts_add_up_and_only_what_is_there_costs():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"plan": "float8"}, "no plan is called 'float8'"),
         ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
@@ -181,8 +181,8 @@ def test_parts_add_up_and_only_what_is_there_costs():
         ({"margin": float("nan")}, "margin is nan"),
     ],
 )
-def test_a_training_that_is_not_known_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_training_that_is_not_known_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         Training(**wrong)
 
 

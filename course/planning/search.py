@@ -34,7 +34,7 @@ def meshes(num_devices: int) -> Iterator[Mesh]:
 
 
 def choices(sizes: Sizes, mesh: Mesh, batch: int, training: Training = DEFAULT) -> Iterator[Choice]:
-    """All configurations on a mesh where a model can be placed on; ``fsdp`` only where ``data`` is above 1.
+    """All configurations on a mesh that a model can be placed on; ``fsdp`` only where ``data`` is above 1.
 
     Without a pipeline, every layer is a separate group unless the schedule is breadth-first: nothing else is faster.
     """

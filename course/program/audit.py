@@ -129,7 +129,7 @@ def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[st
     _expect(f"number of {what} shardings", len(shardings), len(leaves))
     for leaf, found in zip(leaves, shardings, strict=True):
         if found is None and may_miss:
-            continue  # then the module says it
+            continue  # then the module declares it
         expected = without_size_one(leaf.spec, mesh)
         if not isinstance(found, NamedSharding) or found.memory_kind not in (None, "device"):
             raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header says {leaf.partition_spec}")

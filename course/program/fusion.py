@@ -26,7 +26,7 @@ ADDRESSES = {"slice", "dynamic_slice", "gather"}
 
 @dataclass(frozen=True)
 class ElidedBuffers:
-    """Results without a buffer of their own.
+    """Results without a separate buffer.
 
     Attributes:
         fused: Results computed on the fly by their readers, with the bytes of values in memory that they need.

@@ -1,6 +1,6 @@
 """Memory: resident bytes on one device while a Program runs, by liveness over its operations in program order.
 
-The complete rules; ``fusion`` decides which results have no buffer of their own:
+The complete rules; ``fusion`` decides which results have no separate buffer:
 
 - Every buffer lives from the op that writes it to the last op that reads it, or reads a result fused with it or a
   view of it.

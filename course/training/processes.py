@@ -113,7 +113,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _start(command: list[str], place: str, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    # A separate session: Ctrl-C reaches the launcher alone. The closed pipe tells it when the launcher is gone.
+    # A separate session: Ctrl-C reaches only the launcher. The closed pipe signals that the launcher is gone.
     environment = {**os.environ, PLACE: place}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True

@@ -38,15 +38,15 @@ def test_the_first_processes_status_is_the_runs_where_all_were_stopped():
 
 
 @pytest.mark.parametrize(
-    "end, said, status",
+    "end, message, status",
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "process 1 was ended by SIGKILL", -9),
         ("sys.exit('the disk is full')", "process 1 ended with status 1; it said: the disk is full", 1),
     ],
 )
-def test_a_process_that_fails_is_named_and_the_others_are_ended(end, said, status):
+def test_a_process_that_fails_is_named_and_the_others_are_ended(end, message, status):
     start = time.monotonic()
-    with pytest.raises(ProcessLost, match=said) as lost:
+    with pytest.raises(ProcessLost, match=message) as lost:
         launch(program(f"(time.sleep(60) if number == '0' else {end})"), 2)
     assert lost.value.status == status and time.monotonic() - start < 10
 
