@@ -36,7 +36,7 @@ def example(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def kept(*, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Show the kept result of ``site/computed.py --keep``: it needs the GPU compiler, or (``slow``) minutes."""
+    """Show what ``site/computed.py --keep CHAPTER`` recorded: this needs the GPU compiler, or (``slow``) minutes."""
 
     def mark(function: Callable[[], Any]) -> Callable[[], Any]:
         KEPT[function.__name__] = slow
