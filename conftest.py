@@ -8,11 +8,11 @@ import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most tests compute little, and compile for long; so do the notebooks and commands that they start.
+# Most tests compute little and spend their time compiling, as do the notebooks and commands they start.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait by spinning, on cores that others need
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin while they wait, on cores that others need
 
-# What one process of this run has compiled, another need not: workers, executors, notebooks and examples share it.
+# Share compilation results between the processes of one run: workers, executors, notebooks and examples.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     shared = tempfile.mkdtemp(prefix="meshcraft-compiled-")
     atexit.register(shutil.rmtree, shared, ignore_errors=True)
@@ -20,7 +20,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# These two use the standard library's module `site`: before pytest calls our folder by that name.
+# These two import the standard library's `site`, so load them before pytest imports our folder of that name.
 import dask.config  # noqa: F401
 import jax
 import jupyter_core.paths  # noqa: F401
@@ -29,21 +29,21 @@ import course  # noqa: F401  emulates the devices
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Files whose tests have no fixture in common, and would keep one worker busy for minutes.
+# Files whose tests share no fixtures and would keep one worker busy for minutes.
 SHARE_NOTHING = {"autograder/release/exercise_test.py", "site/examples_test.py"}
 
-gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; looking for them took a tenth of the time
+gc.set_threshold(50_000, 20, 20)  # tracing makes many objects and few cycles; collecting them took a tenth of the time
 
 
 def pytest_collection_modifyitems(items):
-    """What takes long begins first, so that no worker is left with it at the end."""
+    """Run the long tests first, so that no worker is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests run in one worker, which makes their fixtures once; so do those of the site, built once.
+    """Run each file's tests in one worker, so that its fixtures are built once; likewise all tests of the site.
 
-    Those of a chapter's contract stay together for what the process keeps of its oracles.
+    Tests of one chapter's contract stay together, because the process caches the chapter's oracles.
     """
     from xdist.scheduler import LoadScopeScheduling
 

@@ -1,4 +1,4 @@
-"""Pin what the course installs: newest versions for the oldest and the newest Python found here, as constraints.txt."""
+"""Pin what the course installs in constraints.txt: newest versions for the oldest and the newest Python found here."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def python(versions: list[str]) -> str:
-    """The first of the Pythons that is installed, on the path or under pyenv."""
+    """Path of the first of these Pythons that is installed, on the PATH or under pyenv."""
     for version in versions:
         found = shutil.which(f"python{version}")
         below = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
@@ -24,12 +24,12 @@ def python(versions: list[str]) -> str:
 
 
 def installed(interpreter: str) -> dict[str, str]:
-    """What a fresh environment of this Python gets, by name."""
+    """Versions that a fresh environment of this Python installs, by package name."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([interpreter, "-m", "venv", folder], check=True)
         pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check"]
         subprocess.run([*pip, "install", "-q", f"{HERE}[dev,site]"], check=True, cwd=folder)
-        # Of the GPU compiler's packages only this one's version does not follow jax's.
+        # This is the only package of the GPU compiler whose version does not follow jax's.
         subprocess.run([*pip, "install", "-q", "--no-deps", "nvidia-cuda-nvcc-cu12"], check=True)
         frozen = subprocess.run([*pip, "freeze", "--exclude", "meshcraft"], check=True, capture_output=True, text=True)
     return dict(line.split("==") for line in frozen.stdout.split() if "==" in line)

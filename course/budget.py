@@ -1,6 +1,6 @@
-"""Memory of a training step by closed forms: parameters, gradients, optimizer state and activations of a Transformer.
+"""Memory of a training step in closed form: parameters, gradients, optimizer state and activations of a Transformer.
 
-The parameters are counted leaf by leaf as ``course.model.transformer`` has them. Activations follow Korthikanti et
+The parameters are counted leaf by leaf as in ``course.model.transformer``. Activations follow Korthikanti et
 al., Reducing Activation Recomputation in Large Transformer Models (2022), sections 4 and 5, written for any element
 size: in half precision with dropout they are the paper's ``s b h L (10 + 24/t + 5 a s / (h t))`` bytes.
 """
@@ -28,13 +28,13 @@ class Sizes:
     """Sizes of a decoder-only Transformer.
 
     Attributes:
-        layers, width, heads, vocab, seq: As they are called.
-        hidden: Width inside the MLP; 0 stands for four times ``width``.
-        parameters: How many there are, where that is known otherwise; 0 has them counted.
-        kv_heads: Heads of keys and values, each shared by a group of query heads; 0 stands for ``heads``.
-        head_width: Of one head; 0 stands for ``width / heads``.
-        gated: Whether the MLP multiplies two matrix products of its input, as SwiGLU does.
-        parallel: Whether attention and MLP have one input, and are added to the residual together.
+        layers, width, heads, vocab, seq: The usual sizes.
+        hidden: Width inside the MLP; 0 means four times ``width``.
+        parameters: Number of parameters, if known from elsewhere; 0 means that they are counted.
+        kv_heads: Number of key/value heads, each shared by a group of query heads; 0 means ``heads``.
+        head_width: Width of one head; 0 means ``width / heads``.
+        gated: True if the MLP multiplies two matrix products of its input, as SwiGLU does.
+        parallel: True if attention and MLP share one input and are added to the residual together.
     """
 
     layers: int
@@ -55,23 +55,23 @@ class Sizes:
 
     @property
     def queries(self) -> int:
-        """Width of all heads' queries."""
+        """Total width of the queries over all heads."""
         return self.heads * (self.head_width or self.width // self.heads)
 
     @property
     def keys(self) -> int:
-        """Width of all heads' keys; values are as wide."""
+        """Total width of the keys over all heads; values have the same width."""
         return self.queries * (self.kv_heads or self.heads) // self.heads
 
     @property
     def count(self) -> int:
-        """All parameters."""
+        """Total number of parameters."""
         return self.parameters or sum(leaf.elements for leaf in leaves(self).values())
 
 
 @dataclass(frozen=True)
 class LeafSize:
-    """A leaf of the parameters: its elements over all layers, and which axes split it."""
+    """A leaf of the parameters: its number of elements over all layers, and the axes that split it."""
 
     elements: int
     layered: bool
@@ -80,14 +80,14 @@ class LeafSize:
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes an element of each kind of array that training keeps.
+    """Bytes per element of each kind of array that training keeps.
 
     Attributes:
-        parameter, gradient: Between two steps, and after the backward pass.
-        master: Of the optimizer's own copy of the parameters, 0 for none.
-        moment: Of each running mean that the optimizer keeps.
-        activation: Of what the forward pass saves.
-        meaning: In words.
+        parameter, gradient: Parameters between steps, and gradients after the backward pass.
+        master: The optimizer's own copy of the parameters, 0 for none.
+        moment: Each running mean that the optimizer keeps.
+        activation: Activations saved by the forward pass.
+        meaning: Description for readers.
     """
 
     parameter: int
@@ -105,13 +105,13 @@ PLANS = {
     "mixed32": Precision(2, 4, 4, 4, 2, "the same, with gradients in float32"),
     "bfloat16": Precision(2, 2, 0, 2, 2, "everything in bfloat16"),
 }
-# How many running means an optimizer keeps, and bytes a parameter that it is counted beside them.
+# Running means that an optimizer keeps, and additional bytes per parameter.
 OPTIMIZERS = {"adam": (2, 0), "adam16": (2, 4), "momentum": (1, 0), "sgd": (0, 0)}
 
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """One line of a budget: bytes on one device, and how they come about."""
+    """One line of a budget: bytes on one device, and how they are derived."""
 
     name: str
     bytes: int
@@ -124,10 +124,10 @@ class Budget:
     """Bytes on one device, the largest where devices differ.
 
     Attributes:
-        parameters: Of the whole model.
-        flops_per_token: Of a forward and a backward pass, without recomputation.
-        rows: What is counted.
-        left_out: What is not part of the sum.
+        parameters: Number of parameters of the whole model.
+        flops_per_token: FLOPs of a forward and a backward pass, without recomputation.
+        rows: The items counted.
+        left_out: Items not included in the sum.
     """
 
     parameters: int
@@ -147,7 +147,7 @@ class Budget:
 
 
 def leaves(sizes: Sizes) -> dict[str, LeafSize]:
-    """The leaves of ``course.model.transformer``'s parameters by name; those under ``layers`` over all layers."""
+    """Leaves of ``course.model.transformer``'s parameters by name; those under ``layers`` cover all layers."""
     d, m, v, n, q = sizes.width, sizes.inner, sizes.vocab, sizes.layers, sizes.queries
     return {
         "embed/token": LeafSize(v * d, False, True),
@@ -167,22 +167,22 @@ def leaves(sizes: Sizes) -> dict[str, LeafSize]:
 
 
 def flops_per_token(sizes: Sizes) -> int:
-    """``6 N + 12 L d s``: forward and backward, causal masking not taken off (PaLM, appendix B).
+    """``6 N + 12 L d s``: forward and backward, without a discount for causal masking (PaLM, appendix B).
 
-    ``d`` is the width of all heads' queries.
+    ``d`` is the total width of the queries over all heads.
     """
     return 6 * sizes.count + 12 * sizes.layers * sizes.queries * sizes.seq
 
 
 def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor: int = 1, dropout: bool = True) -> int:
-    """Bytes that one device saves for the backward pass of all layers, nothing recomputed.
+    """Bytes that one device saves for the backward pass of all layers, without recomputation.
 
     Args:
-        sizes: Of the model.
-        sequences: How many are in flight on the device.
-        element: Bytes an element.
-        tensor: Devices that each layer is split over.
-        dropout: Whether its masks are saved, one byte an element.
+        sizes: Sizes of the model.
+        sequences: Sequences in flight on the device.
+        element: Bytes per element.
+        tensor: Number of devices that each layer is split over.
+        dropout: Whether dropout masks are saved, one byte per element.
     """
     return round(sizes.layers * sequences * sum(saved_per_layer(sizes, element, tensor, dropout)))
 
@@ -190,11 +190,11 @@ def activation_bytes(sizes: Sizes, sequences: float, *, element: int = 2, tensor
 def saved_per_layer(
     sizes: Sizes, element: int, tensor: int, dropout: bool, sequence_parallel: bool = False
 ) -> tuple[float, float]:
-    """Bytes a sequence and layer: of what grows with ``s``, and of the attention scores, which grow with its square.
+    """Bytes per sequence and layer that grow with ``s``, and those of attention scores, which grow with ``s`` squared.
 
-    Two arrays of the width for each norm (what enters it, and what enters the products behind it) and a mask are whole
-    on every device of a tensor axis, or split along the sequence with ``sequence_parallel``. Queries, keys, values,
-    what attention mixes and the MLP's arrays are split: two of its inner width, three if gated.
+    For each norm, two arrays of the width (its input, and the input of the products after it) and a mask are whole
+    on every device of a tensor axis, or split along the sequence with ``sequence_parallel``. Queries, keys, values, the
+    output of attention before projection and the MLP's arrays are split: two of its inner width, three if gated.
     """
     s, mask, norms = sizes.seq, int(dropout), 1 if sizes.parallel else 2
     whole = norms * sizes.width * (2 * element + mask) / (tensor if sequence_parallel else 1)
@@ -218,20 +218,20 @@ def budget(
     """Bytes that a training step needs on one device.
 
     Args:
-        sizes: Of the model.
-        batch: Sequences in a step, over all devices.
-        microbatches: How many parts each device's share of the batch is run in. A pipeline has all of them in
-            flight before the first backward pass, anything else one.
+        sizes: Sizes of the model.
+        batch: Sequences per step, over all devices.
+        microbatches: Number of parts that each device's share of the batch is split into. A pipeline has all of them
+            in flight before the first backward pass; without a pipeline, one is in flight.
         mesh: Axis sizes: ``data`` splits the batch, ``tensor`` every matrix, ``pipe`` the layers.
         plan: One of ``PLANS``.
-        optimizer: One of ``OPTIMIZERS``; ``adam16`` counts four bytes a parameter more than Adam has.
+        optimizer: One of ``OPTIMIZERS``; ``adam16`` counts four bytes per parameter more than ``adam``.
         remat: ``none``; ``attention`` recomputes the attention scores, ``block`` whole layers.
         fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
         min_size: Leaves with fewer elements stay whole under ``fsdp``.
-        dropout: Whether its masks are saved.
+        dropout: Whether dropout masks are saved.
 
     Raises:
-        ValueError: A name or an axis is unknown, or something does not divide; the message says what.
+        ValueError: A name or an axis is unknown, or a size is not divisible; the message says which.
     """
     counts = {"batch": batch, "microbatches": microbatches, "min_size": min_size}
     axes = _checked(sizes, dict(mesh or {}), counts, plan, optimizer, remat)
@@ -268,7 +268,7 @@ def _checked(
 
 
 def resident_parameters(sizes: Sizes, axes: dict[str, int], fsdp: bool, min_size: int) -> int:
-    """Parameters resident on one device."""
+    """Number of parameters resident on one device."""
     total = 0
     for leaf in _leaf_sizes(sizes):
         parts = (axes["tensor"] if leaf.split else 1) * (axes["pipe"] if leaf.layered else 1)
@@ -289,7 +289,7 @@ def _state_rows(
     each = plan.master + moments * plan.moment + extra
     note = ""
     if plan.master and moments == 2:
-        # The other of the two ways in which people count Adam's state.
+        # The other of the two common ways to count Adam's state.
         other, name = (12, "adam") if extra else (16, "adam16")
         note = f"{other} x with {name}: {other * own / 1e6:,.0f} MB"
     rows = [

@@ -139,7 +139,7 @@ def test_what_cannot_be_counted_says_why(options, message):
         budget(SMALL, **options)
 
 
-# Against Programs
+# Compared with Programs
 
 
 def test_parameters_are_counted_as_the_courses_transformer_has_them():
@@ -151,7 +151,7 @@ def test_parameters_are_counted_as_the_courses_transformer_has_them():
 
 
 def memory_of_state(mesh, specs):
-    """Memory of a Program whose ``params``, ``m`` and ``v`` are changed in place, and that gives gradients as well."""
+    """Memory of a Program that updates ``params``, ``m`` and ``v`` in place and also returns gradients."""
 
     names: list[str] = ["params", "m", "v"]
     inputs, in_specs = dict.fromkeys(names, params_of(SMALL)), dict.fromkeys(names, specs)
@@ -172,12 +172,12 @@ def whole(path, leaf):
 
 
 def over_data(path, leaf):
-    # The widest dim; every one of this model's divides by 4.
+    # The widest dim; for this model it is always divisible by 4.
     return P(*[None] * int(np.argmax(leaf.shape)), "data")
 
 
 def over_tensor(path, leaf):
-    # Column by column into a layer's inner arrays, row by row out of them; tables by the vocabulary.
+    # Split columns of kernels into a layer's inner arrays and rows of kernels out of them; split tables by vocabulary.
     dims = {"embed/token": 0, "layers/attention/out/kernel": 1, "layers/mlp/down/kernel": 1}
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     if not leaves(SMALL)[name].split:
@@ -214,13 +214,13 @@ def gradient_memory(sizes, batch, remat=False):
     return memory(parse(program), program)
 
 
-# What autodiff saves of gelu: newer versions of jax save one array less.
+# Arrays that autodiff saves for gelu: newer versions of jax save one fewer.
 GELU_STEPS = 4 if jax.__version__.startswith("0.10.") else 3
 
 
 def test_autodiff_saves_the_steps_of_norms_and_gelu_beside_what_the_formula_counts():
-    # The formula has 8 arrays of the width, 2 of the inner width and 2 of scores. Nothing of ours is fused, so autodiff
-    # also saves what the two norms compute on the way (4 of the width) and the steps of gelu (of the inner width).
+    # The formula has 8 arrays of the width, 2 of the inner width and 2 of scores. Nothing here is fused, so autodiff
+    # also saves intermediates of the two norms (4 of the width) and of gelu (of the inner width).
     sizes, batch = Sizes(layers=8, width=128, heads=4, vocab=64, seq=64), 2
     found = gradient_memory(sizes, batch)
     elements = [math.prod(alive.shape) for alive in found.alive if len(alive.shape) > 3 and alive.shape[0] == 8]
@@ -234,7 +234,7 @@ def test_activations_with_those_arrays_are_a_programs_within_15_percent(width, s
     sizes, batch = Sizes(layers=8, width=width, heads=4, vocab=64, seq=seq), 2
     counted = activation_bytes(sizes, batch, element=4, dropout=False)
     counted += 4 * (4 * width + GELU_STEPS * sizes.inner) * sizes.layers * batch * seq
-    # What is left is the layer at work: its own arrays, and slices of its weights.
+    # The rest is the layer being computed: its own arrays, and slices of its weights.
     assert counted <= gradient_memory(sizes, batch).temporaries <= 1.15 * counted
 
 

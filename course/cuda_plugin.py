@@ -1,7 +1,7 @@
-"""Keeps an installed CUDA plugin out of processes that compute on emulated devices.
+"""Keep an installed CUDA plugin out of processes that compute on emulated devices.
 
-Where the plugin is installed and no GPU is, every ``import jax`` and every start of a backend writes to stderr, which
-nbgrader takes for an error; it also costs a process some 0.35 GiB of address space. Hide it before ``import jax``.
+If the plugin is installed but there is no GPU, every ``import jax`` and every backend start writes to stderr, which
+nbgrader treats as an error; it also costs the process some 0.35 GiB of address space. Hide it before ``import jax``.
 """
 
 import os
@@ -13,12 +13,12 @@ _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
 def real_devices() -> bool:
-    """True if ``MESHCRAFT_MESH=real`` asks for JAX's own choice of devices instead of emulated ones."""
+    """True if ``MESHCRAFT_MESH=real`` requests JAX's own choice of devices instead of emulated ones."""
     return os.environ.get("MESHCRAFT_MESH") == "real"
 
 
 def hide_cuda_plugin() -> None:
-    """Make imports of the CUDA plugin find nothing, unless real devices are asked for; what is loaded stays."""
+    """Make imports of the CUDA plugin find nothing, unless real devices are requested; modules already loaded stay."""
     if real_devices():
         return
     for name in _PACKAGES:

@@ -1,4 +1,4 @@
-"""With a CUDA plugin installed and no GPU, processes of the course write nothing to stderr."""
+"""The course's processes write nothing to stderr when a CUDA plugin is installed without a GPU."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SHOW = "import course, jax; print(len(jax.devices()), jax.devices()[0].platform)
 
 @pytest.fixture
 def noisy(tmp_path):
-    """A folder with packages that write to file descriptor 2 as the real plugin's do."""
+    """A folder with packages that write to file descriptor 2 as the real plugin does."""
     for name in ("jax_cuda12_plugin/__init__.py", "jax_plugins/xla_cuda12/__init__.py"):
         file = tmp_path / name
         file.parent.mkdir(parents=True)

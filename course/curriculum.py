@@ -1,4 +1,4 @@
-"""The one list of notebooks: the site's navigation, the command and the sandbox read their order here."""
+"""The single list of notebooks: the site's navigation, the command and the sandbox read their order here."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ EASY, MEDIUM, HARD = "easy", "medium", "hard"
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a chapter asks for, and what it may take somebody who has read the page: estimates, not measured.
+    """A function that a chapter asks for, and the time it may take after reading the page: an estimate, not measured.
 
-    They follow from how much there is to write and how much of it is new: ``easy`` applies what the page shows,
-    ``medium`` puts several such things together, ``hard`` needs a plan of its own, on paper first.
+    The estimate follows from how much code there is to write and how much is new: ``easy`` applies what the page shows,
+    ``medium`` combines several such steps, ``hard`` needs a plan first, on paper.
     """
 
     name: str
@@ -19,15 +19,15 @@ class Function:
 
     @property
     def text(self) -> str:
-        """The estimate in words."""
+        """The time estimate in words."""
         return f"{self.difficulty}, about {self.minutes} minutes"
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: ``name`` is the word that finds its page, notebook, solution, contract and mutants.
+    """One chapter: ``name`` identifies its page, notebook, solution, contract and mutants.
 
-    ``functions`` are those that it asks for, in the notebook's order.
+    ``functions`` are the graded functions, in the notebook's order.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Chapter:
 
     @property
     def names(self) -> list[str]:
-        """Of its functions."""
+        """Names of the chapter's functions."""
         return [function.name for function in self.functions]
 
     @property
     def time_text(self) -> str:
-        """An estimate of all functions together, in words."""
+        """The time estimate for all functions together, in words."""
         minutes = sum(function.minutes for function in self.functions)
         return f"about {minutes / 60:.0f} hours" if minutes >= 90 else f"about {minutes} minutes"
 
@@ -179,17 +179,17 @@ CHAPTERS = (
     ),
 )
 
-# Comes before them, and asks for nothing: it has a page and a notebook, and no contract.
+# The primer precedes the chapters and asks for nothing: it has a page and a notebook, but no contract.
 PRIMER = Chapter("primer", "Many devices in 15 minutes", "meshes, specs, shard_map, what varies, timelines")
 
 NOTEBOOKS = (PRIMER, *CHAPTERS)
 
 
 def chapter(name: str) -> Chapter:
-    """The chapter of that name.
+    """The chapter with that name.
 
     Raises:
-        LookupError: no chapter has that name; the message lists those that exist.
+        LookupError: No chapter has that name; the message lists the existing ones.
     """
     for entry in CHAPTERS:
         if entry.name == name:
@@ -203,5 +203,5 @@ def chapter(name: str) -> Chapter:
 
 
 def earlier(name: str) -> tuple[Chapter, ...]:
-    """The chapters that come before ``name``: those whose solutions it may import."""
+    """The chapters before ``name``, whose solutions it may import."""
     return CHAPTERS[: CHAPTERS.index(chapter(name))]

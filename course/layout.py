@@ -12,16 +12,16 @@ from jax.sharding import PartitionSpec as P
 # --8<-- [start:options]
 @dataclass(frozen=True)
 class Options:
-    """How a step over ``data`` x ``pipe`` x ``tensor`` computes what it computes; all combinations are allowed.
+    """How a step over ``data`` x ``pipe`` x ``tensor`` is computed; all combinations are allowed.
 
     Attributes:
-        num_microbatches: Parts that the rows of a pipeline are taken in.
-        rings: Whether the activations of split layers travel in rings while others are multiplied.
-        remat: Whether of each tick only the input is kept, and weights are gathered again in the backward pass.
-        dtype: What dense layers multiply, and what travels of their activations and weights: ``float32`` or
+        num_microbatches: Number of parts that a pipeline splits its rows into.
+        rings: Whether the activations of split layers travel in rings that overlap with the matrix products.
+        remat: Whether only the input of each tick is kept, and weights are gathered again in the backward pass.
+        dtype: Dtype of the dense layers' operands and of the activations and weights they send: ``float32`` or
             ``bfloat16``. Everything else is float32.
-        parallel: Whether attention and MLP of a layer are side by side.
-        rate: Share of elements that dropout drops.
+        parallel: Whether attention and MLP of a layer run in parallel.
+        rate: Dropout rate: the share of elements that are dropped.
     """
 
     num_microbatches: int = 1
@@ -36,7 +36,7 @@ class Options:
 
 
 def split_dim(names: tuple[str, ...]) -> int | None:
-    """The dim of a leaf that is split, of one layer and with heads apart; None for a leaf that every device holds.
+    """The split dim of a leaf, for one layer with a separate heads dim; None for a leaf resident on every device.
 
     Args:
         names: The leaf's path: ``("layers", "attention", "qkv", "kernel")``.
@@ -58,7 +58,7 @@ def tensor_specs(params: Any, axis_name: str) -> Any:
     """The ``PartitionSpec`` of each leaf: of a Transformer with stacked ``layers``, of its parts, or of one layer.
 
     Args:
-        params: Arrays or shapes; attention as ``course.model.split_heads`` gives it.
+        params: Arrays or shapes; attention as returned by ``course.model.split_heads``.
         axis_name: The mesh axis.
     """
 
@@ -74,6 +74,6 @@ def tensor_specs(params: Any, axis_name: str) -> Any:
 
 
 def along(spec: P, axis_name: str) -> P:
-    """The part of a spec that is of one axis: ``P(None, ("tensor", "data"))`` along ``data`` is ``P(None, "data")``."""
+    """The part of a spec that names one axis: ``P(None, ("tensor", "data"))`` along ``data`` is ``P(None, "data")``."""
     dims = [axis_name if axis_name in (entry if isinstance(entry, tuple) else (entry,)) else None for entry in spec]
     return P(*dims) if axis_name in dims else P()

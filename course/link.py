@@ -1,4 +1,4 @@
-"""Links between devices: what a collective over one of them takes, by how its wires run."""
+"""Links between devices: the time of a collective over one of them, depending on its wiring."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from functools import cache
 
 # Rates by size: ((bytes or FLOPs, rate), ...), ascending; between two entries the rate is interpolated in the
-# logarithm of the size, beyond the ends it stays what it is there.
+# logarithm of the size, and beyond the ends it is constant.
 Table = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection of devices: a switch, unless ``pairs`` or ``torus`` says otherwise.
+    """A connection between devices: a switch, unless ``pairs`` or ``torus`` is set.
 
     Attributes:
-        name: ``NVLink``.
-        group: How many devices it connects: consecutive devices in groups of this size.
+        name: For example ``NVLink``.
+        group: Number of devices it connects: consecutive devices in groups of this size.
         bandwidth: Bytes per second that one device sends over it, one way; over one wire of ``pairs`` or a ``torus``.
-        latency: Seconds that one step of a ring takes beside its bytes.
-        shared: Whether ``bandwidth`` is that of all devices of an inner group together: one network adapter for a node.
-        reduces: Whether its switches add up what passes through them, as NVLink SHARP does: of an all-reduce, each
-            device then sends the array once, and not 2 (n - 1) / n times. The times change; the bytes that a program
-            is said to send stay those of a ring.
-        pairs: Whether every two devices have a wire of their own: a group of n sends over n - 1 of them, a permute
-            over one.
-        torus: Sizes of a grid whose neighbours have wires. Every mesh axis is taken to have dimensions of its own, as
+        latency: Seconds that one step of a ring takes in addition to sending its bytes.
+        shared: Whether all devices of an inner group share ``bandwidth``: one network adapter for a node.
+        reduces: Whether its switches sum the data that passes through them, as NVLink SHARP does: in an all-reduce each
+            device then sends the array once instead of 2 (n - 1) / n times. Only the times change; the bytes reported
+            for a program stay those of a ring.
+        pairs: Whether every pair of devices has its own wire: a group of n sends over n - 1 of them, a permute over
+            one.
+        torus: Sizes of a grid whose neighbours are wired. Every mesh axis is assumed to have its own dimensions, as
             ``jax.experimental.mesh_utils`` assigns them where it can.
         wraps: A dimension closes to a ring if its size is a multiple of this; those of a grid of three only together.
-        largest: The most devices that it can connect, as ``course.machines.scaled`` builds it; 0: ``group``.
-        rates: Measured bytes per second that a device sends, by collective and size as ``Machine.transfer`` takes
-            it, used instead of ``bandwidth`` and ``latency``.
+        largest: The most devices it can connect when ``course.machines.scaled`` builds it; 0 means ``group``.
+        rates: Measured bytes per second that a device sends, by collective and by size as passed to
+            ``Machine.transfer``; used instead of ``bandwidth`` and ``latency``.
     """
 
     name: str
@@ -51,15 +51,15 @@ class Link:
     def rate(self, kind: str, n: int) -> float:
         """Bytes per second that each of n devices sends in a collective over this link alone.
 
-        In bytes of a ring, whatever runs in its place: the time is a ring's bytes over this.
+        In bytes of a ring, whichever algorithm runs: the time is a ring's bytes divided by this rate.
         """
         if self.pairs:
             return self.bandwidth * (n - 1)
         if self.torus:
             dimensions = self.dimensions(n)
             if kind == "all_to_all":
-                # Through the middle of a dimension of d pass, of each device's block S, S d / 4 one way, and half of it
-                # where the dimension is a ring, which has two middles.
+                # Of each device's block S, S d / 4 crosses the middle of a dimension of d one way, and half of that
+                # if the dimension is a ring, which has two middles.
                 return min(self.bandwidth * (n - 1) / n * (8 if ring else 4) / d for d, ring in dimensions)
             return self.bandwidth * sum(2 if ring else 1 for _, ring in dimensions)
         if self.reduces and kind == "all_reduce":
@@ -67,12 +67,12 @@ class Link:
         return self.bandwidth
 
     def steps(self, kind: str, n: int, joined: int) -> int:
-        """How many times something is passed on over this link.
+        """Number of sequential steps over this link.
 
         Args:
             kind: StableHLO's name of the collective.
-            n: Devices that it connects.
-            joined: How many steps of a ring through all devices go over it, once round.
+            n: Number of devices connected.
+            joined: Steps over this link in one round of a ring through all devices.
         """
         if kind == "all_reduce" and self.reduces:
             return 2
@@ -81,7 +81,7 @@ class Link:
         return 2 * joined if kind == "all_reduce" else joined
 
     def dimensions(self, n: int) -> tuple[tuple[int, bool], ...]:
-        """What n devices take of the torus: sizes, and whether each is a ring; a part of a dimension is a line."""
+        """The part of the torus that n devices occupy: sizes, and whether each is a ring; partial ones are lines."""
         return _dimensions(self.torus, self.wraps, n)
 
 
@@ -103,9 +103,9 @@ class Level:
     """What a group of devices does over one link of a machine.
 
     Attributes:
-        link: Which of the machine's links.
-        together: Members, at least, that lie within one inner group and use their links side by side.
-        parts: Inner groups, at most, that it joins.
+        link: Index of the machine's link.
+        together: Minimum number of members that share one inner group and use their links in parallel.
+        parts: Maximum number of inner groups that it joins.
         joined: Steps of a ring through all devices that go over it.
     """
 
@@ -120,8 +120,8 @@ def levels(sizes: tuple[int, ...], devices: Sequence[int]) -> tuple[Level, ...]:
     """The links that a group of devices needs, innermost first.
 
     Args:
-        sizes: How many devices each link of the machine connects.
-        devices: The group: a tuple, or a range, which is looked up faster where there are thousands.
+        sizes: Number of devices that each link of the machine connects.
+        devices: The group: a tuple, or a range, which is faster to look up for thousands of devices.
     """
     found, inner = [], 1
     for index, size in enumerate(sizes):
@@ -135,7 +135,7 @@ def levels(sizes: tuple[int, ...], devices: Sequence[int]) -> tuple[Level, ...]:
 
 
 def grid(devices: int, dimensions: int) -> tuple[int, ...]:
-    """The sizes of a grid of so many devices that is nearest to a square or a cube, smallest first.
+    """Sizes of the grid with that many devices that is closest to a square or a cube, smallest first.
 
     >>> grid(256, 2), grid(512, 3), grid(32, 3)
     ((16, 16), (8, 8, 8), (2, 4, 4))

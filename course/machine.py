@@ -1,8 +1,8 @@
-"""Machines as the lenses see them: a few published figures, and the rules that turn work into seconds.
+"""Machine models for the analyses: a few published figures, and the rules that turn work into seconds.
 
-Times of collectives are those of rings: a latency for each of the ring's steps, and each device's bytes over its
-bandwidth. Where a calibrated machine has measured rates for a collective, they are used alone: they contain latency
-and losses already, so neither ``Link.latency`` nor an efficiency factor is applied on top.
+Times of collectives assume rings: a latency for each of the ring's steps, plus each device's bytes over its
+bandwidth. If a calibrated machine has measured rates for a collective, only these are used: they already include
+latency and losses, so neither ``Link.latency`` nor an efficiency factor is applied on top.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from course.link import Level, Link, Table, levels
 
 
 class TooFewDevices(ValueError):
-    """A mesh needs more devices than there are; the message says what to do."""
+    """Raised when a mesh needs more devices than there are; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of the published peaks that programs reach, the same for every program."""
+    """Fractions of the published peaks that programs reach, the same for every program."""
 
     matmul: float = 1.0
     memory: float = 1.0
@@ -32,23 +32,23 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with several equal devices.
+    """A machine with several identical devices.
 
     Attributes:
-        name: What commands call it: ``8xH100``.
-        device: What the maker calls a device.
-        num_devices: How many there are.
+        name: The name used in commands: ``8xH100``.
+        device: The vendor's name for a device.
+        num_devices: Number of devices.
         matmul_flops: Peak FLOP/s of matrix products by operand dtype, in StableHLO's names (``bf16``, ``f32``).
         vector_flops: Peak FLOP/s of everything else, in float32.
-        memory_bytes: Of one device.
+        memory_bytes: Memory of one device.
         memory_bandwidth: Bytes per second of one device.
         links: Innermost first; the last one reaches all devices.
-        network: Between nodes, for ``course.machines.scaled``; its ``group`` is 0. None where no source says.
+        network: Link between nodes, for ``course.machines.scaled``; its ``group`` is 0. None if no source gives it.
         efficiency: At most three factors, the same for every program.
-        launch: Seconds that each kernel costs beside its work.
+        launch: Fixed overhead of each kernel in seconds.
         matmul_rates: Measured FLOP/s by FLOPs of one bfloat16 product, used instead of the peak.
-        calibrated: Whether it carries measured rates by size.
-        sources: Where each figure is from, by the figure's name; ``latency`` is that of the links, ``rates`` are the
+        calibrated: Whether it has measured rates by size.
+        sources: Source of each figure, by the figure's name; ``latency`` is that of the links, ``rates`` are the
             measured tables.
         compiler: Figures that only the deviceless GPU compiler reads: cores, clock, registers, compute capability.
     """
@@ -74,16 +74,16 @@ class Machine:
 
     @property
     def tf32(self) -> bool:
-        """True if matrix products of float32 run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
+        """True if float32 matrix products run as TensorFloat-32: JAX's default on NVIDIA's Ampere and newer."""
         return self.compiler.get("major", 0) >= 8
 
     def kernel_seconds(self, bytes_moved: float, operations: float = 0.0) -> float:
-        """Of elementwise work and moves: its memory traffic or its arithmetic, whichever takes longer."""
+        """Seconds for elementwise work and copies: memory traffic or arithmetic, whichever takes longer."""
         memory = bytes_moved / (self.memory_bandwidth * self.efficiency.memory)
         return self.launch + max(memory, operations / self.vector_flops)
 
     def matmul_seconds(self, flops: float, bytes_moved: float, dtype: str) -> float:
-        """Of one matrix product: its arithmetic or its memory traffic, whichever takes longer."""
+        """Seconds for one matrix product: arithmetic or memory traffic, whichever takes longer."""
         peak = self.peak(dtype)
         rate = self.efficiency.matmul * peak
         if self.matmul_rates and flops:
@@ -92,9 +92,9 @@ class Machine:
         return self.launch + max(memory, flops / rate)
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of matrix products of this operand dtype; a dtype the machine has no unit for runs as float32.
+        """FLOP/s of matrix products of this operand dtype; a dtype without a unit on this machine runs as float32.
 
-        Complex numbers are multiplied as the real ones that they are made of.
+        Complex products are computed as products of their real and imaginary parts.
         """
         dtype = dtype.removeprefix("complex<").removesuffix(">")
         if dtype in self.matmul_flops:
@@ -104,12 +104,12 @@ class Machine:
         return self.matmul_flops["bf16"] if dtype.startswith(("f8", "f4")) else self.vector_flops
 
     def link_of(self, devices: Sequence[int]) -> int:
-        """Which of ``links`` a group of devices talks over: the innermost that reaches all of them."""
+        """Index in ``links`` of the link that a group of devices uses: the innermost one that reaches all of them."""
         found = self.levels(devices)
         return found[-1].link if found else 0
 
     def axis_links(self, mesh: Mapping[str, int]) -> dict[str, str]:
-        """The name of the link that each mesh axis runs over.
+        """Name of the link used by each mesh axis.
 
         Devices are numbered along the mesh with its last axis innermost, as ``course.mesh.make_mesh`` lays them out:
         neighbours on the last axis have neighbouring numbers. Where groups along one axis would use different links,
@@ -135,7 +135,7 @@ class Machine:
         return names
 
     def require_fits(self, mesh: Mapping[str, int]) -> None:
-        """Raises ``TooFewDevices`` for a mesh with more devices than the machine has."""
+        """Raise ``TooFewDevices`` for a mesh with more devices than the machine has."""
         needed = math.prod(mesh.values())
         if needed > self.num_devices:
             axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
@@ -145,24 +145,24 @@ class Machine:
             )
 
     def levels(self, devices: Sequence[int]) -> tuple[Level, ...]:
-        """What a group, a tuple or a range, does over each link that it needs, innermost first."""
+        """Work of a group (a tuple or a range) on each link that it needs, innermost first."""
         return levels(tuple(link.group for link in self.links), devices)
 
     def bandwidth_of(self, devices: Sequence[int]) -> float:
         """Bytes per second that each device of a group sends in a ring over it.
 
-        Members that lie within one inner group use their outer links side by side, as NCCL's rings do, up to what
-        the inner link gives.
+        Members of the same inner group use their outer links in parallel, as NCCL's rings do, up to the inner
+        link's bandwidth.
         """
         own = self.efficiency.link * self.links[0].bandwidth
         return min((rate for _, rate in self.level_rates("all_gather", devices)), default=own)
 
     def level_rates(self, kind: str, devices: Sequence[int]) -> list[tuple[int, float]]:
-        """The links that a collective needs, and how fast each device would send if there were no other.
+        """The links that a collective needs, and how fast each device would send if that link were the only one.
 
-        In bytes of a ring through all devices, which sends as much over every level: the slowest level decides. Of an
-        all-to-all, only what is for devices outside of an inner group crosses the outer link, each device's part over
-        its own.
+        In bytes of a ring through all devices, equally many over every level: the slowest level decides. In an
+        all-to-all, only data for devices outside an inner group crosses the outer link, each device's part over its
+        own outer link.
         """
         found = []
         for level in self.levels(devices):
@@ -186,13 +186,13 @@ class Machine:
     ) -> tuple[float, float]:
         """Seconds that a collective takes before its bytes, and bytes per second that it then sends.
 
-        The latency is that of a ring through all devices, of whose steps some go between nodes: NCCL counts them so
+        The latency is that of a ring through all devices, some of whose steps go between nodes: NCCL counts them so
         (src/graph/tuning.cc).
 
         Args:
             kind: StableHLO's name.
             devices: The group.
-            wire_bytes: What each device sends, in a ring.
+            wire_bytes: Bytes that each device sends, in a ring.
             size: Bytes of the whole array; of one device's block for a permute and an all-to-all.
             pair: Source and target, for one edge of a permute.
         """
@@ -203,7 +203,7 @@ class Machine:
         if kind == "collective_permute":
             sharing = 1
             if link.shared and index:
-                # Groups beside this one send at the same time: as many as fit between two of its members.
+                # Parallel groups send at the same time: as many as fit between two members of this one.
                 apart = min((b - a for a, b in pairwise(sorted(devices))), default=1)
                 sharing = min(apart, self.links[index - 1].group)
             return link.latency, self.efficiency.link * link.bandwidth / sharing

@@ -1,4 +1,4 @@
-"""Machines: every figure has a source, and times are those of the closed forms."""
+"""Machines: every figure has a source, and times match the closed forms."""
 
 import doctest
 import math
@@ -83,7 +83,7 @@ def test_dtypes_peaks_are_in_the_ratio_of_their_units(name, f8, f32):
     assert peaks["f32"] / peaks["bf16"] == pytest.approx(f32, rel=1e-3)
 
 
-# Units, products of each in a clock, and GHz: 1,024 in FP16 of a compute unit of AMD's CDNA 3; 128 x 128 matrix units.
+# Units, products per clock of each, and GHz: 1,024 in FP16 for a compute unit of AMD's CDNA 3; 128 x 128 matrix units.
 @pytest.mark.parametrize(
     ("name", "units", "each", "clock"), [("8xMI300X", 304, 1024, 2.1), ("64xTPUv5p", 8, 128 * 128, 1.75)]
 )
@@ -136,7 +136,7 @@ def test_collective_takes_the_rings_closed_form(n, kind, wire, steps):
     assert found == pytest.approx(steps(n) * 1e-6 + wire(n) * size / 300e9)
 
 
-# On a torus of 4 x 4 x 4: dimensions that n devices take, as rings of two directions or lines.
+# On a torus of 4 x 4 x 4: the dimensions that n devices occupy, as bidirectional rings or lines.
 @pytest.mark.parametrize(("n", "wires", "steps"), [(2, 1, 1), (4, 2, 2), (8, 3, 3), (16, 4, 4), (64, 6, 6)])
 def test_torus_gathers_over_every_dimension_at_once(n, wires, steps):
     found, group = machine("64xTPUv5p"), tuple(range(n))
@@ -153,10 +153,10 @@ def test_grid_without_wraps_sends_one_way_along_its_dimensions():
 
 def test_all_to_all_on_a_ring_takes_a_quarter_of_a_gather():
     ring = replace(TPU_V5E, links=(replace(TPU_V5E.links[0], torus=(8,), wraps=8, latency=0),))
-    # An array of 8 MiB, of which each device has a block of 1 MiB.
+    # An array of 8 MiB, with a block of 1 MiB on each device.
     gather = seconds(ring, "all_gather", EIGHT, 7 / 8 * 8 * MIB, 8 * MIB)
     exchange = seconds(ring, "all_to_all", EIGHT, 7 / 8 * MIB, MIB)
-    assert exchange / gather == pytest.approx(1 / 4 * 8 / 7)  # the book leaves out that a device keeps its own block
+    assert exchange / gather == pytest.approx(1 / 4 * 8 / 7)  # the book ignores that a device keeps its own block
 
 
 def test_wires_between_pairs_add_up_with_the_size_of_the_group():
@@ -182,7 +182,7 @@ def test_pairs_of_a5000_talk_over_nvlink_and_others_over_pcie():
     assert names == {(0, 1): "NVLink", (6, 7): "NVLink", (1, 2): "PCIe", (0, 2): "PCIe", EIGHT: "PCIe"}
     assert A5000.bandwidth_of((0, 1)) == 56.25e9
     assert A5000.bandwidth_of((0, 2, 4, 6)) == 31.5e9
-    # Both of a pair have a PCIe link of their own, and a ring may use both, as far as NVLink brings it there.
+    # Both devices of a pair have their own PCIe link, and a ring may use both, as far as NVLink can feed them.
     assert A5000.bandwidth_of(EIGHT) == 56.25e9
 
 
@@ -197,7 +197,7 @@ def test_group_of_16_over_two_nodes_uses_8_adapters_side_by_side():
     assert (latency, rate) == (4e-6, 25e9)
 
 
-# 64 devices on 8 nodes, a ring through all of them as NCCL lays it: 56 steps within nodes and 7 between them.
+# 64 devices on 8 nodes, in a ring through all of them as NCCL builds it: 56 steps within nodes and 7 between them.
 def test_ring_over_eight_nodes_goes_between_them_seven_times():
     found, group = scaled(H100, 64, 8), tuple(range(64))
     wire = 63 / 64 * MIB
@@ -218,7 +218,7 @@ def test_network_adapter_of_a_node_is_shared_by_its_devices():
     inner, outer = scaled(H100, 64, 8).links
     found = replace(scaled(H100, 64, 8), links=(inner, replace(outer, shared=True)))
     assert found.bandwidth_of(tuple(range(64))) == 50e9
-    assert found.bandwidth_of((0, 8)) == 50e9 / 8  # seven groups beside it send at the same time
+    assert found.bandwidth_of((0, 8)) == 50e9 / 8  # seven parallel groups send at the same time
     permute = ("collective_permute", tuple(range(0, 64, 8)), MIB, MIB)
     assert found.transfer(*permute, pair=(0, 8))[1] == 50e9 / 8
     assert found.transfer("collective_permute", tuple(range(64)), MIB, MIB, pair=(7, 8))[1] == 50e9
@@ -359,7 +359,7 @@ def test_pod_of_v5e_is_a_torus_whose_dimensions_close():
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "nodes", "said"),
+    ("name", "devices", "nodes", "message"),
     [
         (
             "8xH100",
@@ -374,8 +374,8 @@ def test_pod_of_v5e_is_a_torus_whose_dimensions_close():
         ("8xTPUv5e", 512, 1, "has at most 256: use at least 2 nodes"),
     ],
 )
-def test_machine_that_cannot_be_built_is_refused(name, devices, nodes, said):
-    with pytest.raises(ValueError, match=said):
+def test_machine_that_cannot_be_built_is_refused(name, devices, nodes, message):
+    with pytest.raises(ValueError, match=message):
         scaled(machine(name), devices, nodes)
 
 
@@ -411,7 +411,7 @@ def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('like = "8xH100"', 'like = "8xH10"', "like '8xH10', and there are: 8xA5000"),
         ('like = "8xH100"', "", "compiler|device is missing"),
@@ -435,12 +435,12 @@ def test_machine_file_takes_what_it_does_not_say_from_a_known_machine(tmp_path):
         ("[machines.mine]", "[machines.mine", "is not TOML"),
     ],
 )
-def test_machine_file_that_is_wrong_is_refused_with_what_is(tmp_path, old, new, said):
+def test_machine_file_that_is_wrong_is_refused_with_what_is(tmp_path, old, new, message):
     assert old in OWN
     (tmp_path / "my.toml").write_text(OWN.replace(old, new, 1))
     with pytest.raises(BadMachineFile, match=r"my\.toml") as error:
         load(tmp_path / "my.toml")
-    assert error.match(said)
+    assert error.match(message)
 
 
 def test_machine_file_that_is_not_there_is_said(tmp_path):

@@ -1,6 +1,6 @@
 """The machines that programs are predicted for: ``machines.toml`` has their published figures, each with its source.
 
-``scaled`` makes a machine of any size of one of them, and ``load`` reads one from a file in the same form.
+``scaled`` makes a machine of any size from one of them, and ``load`` reads one from a file in the same format.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import msgspec
 from course.link import Link, Table, grid
 from course.machine import Machine
 
-# Of the array, what each of eight devices sends in a collective.
+# Fraction of the array that each of eight devices sends in a collective.
 _SENT = {"all_gather": 7 / 8, "reduce_scatter": 7 / 8, "all_reduce": 14 / 8, "all_to_all": 7 / 8}
 _FILE = Path(__file__).with_suffix(".toml")
 
 
 class BadMachineFile(ValueError):
-    """A machine file cannot be used; the message says where and why."""
+    """Raised when a machine file cannot be used; the message says where and why."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """What a file has: machines by name, and notes that sources may name."""
+    """Contents of a file: machines by name, and notes that sources may refer to."""
 
     machines: dict[str, dict[str, Any]]
     notes: dict[str, str] = {}
@@ -46,11 +46,11 @@ def _machines(file: _File, known: dict[str, dict[str, Any]], notes: dict[str, st
 
     Args:
         file: The file.
-        known: Tables that a machine may be like; those of the file are added.
+        known: Tables that ``like`` may refer to; those of the file are added.
         notes: Added to those of the file.
 
     Raises:
-        BadMachineFile: It is none of machines.
+        BadMachineFile: It does not contain valid machines.
     """
     found = {}
     for name, own in file.machines.items():
@@ -58,7 +58,7 @@ def _machines(file: _File, known: dict[str, dict[str, Any]], notes: dict[str, st
         if like is not None and (not isinstance(like, str) or like not in known):
             raise BadMachineFile(f"it is like {like!r}, and there are: {', '.join(known)}")
         base: dict[str, Any] = known[like] if like else {}
-        if "links" in own:  # what was measured over other links, and what joins other nodes, are not this machine's
+        if "links" in own:  # measurements over other links, and the network between nodes, do not apply to this machine
             base = {figure: value for figure, value in base.items() if figure not in ("network", "link_rates")}
             base["sources"] = {what: text for what, text in base.get("sources", {}).items() if what not in _OF_LINKS}
         sources = _converted(own.pop("sources", {}), dict[str, str])
@@ -68,7 +68,7 @@ def _machines(file: _File, known: dict[str, dict[str, Any]], notes: dict[str, st
 
 
 def _machine(name: str, table: dict[str, Any], notes: dict[str, str]) -> Machine:
-    """A machine of its table."""
+    """Build a machine from its table."""
     _require_known(table, _FIGURES, "a machine")
     if missing := [figure for figure in _FIGURES if figure not in {*table, *_OPTIONAL}]:
         raise BadMachineFile(f"{missing[0]} is missing")
@@ -101,24 +101,24 @@ def _require_known(table: dict[str, Any], known: tuple[str, ...], what: str) -> 
 
 
 def _converted(data: Any, kind: Any) -> Any:
-    """Plain data as a type."""
+    """Convert plain data to a type."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        said, _, where = str(error).partition(" - at `$")
+        problem, _, where = str(error).partition(" - at `$")
         place = where.strip(".`") + ": " if where else ""
-        raise BadMachineFile(f"{place}{said[0].lower()}{said[1:]}") from None
+        raise BadMachineFile(f"{place}{problem[0].lower()}{problem[1:]}") from None
 
 
 def _filled(text: str, notes: dict[str, str]) -> str:
-    """A source with the notes that it names; a note may name others."""
+    """Replace the notes that a source refers to with their text; a note may refer to others."""
     for _ in range(3):
         text = re.sub(r"\{(\w+)\}", lambda found: notes.get(found[1], found[0]), text)
     return text
 
 
 def _check(machine: Machine, rates: Mapping[str, Table]) -> None:
-    """Raises ``BadMachineFile`` for figures that no machine has."""
+    """Raise ``BadMachineFile`` for impossible figures."""
     network = (machine.network,) if machine.network else ()
     positive = {name: getattr(machine, name) for name in ("num_devices", "vector_flops", "memory_bytes")}
     positive |= {"memory_bandwidth": machine.memory_bandwidth}
@@ -158,9 +158,9 @@ _FOUND = _machines(_DATA, _TABLES, {})
 
 
 def load(path: Path) -> Machine:
-    """A machine from a file: a table ``[machines.NAME]`` in the form of ``machines.toml``, which has all figures.
+    """Load a machine file: a table ``[machines.NAME]`` in the format of ``machines.toml``, which has every figure.
 
-    ``like = "8xH100"`` takes every figure that the table does not name from a machine of the course.
+    ``like = "8xH100"`` takes every figure that the table does not give from a machine of the course.
 
     Raises:
         BadMachineFile: It cannot be read, or is not a machine; the message says what is wrong.
@@ -179,18 +179,18 @@ def load(path: Path) -> Machine:
 
 
 def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
-    """A machine of so many devices on so many nodes, from a machine of one node.
+    """Build a machine with this many devices and nodes from a machine with one node.
 
-    Within a node it has the links of the machine, which may have more devices than are wanted; a torus is built to
-    size, as near to a square or a cube as it gets. Between nodes it has the machine's ``network``. A node is whatever
-    has no network inside: eight GPUs, a rack of GB200, a slice of TPUs.
+    Within a node it has the links of the machine, which may have more devices than requested; a torus is built to
+    size, as close to a square or a cube as possible. Between nodes it has the machine's ``network``. A node is any
+    unit without a network inside: eight GPUs, a rack of GB200, a slice of TPUs.
 
     >>> found = scaled(H100, 512, 64)
     >>> found.name, [(link.name, link.group) for link in found.links]
     ('64x8xH100', [('NVLink', 8), ('InfiniBand', 512)])
 
     Raises:
-        ValueError: There is no such machine; the message says why.
+        ValueError: No such machine can be built; the message says why.
     """
     if devices < 1 or nodes < 1 or devices % nodes:
         raise ValueError(f"{devices} devices cannot be on {nodes} nodes, each with the same number")
@@ -222,7 +222,7 @@ def scaled(machine: Machine, devices: int, nodes: int = 1) -> Machine:
 
 
 def _inside(machine: Machine) -> tuple[Link, ...]:
-    """The links of one node."""
+    """The links within one node."""
     network = machine.network
     return machine.links[:-1] if network and machine.links[-1].name == network.name else machine.links
 
@@ -233,8 +233,8 @@ A5000, A100, H100, H100_CALIBRATED, TPU_V5E = (
 TWO_A100 = scaled(A100, 16, 2)
 MACHINES = tuple(m for found in _FOUND.values() for m in ((found, TWO_A100) if found is A100 else (found,)))
 
-# Compute alone takes time: what a schedule leaves idle is then all that is left to see. No program runs on it, so it is
-# in no list of machines.
+# Only compute takes time, so any idle time left comes from the schedule. No program runs on it, so no list of
+# machines includes it.
 FREE_NETWORK = Machine(
     name="free network",
     device="none: 1 TFLOP/s of matrix products, everything else at no cost",
@@ -248,10 +248,10 @@ FREE_NETWORK = Machine(
 
 
 def machine(name: str) -> Machine:
-    """The machine of that name, whatever its case.
+    """The machine of that name, ignoring case.
 
     Raises:
-        LookupError: There is none; the message lists those that exist.
+        LookupError: There is none; the message lists the existing ones.
     """
     for found in (*MACHINES, FREE_NETWORK):
         if found.name.lower() == name.lower():
@@ -263,9 +263,9 @@ def chosen(name: str, devices: int | None = None, nodes: int | None = None) -> M
     """The machine that a user asks for.
 
     Args:
-        name: Of a machine, or the path of a machine file, which ends in ``.toml``.
-        devices: Their number, if it is to be another; in all.
-        nodes: What they are on; if it is not said, as few as can have them.
+        name: Name of a machine, or the path of a machine file, which ends in ``.toml``.
+        devices: Total number of devices, if it differs from the machine's.
+        nodes: Number of nodes; by default, as few as can hold the devices.
 
     Raises:
         LookupError: No machine has that name.

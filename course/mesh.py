@@ -1,4 +1,4 @@
-"""Emulated devices and meshes: the only place where a mesh is made."""
+"""Emulated devices and meshes: the only place where a mesh is created."""
 
 import math
 import os
@@ -16,15 +16,15 @@ from course.cuda_plugin import real_devices
 
 NUM_EMULATED_DEVICES = 8
 
-# XLA:CPU compiles in a fifth to a half of the time without its fusion emitters, and in a tenth less where it does not
-# split small programs among threads. Only jaxlib 0.10 is known to take both; a flag that is not known ends the process.
+# XLA:CPU compiles in a fifth to a half of the time without its fusion emitters, and in a tenth less if it does not
+# split small programs among threads. Only jaxlib 0.10 is known to accept both; an unknown flag ends the process.
 _FASTER_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
 def emulate_devices(count: int = NUM_EMULATED_DEVICES) -> None:
     """Make this process see ``count`` CPU devices and no others; calling it again changes nothing.
 
-    With ``MESHCRAFT_MESH=real`` in the environment, JAX's own choice of devices stays what it is.
+    With ``MESHCRAFT_MESH=real`` in the environment, JAX's own choice of devices is kept.
 
     Raises:
         RuntimeError: JAX has already started with another number of CPU devices.
@@ -71,16 +71,16 @@ def abstract_mesh(axes: dict[str, int]) -> AbstractMesh:
 def shard_map_with_specs(
     function: Callable[..., tuple[Any, Any]], mesh: Mesh | AbstractMesh, in_specs: Any
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.shard_map`` for a function that decides itself how its results are sharded.
+    """``jax.shard_map`` for a function that chooses the shardings of its results.
 
-    ``function`` runs on local blocks and returns ``(arrays, specs)``, two trees of the same form. The returned
-    callable gives global arrays and the same specs. It traces ``function`` twice: once for the specs, once with
-    them. A result whose spec leaves an axis out must be the same along that axis, as ``shard_map`` demands.
+    ``function`` runs on local blocks and returns ``(arrays, specs)``, two trees of the same structure. The
+    returned callable gives global arrays and the same specs. It traces ``function`` twice, once for the specs and once
+    with them. A result whose spec leaves an axis out must be the same along that axis, as ``shard_map`` demands.
 
     Args:
         function: The local function.
         mesh: The mesh to run on.
-        in_specs: As for ``jax.shard_map``: one entry an argument.
+        in_specs: As for ``jax.shard_map``: one entry per argument.
     """
 
     def call(*arguments):
@@ -100,20 +100,20 @@ def shard_map_with_specs(
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """The mesh axes over which ``x`` may differ from device to device, inside ``shard_map``."""
+    """The mesh axes over which ``x`` may differ between devices, inside ``shard_map``."""
     kind = jax.typeof(x)
-    # jax 0.10 to 0.12 call it by different names.
+    # jax 0.10 to 0.12 use different names for it.
     manual = getattr(kind, "manual_axis_type", None)
     return frozenset(kind.vma if manual is None else manual.varying)  # type: ignore[attr-defined]
 
 
 def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
-    """``x``, typed as different on each device of ``axis_name``: nothing moves, but its gradient stays local."""
+    """``x``, typed as varying over ``axis_name``: no data moves, but its gradient stays local."""
     return x if axis_name in varying_axes(x) else jax.lax.pcast(x, axis_name, to="varying")
 
 
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays, each typed as varying over every axis over which one of them does: nothing moves.
+    """The arrays, each typed as varying over every axis over which any of them varies: no data moves.
 
     So ``vary_alike(jnp.zeros(shape), x)[0]`` can be the carry of a loop that adds parts of ``x`` to it.
     """

@@ -27,12 +27,12 @@ class Model:
         num_layers: The leading dim of every leaf under ``params["layers"]``.
         init: ``key -> params``.
         embed: ``(params["embed"], inputs) -> x``: the first activations, ``[batch, ..., width]``.
-        layer: ``(one layer's params, x, key=None) -> x`` of the same shape. With a key, and where the model was made
-            with a dropout rate above 0, parts of what the layer adds are dropped; without one, nothing ever is.
-            Several keys are for as many parts of the sequence: see ``drop``.
+        layer: ``(one layer's params, x, key=None) -> x`` of the same shape. With a key, and if the model was made
+            with a dropout rate above 0, parts of what the layer adds are dropped; without a key, nothing is dropped.
+            Several keys apply to the same number of parts of the sequence: see ``drop``.
         loss: ``(params["head"], x, targets, mask=None) -> scalar``: the mean over the rows given, or their tokens.
-            With a mask ``[batch]``, or ``[batch, seq]`` of tokens, the mean is over those that have a 1 and not a 0; it
-            is 0 where none has.
+            With a mask ``[batch]``, or ``[batch, seq]`` of tokens, the mean is over those with a 1 instead of a 0; it
+            is 0 if there are none.
     """
 
     num_layers: int
@@ -46,12 +46,12 @@ class Model:
 def full_loss(
     model: Model, params: Params, batch: Mapping[str, jax.Array | np.ndarray], key: jax.Array | None = None
 ) -> jax.Array:
-    """The model's loss on one device, the plain way: every chapter's oracle.
+    """The model's loss on one device, computed directly: every chapter's oracle.
 
     Args:
         model: The model.
-        params: Its parameters, whole.
-        batch: ``inputs`` and ``targets``, each ``[batch, ...]``, and a ``mask`` where not all rows or tokens count.
+        params: Its full parameters.
+        batch: ``inputs`` and ``targets``, each ``[batch, ...]``, and a ``mask`` if not all rows or tokens count.
         key: For dropout: layer ``i`` is given ``fold_in(key, i)``.
     """
 
@@ -69,14 +69,14 @@ def full_loss(
 
 # --8<-- [start:layer_key]
 def layer_key(key: jax.Array, microbatch: jax.Array | int, layer: jax.Array | int) -> jax.Array:
-    """The key that one layer uses for one microbatch: on one device as on many, in whatever order they compute.
+    """The dropout key of one layer for one microbatch, independent of the number of devices and the order of compute.
 
     So a batch in microbatches has the loss ``mean over m of full_loss(model, params, batch[m], fold_in(key, m))``.
 
     Args:
-        key: The batch's.
-        microbatch: Its number in the batch.
-        layer: Its number in the model.
+        key: The batch's key.
+        microbatch: Index of the microbatch in the batch.
+        layer: Index of the layer in the model.
     """
     return jax.random.fold_in(jax.random.fold_in(key, microbatch), layer)
 
@@ -85,10 +85,10 @@ def layer_key(key: jax.Array, microbatch: jax.Array | int, layer: jax.Array | in
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Inverted dropout: zeros a share ``rate`` of the elements and scales up the others; nothing without a key.
+    """Inverted dropout: zeros a fraction ``rate`` of the elements and scales up the others; nothing without a key.
 
-    Of several keys, ``[parts]``, each is for one of as many equal parts of ``x`` ``[..., seq, width]`` along ``seq``:
-    what devices drop that hold such a part each.
+    Several keys, ``[parts]``, apply to equal parts of ``x`` ``[..., seq, width]`` along ``seq``, one key per part,
+    as on devices that each have one part.
     """
     if key is None or rate == 0:
         return x
@@ -100,23 +100,23 @@ def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def split_key(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two keys of one, or of each of several: ``[]`` or ``[parts]``."""
+    """Split one key, or each of several, into two: ``[]`` or ``[parts]``."""
     keys = jax.random.split(key) if key.ndim == 0 else jax.vmap(jax.random.split, out_axes=1)(key)
     return keys[0], keys[1]
 
 
 def rms_norm(params: Params, x: jax.Array) -> jax.Array:
-    """The result of ``nnx.RMSNorm`` from its parameters: ``{"scale": [width]}``, ``x`` ``[..., width]``."""
+    """Apply ``nnx.RMSNorm`` with the given parameters: ``{"scale": [width]}``, ``x`` ``[..., width]``."""
     return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6) * params["scale"]
 
 
 def split_heads(attention: Params, num_heads: int) -> Params:
-    """The parameters of ``Attention`` with a dim of their own for the heads, ready to be split over devices.
+    """The parameters of ``Attention`` with a separate heads dim, ready to be split over devices.
 
     Args:
         attention: ``{"qkv": {"kernel": [..., width, 3 * width]}, "out": {"kernel": [..., width, width]}}``; leading
             dims, such as that of stacked layers, stay.
-        num_heads: How many heads the width is divided into.
+        num_heads: Number of heads that the width is divided into.
 
     Returns:
         ``{"qkv": {"kernel": [..., width, 3, num_heads, head_dim]}, "out": {"kernel": [..., num_heads, head_dim,
@@ -163,7 +163,7 @@ class Attention(nnx.Module):
 
 
 class TransformerLayer(nnx.Module):
-    """Pre-norm decoder layer: attention, then MLP, each added to what comes in."""
+    """Pre-norm decoder layer: attention, then MLP, each added to its input."""
 
     def __init__(self, width: int, hidden: int, num_heads: int, dropout: float = 0.0, *, rngs: nnx.Rngs):
         self.dropout = dropout
@@ -177,7 +177,7 @@ class TransformerLayer(nnx.Module):
 
 
 class ParallelLayer(nnx.Module):
-    """Decoder layer with one norm: attention and MLP are given the same, and what both give is added at once."""
+    """Decoder layer with one norm: attention and MLP have the same input, and both outputs are added at once."""
 
     def __init__(self, width: int, hidden: int, num_heads: int, dropout: float = 0.0, *, rngs: nnx.Rngs):
         self.dropout = dropout
@@ -216,7 +216,7 @@ class Head(nnx.Module):
 
 # --8<-- [start:mean_of]
 def mean_of(losses: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The mean of those that count; both ``[...]``, and the mask has ones and zeros. Of none it is 0."""
+    """The mean of the losses that count; both ``[...]``, and the mask has ones and zeros. It is 0 if none count."""
     return jnp.mean(losses) if mask is None else jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
@@ -259,7 +259,7 @@ def transformer(
 ) -> Model:
     """A decoder-only Transformer: ``inputs`` and ``targets`` are integer tokens ``[batch, seq]``.
 
-    With ``parallel``, attention and MLP of a layer are side by side: see ``ParallelLayer``.
+    With ``parallel``, attention and MLP of a layer run in parallel: see ``ParallelLayer``.
     """
     layer = ParallelLayer if parallel else TransformerLayer
     return _model(
@@ -291,7 +291,7 @@ def _model(num_layers: int, make_embed, make_layer, make_head, loss_of) -> Model
 
 
 def _functional(make: Callable[[nnx.Rngs], nnx.Module]):
-    """An nnx module as ``init(key) -> params`` and ``apply(params, x, ...)``."""
+    """Turn an nnx module into ``init(key) -> params`` and ``apply(params, x, ...)``."""
     graph, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
     def init(key: jax.Array) -> Params:

@@ -166,7 +166,7 @@ def test_a_masked_loss_is_the_mean_over_what_counts_and_zero_where_nothing_does(
 
 
 def test_parts_of_a_layer_by_name_compute_what_the_layer_does():
-    """What tensor parallelism splits: the norm as a function, and attention with a dim of its own for the heads."""
+    """The split parts of tensor parallelism: the norm as a function, and attention with a separate heads dim."""
     model = MODELS["transformer"][0]
     params = jax.jit(model.init)(jax.random.key(4))
     layer = jax.tree.map(lambda leaf: leaf[1] + 0.1, params["layers"])

@@ -1,4 +1,4 @@
-"""All lenses on one Program: what it computes, holds and sends, and how long a machine would take for it."""
+"""All analyses of one Program: what it computes, keeps in memory and sends, and how long that takes on a machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Prediction(prediction.Prediction):
-    """A prediction that shows itself: in a notebook as a picture, in a terminal as tables."""
+    """A prediction that renders itself: in a notebook as a picture, in a terminal as tables."""
 
     def __repr__(self) -> str:
         return as_text(prediction_tables(self))
@@ -40,25 +40,25 @@ def predict(
     model_flops: float | None = None,
     name: str = "",
 ) -> Prediction:
-    """Predict a step on a machine, without the machine. The same step gives the same figures.
+    """Predict a step on a machine, without needing the machine. The same step gives the same figures.
 
     Args:
-        program: A Program exported for the CPU, or whatever ``jax.jit`` takes. Where shardings are left to the
-            compiler, it is predicted as XLA partitions it.
+        program: A Program exported for the CPU, or anything that ``jax.jit`` takes. If shardings are left to
+            the compiler, it is predicted as XLA partitions it.
         machine: A machine, its name (``meshcraft machines`` lists them) or the path of a machine file.
-        args, kwargs: Of a function: arrays, or ``jax.ShapeDtypeStruct`` in their place, with shardings or without.
-        aot: Whether to ask the deviceless GPU compiler too. If the step as written has no price, what it makes of it
-            is predicted alone.
-        gpu_program: The same Program exported with ``platform="cuda"``, which that compiler needs; of a function it
-            is made.
+        args, kwargs: Arguments of a function: arrays or ``jax.ShapeDtypeStruct``, with shardings or without.
+        aot: Whether to ask the deviceless GPU compiler too. If the step as written cannot be priced, only the
+            compiled program is predicted.
+        gpu_program: The same Program exported with ``platform="cuda"``, which that compiler needs; for a function it
+            is made automatically.
         model_flops: FLOPs that the model needs for the step on all devices, for the MFU.
-        name: What to call it.
+        name: Name of the prediction.
 
     Raises:
-        TypeError: One of these is something else; the message says what was given.
+        TypeError: An argument has the wrong type; the message says what was given.
         LookupError: No machine has that name.
         ValueError: The machine file cannot be used, the mesh has more devices than the machine, or ``model_flops`` is
-            no positive number.
+            not a positive number.
         ProgramError: The function cannot be traced, or an operation, a trip count or a branch cannot be resolved.
     """
     same = False
@@ -100,7 +100,7 @@ def programs_of(
 ) -> dict[str, Program]:
     """A function's Programs: ``cpu`` for the analyses, and with ``aot`` ``cuda`` for the GPU compiler.
 
-    What has no form for CPUs, such as a kernel in Pallas, is the one for GPUs there too.
+    If there is no CPU lowering, as for a Pallas kernel, the GPU Program is used for ``cpu`` as well.
 
     Raises:
         ProgramError: The function cannot be traced.
@@ -115,13 +115,13 @@ def programs_of(
 
 
 def described(given: object) -> str:
-    """A given object for a message: its type and how it begins."""
+    """Describe an object for a message: its type and the beginning of its repr."""
     shown = repr(given) if isinstance(given, str | bytes | int | float) else ""
     return f"{type(given).__name__} {shown[:40]}".rstrip() if given is not None else "None"
 
 
 def resolved(machine: str | Machine) -> Machine:
-    """A machine or the one of that name or file.
+    """Resolve a machine from a machine, a name or a file.
 
     Raises:
         TypeError: It is neither a machine nor a name.
@@ -145,7 +145,7 @@ def _check_flops(model_flops: float | None) -> None:
 
 
 def _compiled(module: Module | None, program: Program | None, machine: Machine) -> tuple[GpuReport | None, str]:
-    """The GPU compiler's report, or why there is none; ``module`` is what it is to agree with, if anything."""
+    """The GPU compiler's report, or why there is none; ``module``, if given, must agree with the GPU export."""
     if program is None:
         return None, 'the GPU compiler needs the same function exported with platform="cuda"'
     from course.program.compiled import AotMissing, compile_for

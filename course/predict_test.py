@@ -1,4 +1,4 @@
-"""Predictions: the lenses' own figures, put together and told in words, tables and HTML."""
+"""Predictions: the figures of the analyses, combined and rendered in words, tables and HTML."""
 
 import json
 import re

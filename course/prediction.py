@@ -1,4 +1,4 @@
-"""A prediction: what all lenses say of one Program on a machine, and its figures in words."""
+"""A prediction: the results of all analyses of one Program on a machine, and its figures in words."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TWO_STEPS = (
 
 @dataclass(frozen=True)
 class LineTime:
-    """The cost of one of the learner's lines on the device that is busiest.
+    """The cost of one of the learner's lines on the busiest device.
 
     Attributes:
-        line: ``cell:line``; empty where an operation has none.
+        line: ``cell:line``; empty if an operation has none.
         compute: Seconds of kernels.
         sending: Seconds of transfers, hidden behind kernels or not.
-        flops: Of matrix products.
-        bytes_sent: By the device.
-        kinds: The operations, those that take longest first.
+        flops: FLOPs of matrix products.
+        bytes_sent: Bytes sent by the device.
+        kinds: The operations, slowest first.
     """
 
     line: str
@@ -46,16 +46,16 @@ class LineTime:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A Program on a machine, as all lenses see it.
+    """The results of all analyses of a Program on a machine.
 
     Attributes:
         machine: The machine.
-        costs, memory, timeline: Of the Program.
-        compiled: What the GPU compiler makes of it; None where ``compiled_reason`` says why not.
-        compiled_reason: Empty where ``compiled`` is there.
-        model_flops: What the model needs for the step on all devices, if it was said.
-        name: What was predicted.
-        refused: Why the program as written has no price: the figures are then read off the GPU compiler's schedule.
+        costs, memory, timeline: Analyses of the Program.
+        compiled: The GPU compiler's report; None if ``compiled_reason`` says why not.
+        compiled_reason: Empty if ``compiled`` is set.
+        model_flops: FLOPs that the model needs for the step on all devices, if given.
+        name: Name of the predicted program.
+        refused: Why the program as written cannot be priced: the figures then come from the GPU compiler's schedule.
     """
 
     machine: Machine
@@ -70,7 +70,7 @@ class Prediction:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Why something that was requested is missing, and what a figure needs to be understood, by its name."""
+        """Why something requested is missing, and notes needed to understand a figure, by its name."""
         found = {}
         if self.refused:
             found["the program as written"] = (
@@ -97,7 +97,7 @@ class Prediction:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation, a share of the peak of ``mfu_dtype``; None without ``model_flops``."""
+        """Model FLOPs utilisation, as a fraction of the peak of ``mfu_dtype``; None without ``model_flops``."""
         if self.model_flops is None or not self.timeline.seconds:
             return None
         return self.timeline.mfu(self.model_flops, self.machine.peak(self.mfu_dtype))
@@ -110,7 +110,7 @@ class Prediction:
         return min(most.split(" x "), key=self.machine.peak)
 
     def lines(self) -> tuple[LineTime, ...]:
-        """Where time goes, the dearest lines first."""
+        """Time by source line, the most expensive lines first."""
         busiest = max(self.timeline.devices, key=lambda device: (device.busy, -device.device)).device
         found: dict[str, list[Bar]] = defaultdict(list)
         for bar in self.timeline.bars:
@@ -120,7 +120,7 @@ class Prediction:
         return tuple(sorted(every, key=lambda entry: (-(entry.compute + entry.sending), entry.line)))
 
     def figures(self) -> dict[str, Figure]:
-        """The figures that matter, in words, by name."""
+        """The main figures in words, by name."""
         time, rows = self.timeline, {}
 
         def of_step(seconds: float) -> Figure:

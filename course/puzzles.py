@@ -1,4 +1,4 @@
-"""Pictures of arrays on eight devices, for exercises that ask what they show: the specs stay in here."""
+"""Pictures of arrays on eight devices, for exercises that ask about them: the specs are kept in here."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def picture(name: str, axes: tuple[str, str] = AXES) -> Picture:
 
     Args:
         name: ``rows`` for ``puzzle_rows``, and so on.
-        axes: What the mesh's axes are called in it.
+        axes: Names of the mesh's axes in the picture.
 
     Raises:
-        LookupError: There is none of that name.
+        LookupError: There is none with that name.
     """
     if name not in PANELS:
         raise LookupError(f"no picture is called {name!r}; there are: {', '.join(PANELS)}")

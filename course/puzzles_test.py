@@ -1,4 +1,4 @@
-"""The puzzles' pictures: they show who holds what, and never the spec."""
+"""The puzzles' pictures show the blocks of each device, and never the spec."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from course.puzzles import PANELS, picture
 
 @pytest.mark.parametrize("name", PANELS)
 def test_a_picture_shows_all_devices_and_not_its_spec(name):
-    drawn, said = picture(name)._repr_html_(), repr(picture(name, ("pipe", "expert")))
+    drawn, printed = picture(name)._repr_html_(), repr(picture(name, ("pipe", "expert")))
     assert drawn.count("<svg") == len(PANELS[name])
-    assert "P(" not in drawn and "P(" not in said
-    assert "pipe" in said and "data" not in said
-    assert said.count("\n7 ") == len(PANELS[name])
+    assert "P(" not in drawn and "P(" not in printed
+    assert "pipe" in printed and "data" not in printed
+    assert printed.count("\n7 ") == len(PANELS[name])
 
 
 def test_summands_are_not_called_copies():

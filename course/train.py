@@ -1,4 +1,4 @@
-"""The training step on a single device: what every parallel step must reproduce."""
+"""The training step on a single device, which every parallel step must reproduce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_train_step(model: Model, optimizer: optax.GradientTransformation) -> Ca
 
     def step(params: Params, state: optax.OptState, batch: dict[str, jax.Array]):
         loss, gradients = jax.value_and_grad(lambda p: full_loss(model, p, batch))(params)
-        # Adam's bias correction mixes an integer count with floats: standard promotion, here alone.
+        # Adam's bias correction mixes an integer count with floats, so only this uses standard promotion.
         with jax.numpy_dtype_promotion("standard"):
             updates, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, updates), state, loss

@@ -1,9 +1,9 @@
-"""MkDocs hook: pages show what the examples of ``site/examples`` give now, and list the chapters of the curriculum.
+"""MkDocs hook: pages show the current results of ``site/examples``, and list the chapters of the curriculum.
 
-Each ``site/examples/<chapter>.py`` runs in a process of its own. Its texts and pictures become files that a page
+Each ``site/examples/<chapter>.py`` runs in its own process. Its texts and pictures become files that a page
 includes (``--8<-- "fsdp/prefetch.txt"``), and its figures values that a sentence quotes
-(``{{ fsdp.prefetch["ahead in both passes"].step }}``). What was computed stays in ``build/examples`` until a file that
-it was computed from changes. What needs the GPU compiler or minutes is kept in ``site/examples/kept``:
+(``{{ fsdp.prefetch["ahead in both passes"].step }}``). Results are cached in ``build/examples`` until a file that
+they depend on changes. Results that need the GPU compiler or minutes are kept in ``site/examples/kept``:
 
     python site/computed.py [CHAPTER ...]           # compute them now, and print their texts
     python site/computed.py --keep CHAPTER [NAME ...]   # record those that are kept, or the named ones of them
@@ -33,10 +33,10 @@ ROOT, EXAMPLES, OUT = SITE.parent, SITE / "examples", SITE.parent / "build" / "e
 KEPT = EXAMPLES / "kept"
 CURRICULUM = ROOT / "course" / "curriculum.py"
 HELPERS = ("runner", "showing", "steps")
-# The pages' claims are of this version. Figures differ a little from one to another; with another one, what examples
-# assert is left out.
+# The pages' claims hold for this version. Figures differ a little between versions; with another one, the assertions
+# of the examples are skipped.
 JAX = "0.10.2"
-# Comments would else begin like the attributes of a heading.
+# Otherwise comments would begin like the attributes of a heading.
 PAGE = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, comment_start_string="{{#")
 
 FIGURES: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def chapters() -> list[str]:
 
 
 def compute(chapter: str) -> dict[str, Any]:
-    """A chapter's ``texts``, ``pictures`` and ``figures`` by name; those in ``build`` if nothing changed.
+    """A chapter's ``texts``, ``pictures`` and ``figures`` by name; cached in ``build`` if nothing changed.
 
     Raises:
         RuntimeError: An example failed, or a page's claim does not hold.
@@ -69,9 +69,9 @@ def compute(chapter: str) -> dict[str, Any]:
 
 
 def run(chapter: str, names: list[str]) -> dict[str, Any]:
-    """Run examples in a process of their own: the named ones, or all that are not kept."""
+    """Run examples in a separate process: the named ones, or all that are not kept."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "COLUMNS": "110"}
-    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # a reader has them
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)  # as for a reader
     with tempfile.NamedTemporaryFile() as out:
         code = f"import runner; runner.main({chapter!r}, {names!r}, {out.name!r})"
         flags = [] if version("jax") == JAX else ["-O"]
@@ -82,7 +82,7 @@ def run(chapter: str, names: list[str]) -> dict[str, Any]:
 
 
 def _hashes(paths: Any) -> dict[str, str]:
-    """Of files below the root; the versions that the figures depend on for the empty name."""
+    """Hashes of files below the root; the empty name stands for the versions that the figures depend on."""
     return {
         path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest()
         if path and (ROOT / path).is_file()
@@ -92,7 +92,7 @@ def _hashes(paths: Any) -> dict[str, str]:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace a file at once: several builds may run at a time."""
+    """Replace a file atomically: several builds may run at a time."""
     if file.exists() and file.read_text() == text:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,13 +103,13 @@ def _write(file: Path, text: str) -> None:
 
 
 def _publish(chapter: str, found: dict[str, Any]) -> None:
-    """Texts and pictures as files that pages include."""
+    """Write texts and pictures as files that pages include."""
     for name, text in (found["texts"] | found["pictures"]).items():
         _write(OUT / chapter / name, text)
 
 
 def on_config(config):
-    """Chapters and walkthroughs into the navigation, in the curriculum's order."""
+    """Add chapters and walkthroughs to the navigation, in the curriculum's order."""
     given = runpy.run_path(str(CURRICULUM))
     notebooks, pages = given["NOTEBOOKS"], Path(config.docs_dir)
     stories = [f"profiling/{entry.name}.md" for entry in notebooks]
@@ -132,7 +132,7 @@ def on_config(config):
 
 
 def _functions(functions: list[str]) -> str:
-    """What a chapter's notebook asks for; of many that begin with the same word, the first and the last."""
+    """The functions of a chapter's notebook; of many that begin with the same word, the first and the last."""
     shown = []
     for word, group in groupby(functions, lambda name: name.split("_")[0]):
         names = [f"`{name}`" for name in group]
@@ -141,7 +141,7 @@ def _functions(functions: list[str]) -> str:
 
 
 def on_pre_build(config):
-    """Compute what changed, two chapters at a time."""
+    """Compute outdated results, two chapters at a time."""
     names = chapters()
     with ThreadPoolExecutor(2) as pool:
         for chapter, found in zip(names, pool.map(compute, names), strict=True):
@@ -151,16 +151,16 @@ def on_pre_build(config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Put figures into sentences.
+    """Insert figures into sentences.
 
     Raises:
-        UndefinedError: A page quotes what no example gives.
+        UndefinedError: A page quotes a figure that no example gives.
     """
     return PAGE.from_string(markdown).render(FIGURES)
 
 
 def main() -> None:
-    """Compute examples, and keep those that are to be kept."""
+    """Compute examples, and save those that are to be kept."""
     if sys.argv[1:2] != ["--keep"]:
         for chapter in sys.argv[1:] or chapters():
             found = compute(chapter)

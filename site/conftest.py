@@ -1,4 +1,4 @@
-"""The site, built once for all tests that look at it."""
+"""The site, built once for all tests that need it."""
 
 import os
 import subprocess

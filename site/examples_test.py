@@ -1,4 +1,4 @@
-"""Examples: what each chapter's pages claim holds, and what is kept is what the examples give now."""
+"""Examples: the claims of each chapter's pages hold, and the kept results are those that the examples give now."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import re
 
-import computed  # of this folder, by conftest.py
+import computed  # in this folder, found through conftest.py
 import jax
 import pytest
 
@@ -15,7 +15,7 @@ from course.program.compiled.plugin import AotMissing, find_plugin
 FULL = bool(os.environ.get("MESHCRAFT_FULL"))
 OURS = pytest.mark.skipif(jax.__version__ != computed.JAX, reason=f"the pages' figures are of jax {computed.JAX}")
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(computed.KEPT.glob("*.json"))}
-# Those that the GPU compiler gives in less than a minute, and one of them that takes seconds.
+# Those that the GPU compiler computes in less than a minute, and one of them that takes seconds.
 COMPILED = [(chapter, name) for chapter, kept in KEPT.items() for name in kept if not kept[name]["slow"]]
 SHORT = [("collectives", "with_compiler")]
 
@@ -55,7 +55,7 @@ def test_a_row_of_a_slow_table_is_what_the_lenses_give(chapter):
         assert len(now) > 3 and now == {column: kept[column] for column in now}
 
 
-# A page's decimals that no example gives: what its sources state, its own simple arithmetic, and versions.
+# A page's decimals that no example gives: figures from its sources, its own simple arithmetic, and versions.
 STATED = {
     "collectives": {"0.014", "1.6"},
     "data_parallel": {"7.875"},

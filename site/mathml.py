@@ -1,4 +1,4 @@
-"""MkDocs hook: formulas become MathML while the site is built, so that a page needs no script to show them.
+"""MkDocs hook: formulas become MathML when the site is built, so that a page needs no script to show them.
 
 Pages write ``$...$`` and ``$$...$$``; ``pymdownx.arithmatex`` marks them, and the marks are replaced here.
 """
@@ -16,7 +16,7 @@ def on_page_content(content, page, **_):
     """Replace every marked formula of a page.
 
     Raises:
-        ValueError: A formula was marked in a way that this hook does not know.
+        ValueError: A formula has a mark that this hook does not know.
     """
     content = _INLINE.sub(lambda found: convert(html.unescape(found[1]).strip()), content)
     content = _BLOCK.sub(lambda found: convert(html.unescape(found[1]).strip(), display="block"), content)

@@ -1,4 +1,4 @@
-"""The page on schedules: its numbers are the simulator's, and its explorer's, in a real browser, are the same."""
+"""The page on schedules: its numbers are the simulator's, and its explorer shows the same in a real browser."""
 
 import re
 import shutil
@@ -64,7 +64,7 @@ def opened(browser, built):
         page = contexts[-1].new_page()
         page.set_default_timeout(20_000)
         errors = []
-        # Material's search says that it finds no index in a folder; its pages do without.
+        # Material's search reports a missing index when opened from a folder; its pages work without it.
         page.on("pageerror", lambda error: "search_index" in str(error) or errors.append(str(error)))
         page.goto(f"file://{built}/schedules.html{hash}")
         expect(page.locator("#explorer-schedule")).to_be_visible(timeout=20_000)

@@ -1,4 +1,4 @@
-"""The site: it builds strictly, has every chapter, and asks no other host for anything."""
+"""The site: it builds strictly, has every chapter, and makes no requests to other hosts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from course.curriculum import CHAPTERS, NOTEBOOKS
 SITE = Path(__file__).parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-# Addresses in Material's own scripts. The first script's are asked only by something that our pages do not have: a
+# Addresses in Material's own scripts. Those in the first script are requested only by features our pages do not use: a
 # browser without ResizeObserver, a Mermaid diagram, a repository's star count; the pages' policy refuses them all the
-# same. The others stand in messages.
+# same. The others are in messages.
 UNREACHED = {
     "bundle": {"unpkg.com", "api.github.com", "${e}"},
     "search": {"bit.ly"},
@@ -32,7 +32,7 @@ NAMESPACES = ("http://www.w3.org/", "https://www.w3.org/")
 
 
 class _Resources(HTMLParser):
-    """What a browser loads for a page by itself: everything with an address, except links for a reader to follow."""
+    """Resources that a browser loads automatically: everything with an address, except links to follow."""
 
     LINKS = ("a", "area")
 
@@ -123,7 +123,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def _visit(address: str, log: Path, profile: Path) -> tuple[set[str], str]:
-    """What a page, opened in a browser that can reach only this machine, asked for; and the browser's console."""
+    """The requests of a page in a browser that can reach only this machine, and the browser's console."""
     done = subprocess.run(
         [
             str(CHROMIUM),

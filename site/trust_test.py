@@ -18,7 +18,7 @@ PAGE = Path(__file__).parent / "pages" / "trust.md"
 RESULTS = Path(__file__).parents[1] / "autograder" / "proof" / "attacks" / "results.json"
 SOAK = Path(__file__).parents[1] / "autograder" / "proof" / "soak.json"
 FUZZ = Path(__file__).parents[1] / "autograder" / "proof" / "attacks" / "fuzz.json"
-# Where a mutation's way ended, in the fuzzer's words.
+# The stage at which a mutation ended, in the fuzzer's terms.
 ENDS = {
     "wire": "read as no message",
     "header": "refused by its header",
@@ -30,7 +30,7 @@ ENDS = {
     "fault": "the grader failed",
     "grader": "the grader raised",
 }
-# What the soak calls the processes that it kills.
+# The soak's names of the processes that it kills.
 KINDS = {
     "worker": "a worker",
     "grader": "the grader itself",
@@ -54,7 +54,7 @@ def controls():
 
 
 def runs() -> str:
-    """Every run that was kept: where, with what, and how many attacks were withstood."""
+    """Every recorded run: its location and versions, and the number of attacks withstood."""
     head = ["| sandbox | started by | attacks | verdict as it must be | canaries seen | left behind |"]
     rows = []
     for where, run in kept()["runs"].items():
@@ -63,12 +63,14 @@ def runs() -> str:
         seen = sum(len(row["canaries"]) for row in run["rows"])
         rows.append(f"| {backend} | {user} | {len(run['rows'])} | {right} | {seen} | {len(run['left'])} |")
     versions = {tuple(run["versions"][name] for name in PACKAGES) for run in kept()["runs"].values()}
-    said = "; ".join(", ".join(f"{n} {v}" for n, v in zip(PACKAGES, found, strict=True)) for found in sorted(versions))
-    return "\n".join([*head, "|---|---|---:|---:|---:|---:|", *rows, "", f"With {said}."])
+    packages = "; ".join(
+        ", ".join(f"{n} {v}" for n, v in zip(PACKAGES, found, strict=True)) for found in sorted(versions)
+    )
+    return "\n".join([*head, "|---|---|---:|---:|---:|---:|", *rows, "", f"With {packages}."])
 
 
 def control() -> str:
-    """How many stock nbgrader lets through, by group."""
+    """The number of attacks that stock nbgrader lets through, by group."""
     groups = {attack.name: attack.group for attack in find_attacks()}
     tried = controls()
     rows = []
@@ -76,12 +78,12 @@ def control() -> str:
         those = [found for name, found in tried.items() if groups.get(name) == group]
         rows.append(f"| {title} | {len(those)} | {sum(found.let_through for found in those)} |")
     through = sum(found.let_through for found in tried.values())
-    said = f"Of {len(tried)} attacks that apply to it, stock nbgrader lets {through} through."
-    return "\n".join([said, "", "| group | tried on stock nbgrader | let through |", "|---|---:|---:|", *rows])
+    summary = f"Of {len(tried)} attacks that apply to it, stock nbgrader lets {through} through."
+    return "\n".join([summary, "", "| group | tried on stock nbgrader | let through |", "|---|---:|---:|", *rows])
 
 
 def attacks() -> str:
-    """Every attack: what it tries, the verdict that it gets, and what stock nbgrader makes of it."""
+    """Every attack: its goal, its verdict, and the outcome with stock nbgrader."""
     tried = controls()
     found = find_attacks()
     parts = []
@@ -104,7 +106,7 @@ def _plain(text: str) -> str:
 
 
 def faults() -> str:
-    """What the kept soak counted."""
+    """The counts of the recorded soak."""
     found = json.loads(SOAK.read_text())
     by_kind = sorted(found["kills"].items(), key=lambda entry: -entry[1])
     head = f"{found['submissions']} submissions, {sum(found['kills'].values())} processes killed, the grader started"
@@ -117,7 +119,7 @@ def faults() -> str:
 
 
 def mutations() -> str:
-    """What became of the kept campaign's mutations."""
+    """The outcomes of the recorded campaign's mutations."""
     found = json.loads(FUZZ.read_text())
     head = f"{found['mutations']:,} mutations, seed {found['seed']}; "
     head += f"with Python {found['python']} and jax {found['jax']}."
@@ -127,16 +129,16 @@ def mutations() -> str:
     for end in ends:
         counts = [found["stages"][layer].get(end, 0) for layer in layers]
         rows.append(f"| {ENDS[end]} | {' | '.join(f'{count:,}' for count in counts)} | {sum(counts):,} |")
-    said = f"Crashes of the grader, and points that nobody earned: {len(found['failures'])}."
+    summary = f"Crashes of the grader, and points that nobody earned: {len(found['failures'])}."
     titles, line = " | ".join(layers), "---:|" * (len(layers) + 1)
-    return "\n".join([head, "", f"| what became of it | {titles} | all |", f"|---|{line}", *rows, "", said])
+    return "\n".join([head, "", f"| what became of it | {titles} | all |", f"|---|{line}", *rows, "", summary])
 
 
 BLOCKS = {"runs": runs, "control": control, "attacks": attacks, "mutations": mutations, "faults": faults}
 
 
 def write() -> None:
-    """Put the kept results into the page."""
+    """Write the recorded results into the page."""
     write_parts(PAGE, {name: make() for name, make in BLOCKS.items()})
 
 

@@ -1,1 +1,1 @@
-"""Time and memory on real devices: how they are taken, and what may be concluded from them."""
+"""Time and memory on real devices: how they are measured, and what the measurements support."""

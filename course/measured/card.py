@@ -1,4 +1,4 @@
-"""The card that every measurement carries: on what it was taken, with which versions and flags, and when."""
+"""The card attached to every measurement: devices, versions, flags and date."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NVIDIA = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
 
 
 def card() -> dict[str, Any]:
-    """The devices and the installation that this process would measure on. Starts JAX's backend.
+    """Describe the devices and the installation that this process would measure on. Starts JAX's backend.
 
     Returns:
-        ``platform`` (``gpu``, ``cpu``), ``kind`` and ``count`` of its devices, their ``memory`` in bytes where the
-        backend says it, ``backend`` (its version, with CUDA's), ``driver`` (what nvidia-smi says, if it is there),
-        ``versions``, ``flags`` and ``date``.
+        ``platform`` (``gpu``, ``cpu``), ``kind`` and ``count`` of its devices, their ``memory`` in bytes if the backend
+        reports it, ``backend`` (its version, with CUDA's), ``driver`` (from nvidia-smi, if available), ``versions``,
+        ``flags`` and ``date``.
     """
     devices = jax.devices()
     return {
@@ -43,7 +43,7 @@ def card() -> dict[str, Any]:
 
 
 def installation() -> dict[str, Any]:
-    """``versions``, ``flags`` and ``date``: what a card says where there is no device."""
+    """``versions``, ``flags`` and ``date``: the part of a card that needs no device."""
     return {
         "versions": {"python": platform.python_version(), **_versions()},
         "flags": flags(os.environ),
@@ -52,14 +52,14 @@ def installation() -> dict[str, Any]:
 
 
 def in_words(found: dict[str, Any]) -> dict[str, str]:
-    """The lines of a card that say what ``installation`` does."""
-    said = ", ".join(f"{what} {found['versions'][what]}" for what in ("jax", "jaxlib", "python"))
+    """The lines of a card that describe what ``installation`` returns."""
+    listed = ", ".join(f"{what} {found['versions'][what]}" for what in ("jax", "jaxlib", "python"))
     set_to = ", ".join(f"{flag}={value}" for flag, value in found["flags"].items()) or "none"
-    return {"installation": f"{said}; {found['date']}", "flags": set_to}
+    return {"installation": f"{listed}; {found['date']}", "flags": set_to}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """The card, whole or not at all."""
+    """Write the card atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(data, indent=1) + "\n")
@@ -67,12 +67,12 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 
 def flags(environment: Any) -> dict[str, str]:
-    """The settings in ``environment`` that change what is measured; a path in one reads ``PATH``."""
+    """The settings in ``environment`` that change measurements; paths in them are replaced by ``PATH``."""
     return {name: re.sub(r"=\S*/\S*", "=PATH", environment[name]) for name in _FLAGS if environment.get(name)}
 
 
 def file_name(kind: str) -> str:
-    """The name of the file for devices of a kind: ``nvidia-h100-80gb-hbm3.json``."""
+    """File name for a kind of device: ``nvidia-h100-80gb-hbm3.json``."""
     return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-") + ".json"
 
 
@@ -82,14 +82,14 @@ def _versions() -> dict[str, str]:
 
 
 def _driver() -> dict[str, str]:
-    """The driver and the card's limits, for the first card; empty where nvidia-smi is missing or fails."""
+    """Driver version and limits of the first GPU; empty if nvidia-smi is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
     command = [program, f"--query-gpu={','.join(_NVIDIA)}", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    values = [value.strip() for value in (said.splitlines() or [""])[0].split(",")]
+    values = [value.strip() for value in (output.splitlines() or [""])[0].split(",")]
     return dict(zip(_NVIDIA, values, strict=False))

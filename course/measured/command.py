@@ -1,4 +1,4 @@
-"""The commands that measure this machine's devices and keep what they find, a row at a time."""
+"""The commands that measure this machine's devices and keep the results, a row at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_GPU = (
 
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:
-    """The options that every such command has."""
+    """The options that all measuring commands share."""
     made = argparse.ArgumentParser(prog=program, description=description.split("\n")[0])
     made.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="stop cleanly after this long")
     made.add_argument("--again", action="store_true", help="measure also what is recorded already")
@@ -34,10 +34,10 @@ def measure(
     """Measure, and return the exit status: 0 if every row is measured, 1 if some are not, 2 if nothing can be.
 
     Args:
-        options: As ``parser`` reads them.
-        groups: What to measure on devices of a kind.
+        options: As parsed by ``parser``.
+        groups: The groups to measure on devices of a given kind.
         platform: ``cpu`` to try the command on emulated devices.
-        as_json: One JSON object with the card and the rows.
+        as_json: Print one JSON object with the card and the rows.
     """
     deadline = time.monotonic() + options.limit
     try:
@@ -74,7 +74,7 @@ def _nothing(why: str, as_json: bool) -> int:
 
 
 def _with_bar(total: int, run: Callable[[Report], list[str]]) -> list[str]:
-    """Run with a progress bar where somebody looks at a terminal, and with lines anywhere."""
+    """Run with a progress bar in a terminal, and with lines elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""A process of its own for every measurement: nothing that ran before can be in its peak or in its caches."""
+"""A fresh process for every measurement, so that nothing earlier affects its peak memory or its caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class MeasurementFailed(Exception):
-    """Nothing was measured; the message says why.
+    """Raised when nothing was measured; the message says why.
 
     Attributes:
         kind: ``out of memory``, ``time`` or ``fault``.
@@ -34,18 +34,18 @@ def ask(
     platform: str = "",
     flags: str = "",
 ) -> dict[str, Any]:
-    """The response of a fresh process.
+    """Send a request to a fresh process and return its response.
 
     Args:
-        request: JSON; the worker adds ``folder``, where ``files`` lie.
+        request: JSON; the worker adds ``folder``, the location of ``files``.
         files: Programs by file name.
         module: The worker to run.
-        seconds: After this it is ended.
-        platform: ``cpu`` keeps it to emulated devices, for tests; otherwise it takes the best devices there are.
+        seconds: Time limit, after which the process is ended.
+        platform: ``cpu`` restricts it to emulated devices, for tests; otherwise it takes the best devices available.
         flags: Added to ``XLA_FLAGS``.
 
     Raises:
-        MeasurementFailed: It ended without an answer, took too long, or says what went wrong.
+        MeasurementFailed: It ended without a response, took too long, or reported an error.
     """
     if seconds <= 0:
         raise MeasurementFailed("there was no time left", "time")
@@ -72,7 +72,7 @@ def ask(
 
 
 def serve(folder: str, answer: Any) -> None:
-    """In the worker: answer the request in ``folder`` by ``answer(request)``, or say what went wrong."""
+    """In the worker: respond to the request in ``folder`` with ``answer(request)``, or report the error."""
     request = json.loads((Path(folder) / "request.json").read_text())
     try:
         found = answer(request)
@@ -84,9 +84,9 @@ def serve(folder: str, answer: Any) -> None:
 
 
 def environment(platform: str = "", flags: str = "") -> dict[str, str]:
-    """The surroundings of a measuring process; ``platform`` and ``flags`` as for ``ask``."""
+    """Environment variables of a measuring process; ``platform`` and ``flags`` as for ``ask``."""
     kept = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "MESHCRAFT_MESH")}
-    # Memory is taken when it is needed, so that the peak is the program's and two processes can follow each other.
+    # Allocate memory on demand, so that the peak is the program's and two processes can follow each other.
     kept |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:2]]), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     kept |= {"JAX_PLATFORMS": "cpu"} if platform == "cpu" else {"MESHCRAFT_MESH": "real"}
     both = " ".join(part for part in (kept.get("XLA_FLAGS", ""), flags) if part)

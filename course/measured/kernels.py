@@ -1,4 +1,4 @@
-"""The two figures that a roofline needs, measured: rates of matmuls, and of moving memory."""
+"""The two figures that a roofline needs, measured: rates of matmuls and of memory traffic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 MATMULS = ("bf16", "f32 default", "f32 highest")
 CHAIN = 8
-# A run is this much work at least, so that starting it costs little beside it.
+# A run does at least this much work, so that its start-up cost is negligible.
 FLOPS_A_RUN, BYTES_A_RUN = 4e12, 4e10
 RUNS, SECONDS = 20, 5.0
 
@@ -26,8 +26,8 @@ def measure(kind: str, dtype: str, size: int) -> dict[str, Any]:
         size: The matrices' side, or the bytes of one array.
 
     Returns:
-        ``seconds`` a kernel, its ``rate`` in FLOP/s or bytes/s, and how many ``kernels`` a run and ``runs`` there
-        were. The time is the median run's on the host's clock, divided by its kernels.
+        ``seconds`` per kernel, its ``rate`` in FLOP/s or bytes/s, and the numbers of ``kernels`` per run and of
+        ``runs``. The time is the median run's on the host's clock, divided by its kernels.
 
     Raises:
         ValueError: There is no such kernel.
@@ -42,22 +42,22 @@ def measure(kind: str, dtype: str, size: int) -> dict[str, Any]:
 
 
 def loops_for(work: float, at_least: float, most: int = 500) -> int:
-    """How often a chain of ``CHAIN`` kernels of this much work is repeated in one run."""
+    """Number of times to repeat a chain of ``CHAIN`` kernels of this much work in one run."""
     return int(np.clip(np.ceil(at_least / (work * CHAIN)), 1, most))
 
 
 def _matmul(kind: str, dtype: str, size: int) -> tuple[Callable[[], Any], int, float]:
-    """Each matmul takes the last one's result, so none can be left out or run beside another."""
+    """Chain matmuls so that each takes the previous result: none can be removed or run concurrently."""
     work, precision = 2.0 * size**3, "highest" if dtype == "f32 highest" else "default"
     loops = loops_for(work, FLOPS_A_RUN if jax.default_backend() != "cpu" else 0)
-    # Entries of variance 1/size keep the size of what goes through.
+    # Entries of variance 1/size preserve the magnitude of the activations.
     w = jax.random.normal(jax.random.key(0), (size, size), jnp.float32) * np.float32(size**-0.5)
     w = w.astype(jnp.bfloat16 if dtype == "bf16" else jnp.float32)
 
     @jax.jit
     def run(x: jax.Array, w: jax.Array) -> jax.Array:
         def chain(_: Any, last: jax.Array) -> jax.Array:
-            # From the same numbers each time, since powers of w grow or vanish, and zeros are fast; after the last one.
+            # Start from the same numbers each time (powers of w grow or vanish, zeros are fast), after the last run.
             y, _ = jax.lax.optimization_barrier((x, last))
             for _ in range(CHAIN):
                 y = jnp.matmul(y, w, precision=precision)
@@ -69,7 +69,7 @@ def _matmul(kind: str, dtype: str, size: int) -> tuple[Callable[[], Any], int, f
 
 
 def _move(kind: str, dtype: str, size: int) -> tuple[Callable[[], Any], int, float]:
-    """In-place passes over an array; the barrier keeps every pass its own, should the loop be unrolled."""
+    """In-place passes over an array; the barrier keeps the passes separate, should the loop be unrolled."""
     item = 2 if dtype == "bf16" else 4
     count, work = size // item, float(size) * (3 if kind == "add" else 2)
     loops = loops_for(work, BYTES_A_RUN if jax.default_backend() != "cpu" else 0) * CHAIN

@@ -1,4 +1,4 @@
-"""The most memory that a Program holds on a real device, from the allocator of a process that ran nothing else."""
+"""Peak memory of a Program on a real device, from the allocator of a process that ran nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Peak:
     """Peak memory of the fullest device, in bytes.
 
     Attributes:
-        bytes: The allocator's ``peak_bytes_in_use`` after a step; None where the backend keeps no such figure.
+        bytes: The allocator's ``peak_bytes_in_use`` after a step; None if the backend does not report it.
         compiling: The same after compilation alone, which may allocate to try kernels out.
     """
 
@@ -25,12 +25,12 @@ class Peak:
 
     @property
     def at_most(self) -> bool:
-        """True if compilation held as much as the whole run, so that the program itself may hold less."""
+        """True if compilation used as much as the whole run, so that the program itself may need less."""
         return self.bytes is not None and self.bytes == self.compiling
 
 
 def peak_memory(program: Program, *, high: int = 2, seconds: float = 300, platform: str = "", flags: str = "") -> Peak:
-    """Run a Program once in a fresh process, and return what its allocator says.
+    """Run a Program once in a fresh process, and return the allocator's peak.
 
     Args:
         program: Exported for the devices' platform.
@@ -38,7 +38,7 @@ def peak_memory(program: Program, *, high: int = 2, seconds: float = 300, platfo
         seconds, platform, flags: As for ``fresh.ask``.
 
     Raises:
-        MeasurementFailed: It could not be run; ``kind`` is ``out of memory`` where it did not fit.
+        MeasurementFailed: It could not be run; ``kind`` is ``out of memory`` if it did not fit.
     """
     request = {"do": "memory", "high": high}
     found = fresh.ask(request, {"program": program.serialise()}, seconds=seconds, platform=platform, flags=flags)
@@ -46,7 +46,7 @@ def peak_memory(program: Program, *, high: int = 2, seconds: float = 300, platfo
 
 
 def peak_now() -> int | None:
-    """The largest ``peak_bytes_in_use`` of this process's devices; None where they keep none, as CPUs."""
+    """The largest ``peak_bytes_in_use`` of this process's devices; None if they do not report it, as on CPUs."""
     stats: list[dict[str, Any] | None] = [device.memory_stats() for device in jax.local_devices()]
     peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
     return max(peaks) if peaks else None

@@ -1,4 +1,4 @@
-"""Rows of measurements in a file for each kind of device: measured in groups, kept at once, gone on with later."""
+"""Rows of measurements in one file per kind of device: measured in groups, saved at once, resumable later."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LONGEST = 400.0
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that one process measures: their names, and what asks it; gives each row's figures by its name."""
+    """Rows that one process measures: their names, and a function that measures them and returns figures by name."""
 
     rows: tuple[str, ...]
     measure: Callable[[float, str], dict[str, dict[str, Any]]]
 
 
 def say(text: str) -> None:
-    """To the one who waits."""
+    """Print a progress line."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -50,13 +50,13 @@ def measure_all(
     platform: str = "",
     report: Report = Report(),
 ) -> list[str]:
-    """Measure the groups in turn and keep each in ``path`` at once; returns the rows that are not measured.
+    """Measure the groups in turn and save each in ``path`` at once; returns the rows that are not measured.
 
     Args:
-        card: What is measured on.
-        path: The file for its kind.
-        found: What to measure.
-        again: Also rows that are there already.
+        card: Description of the devices measured on.
+        path: The file for this kind of device.
+        found: The groups to measure.
+        again: Measure rows that already exist, too.
         deadline: On ``time.monotonic()``; no group starts after it, and one that runs past it is ended.
         platform: As for ``fresh.ask``.
         report: Progress callbacks.
@@ -94,25 +94,28 @@ def _figures(group: Group, seconds: float, platform: str) -> dict[str, dict[str,
 
 
 def summary(figures: dict[str, Any]) -> str:
-    """A row in a few words, for the one who waits."""
+    """Summarise a row in a few words, for progress output."""
     if NOT_MEASURED in figures:
         return f"{NOT_MEASURED}: {figures[NOT_MEASURED]}"
     if "rate" in figures:
         scale, unit = (1e12, "TFLOP/s") if figures["unit"] == "FLOP/s" else (1e9, "GB/s")
         return f"{figures['rate'] / scale:.4g} {unit}"
     memory = "memory not measured" if figures["bytes"] is None else f"{figures['bytes'] / 1e9:.4g} GB at the peak"
-    said = [f"{figures['seconds']:.4g} s a step", memory]
+    parts = [f"{figures['seconds']:.4g} s a step", memory]
     if "tokens_per_second" in figures:
         mfu = figures["mfu"]
-        said += [f"{figures['tokens_per_second']:,.0f} tokens/s", "no MFU" if mfu is None else f"MFU {100 * mfu:.1f} %"]
-    return ", ".join(said)
+        parts += [
+            f"{figures['tokens_per_second']:,.0f} tokens/s",
+            "no MFU" if mfu is None else f"MFU {100 * mfu:.1f} %",
+        ]
+    return ", ".join(parts)
 
 
 def read(path: Path, card: dict[str, Any]) -> dict[str, Any]:
     """The file for a card's kind, or an empty one.
 
     Raises:
-        ValueError: It is for another kind.
+        ValueError: The file belongs to another kind of device.
     """
     kept = json.loads(path.read_text()) if path.exists() else {"kind": card["kind"], "cards": [], "rows": {}}
     if kept["kind"] != card["kind"]:
@@ -121,7 +124,7 @@ def read(path: Path, card: dict[str, Any]) -> dict[str, Any]:
 
 
 def _card_index(kept: dict[str, Any], card: dict[str, Any]) -> int:
-    """Where this card stands among those that rows were measured with; a new one is added."""
+    """Index of this card among those that rows were measured with; a new one is appended."""
     if card not in kept["cards"]:
         kept["cards"].append(card)
     return kept["cards"].index(card)

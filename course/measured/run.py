@@ -1,4 +1,4 @@
-"""Run Programs on the devices that are here, and time them: one alone, or two in interleaved pairs."""
+"""Run Programs on the devices present and time them: one alone, or two in interleaved pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_SECONDS = 0.005
 MOST_REPEATS = 100
 BLOCK = 2**20
 
-# Runs one step, waits for it, and returns how many seconds that took on the host's clock.
+# Runs one step, waits for it, and returns the seconds it took on the host's clock.
 Step = Callable[[], float]
 
 
@@ -40,7 +40,7 @@ def mesh_of_present(axes: dict[str, int], devices: list[Any] | None = None) -> M
 
 
 def too_few(axes: dict[str, int], present: int, kind: str) -> str:
-    """The sentence for a mesh that is larger than the machine."""
+    """The message for a mesh that is larger than the machine."""
     needed = int(np.prod(list(axes.values())))
     mesh = " x ".join(f"{axis}={size}" for axis, size in axes.items())
     there = f"{present} is" if present == 1 else f"{present} are"
@@ -51,15 +51,15 @@ def too_few(axes: dict[str, int], present: int, kind: str) -> str:
 
 
 def fill(program: Program, *, high: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
-    """Arrays for every input of a Program, for runs whose results nobody looks at.
+    """Arrays for every input of a Program, for runs whose results are not examined.
 
-    Floats are small and positive, so that an optimizer's second moments are possible ones; integers are below
-    ``high``, and a single integer (a count of steps) is 1. A block of random numbers is repeated in large arrays.
+    Floats are small and positive, so that an optimizer's second moments are valid; integers are below
+    ``high``, and a single integer (a count of steps) is 1. Large arrays repeat a block of random numbers.
 
     Args:
-        program: Whose signature is filled.
+        program: The Program whose signature is filled.
         high: One above the largest integer: the vocabulary, for tokens.
-        seed: Of the numbers.
+        seed: Seed of the random numbers.
     """
     rng = np.random.default_rng(seed)
     small, whole = rng.random(BLOCK, np.float32) * np.float32(0.02), rng.integers(0, high, BLOCK)
@@ -74,21 +74,21 @@ def _filled(leaf: Leaf, small: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def place(executable: Executable, inputs: dict[str, np.ndarray]) -> list[jax.Array]:
-    """The inputs on the Program's devices, each in its sharding, in its order."""
+    """Place the inputs on the Program's devices, each in its sharding, in order."""
     mesh, leaves = executable.mesh, executable.program.inputs
     placed = [jax.device_put(inputs[leaf.name], NamedSharding(mesh, leaf.partition_spec)) for leaf in leaves]
     return jax.block_until_ready(placed)
 
 
 def stepper(executable: Executable, placed: list[jax.Array]) -> Step:
-    """A step that can be run again and again.
+    """Make a step that can be run repeatedly.
 
-    A donated input is gone after a step: the result of the same name, shape, dtype and sharding takes its place, as
-    in training; where there is none, a copy made before the clock starts is given away instead.
+    A donated input is gone after a step: the result with the same name, shape, dtype and sharding replaces it, as in
+    training; if there is none, a copy made before the clock starts is donated instead.
 
     Args:
-        executable: What to run.
-        placed: Its inputs; the step owns the donated ones from here on.
+        executable: The executable to run.
+        placed: Its inputs; from here on the step owns the donated ones.
     """
     program, arrays = executable.program, list(placed)
     following = {i: at for i in program.donated if (at := _successor(program, i)) is not None}
@@ -108,14 +108,14 @@ def stepper(executable: Executable, placed: list[jax.Array]) -> Step:
 
 
 def _successor(program: Program, index: int) -> int | None:
-    """The output that can be the next step's input, if there is one."""
+    """Index of the output that can be the next step's input, if there is one."""
     mine = program.inputs[index]
     same = (mine.name, mine.shape, mine.dtype, mine.spec)
     return next((i for i, x in enumerate(program.outputs) if (x.name, x.shape, x.dtype, x.spec) == same), None)
 
 
 def paired(ours: Step, theirs: Step) -> Sample:
-    """Times two steps in pairs, each as often as it takes to fill a few milliseconds, the same for both."""
+    """Time two steps in pairs, repeating each to fill a few milliseconds, equally often for both."""
     for step in (ours, theirs):
         step()
     once = min(ours(), theirs())
@@ -136,7 +136,7 @@ def paired(ours: Step, theirs: Step) -> Sample:
 
 
 def time_steps(step: Step, *, steps: int = 30, seconds: float = 60, warm_up: int = 2) -> list[float]:
-    """Seconds that each step took, without the warm-up; fewer than ``steps`` where time runs out, but at least 3."""
+    """Seconds that each step took, without the warm-up; fewer than ``steps`` if time runs out, but at least 3."""
     for _ in range(warm_up):
         step()
     found: list[float] = []
@@ -146,10 +146,10 @@ def time_steps(step: Step, *, steps: int = 30, seconds: float = 60, warm_up: int
 
 
 def device_seconds(step: Step, steps: int = 3) -> tuple[float | None, str]:
-    """Seconds that the device itself was at a step, from the profiler's events, and how that was found.
+    """Seconds that the device itself was busy with a step, from the profiler's events, and how that was measured.
 
     The median over steps of the time from a step's first kernel to the end of its last one, from the trace's device
-    timeline. None where the profiler has no such timeline (a CPU, or a GPU without CUPTI); the second value says why.
+    timeline. None if the profiler has no such timeline (a CPU, or a GPU without CUPTI); the second value says why.
     """
     found = []
     try:
@@ -168,13 +168,13 @@ def device_seconds(step: Step, steps: int = 3) -> tuple[float | None, str]:
 
 
 def _spans(planes: Any) -> list[float]:
-    """Seconds from the first event to the last of every device in a trace."""
+    """Seconds from the first event to the last one on every device in a trace."""
     found = []
     for plane in planes:
         if "/device:" not in plane.name or "CUSTOM" in plane.name:
             continue
         lines = list(plane.lines)
-        # Lines other than streams are derived from them and may count the host's part.
+        # Lines other than streams are derived from them and may include host time.
         streams = [line for line in lines if line.name.startswith("Stream")] or lines
         events = [(event.start_ns, event.start_ns + event.duration_ns) for line in streams for event in line.events]
         if events:

@@ -1,4 +1,4 @@
-"""Running and timing Programs: the plumbing, on emulated devices; no test looks at how long anything took."""
+"""Running and timing Programs on emulated devices: no test depends on how long anything took."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from course.program import compile_program, export
 
 
 def training(donate=("state",), keep="state"):
-    """``state + 1`` on two devices; the result is called ``keep``."""
+    """``state + 1`` on two devices; the result is named ``keep``."""
     struct = jax.ShapeDtypeStruct((4, 2), np.float32)
     mesh = abstract_mesh({"data": 2})
 
@@ -41,9 +41,9 @@ def ready(program):
 def test_too_few_devices_says_how_many_there_are_how_many_are_needed_and_what_to_do():
     with pytest.raises(TooFewDevices) as raised:
         mesh_of_present({"data": 4, "tensor": 2}, jax.devices()[:1])
-    said = str(raised.value)
-    assert said.startswith("mesh data=4 x tensor=2 needs 8 devices and 1 is present (cpu).")
-    assert "Run it on a machine with 8" in said
+    message = str(raised.value)
+    assert message.startswith("mesh data=4 x tensor=2 needs 8 devices and 1 is present (cpu).")
+    assert "Run it on a machine with 8" in message
     with pytest.raises(TooFewDevices, match="3 are present"):
         mesh_of_present({"data": 4}, jax.devices()[:3])
 

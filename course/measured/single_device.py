@@ -1,10 +1,10 @@
 """``make measure-single-device``: the six steps of the chapter's case study, on this machine's GPU.
 
-Each step is compiled and run in a process of its own, and its row is kept as soon as it is measured, with the card,
-the versions and the flags: seconds a step, tokens a second, MFU, bytes at the peak. Rows that are kept are skipped.
-They lie in the file that ``make validate-gpu`` writes, which measures the same rows.
+Each step is compiled and run in its own process, and its row is saved as soon as it is measured, with the card,
+the versions and the flags: seconds per step, tokens per second, MFU, peak bytes. Existing rows are skipped.
+The file is the one that ``make validate-gpu`` writes, which measures the same rows.
 
-Exit status 0: every row is measured; 1: some are not; 2: there is no GPU, or the call makes no sense.
+Exit status 0: every row is measured; 1: some are not; 2: there is no GPU, or the call is invalid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from course.validation.single_device import PublishedRun, Sizes
 
 STEPS, STEP_SECONDS = 30, 20.0
-# Kinds of which a published peak is known, as JAX names them, and the machine that carries it.
+# Device kinds with a published peak, as JAX names them, and the machine that has it.
 PEAKS = {
     "NVIDIA RTX A5000": "8xA5000",
     "NVIDIA A100-SXM4-40GB": "8xA100",
@@ -36,11 +36,11 @@ PEAKS = {
 
 
 def steps(kind: str = "", small: bool = False) -> list[Group]:
-    """A group for each run of the case study; each is exported here, and compiled and run in a process of its own.
+    """A group for each run of the case study; each is exported here, and compiled and run in its own process.
 
     Args:
         kind: The device, as JAX names it, for the MFU.
-        small: Sizes that test the plumbing and say nothing about a device.
+        small: Use sizes that test the plumbing and say nothing about a device.
     """
     from course.validation.single_device import RUNS, Sizes
 
@@ -67,9 +67,9 @@ def _group(run: PublishedRun, sizes: Sizes, kind: str, timed: dict[str, float]) 
 
 
 def rates(run: PublishedRun, sizes: Sizes, seconds: float, kind: str) -> dict[str, Any]:
-    """Tokens a second and MFU of a step that took ``seconds``.
+    """Tokens per second and MFU of a step that took ``seconds``.
 
-    ``mfu`` is a share of ``peak_flops``, which is the published dense rate for the dtype of the layers (TF32 where
+    ``mfu`` is a fraction of ``peak_flops``, which is the published dense rate for the dtype of the layers (TF32 where
     they are float32). Both are None for a kind whose peak is not known.
     """
     from course.machines import machine
@@ -99,6 +99,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Programs are exported here and run elsewhere: this process must leave the GPU to the others.
+    # Programs are exported here and run elsewhere: this process must not occupy the GPU.
     jax.config.update("jax_platforms", "cpu")
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""``make measure-single-device``: what is kept and what is said; tiny steps on the CPU, whose speed nobody looks at."""
+"""``make measure-single-device``: rows saved and output printed, for tiny steps on the CPU, whose speed is ignored."""
 
 import json
 
@@ -17,9 +17,9 @@ def test_every_run_of_the_case_study_has_a_row():
 def test_without_a_gpu_it_says_that_nothing_was_measured_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(fresh, "ask", lambda *_, **__: {"kind": "cpu", "platform": "cpu"})
     assert validate.main(["--folder", str(tmp_path)]) == main(["--folder", str(tmp_path), "--json"]) == 2
-    said = capsys.readouterr()
-    assert "no GPU: JAX sees cpu (cpu) here" in said.err and "Nothing was measured" in said.err
-    assert json.loads(said.out)["rows"] == {} and "Nothing was measured" in json.loads(said.out)["reason"]
+    output = capsys.readouterr()
+    assert "no GPU: JAX sees cpu (cpu) here" in output.err and "Nothing was measured" in output.err
+    assert json.loads(output.out)["rows"] == {} and "Nothing was measured" in json.loads(output.out)["reason"]
     assert not list(tmp_path.iterdir())
 
 
@@ -36,9 +36,9 @@ def test_short_form_keeps_a_run_card_that_says_cpu_and_goes_on_where_it_stopped(
     assert row["sizes"]["width"] == 64 and row["tokens_per_second"] * row["seconds"] == pytest.approx(8 * 16)
     capsys.readouterr()
     assert main(["--short", "--folder", str(tmp_path), "--json"]) == 0
-    said = capsys.readouterr()
-    assert said.err.count("already there") == 1
-    assert json.loads(said.out)["rows"] == kept["rows"] and json.loads(said.out)["missing"] == []
+    output = capsys.readouterr()
+    assert output.err.count("already there") == 1
+    assert json.loads(output.out)["rows"] == kept["rows"] and json.loads(output.out)["missing"] == []
 
 
 def test_a_row_that_does_not_fit_is_not_measured_and_the_status_says_so(tmp_path, capsys, monkeypatch):
@@ -51,9 +51,9 @@ def test_a_row_that_does_not_fit_is_not_measured_and_the_status_says_so(tmp_path
     monkeypatch.setattr(fresh, "ask", ask)
     monkeypatch.setattr(single_device, "steps", lambda kind, small: found)
     assert main(["--folder", str(tmp_path), "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["rows"] == {found[0].rows[0]: {NOT_MEASURED: "RESOURCE_EXHAUSTED"}}
-    assert said["missing"] == [found[0].rows[0]] and said["cards"] == []
+    output = json.loads(capsys.readouterr().out)
+    assert output["rows"] == {found[0].rows[0]: {NOT_MEASURED: "RESOURCE_EXHAUSTED"}}
+    assert output["missing"] == [found[0].rows[0]] and output["cards"] == []
 
 
 def test_short_rows_cannot_be_put_among_the_measurements(capsys):

@@ -1,12 +1,12 @@
-"""Is one program slower than another by more than a threshold? What noisy timings can say about it.
+"""Decide from noisy timings whether one program is slower than another by more than a threshold.
 
-Both programs are timed in pairs, each pair in random order, so that whatever drifts slowly (clocks, temperature,
-other users) hits both. What counts is the median of the logarithms of the pairs' ratios. Neighbouring pairs share
-their disturbances, so its bounds come from a bootstrap that draws blocks of neighbours (Künsch 1989; circular as in
+Both programs are timed in pairs, each pair in random order, so that slow drift (clocks, temperature, other
+users) affects both. The statistic is the median of the logarithms of the pairs' ratios. Neighbouring pairs share
+disturbances, so its bounds come from a bootstrap that draws blocks of neighbours (Künsch 1989; circular as in
 Politis and Romano 1992).
 
 The rule looks up to four times, each time at twice as many pairs: pass if the upper bound is within the threshold,
-fail if the lower one is beyond it, else more pairs, at last "inconclusive". The bounds hold at 95 %, each one-sided,
+fail if the lower one is beyond it, else more pairs, at last "inconclusive". Each one-sided bound holds at 95 %
 over all looks together: a single look takes a quarter of the 5 % (Bonferroni), since four chances at 5 % each
 were found to pass a ratio at the threshold in 21 % of cases.
 
@@ -29,7 +29,7 @@ WARM_UP = 3
 ERROR = 0.05
 RESAMPLES = 1000
 
-# Times as many pairs as it is given orders (True: ours first); returns log(ours / theirs) of each pair, in order.
+# Times as many pairs as there are orders (True: ours first); returns log(ours / theirs) of each pair, in order.
 Sample = Callable[[np.ndarray], np.ndarray]
 
 
@@ -39,9 +39,9 @@ class Comparison:
 
     Attributes:
         outcome: ``pass``, ``fail`` or ``inconclusive``.
-        ratio: The median ratio, ours to theirs; NaN where no pair was timed.
-        low, high: Its lower and upper bound, each one-sided at 95 % over all looks.
-        pairs: How many pairs it rests on, warm-up not counted.
+        ratio: The median ratio, ours to theirs; NaN if no pair was timed.
+        low, high: Lower and upper bound of the ratio, each one-sided at 95 % over all looks.
+        pairs: Number of pairs timed, without the warm-up.
         threshold: The largest ratio that passes.
     """
 
@@ -64,11 +64,11 @@ def compare(
     """Time pairs until the ratio is known to be within the threshold or beyond it, or the looks are used up.
 
     Args:
-        sample: Times pairs; called once for the warm-up and once a look.
+        sample: Times pairs; called once for the warm-up and once per look.
         threshold: The largest ratio that passes.
-        seed: Of the orders and of the bootstrap.
-        looks: How many pairs there are at each look, in all.
-        enough: Asked after each look; True ends it, for example when time is up.
+        seed: Seed of the orders and of the bootstrap.
+        looks: Total number of pairs at each look.
+        enough: Called after each look; True stops, for example when time is up.
 
     Raises:
         ValueError: The threshold is not a positive number, or there are fewer than 30 pairs at the first look.
@@ -95,10 +95,10 @@ def bounds(values: np.ndarray, rng: np.random.Generator, error: float = ERROR) -
     Args:
         values: In the order in which they were measured.
         rng: Draws the blocks.
-        error: The share of cases in which each bound may be wrong.
+        error: The probability that each bound is wrong.
 
     Raises:
-        ValueError: A value is not finite, which no timing is.
+        ValueError: A value is not finite, as every timing must be.
     """
     if not np.all(np.isfinite(values)):
         raise ValueError(f"{np.sum(~np.isfinite(values))} of {len(values)} log-ratios are not finite")
@@ -112,5 +112,5 @@ def bounds(values: np.ndarray, rng: np.random.Generator, error: float = ERROR) -
 
 
 def block_length(n: int) -> int:
-    """How many neighbours are drawn together out of ``n``: its cube root, the rate that suits a bootstrap variance."""
+    """Number of neighbours drawn together out of ``n``: its cube root, the rate that suits a bootstrap variance."""
     return max(1, min(n, round(n ** (1 / 3))))

@@ -1,4 +1,4 @@
-"""The rule for ratios, on synthetic timings whose true ratio is known: how often it is wrong."""
+"""The error rate of the rule for ratios, on synthetic timings whose true ratio is known."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ RUNS = 200
 
 
 def machine(ratio, seed, sigma=0.05, correlation=0.5):
-    """A sample from a noisy machine: log-normal noise that remembers, slow drift, and now and then an outlier."""
+    """A sample from a noisy machine: autocorrelated log-normal noise, slow drift, and occasional outliers."""
     rng = np.random.default_rng(seed)
     phase, state = rng.random() * 2 * np.pi, {"time": 0, "noise": 0.0}
 
@@ -30,7 +30,7 @@ def machine(ratio, seed, sigma=0.05, correlation=0.5):
 
 
 def rates(ratio, **noise):
-    """The share of runs with each outcome."""
+    """The fraction of runs with each outcome."""
     outcomes = [compare(machine(ratio, seed, **noise), THRESHOLD, seed=seed).outcome for seed in range(RUNS)]
     return {outcome: outcomes.count(outcome) / RUNS for outcome in (PASS, FAIL, INCONCLUSIVE)}
 

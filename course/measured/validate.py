@@ -1,9 +1,9 @@
-"""``make validate-gpu``: measure this machine's GPU and keep the figures, with the card, for its kind.
+"""``make validate-gpu``: measure this machine's GPU and save the figures, with the card, for its kind.
 
-Rates of matmuls and of moving memory, and time and memory of the single-GPU programs that the lenses are validated
-on. Each row is kept as soon as it is measured; another call goes on with the rows that are missing.
+Rates of matmuls and of memory traffic, and time and memory of the single-GPU programs that the analyses are validated
+on. Each row is saved as soon as it is measured; another call continues with the missing rows.
 
-Exit status 0: every row is measured; 1: some are not; 2: there is no GPU, or the call makes no sense.
+Exit status 0: every row is measured; 1: some are not; 2: there is no GPU, or the call is invalid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOVE_SIZES = (16 * MiB, 64 * MiB, 256 * MiB, 1024 * MiB)
 
 
 def groups(kind: str = "", small: bool = False) -> list[Group]:
-    """Everything that is measured, cheapest first; ``kind`` and ``small`` as for ``steps``."""
+    """All groups to measure, cheapest first; ``kind`` and ``small`` as for ``steps``."""
     sizes = (64, 128) if small else MATMUL_SIZES
     moved = (MiB,) if small else MOVE_SIZES
     found = [_kernels("matmul", dtype, sizes) for dtype in ("bf16", "f32 default", "f32 highest")]
@@ -45,7 +45,7 @@ def _kernels(kind: str, dtype: str, sizes: tuple[int, ...]) -> Group:
 
 
 def kernel_name(kind: str, dtype: str, size: int) -> str:
-    """A row's name: ``matmul bf16 4096``, ``add 64 MiB``."""
+    """Name of a row: ``matmul bf16 4096``, ``add 64 MiB``."""
     return f"{kind} {dtype} {size}" if kind == "matmul" else f"{kind} {size // MiB} MiB"
 
 
@@ -64,6 +64,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Programs are exported here and run elsewhere: this process must leave the GPU to the others.
+    # Programs are exported here and run elsewhere: this process must not occupy the GPU.
     jax.config.update("jax_platforms", "cpu")
     sys.exit(main())

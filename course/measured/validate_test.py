@@ -1,4 +1,4 @@
-"""``make validate-gpu``: what is kept, what is said and when it stops; the plumbing, on emulated devices."""
+"""``make validate-gpu``: rows saved, output printed and time limits, on emulated devices."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The fresh process: says what devices there are, runs a Program for its memory or time, or times kernels."""
+"""The fresh process: reports the devices, runs a Program for its memory or time, or times kernels."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from course.program import Program, compile_program
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """One request: ``card``, ``memory``, ``step`` or ``kernels``."""
+    """Respond to one request: ``card``, ``memory``, ``step`` or ``kernels``."""
     if request["do"] == "card":
         return card()
     if request["do"] == "kernels":
         return {str(size): _kernel(request, size) for size in request["sizes"]}
     program = Program.load((Path(request["folder"]) / "program").read_bytes())
     executable = compile_program(program, mesh_of_present(program.mesh))
-    # Memory first, as nothing but one step may have run; then time.
+    # Memory first, because only one step may have run; then time.
     compiling = peak_now()
     step = stepper(executable, place(executable, fill(executable.program, high=request["high"])))
     step()
@@ -35,7 +35,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kernel(request: dict[str, Any], size: int) -> dict[str, Any]:
-    """One size; that it does not fit says nothing about the others."""
+    """Measure one size; if it does not fit, the others may still."""
     try:
         return kernels.measure(request["kind"], request["dtype"], size)
     except jax.errors.JaxRuntimeError as error:

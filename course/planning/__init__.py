@@ -1,4 +1,4 @@
-"""Which mesh to train on: the time and the memory of a Transformer's step by closed forms; ``search`` tries all
+"""Choose a mesh to train on: the time and the memory of a Transformer's step in closed form; ``search`` tries all
 configurations.
 
 >>> from course.budget import Sizes

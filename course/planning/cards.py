@@ -1,4 +1,4 @@
-"""The card of a planned step, in the form of the course's measurements, with predicted figures in place of measured."""
+"""The card of a planned step, in the format of the course's measurements, but with predicted figures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SIZES = ("layers", "width", "hidden", "heads", "kv_heads", "vocab", "seq")
 
 
 def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, training: Training) -> dict[str, Any]:
-    """The card of one configuration of a step: ``course/measurements/README.md`` has its form.
+    """The card of one configuration of a step: ``course/measurements/README.md`` describes the format.
 
     Args:
-        found: What was estimated.
-        sizes: Of the model.
-        machine: What for.
-        batch: Sequences in a step, over all devices.
-        training: What is the same on every mesh.
+        found: The estimate.
+        sizes: Sizes of the model.
+        machine: The machine it was estimated for.
+        batch: Sequences per step, over all devices.
+        training: Settings that are the same on every mesh.
     """
     choice, flops = found.choice, flops_per_token(sizes) * batch * sizes.seq
     device = {"platform": "predicted", "kind": machine.name}
@@ -62,11 +62,11 @@ def plan_card(found: Estimate, sizes: Sizes, machine: Machine, batch: int, train
 
 
 def lines(data: dict[str, Any]) -> dict[str, str]:
-    """A plan's card in words, by what each says."""
+    """A plan's card in words, by topic."""
     (name, row), (device,) = next(iter(data["rows"].items())), data["cards"]
     sizes = row["sizes"]
     options = [f"microbatches {row['num_microbatches']}", f"repeats {row['num_repeats']}", f"remat {row['remat']}"]
-    options += [said for what, said in (("fsdp", "FSDP"), ("zero1", "ZeRO-1"), ("rings", "rings")) if row[what]]
+    options += [label for what, label in (("fsdp", "FSDP"), ("zero1", "ZeRO-1"), ("rings", "rings")) if row[what]]
     options += [f"schedule {row['schedule']}", f"kernels {row['kernels']}"]
     model = ", ".join(f"{what} {sizes[what]:,}" for what in SIZES)
     return {

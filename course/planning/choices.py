@@ -1,4 +1,4 @@
-"""One configuration of a training step on a number of devices, and whether it is possible."""
+"""One configuration of a training step on a number of devices, and the check that it is possible."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Choice(NamedTuple):
 
     Attributes:
         data, pipe, tensor: Sizes of the mesh axes, ``tensor`` innermost.
-        microbatches: Parts that a pipeline's share of the batch is run in.
-        repeats: Groups of layers that each stage holds; without a pipeline, how many groups the layers form whose
-            weights are gathered, and whose gradients are reduced, together.
+        microbatches: Number of parts that a pipeline splits its share of the batch into.
+        repeats: Groups of layers on each stage; without a pipeline, the number of groups of layers whose
+            weights are gathered together, and whose gradients are reduced together.
         remat: One of ``course.planning.training.REMAT``.
         fsdp: Whether ``data`` splits parameters, gradients and optimizer state as well.
     """
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Indivisible:
-    """Something of a model that an axis of a mesh does not divide; its text says what."""
+    """A size of a model that a mesh axis does not divide; its text says which."""
 
     what: str
     number: int
@@ -51,7 +51,7 @@ class Indivisible:
 
     @property
     def cause(self) -> str:
-        """The same for every size of the axis."""
+        """The reason, worded the same for every size of the axis."""
         return f"{self.what} {self.number:,} cannot be split over {self.axis}"
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Indivisible:
 
 
 def indivisible(sizes: Sizes, batch: int, mesh: Mesh, training: Training) -> Indivisible | None:
-    """The first thing that keeps a model from being placed on a mesh, however that is used; None if nothing does."""
+    """The first reason why a model cannot be placed on a mesh, however the mesh is used; None if there is none."""
     data, pipe, tensor = mesh
     split = {"heads": sizes.heads, "hidden": sizes.inner}
     if training.course:
@@ -67,7 +67,7 @@ def indivisible(sizes: Sizes, batch: int, mesh: Mesh, training: Training) -> Ind
     if training.sequence_parallel:
         split["seq"] = sizes.seq
     every = [Indivisible(what, number, "tensor", tensor) for what, number in split.items()]
-    # Stages may differ in their layers, and what has none is no stage.
+    # Stages may differ in their number of layers, but each needs at least one.
     uneven = not training.course and sizes.layers >= pipe
     every += [] if uneven else [Indivisible("layers", sizes.layers, "pipe", pipe)]
     every.append(Indivisible("batch", batch, "data", data))
@@ -75,7 +75,7 @@ def indivisible(sizes: Sizes, batch: int, mesh: Mesh, training: Training) -> Ind
 
 
 def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice, training: Training) -> str:
-    """Why a step cannot be placed so; empty if it can. Memory is another question."""
+    """The reason why a step cannot be placed like this; empty if it can. Memory is checked separately."""
     for what in ("data", "pipe", "tensor", "microbatches", "repeats"):
         number = getattr(choice, what)
         if type(number) is not int or number < 1:
@@ -95,5 +95,5 @@ def refusal(sizes: Sizes, num_devices: int, batch: int, choice: Choice, training
 
 
 def group_layers(sizes: Sizes, choice: Choice) -> int:
-    """Layers of one repeat on the stage that has most."""
+    """Layers of one repeat on the stage with the most layers."""
     return -(-sizes.layers // (choice.pipe * choice.repeats))

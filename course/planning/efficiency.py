@@ -1,6 +1,6 @@
-"""The share of its published peaks that a chip reaches in training: one factor a chip, fitted on published runs.
+"""The fraction of its published peaks that a chip reaches in training: one factor per chip, fitted to published runs.
 
-``python -m course.validation.planner --write`` fits the factors of ``efficiency.json`` on the runs of
+``python -m course.validation.planner --write`` fits the factors in ``efficiency.json`` to the runs in
 ``course/validation/published.toml``.
 """
 
@@ -18,15 +18,15 @@ FILE = Path(__file__).parents[1] / "efficiency.json"
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """What published runs reach on a chip.
+    """The efficiency that published runs reach on a chip.
 
     Attributes:
-        factor: By which peaks, bandwidths of memory and of links are all multiplied.
-        lowest, highest: Of single runs.
-        runs: How many there are.
+        factor: Multiplies the compute peak and the bandwidths of memory and links.
+        lowest, highest: Factors of single runs.
+        runs: Number of runs.
         error: Mean error of their predicted times.
-        unseen: The same with the factor fitted on the other papers; None where there are none.
-        papers: Where the runs are from; ``course/validation/published.toml`` has each with its source.
+        unseen: The same with the factor fitted to the other papers; None if there are none.
+        papers: Sources of the runs; ``course/validation/published.toml`` has each with its source.
     """
 
     factor: float
@@ -40,20 +40,20 @@ class Fitted(msgspec.Struct, frozen=True):
 
 @cache
 def factors() -> dict[str, Fitted]:
-    """By what the maker calls the chip."""
+    """Fitted factors by the vendor's name of the chip."""
     return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Fitted])
 
 
 def fitted(machine: Machine) -> Fitted | None:
-    """What is known of a machine's chip; None for one without published runs, and where rates were measured."""
+    """The fit for a machine's chip; None for a chip without published runs, and if rates were measured."""
     return None if machine.calibrated else factors().get(machine.device)
 
 
 def at_efficiency(machine: Machine, factor: float) -> Machine:
-    """A machine that reaches this share of every peak; 1 is the idealised one.
+    """A machine that reaches this fraction of every peak; 1 is the idealised one.
 
     Raises:
-        ValueError: It is not above 0, or above 1.
+        ValueError: The factor is not above 0, or is above 1.
     """
     if not 0 < factor <= 1:
         raise ValueError(f"efficiency is {factor:g}: it is a share of the peaks, above 0 and at most 1")

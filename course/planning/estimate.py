@@ -1,7 +1,7 @@
-"""The time and the memory of one step of a Transformer on a mesh, by closed forms.
+"""The time and the memory of one step of a Transformer on a mesh, in closed form.
 
 A pipeline over ``pipe``, layers split over ``tensor``, FSDP, ZeRO-1 or plain data parallelism over ``data``, whose
-transfers run beside the ticks of the next group of layers. Where stages differ, the one with most layers counts.
+transfers overlap with the ticks of the next group of layers. If stages differ, the one with the most layers counts.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """A step as it is predicted.
+    """The prediction for one step.
 
     Attributes:
-        choice: How it is placed.
+        choice: The configuration of the step.
         parts: Seconds by cause, all of ``CAUSES``.
         resident: Bytes on one device by name, all of ``course.planning.memory.MEANINGS``.
-        mfu: Model FLOPs a second, as a share of all devices' peak.
-        memory: Of one device, bytes.
-        margin: That is added to what is counted.
+        mfu: Model FLOPs per second, as a fraction of the peak of all devices.
+        memory: Memory of one device in bytes.
+        margin: Margin added to the counted bytes.
     """
 
     choice: Choice
@@ -65,12 +65,12 @@ class Estimate:
 
     @property
     def bytes(self) -> int:
-        """The sum of what is resident, without the margin."""
+        """The sum of the resident bytes, without the margin."""
         return sum(self.resident.values())
 
     @property
     def needed(self) -> float:
-        """Bytes with the margin."""
+        """Bytes including the margin."""
         return (1 + self.margin) * self.bytes
 
     @property
@@ -78,7 +78,7 @@ class Estimate:
         return self.needed <= self.memory
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The estimate as plain data."""
         found = {name: getattr(self, name) for name in ("seconds", "mfu", "bytes", "fits", "parts")}
         return {"choice": self.choice._asdict(), **found, "held": self.resident}
 
@@ -87,20 +87,20 @@ def estimate(sizes: Sizes, machine: Machine, batch: int, choice: Choice, trainin
     """Predict one step.
 
     Args:
-        sizes: Of the model.
-        machine: All of whose devices are used.
-        batch: Sequences in a step, over all devices.
-        choice: How the step is placed.
-        training: What is the same for every choice.
+        sizes: Sizes of the model.
+        machine: The machine; all of its devices are used.
+        batch: Sequences per step, over all devices.
+        choice: The configuration of the step.
+        training: Settings that are the same for every choice.
 
     Raises:
-        ValueError: The model cannot be placed so; the message says why.
+        ValueError: The model cannot be placed like this; the message says why.
     """
     return estimator(sizes, machine, batch, training)(choice)
 
 
 def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Callable[[Choice], Estimate]:
-    """``estimate`` for many choices: what they have in common is computed once."""
+    """``estimate`` for many choices: their common part is computed once."""
 
     links, flops = Links(machine), flops_per_token(sizes) * batch * sizes.seq
 
@@ -110,8 +110,8 @@ def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = D
         return layer_passes(sizes, rank), loss_passes(sizes, rank), embedding_passes(sizes, rank)
 
     def one(choice: Choice) -> Estimate:
-        if said := refusal(sizes, machine.num_devices, batch, choice, training):
-            raise ValueError(said)
+        if reason := refusal(sizes, machine.num_devices, batch, choice, training):
+            raise ValueError(reason)
         sequences, tensor = batch // choice.data // choice.microbatches, axis_group(choice[:3], 2)
         parts = _Step(sizes, machine, links, training, choice, sequences).parts(*passes(tensor, sequences))
         mfu = flops / (sum(parts.values()) * machine.num_devices * machine.peak(training.dtype))
@@ -123,7 +123,7 @@ def estimator(sizes: Sizes, machine: Machine, batch: int, training: Training = D
 
 @dataclass(frozen=True)
 class _Step:
-    """The forms of one step, whose microbatches have so many sequences on a device."""
+    """The closed forms of one step for a given number of sequences per microbatch and device."""
 
     sizes: Sizes
     machine: Machine
@@ -177,17 +177,17 @@ class _Step:
         return axis_group(self.choice[:3], axis)
 
     def _copying(self, ticks: int, in_tick: int, turns: float) -> float:
-        """Traffic of loops besides their work; ``in_tick`` counts sequences times layers of a tick.
+        """Memory traffic of loops in addition to their work; ``in_tick`` counts sequences times layers of a tick.
 
-        A scan over layers writes what it saves, reads it and puts it into an array that was filled with zeros, and so
-        it does with gradients. The course's step runs its ticks in a scan too, in which gradients of the weights are
-        added up, those of the head over ``turns``; elsewhere the product that gives a gradient adds to it as well. A
-        pair of repeats is made in the forward pass and twice in the backward pass, each time read and written twice; a
-        repeat's gradients are averaged and stacked.
+        A scan over layers writes what it saves, reads it and puts it into an array that was filled with zeros, and does
+        the same with gradients. The course's step also runs its ticks in a scan, which accumulates the gradients of the
+        weights, those of the head over ``turns``; elsewhere the product that computes a gradient also accumulates it. A
+        pair of repeats is formed in the forward pass and twice in the backward pass, each time read and written twice;
+        the gradients of a repeat are averaged and stacked.
         """
         choice, training = self.choice, self.training
         gradient, group = self._bytes.gradient, group_elements(self.sizes, choice)
-        # What the course's step computes again of a tick, no loop saves.
+        # No loop saves what the course's step recomputes of a tick.
         lost = training.course and choice.remat == "block"
         kept, *_ = layer_bytes(self.sizes, training, choice.tensor, 1, choice.remat)
         loops = (training.course and ticks > 1) + training.scanned
@@ -200,18 +200,18 @@ class _Step:
         return self.machine.kernel_seconds(copied)
 
     def _outside_ticks(self, outputs: float) -> float:
-        """Over ``pipe``: outputs handed out for the loss, and gradients of embedding and head where several stages have
-        them: all of the course's."""
+        """Over ``pipe``: outputs sent for the loss, and gradients of embedding and head if several stages have
+        them: in the course's step, all do."""
         sizes = {"reduce_scatter": outputs, "all_gather": outputs}
         sizes["all_reduce"] = self.training.course * self._bytes.gradient * self._end_elements
         return sum(self.links.collective(kind, self._group(1), size) for kind, size in sizes.items())
 
     def _over_data(self, forward: float, backward: float) -> float:
-        """The exposed part of the transfers over ``data`` when those of a repeat run beside the ticks of the next one.
+        """The exposed part of the transfers over ``data`` if those of a repeat overlap with the ticks of the next.
 
-        The ends of the model, the first gather and the last sum have nothing beside them. One microbatch at a time
-        without a pipeline gathers weights and sums gradients for each of them, if they are split; sums of what is whole
-        run beside the last one alone. ZeRO-1 sums each device's part of the gradients, and gathers parameters.
+        The ends of the model, the first gather and the last sum overlap with nothing. Without a pipeline, weights are
+        gathered and gradients summed for each microbatch, if they are split; sums of unsplit gradients overlap with the
+        last microbatch only. ZeRO-1 sums each device's part of the gradients, and gathers parameters.
         """
         choice, plan, weights = self.choice, self._bytes, group_elements(self.sizes, self.choice)
         ends, rest = self._end_elements, choice.repeats - 1

@@ -1,9 +1,9 @@
-"""How long one device takes for a layer, the loss and the embedding of one microbatch: kernels by the roofline, rings.
+"""The time of one device for a layer, the loss and the embedding of one microbatch: roofline kernels and rings.
 
-The kernels are those that the timeline makes of ``course.model.TransformerLayer`` and of the loss with a split
+The kernels are those in the timeline of ``course.model.TransformerLayer`` and of the loss with a split
 vocabulary: their arrays are counted below, in numbers of elements read or written. On ``t`` devices of the axis
 ``tensor``, norms and residuals have ``1/t`` of the tokens, or all of them without sequence parallelism; products,
-attention and the MLP's elementwise work all tokens and ``1/t`` of the features. Nothing here is fitted.
+attention and the MLP's elementwise work have all tokens and ``1/t`` of the features. Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from course.planning.training import Training
 
 @dataclass(frozen=True)
 class Passes:
-    """Seconds of a part of the model for one microbatch on one device.
+    """Seconds that one device spends on a part of the model for one microbatch.
 
     Attributes:
         forward, backward: Kernels alone.
-        sent_forward, sent_backward: What the pass takes longer for what is sent over ``tensor``.
-        again: Of the forward pass, what remat computes a second time, by the name of the remat.
-        sent_again: What that takes longer for what is sent.
+        sent_forward, sent_backward: Additional time of the pass for transfers over ``tensor``.
+        again: The part of the forward pass that remat recomputes, by the name of the remat.
+        sent_again: Additional time of that part for transfers.
     """
 
     forward: float
@@ -41,11 +41,11 @@ class TensorRank:
     """One device of a group along ``tensor``, and its share of a microbatch.
 
     Attributes:
-        machine: What it belongs to.
-        links: Of the machine.
-        training: What is the same on every mesh.
+        machine: The machine it belongs to.
+        links: Links of the machine.
+        training: Settings that are the same on every mesh.
         group: The devices that share each layer.
-        sequences: Of a microbatch.
+        sequences: Sequences of a microbatch.
     """
 
     machine: Machine
@@ -59,24 +59,24 @@ class TensorRank:
         return len(self.group)
 
     def own(self, tokens: int) -> float:
-        """Of so many tokens, those whose norms this device computes."""
+        """The number of these tokens whose norms this device computes."""
         return tokens / self.parts if self.training.sequence_parallel else tokens
 
     def kernel(self, elements: float, element: int = 0) -> float:
-        """Of elementwise work that reads and writes so many elements, of the training's size unless said."""
+        """Seconds of elementwise work on this many elements read and written, by default of the training's size."""
         return self.machine.kernel_seconds(elements * (element or self.training.element))
 
     def product(
         self, rows: float, inner: float, columns: float, *, batch: float = 1, bytes_moved: float = 0, dtype: str = ""
     ) -> float:
-        """Of ``batch`` products ``[rows, inner] x [inner, columns]``."""
+        """Seconds of ``batch`` products ``[rows, inner] x [inner, columns]``."""
         moved = bytes_moved or self.training.element * batch * (rows * inner + inner * columns + rows * columns)
         return self.machine.matmul_seconds(2.0 * batch * rows * inner * columns, moved, dtype or self.training.dtype)
 
     def gathered(self, rows: int, inner: int, columns: int, keep: bool) -> tuple[float, float]:
-        """A product of all rows, of which this device has ``1/parts``: seconds of kernels, and what sending adds.
+        """A product of all rows, of which this device has ``1/parts``: seconds of kernels, and extra ones of sending.
 
-        ``keep`` says that the rows are put together as well, for the gradient of the kernel.
+        ``keep`` means that the rows are also assembled, for the gradient of the kernel.
         """
         whole, size = self.product(rows, inner, columns), self.training.element * rows * inner
         if self.parts == 1:
@@ -85,11 +85,11 @@ class TensorRank:
             return whole, self.links.collective("all_gather", self.group, size)
         chunk = rows / self.parts
         step = self.product(chunk, inner, columns) + self.kernel(2 * chunk * (columns + keep * inner))
-        filled = self.kernel(rows * (columns + keep * inner))  # with zeros, before chunks are put in their places
+        filled = self.kernel(rows * (columns + keep * inner))  # zeros, before chunks are written in
         return self._ring(whole, filled + step, step, size)
 
     def scattered(self, rows: int, inner: int, columns: int) -> tuple[float, float]:
-        """A product whose rows are summed over the group, and scattered: as ``gathered`` gives it."""
+        """A product whose rows are summed over the group and scattered; returns the same as ``gathered``."""
         whole, size = self.product(rows, inner, columns), self.training.element * rows * columns
         if self.parts == 1:
             return whole, 0.0
@@ -100,22 +100,22 @@ class TensorRank:
         return self._ring(whole, first, first, size, self.kernel(3 * chunk * columns))
 
     def _ring(self, whole: float, first: float, step: float, size: float, behind: float = 0.0) -> tuple[float, float]:
-        """One chunk alone, then each step beside the transfer of a chunk; ``behind`` needs both of them."""
+        """One chunk alone, then each step overlapping with the transfer of a chunk; ``behind`` needs both of them."""
         sent = self.links.permute(self.group, size / self.parts)
         return whole, first + (self.parts - 1) * (max(step, sent) + behind) - whole
 
 
 def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
-    """Of one layer."""
+    """Seconds of one layer."""
     t, n, h = rank.parts, rank.sequences * sizes.seq, sizes.width
     m, q = sizes.inner // t, sizes.queries // t
     k = max(sizes.keys // t, sizes.queries // sizes.heads)
     own, gated, single = rank.own(n) * h, sizes.gated, sizes.parallel
     product, kernel = rank.product, rank.kernel
     mix, mix_back, scored, apart = (fused_attention if rank.training.kernels == "fused" else attention)(sizes, rank)
-    # Norms: one reads one array and the other the two that make it, and each writes one. Last, three are added.
+    # Norms: one reads one array, the other the two arrays that make it, and each writes one. Finally, three are added.
     forward = mix + kernel((5 if single else 9) * own) + kernel((2 + gated) * n * m)
-    # The columns of what a layer multiplies its input with, and the rows of what brings it back to the width.
+    # Columns of the kernels applied to the layer's inputs, and rows of the kernels that project back to the width.
     columns, rows = [q + 2 * k, m * (1 + gated)], [q, m]
     if single:
         columns, rows = [sum(columns)], [sum(rows)]
@@ -126,9 +126,9 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
     turned = [rank.scattered(n, c, h) for c in columns] + [rank.gathered(n, h, r, True) for r in rows]
     backward += sum(product(h, n, c) for c in columns) + sum(product(r, n, h) for r in rows)
     backward += sum(whole for whole, _ in turned)
-    # The backward pass needs everything but what the layer gave: its last product and sum are not computed again. It
-    # needs the statistics of norms and softmax too: they are read off in kernels of their own.
-    # Of every two products the second: keys, what attention mixes, and the other one of a gated MLP.
+    # The backward pass needs everything but the layer's output: its last product and sum are not recomputed. It also
+    # needs the statistics of norms and softmax: separate kernels read them.
+    # The second of every two products: keys, attention's output before projection, and the gated MLP's other product.
     second = product(n, h, k) + product(n, q, h) + gated * product(n, h, m)
     block = forward + dense + apart - back[-1][0] - kernel((2 if single else 1) * own)
     again = {"none": 0.0, "attention": scored + apart, "block": block, "half": second + forward - mix}
@@ -142,10 +142,10 @@ def layer_passes(sizes: Sizes, rank: TensorRank) -> Passes:
 
 
 def attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, float]:
-    """Of scores, softmax and mixing, all kept: forward, backward, scores and softmax alone, and what they take longer
-    where they are computed again.
+    """Scores, softmax and mixing, all kept: seconds forward, backward, of scores and softmax alone, and the additional
+    time when they are recomputed.
 
-    Plain programs have scores in float32, and what is mixed in the training's size.
+    Plain programs have float32 scores and mix values in the training's element size.
     """
     plain, e = rank.training.kernels == "plain", rank.training.element
     wide = 4 if plain else e
@@ -157,14 +157,14 @@ def attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, floa
     mix = product(s, s, d, batch=b * a)
     dtype = "f32" if plain else ""
     turned = product(s, s, d, batch=b * a, bytes_moved=wide * scores + (wide + e) * mixed, dtype=dtype)
-    # Two kernels read scores and the gradient of what they became; q, k and v get theirs in one array.
+    # Two kernels read scores and the gradient of the softmax's output; the gradients of q, k and v share one array.
     back = kernel(scores, wide + e) + kernel(scores, 2 * wide + e) + kernel(mixed, 2 * wide + 4 * e)
     return scored + mix, back + 2 * mix + 2 * turned, scored, 2 * kernel(scores, wide)
 
 
 def fused_attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float, float]:
-    """The same for one kernel that keeps no scores: what is masked is skipped, and the backward pass computes scores
-    again, which makes five products of two (Dao 2023, FlashAttention-2)."""
+    """The same for one kernel that keeps no scores: masked scores are skipped, and the backward pass recomputes scores,
+    which turns two products into five (Dao 2023, FlashAttention-2)."""
     s, t = sizes.seq, rank.parts
     arrays = 2.0 * rank.sequences * s * (sizes.queries + sizes.keys) / t * rank.training.element
     flops = 2.0 * rank.sequences * s * s * sizes.queries / t
@@ -173,7 +173,7 @@ def fused_attention(sizes: Sizes, rank: TensorRank) -> tuple[float, float, float
 
 
 def loss_passes(sizes: Sizes, rank: TensorRank) -> Passes:
-    """Of norm, logits and cross-entropy; the logits are split over ``tensor``."""
+    """Seconds of norm, logits and cross-entropy; the logits are split over ``tensor``."""
     t, n, h = rank.parts, rank.sequences * sizes.seq, sizes.width
     v, own = -(-sizes.vocab // rank.parts), rank.own(n) * h
     logits, back = rank.gathered(n, h, v, True), rank.scattered(n, v, h)
@@ -184,7 +184,7 @@ def loss_passes(sizes: Sizes, rank: TensorRank) -> Passes:
 
 
 def embedding_passes(sizes: Sizes, rank: TensorRank) -> Passes:
-    """Of looking tokens up in a split table, and of its gradient, which is as large as the table."""
+    """Seconds of looking up tokens in a split table, and of its gradient, which is as large as the table."""
     n, h, e = rank.sequences * sizes.seq, sizes.width, rank.training.element
     own, table = rank.own(n) * h, -(-sizes.vocab // rank.parts) * h
     kinds = ("reduce_scatter", "all_gather")

@@ -1,4 +1,4 @@
-"""How long one collective takes on an axis of a mesh whose axes are ``data``, ``pipe`` and ``tensor``, by rings."""
+"""The time of one collective on an axis of a mesh whose axes are ``data``, ``pipe`` and ``tensor``, using rings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cache
 from course.machine import Machine
 from course.planning.choices import Mesh
 
-# What each of n devices sends of the whole array, in a ring.
+# Fraction of the whole array that each device sends in a ring, up to the factor (n - 1) / n.
 _SENT = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
-# Bytes by which the slowest pair of a permute is found where rates do not depend on the size.
+# Message size for finding the slowest pair of a permute if rates do not depend on the size.
 _MEDIUM = 2.0**20
 
 
 def axis_group(mesh: Mesh, axis: int) -> range:
-    """The devices of the first group along an axis: the last axis is innermost, as ``course.mesh`` lays them out."""
+    """The devices of the first group along an axis: the last axis is innermost, as in ``course.mesh``."""
     stride = 1
     for size in mesh[axis + 1 :]:
         stride *= size
@@ -23,7 +23,7 @@ def axis_group(mesh: Mesh, axis: int) -> range:
 
 
 class Links:
-    """A machine's collectives. Where the rate does not depend on the size, it is looked up once for each group."""
+    """A machine's collectives. If the rate does not depend on the size, it is looked up once per group."""
 
     def __init__(self, machine: Machine):
         self._rates: Callable[..., tuple[float, float]] = cache(lambda *given: _rate(machine, *given))
@@ -34,7 +34,7 @@ class Links:
 
         Args:
             kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
-            group: Its devices.
+            group: Devices of the group.
             size: Bytes of the whole array.
         """
         n = len(group)
@@ -45,7 +45,7 @@ class Links:
         return latency + wire / rate
 
     def permute(self, group: range, size: float) -> float:
-        """Seconds of handing a block of so many bytes on to the next device, all at once; the slowest pair counts."""
+        """Seconds for all devices to pass a block of ``size`` bytes to the next one; the slowest pair counts."""
         if len(group) == 1 or not size:
             return 0.0
         latency, rate = self._rates("collective_permute", group, size if self._sized else _MEDIUM)
@@ -53,7 +53,7 @@ class Links:
 
 
 def _rate(machine: Machine, kind: str, group: range, size: float) -> tuple[float, float]:
-    """Seconds before the bytes, and bytes a second: for a permute those of the pair that takes longest."""
+    """Seconds before the bytes, and bytes per second: for a permute, those of the slowest pair."""
     devices = tuple(group)
     if kind != "collective_permute":
         return machine.transfer(kind, devices, size, size)

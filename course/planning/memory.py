@@ -1,9 +1,9 @@
-"""Bytes resident on one device at the peak of a planned step, by closed forms.
+"""Bytes resident on one device at the peak of a planned step, in closed form.
 
-State is counted as ``course.budget`` counts it, leaf by leaf. What layers keep for the backward pass is what the
+State is counted as ``course.budget`` counts it, leaf by leaf. Layers keep for the backward pass what their
 kernels keep: Korthikanti et al. 2022, section 4, written for any model, with or without the scores of attention; or,
-for the course's own step, what JAX's autodiff saves of the course's Transformer, which is more. How many microbatches
-are in flight is a matter of the schedule: ``course.schedules.activations_form`` has the closed forms.
+for the course's own step, what JAX's autodiff saves of the course's Transformer, which is more. The number of
+microbatches in flight depends on the schedule: ``course.schedules.activations_form`` has the closed forms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATE = ("parameters", "gradients", "optimizer")
 
 
 def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training) -> dict[str, int]:
-    """Bytes on one device, all of ``MEANINGS``; of the stage that needs most."""
+    """Bytes on one device, all of ``MEANINGS``, for the stage that needs the most."""
     plan, (moments, extra) = PLANS[training.plan], OPTIMIZERS[training.optimizer]
     counted = resident_elements if training.course else stage_elements
     own = counted(sizes, choice.data if choice.fsdp else 1, choice.pipe, choice.tensor)
@@ -44,10 +44,10 @@ def memory_by_name(sizes: Sizes, batch: int, choice: Choice, training: Training)
 
 
 def _work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
-    """What is not state: of the first stage, with most microbatches in flight, or of the last, with the logits."""
+    """Bytes other than state: of the first stage, with most microbatches in flight, or of the last, with the logits."""
     kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
     several = 1 if one_by_one(choice, training) else choice.microbatches
-    # Logits in float32, what the softmax makes of them, and their gradient.
+    # Logits in float32, the softmax of them, and their gradient.
     logits = 3 * 4 * sequences * sizes.seq * -(-sizes.vocab // choice.tensor)
     logits *= several if not training.share_loss else -(-several // choice.pipe)
     stages = []
@@ -65,12 +65,12 @@ def _work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> d
 
 
 def one_by_one(choice: Choice, training: Training) -> bool:
-    """True if a microbatch's backward pass begins before all have gone forward."""
+    """True if a microbatch's backward pass begins before all forward passes have finished."""
     return training.schedule == "1f1b" or (training.schedule == "gpipe" and choice.pipe == 1)
 
 
 def in_flight(choice: Choice, training: Training, stage: int) -> float:
-    """Microbatches of which a stage keeps all that its layers keep."""
+    """Number of microbatches whose saved activations a stage keeps in full."""
     name, repeats = training.schedule, choice.repeats
     if one_by_one(choice, training):
         name = "interleaved" if repeats > 1 else "1f1b"
@@ -78,10 +78,10 @@ def in_flight(choice: Choice, training: Training, stage: int) -> float:
 
 
 def layer_bytes(sizes: Sizes, training: Training, tensor: int, sequences: int, remat: str) -> tuple[int, int, int]:
-    """Bytes of a layer and a microbatch: kept for the backward pass, computed again in it, and of its gradients.
+    """Bytes per layer and microbatch: kept for the backward pass, recomputed in it, and of its gradients.
 
     The backward pass of the MLP has gradients of its arrays, that of attention those of its scores; in a plain program
-    the MLP's arrays, half of them where no loop saves them, are gone before the scores' gradients are there.
+    the MLP's arrays (half of them if no loop saves them) are freed before the scores' gradients exist.
     """
     e, tokens = training.element, sequences * sizes.seq
     split = tensor if training.sequence_parallel else 1
@@ -98,7 +98,7 @@ def layer_bytes(sizes: Sizes, training: Training, tensor: int, sequences: int, r
     if remat == "block":
         return into, every - dropped, turned
     if remat == "half":
-        # Queries, values, what attention mixes, and one product of the MLP; a gated one's last product is the seventh.
+        # Queries, values, attention's output, and one product of the MLP; a gated MLP's last product is the seventh.
         products = e * tokens * (2 * sizes.queries + sizes.keys + sizes.inner) // tensor
         kept = min(every, into * (1 + sizes.gated) + products)
         return kept, every - kept, turned
@@ -106,11 +106,11 @@ def layer_bytes(sizes: Sizes, training: Training, tensor: int, sequences: int, r
 
 
 def plain_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tuple[int, int]:
-    """Bytes that one layer of the course's Transformer saves of a microbatch, and those of them in attention's scores.
+    """Bytes that one layer of the course's Transformer saves per microbatch, and the part in attention's scores.
 
-    Of the width, a device has eight arrays with its part of the tokens, two of them (what enters the products) with
-    all tokens if the layer is split, and four with its part of the features; six of the MLP's inner width; and of the
-    scores one in float32 and one of the training's size.
+    A device has eight arrays of the model's width with its part of the tokens, two (the inputs of the products) with
+    all tokens if the layer is split, and four with its part of the features; six of the MLP's inner width; and for the
+    scores one in float32 and one of the training's element size.
     """
     tokens, t = sequences * sizes.seq, tensor
     own, whole = tokens * sizes.width // t, tokens * sizes.width
@@ -120,10 +120,10 @@ def plain_bytes(sizes: Sizes, tensor: int, sequences: int, element: int) -> tupl
 
 
 def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
-    """Weights that are whole while they are at work, in the size that is computed with, and their gradients.
+    """Weights that are whole while they are in use, in the dtype of computation, and their gradients.
 
-    With FSDP and without a pipeline that is a group of layers, and the next one, gathered beside it. A pipeline has its
-    whole stage, because every microbatch needs it.
+    With FSDP and without a pipeline, these are a group of layers and the next one, gathered in advance. A pipeline has
+    its whole stage, because every microbatch needs it.
     """
     plan, group = PLANS[training.plan], group_elements(sizes, choice)
     if not choice.fsdp:
@@ -134,16 +134,16 @@ def _weights_at_work(sizes: Sizes, choice: Choice, training: Training) -> int:
 
 
 def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Training) -> dict[str, int]:
-    """What is not state of the course's own step: breadth-first, and ticks of the bubble keep garbage like others.
+    """Bytes other than state of the course's own step: breadth-first, and ticks of the bubble keep garbage like others.
 
-    Each block of ticks has the weights of two groups of layers, this one's and the one before. With remat two pairs
-    are there at a time, and the gradients of one; without it those of all blocks are kept.
+    Each block of ticks has the weights of two groups of layers, its own and the previous one. With remat, two pairs
+    exist at a time, and the gradients of one; without it, those of all blocks are kept.
     """
     plan, e = PLANS[training.plan], training.element
     block, layers = choice.remat == "block", group_layers(sizes, choice)
     kept, again, turned = layer_bytes(sizes, training, choice.tensor, sequences, choice.remat)
     between = e * sequences * sizes.seq * sizes.width // choice.tensor
-    # The ends of the model are whole when no layer is at work; the logits come with their gradient, and one more array.
+    # The ends of the model are whole when no layer is in use; the logits have a gradient and one more array.
     loss = 3 * e * sequences * sizes.seq * sizes.vocab // choice.tensor
     loss += round(choice.fsdp * (e + plan.gradient) * end_elements(sizes, choice.tensor))
     pairs = choice.repeats if choice.remat == "none" else min(2, choice.repeats)
@@ -157,13 +157,13 @@ def _course_work(sizes: Sizes, sequences: int, choice: Choice, training: Trainin
 
 @cache
 def resident_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
-    """Parameters resident on one device; ``data`` is 1 where that axis does not split them."""
+    """Number of parameters resident on one device; ``data`` is 1 if that axis does not split them."""
     return resident_parameters(sizes, {"data": data, "pipe": pipe, "tensor": tensor}, data > 1, 0)
 
 
 @cache
 def stage_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
-    """The same on the largest stage, with the embedding or the head; with both where there is one stage."""
+    """The same on the largest stage, with the embedding or the head; with both if there is only one stage."""
     layers = layer_elements(sizes, tensor) / sizes.layers * -(-sizes.layers // pipe)
     ends = end_elements(sizes, tensor) / min(2, pipe)
     return round((layers + ends) / data)
@@ -171,16 +171,16 @@ def stage_elements(sizes: Sizes, data: int, pipe: int, tensor: int) -> int:
 
 @cache
 def layer_elements(sizes: Sizes, tensor: int) -> float:
-    """Parameters of all layers, as a device of ``tensor`` computes with them."""
+    """Number of parameters of all layers that a device of ``tensor`` computes with."""
     return sum(leaf.elements / (tensor if leaf.split else 1) for leaf in leaves(sizes).values() if leaf.layered)
 
 
 @cache
 def end_elements(sizes: Sizes, tensor: int) -> float:
-    """Parameters of embedding and head, as a device of ``tensor`` computes with them."""
+    """Number of parameters of embedding and head that a device of ``tensor`` computes with."""
     return sum(leaf.elements / (tensor if leaf.split else 1) for leaf in leaves(sizes).values() if not leaf.layered)
 
 
 def group_elements(sizes: Sizes, choice: Choice) -> float:
-    """Parameters of the layers of one repeat, as a device computes with them: whole over ``data``."""
+    """Number of parameters of one repeat's layers that a device computes with: whole over ``data``."""
     return layer_elements(sizes, choice.tensor) / sizes.layers * group_layers(sizes, choice)

@@ -1,4 +1,4 @@
-"""The planner's closed forms against programs, against the calculator of memory, and its search against brute force."""
+"""The planner's closed forms compared with programs and the memory calculator, and its search with brute force."""
 
 import itertools
 import time
@@ -61,7 +61,7 @@ def test_a_layer_takes_as_long_as_its_program_on_the_timeline(dtype):
     "choice", [(1, 4, 1, 8, 2, "none", False), (1, 8, 1, 4, 1, "block", False), (2, 4, 1, 2, 2, "none", False)]
 )
 def test_the_bubble_is_that_of_the_schedule(choice):
-    """On a free network, and without what is outside of the ticks."""
+    """On a free network, and without the work outside the ticks."""
     choice = Choice._make(choice)
     where = replace(FREE_NETWORK, num_devices=choice.devices)
     found = estimate(SIZES, where, 16, choice, COURSE).parts
@@ -108,7 +108,7 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"data": 4}, "data x pipe x tensor is 16, and there are 8 devices"),
         ({"data": 0}, "data is 0, and it must be a whole number of at least 1"),
@@ -119,9 +119,9 @@ def test_every_mesh_and_every_way_to_use_it_is_there_once():
         ({"remat": "some"}, "no remat is called 'some'; there are: none, attention, block"),
     ],
 )
-def test_what_cannot_be_placed_is_said(change, said):
+def test_what_cannot_be_placed_is_said(change, message):
     choice = Choice(2, 2, 2, 4, 2, "none", True)._replace(**change)
-    assert said in refusal(SIZES, 8, 16, choice, COURSE)
+    assert message in refusal(SIZES, 8, 16, choice, COURSE)
     with pytest.raises(ValueError, match=r"is|cannot|called"):
         estimate(SIZES, H100, 16, choice, COURSE)
 
@@ -169,7 +169,7 @@ def test_parts_add_up_and_only_what_is_there_costs():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"plan": "float8"}, "no plan is called 'float8'"),
         ({"optimizer": "lion"}, "no optimizer is called 'lion'"),
@@ -181,8 +181,8 @@ def test_parts_add_up_and_only_what_is_there_costs():
         ({"margin": float("nan")}, "margin is nan"),
     ],
 )
-def test_a_training_that_is_not_known_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_training_that_is_not_known_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         Training(**wrong)
 
 
@@ -202,7 +202,7 @@ LLAMA = Sizes(32, 4096, 32, 128_256, 8192, hidden=14_336, kv_heads=8, gated=True
 def test_activations_of_interleaved_pipelines_are_those_of_the_paper(
     name, pipe, repeats, batch, sequences, kept, split
 ):
-    """GiB of Korthikanti et al. 2022, figure 1: all kept, and with sequence parallelism and scores computed again."""
+    """GiB from Korthikanti et al. 2022, figure 1: all kept, and with sequence parallelism and recomputed scores."""
     sizes, where = Sizes(*GPT[name], 51_200, 2048), scaled(A100, 8 * pipe, pipe)
     for remat, parallel, known in (("none", False, kept), ("attention", True, split)):
         how = Training("mixed32", kernels="materialised", dropout=True, sequence_parallel=parallel)
@@ -225,7 +225,7 @@ def test_microbatches_in_flight_are_those_of_the_schedule():
         found = activations(Training(schedule=schedule), (1, 4, 1, 16, repeats, "none", False))
         assert found == pytest.approx(once / 4 * flying)
     assert activations(Training(schedule="gpipe"), (1, 1, 1, 16, 8, "none", False)) == once
-    # Six layers are two on the largest of four stages.
+    # Six layers put two on the largest of four stages.
     assert activations(DEFAULT, (1, 4, 1, 16, 1, "none", False), layers=6) == pytest.approx(once)
     assert refusal(replace(SIZES, layers=6), 4, 16, Choice(1, 4, 1, 16, 1, "none", False), COURSE)
 

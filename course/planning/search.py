@@ -1,4 +1,4 @@
-"""Every configuration of a step, the best of those that fit, and why each of the others is not it."""
+"""Every configuration of a step, the best of those that fit, and the reason for rejecting each of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from course.planning.training import DEFAULT, Training
 
 
 class Kind(StrEnum):
-    """Why a configuration was rejected."""
+    """Reasons for rejecting a configuration."""
 
     CANNOT = "cannot be split"
     TOO_LARGE = "does not fit"
@@ -34,9 +34,9 @@ def meshes(num_devices: int) -> Iterator[Mesh]:
 
 
 def choices(sizes: Sizes, mesh: Mesh, batch: int, training: Training = DEFAULT) -> Iterator[Choice]:
-    """All configurations of a mesh that a model can be placed on; ``fsdp`` only where ``data`` is above 1.
+    """All configurations on a mesh that a model can be placed on; ``fsdp`` only where ``data`` is above 1.
 
-    Without a pipeline, every layer is a group of its own, unless the schedule is breadth-first: nothing else is faster.
+    Without a pipeline, every layer is a separate group unless the schedule is breadth-first: nothing else is faster.
     """
     data, pipe, tensor = mesh
     layers = -(-sizes.layers // pipe)
@@ -62,12 +62,12 @@ class Rejected:
 
     Attributes:
         mesh: Axis sizes.
-        kind: What is wrong with it.
-        why: What decided: what an axis does not divide, what takes the memory, what takes the time; empty where it is
-            as fast as the best one and needs no less memory.
-        amount: Of ``why``: bytes, or seconds more than the best one takes.
-        found: The estimate; None where there is none.
-        slower: By which share it takes longer than the best one.
+        kind: The kind of reason.
+        why: The deciding factor: what an axis does not divide, what takes the memory, what takes the time; empty if
+            it is as fast as the best one and needs no less memory.
+        amount: Amount of ``why``: bytes, or seconds more than the best one takes.
+        found: The estimate; None if there is none.
+        slower: Fraction by which it takes longer than the best one.
     """
 
     mesh: Mesh
@@ -79,12 +79,12 @@ class Rejected:
 
     @property
     def cause(self) -> str:
-        """``why`` in words, the same for all that it decides about."""
+        """``why`` in words, the same for all configurations that it decides."""
         return self.why.cause if isinstance(self.why, Indivisible) else self.why or "nothing"
 
     @property
     def said(self) -> str:
-        """The whole reason."""
+        """The full reason."""
         if self.kind is Kind.SLOWER and self.why:
             return f"{self.slower:.1%} slower, most of it {self.why}: {1e3 * self.amount:,.1f} ms more"
         if self.kind is Kind.TOO_LARGE and self.found:
@@ -98,7 +98,7 @@ class Rejected:
         return f"{self.slower:.1%} slower: {self.why}" if self.kind is Kind.SLOWER and self.why else self.said
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The rejection as plain data."""
         mesh = dict(zip(("data", "pipe", "tensor"), self.mesh, strict=True))
         found = self.found.to_json() if self.found else None
         return {"mesh": mesh, "kind": self.kind, "why": self.cause, "said": self.said, "estimate": found}
@@ -109,8 +109,8 @@ class Plans:
     """The result of a search.
 
     Attributes:
-        best: The fastest that fits; None if nothing does.
-        rejected: All others: what fits by time, then what does not by memory, then meshes.
+        best: The fastest that fits; None if none fits.
+        rejected: All others: those that fit by time, then those that do not by memory, then meshes.
     """
 
     best: Estimate | None
@@ -118,11 +118,11 @@ class Plans:
 
     @property
     def count(self) -> int:
-        """How many configurations were looked at; a mesh that a model cannot be placed on is one."""
+        """Number of configurations considered; a mesh that a model cannot be placed on counts as one."""
         return len(self.rejected) + (self.best is not None)
 
     def by_mesh(self) -> dict[Mesh, Estimate | Rejected]:
-        """The best of each mesh, or why there is none: by time, then by memory."""
+        """The best configuration of each mesh, or the reason why there is none: by time, then by memory."""
         found: dict[Mesh, Estimate | Rejected] = {}
         if self.best is not None:
             found[self.best.choice[:3]] = self.best
@@ -131,7 +131,7 @@ class Plans:
         return found
 
     def grouped(self) -> dict[tuple[Kind, str], list[Rejected]]:
-        """All that were rejected, by kind and by what decided."""
+        """All rejected configurations, by kind and deciding factor."""
         groups: dict[tuple[Kind, str], list[Rejected]] = defaultdict(list)
         for one in self.rejected:
             groups[one.kind, one.cause].append(one)
@@ -139,15 +139,15 @@ class Plans:
 
 
 def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFAULT) -> Plans:
-    """Look at every mesh of all of a machine's devices, with all microbatches, repeats, remats, FSDP on and off.
+    """Consider every mesh of all of a machine's devices, with all microbatches, repeats, remats, FSDP on and off.
 
     Of two that take equally long, the one that needs less memory is taken.
 
     Args:
-        sizes: Of the model.
-        machine: Where.
-        batch: Sequences in a step, over all devices.
-        training: What is the same for every choice.
+        sizes: Sizes of the model.
+        machine: The machine.
+        batch: Sequences per step, over all devices.
+        training: Settings that are the same for every choice.
     """
     one = estimator(sizes, machine, batch, training)
     fit: list[Estimate] = []
@@ -168,7 +168,7 @@ def search(sizes: Sizes, machine: Machine, batch: int, training: Training = DEFA
 
 
 def _slower(found: Estimate, best: Estimate) -> Rejected:
-    """Name the cause that adds most to the time of the best one."""
+    """Name the cause that adds the most to the time of the best one."""
     more = {cause: seconds - best.parts[cause] for cause, seconds in found.parts.items()}
     why = max(more, key=lambda cause: more[cause])
     why, amount = (why, more[why]) if more[why] > 0 else ("", 0.0)
@@ -176,7 +176,7 @@ def _slower(found: Estimate, best: Estimate) -> Rejected:
 
 
 def _too_large(found: Estimate) -> Rejected:
-    """Name what takes most of the memory."""
+    """Name the largest part of the memory."""
     resident = {"state": sum(found.resident[name] for name in STATE)}
     resident |= {name: size for name, size in found.resident.items() if name not in STATE}
     why = max(resident, key=lambda name: resident[name])

@@ -1,4 +1,4 @@
-"""The parts of a planned step that are the same on every mesh."""
+"""The settings of a planned step that are the same on every mesh."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from course.budget import OPTIMIZERS, PLANS
 from course.budget import REMAT as BUDGETED
 
-# Added for what no closed form has: workspaces, fragmentation, buffers of collectives. As in ``meshcraft memory``.
+# Margin for workspaces, fragmentation and buffers of collectives, without closed forms. As in ``meshcraft memory``.
 MARGIN = 0.2
 REMAT = (*BUDGETED, "half")
 KERNELS = ("fused", "materialised", "plain")
@@ -21,27 +21,27 @@ class Training:
     Attributes:
         plan: Dtypes, one of ``course.budget.PLANS``.
         optimizer: One of ``course.budget.OPTIMIZERS``.
-        rings: Whether layers that are split over ``tensor`` send by rings, beside their products.
-        share_loss: Whether every stage of a pipeline has its share of the loss, where the microbatches can be shared;
-            else the last one has it, and the others wait.
+        rings: Whether layers that are split over ``tensor`` send in rings that overlap with their products.
+        share_loss: Whether every stage of a pipeline computes a share of the loss, if the microbatches can be shared;
+            otherwise the last one computes it, and the others wait.
         scanned: Whether the layers of a repeat run in a scan, which then saves what they keep.
-        pairs: Whether the weights of two repeats are put side by side for each block of ticks.
-        remats: What may be tried of ``REMAT``: ``attention`` computes its scores again, ``half`` the second of
-            every two products and all that is no product, ``block`` everything of a layer.
-        margin: Of memory, as a share of what is counted.
-        kernels: ``fused``: attention keeps no scores, and skips those that are masked; ``materialised``: it keeps
-            them, in the training's size; ``plain``: what JAX's autodiff keeps of a plain program in a scan, scores in
-            float32 and what norms and GELU compute on the way.
-        schedule: ``1f1b``: interleaved where a stage has several repeats; ``gpipe``: all microbatches are in flight,
-            and their logits; both take one microbatch at a time without a pipeline. ``breadth_first``: that of the
-            course's own step, which has all in flight on every mesh, computes the layers of a repeat again together,
-            needs layers that stages and repeats divide, and has embedding and head on every stage.
-        zero1: Whether ``data`` splits the optimizer's state where it does not split everything.
-        sequence_parallel: Whether ``tensor`` splits the sequence where it does not split the features.
-        dropout: Whether its masks are kept, one byte an element.
+        pairs: Whether the weights of two repeats are concatenated for each block of ticks.
+        remats: Members of ``REMAT`` to try: ``attention`` recomputes its scores, ``half`` the second of
+            every two products and everything that is not a product, ``block`` the whole layer.
+        margin: Memory margin, as a fraction of the counted bytes.
+        kernels: ``fused``: attention keeps no scores, and skips masked ones; ``materialised``: it keeps them,
+            in the training's element size; ``plain``: what JAX's autodiff saves for a plain program in a scan, scores
+            in float32 and intermediates of norms and GELU.
+        schedule: ``1f1b``: interleaved if a stage has several repeats; ``gpipe``: all microbatches are in flight,
+            and their logits; both take one microbatch at a time without a pipeline. ``breadth_first``: the
+            schedule of the course's own step, which has all in flight on every mesh, recomputes the layers of a repeat
+            together, needs layers divisible by stages and repeats, and has embedding and head on every stage.
+        zero1: Whether ``data`` splits the optimizer's state if it does not split everything.
+        sequence_parallel: Whether ``tensor`` splits the sequence wherever it does not split the features.
+        dropout: Whether its masks are kept, one byte per element.
 
     Raises:
-        ValueError: A name is unknown, or the margin is no share; the message says what there is.
+        ValueError: A name is unknown, or the margin is not a fraction; the message lists the valid values.
     """
 
     plan: str = "cast"
@@ -80,20 +80,20 @@ class Training:
 
     @property
     def remats_known(self) -> tuple[str, ...]:
-        """Those of ``REMAT`` that its schedule has."""
+        """The members of ``REMAT`` that its schedule supports."""
         return BUDGETED if self.course else REMAT
 
     @property
     def element(self) -> int:
-        """Bytes of an element of what is computed with."""
+        """Bytes per element of the compute dtype."""
         return PLANS[self.plan].activation
 
     @property
     def dtype(self) -> str:
-        """Of matrix products, in StableHLO's name."""
+        """Operand dtype of matrix products, in StableHLO's name."""
         return {4: "f32", 2: "bf16"}[self.element]
 
 
 DEFAULT = Training()
-# The step of the chapters, whose programs the lenses see.
+# The step of the chapters, whose programs the analyses see.
 COURSE = Training(rings=True, share_loss=True, pairs=True, kernels="plain", schedule="breadth_first")

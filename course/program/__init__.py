@@ -1,8 +1,8 @@
-"""Programs and the analyses that look at them.
+"""Programs and their analyses.
 
 A Program is a learner's jitted step, exported as StableHLO: ``export`` makes one from shapes alone,
-``compile_program`` runs it, ``costs`` counts what it computes and sends, ``memory`` what it holds, and ``timeline``
-says how long it would take on a machine.
+``compile_program`` runs it, ``costs`` counts what it computes and sends, ``memory`` its resident bytes, and
+``timeline`` predicts how long it takes on a machine.
 """
 
 from course.program.capture import capture

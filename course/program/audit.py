@@ -1,7 +1,7 @@
-"""Before a Program from elsewhere is looked at or compiled: does its artefact say what its header says, and only that?
+"""Check that an untrusted Program's artefact agrees with its header, before anything reads or compiles it.
 
-Every property is checked by name, and what is not known to be harmless is refused: operations, attributes and types by
-lists of what is allowed. ``rules`` does that for the module; this file for what ``jax.export`` wraps around it.
+Every property is checked by name, and anything not known to be harmless is refused: operations, attributes and types
+by allow-lists. ``rules`` does that for the module; this file for what ``jax.export`` wraps around it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ PLATFORMS = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Audited:
-    """What an audit leaves: the artefact as ``jax.export`` reads it, and its module as MLIR."""
+    """The result of an audit: the artefact as ``jax.export`` reads it, and its module as MLIR."""
 
     exported: jax_export.Exported
     module: Any
 
 
-@lru_cache(maxsize=2)  # the analyses and the compiler look at one Program after the other
+@lru_cache(maxsize=2)  # the analyses and the compiler read one Program after the other
 def audit(program: Program, *, lenient: bool = False) -> Audited:
     """The Program's artefact and its module, once everything about them has been checked.
 
     Args:
         program: The Program.
-        lenient: Whether its module may consist of anything. So a prediction sees programs that nobody graded; what
-            the readers do not know they still refuse by name.
+        lenient: Whether its module may contain any operations. Predictions use this for ungraded programs; operations
+            that the readers do not know are still refused by name.
 
     Raises:
-        ProgramError: With what was found and what it should have been.
+        ProgramError: The message says what was found and what it should have been.
     """
     program.check_form()
     if program.platform not in PLATFORMS:
@@ -53,7 +53,7 @@ def audit(program: Program, *, lenient: bool = False) -> Audited:
         text = exported.mlir_module()
         with make_ir_context():
             module = ir.Module.parse(text)
-    except Exception as error:  # damage can make any part of the reader complain
+    except Exception as error:  # damaged input can make any part of the reader raise
         raise ProgramError(
             "this Program's artefact cannot be read: it is damaged, or a jax that is too new wrote it "
             f"({type(error).__name__}); export it again"
@@ -71,18 +71,18 @@ def audit(program: Program, *, lenient: bool = False) -> Audited:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Whatever goes wrong while a module is read is the module's fault: nothing has been computed yet."""
+    """Attribute any error raised while reading a module to the module: nothing has been computed yet."""
     try:
         yield
     except ProgramError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"[:300]
-        raise ProgramError(f"this Program's artefact is of a form that nothing here can read ({said})") from None
+        problem = f"{type(error).__name__}: {error}"[:300]
+        raise ProgramError(f"this Program's artefact is of a form that nothing here can read ({problem})") from None
 
 
 def _check_wrapping(exported: jax_export.Exported, program: Program) -> None:
-    """Everything in a ``jax.export`` artefact but its signature and its module."""
+    """Check everything in a ``jax.export`` artefact but its signature and its module."""
     flat = [0] * len(program.inputs)
     oldest = jax_export.minimum_supported_calling_convention_version
     newest = jax_export.maximum_supported_calling_convention_version
@@ -111,9 +111,9 @@ def _expect(what: str, found: Any, expected: Any) -> None:
 def _check_signature(what: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
     for aval, leaf in zip(avals, leaves, strict=True):
         dtype = jax.numpy.dtype(aval.dtype).name
-        found, said = (f"{kind}{list(shape)}" for kind, shape in ((dtype, aval.shape), (leaf.dtype, leaf.shape)))
-        if found != said:
-            raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {said}")
+        found, declared = (f"{kind}{list(shape)}" for kind, shape in ((dtype, aval.shape), (leaf.dtype, leaf.shape)))
+        if found != declared:
+            raise ProgramError(f"{what} {leaf.name}: the artefact has a {found} and the signature one of {declared}")
         memory = getattr(aval, "memory_space", None)
         if memory is not None and memory.name != "Device":
             raise ProgramError(f"{what} {leaf.name} lies in memory {memory.name!r}, expected the device's own")
@@ -122,14 +122,14 @@ def _check_signature(what: str, avals: Any, leaves: tuple[Leaf, ...]) -> None:
 def _check_shardings(what: str, of: Any, leaves: tuple[Leaf, ...], mesh: dict[str, int], *, may_miss: bool) -> None:
     try:
         shardings = of(abstract_mesh(mesh))
-    except Exception as error:  # axes that the mesh does not have, in a form of the library's own
+    except Exception as error:  # axes that the mesh does not have, in a library-specific form
         raise ProgramError(
             f"the artefact is for meshes that are not the Program's {mesh}: {str(error)[:200]}"
         ) from None
     _expect(f"number of {what} shardings", len(shardings), len(leaves))
     for leaf, found in zip(leaves, shardings, strict=True):
         if found is None and may_miss:
-            continue  # then the module says it
+            continue  # then the module declares it
         expected = without_size_one(leaf.spec, mesh)
         if not isinstance(found, NamedSharding) or found.memory_kind not in (None, "device"):
             raise ProgramError(f"{what} {leaf.name} is sharded as {found} and the header says {leaf.partition_spec}")

@@ -1,4 +1,4 @@
-"""What an artefact may not say is refused before anything is compiled, each thing with its own sentence."""
+"""Artefacts with forbidden content are refused before anything is compiled, each with a specific message."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def with_field(program, **changed):
 
 
 def edited(program, *changes):
-    """The same Program with pieces of its module's text replaced, in bytecode that keeps what nobody uses."""
+    """The same Program with pieces of its module's text replaced, in bytecode that keeps unused values."""
     exported = jax_export.deserialize(bytearray(program.artefact))
     with make_ir_context():
         text = str(ir.Module.parse(exported.mlir_module()).operation.get_asm(enable_debug_info=False))
@@ -61,7 +61,7 @@ def before_dot(*lines):
 
 
 def refused(program, message, *changes, by=audit):
-    """Each change is a piece of text and its replacement, or lines that come before the product."""
+    """Each change is a piece of text and its replacement, or lines inserted before the product."""
     changes = [before_dot(change) if isinstance(change, str) else change for change in changes]
     with pytest.raises(ProgramError, match=message):
         by(edited(program, *changes))
@@ -112,7 +112,7 @@ def test_header_of_another_form_is_refused(program, change, message):
         Program.load(MAGIC + len(text).to_bytes(4, "big") + text + program.artefact)
 
 
-# What jax.export wraps around the module
+# The wrapping of jax.export
 
 
 CALLBACK = jax_export.DisabledSafetyCheck.custom_call("xla_python_cpu_callback")
@@ -168,7 +168,7 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        # What it declares.
+        # Declarations.
         ([("num_partitions = 8", "num_partitions = 4")], "mhlo.num_partitions: found 4, expected 8"),
         ([("num_replicas = 1", "num_replicas = 2")], "mhlo.num_replicas: found 2, expected 1"),
         ([("polymorphism = false", "polymorphism = true")], "uses_shape_polymorphism: found True, expected False"),
@@ -183,22 +183,22 @@ def test_anything_unforeseen_in_an_artefact_is_refused_and_no_fault_of_ours(prog
         ([(MAIN, "func.func private @idle() attributes {no_inline} { return }\n" + MAIN)], "has attribute 'no_inline'"),
         ([(MAIN, "func.func private @idle()\n" + MAIN)], "function idle has 0 blocks, expected one"),
         ([("@main(", "@other(")], "the module has no function main"),
-        # What it computes with.
+        # Operations.
         (["%h = stablehlo.custom_call @xla_python_cpu_callback() : () -> tensor<f32>"], "calls 'xla_python_"),
         (["%h = stablehlo.create_token : !stablehlo.token"], "create_token is not allowed, because no lens"),
         ([f"%s = stablehlo.iota dim = 0 : {FOUR}\n%h = stablehlo.cholesky %s : {FOUR}"], "cholesky is not allowed"),
         ([(CONTRACTED, CONTRACTED[:-1] + '{mhlo.frontend_attributes = {a = "b"}} :')], "'mhlo.frontend_attributes'"),
         ([(CONTRACTED, CONTRACTED[:-1] + '{xla_shape = "f32[9]"} :')], "dot_general has attribute 'xla_shape'"),
-        # What its values are.
+        # Types of values.
         (["%h = stablehlo.iota dim = 0 : tensor<1048576x1048576x1048576x4xi64>"], "more than 2\\^60 bytes"),
         ([f"%h = stablehlo.iota dim = 0 : tensor<{'1x' * 40}i32>"], "has 40 dims and at most 32"),
         (["%h = stablehlo.constant dense_resource<big> : tensor<4xf32>"], "a constant does not say its numbers"),
-        # Who calls whom.
+        # Calls between functions.
         (
             [(MAIN, f"func.func private @again() {{ {AGAIN} return }}\n{MAIN}"), AGAIN],
             "function again calls itself",
         ),
-        # Who talks to whom.
+        # Communication between devices.
         ([(CHANNEL, CHANNEL.replace("type = 0", "type = 2"))], "is of channel type 2, expected one between devices"),
         (
             [sent("broadcast", "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>")],
@@ -282,11 +282,11 @@ def test_large_constant_of_an_artefact_is_refused(program):
     refused(program, "holds a constant of 1,200,000 bytes, and at most 1,048,576", constant)
 
 
-# What the lenses alone ask for
+# Requirements of the analyses alone
 
 
 @pytest.mark.parametrize(
-    ("where", "said", "message"),
+    ("where", "annotation", "message"),
     [
         ("in_shardings=[", SPLIT, "w: shard_map splits it as .*'data'.* and the signature"),
         ("out_shardings=[", SPLIT, "out: shard_map splits it as"),
@@ -294,11 +294,11 @@ def test_large_constant_of_an_artefact_is_refused(program):
         ("in_shardings=[", '<@mesh, [{"tensor", ?}, {}]>', "expected 2 that split by whole axes"),
     ],
 )
-def test_shard_map_that_splits_by_another_axis_than_the_signature_is_refused(where, said, message):
-    """The blocks have the same shape, and the compiler would move data that no lens sees."""
+def test_shard_map_that_splits_by_another_axis_than_the_signature_is_refused(where, annotation, message):
+    """The blocks have the same shape, and the compiler would move data that no analysis sees."""
     mesh, specs = {"data": 2, "tensor": 2}, {"w": P("tensor"), "x": P("tensor")}
     program = program_of(lambda w, x: w + x, {"w": struct(8, 4), "x": struct(8, 4)}, specs, P("tensor"), mesh)
     assert parse(edited(program))
-    refused(program, message, (where + OTHER, where + said), by=parse)
+    refused(program, message, (where + OTHER, where + annotation), by=parse)
     result = 'result[0]"', f'result[0]", sdy.sharding = #sdy.sharding{SPLIT}'
     refused(program, "out: the module has it as", result, by=parse)

@@ -1,4 +1,4 @@
-"""From anything that ``jax.jit`` takes to a Program, for predictions: no contract says what it may consist of."""
+"""Capture anything that ``jax.jit`` takes as a Program, for predictions: no contract restricts its contents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("course", "auto
 
 
 def own_lines(filename: str) -> str | None:
-    """How locations name a file: a cell as its kernel does, else by its path; nothing for libraries and the course."""
+    """Name of a file in locations: a cell's name in its kernel, else the path; None for libraries and the course."""
     if cell := cell_name(filename):
         return cell
     if filename.startswith((*_LIBRARIES, *_OURS, "<")):
@@ -51,19 +51,19 @@ def capture(
     platform: str = "cpu",
     locate: Locate = own_lines,
 ) -> Program:
-    """Trace a function on shapes and keep what it compiles to, whatever it consists of.
+    """Trace a function on shapes and keep the result, whatever it consists of.
 
-    The mesh is the one that its shardings name. What it donates, which arguments are static and how those lie whose
-    sharding is given is as ``jax.jit`` has it; XLA chooses how the others lie.
+    The mesh is the one that its shardings name. Donated inputs, static arguments and given shardings are those of
+    ``jax.jit``; XLA chooses the other shardings.
 
     Args:
-        function: Whatever ``jax.jit`` takes, or made by it.
+        function: Anything that ``jax.jit`` takes or returns.
         args, kwargs: Arrays or ``jax.ShapeDtypeStruct`` in the place of arrays, with shardings or without.
         platform: ``cpu`` or ``cuda``.
         locate: Names the source files that locations may point to.
 
     Raises:
-        ProgramError: It cannot be traced, calls back into Python, has no mesh of its own or several.
+        ProgramError: It cannot be traced, calls back into Python, or has no mesh or more than one.
     """
     exported = _exported(function, args, kwargs or {}, platform, locate)
     with make_ir_context():
@@ -103,7 +103,7 @@ def _exported(
         _check_host(jitted.trace(*args, **kwargs).jaxpr.jaxpr, locate)
         with whole_tracebacks():
             exported = jax_export.export(jitted, platforms=(platform,))(*args, **kwargs)
-    except Exception as error:  # the function's, or of any part of JAX
+    except Exception as error:  # raised by the function or any part of JAX
         raise _explained(error, function, locate) from None
     effects = sorted({str(effect) for effect in (*exported.ordered_effects, *exported.unordered_effects)})
     if effects:
@@ -115,7 +115,7 @@ def _exported(
 
 
 def _settled(program: Program) -> Program:
-    """The Program with the specs that XLA chooses, where shardings were not given."""
+    """The Program with the specs that XLA chooses for missing shardings."""
     if is_one_shard_map(program):
         return program
     found = partitioned(program, settle=True)
@@ -127,10 +127,10 @@ def _settled(program: Program) -> Program:
 
 
 def _flat(exported: jax_export.Exported, mesh: AbstractMesh) -> jax_export.Exported:
-    """The export with arguments and results in a row, without those that nothing uses, on axes of type ``Auto``."""
+    """The export with flat arguments and results, without unused ones, on axes of type ``Auto``."""
     kept = exported.module_kept_var_idx
 
-    def auto(shardings: Sequence[Any]) -> tuple[Any, ...]:  # of explicit axes too
+    def auto(shardings: Sequence[Any]) -> tuple[Any, ...]:  # explicit axes too
         for kind in {found.memory_kind for found in shardings if found} - {None, "device"}:
             raise ProgramError(
                 f"an argument or result lies in memory {kind!r}, and the lenses know the device's own alone; leave "
@@ -154,7 +154,7 @@ def _flat(exported: jax_export.Exported, mesh: AbstractMesh) -> jax_export.Expor
 
 
 def _plain(aval: Any) -> Any:
-    """Shape and dtype alone, of a random key those of the array that holds it."""
+    """Shape and dtype alone; for a random key, those of the array that represents it."""
     data = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, data)
@@ -162,12 +162,12 @@ def _plain(aval: Any) -> Any:
 
 
 def _attributes(main: Any, which: str) -> list[dict[str, Any]]:
-    """The attributes of each argument or result of a function, by name; none where it says nothing of any."""
+    """The attributes of each argument or result of a function, by name; empty if it has none."""
     return [{found[i].name: found[i].attr for i in range(len(found))} for found in main.attributes.get(which, [])]
 
 
 def _mesh_of(tops: list[Any], count: int) -> dict[str, int]:
-    """The mesh that a module's operations declare."""
+    """The mesh declared by a module's operations."""
     found: dict[str, int] = {}
     for op in tops:
         if op.name != "sdy.mesh":
@@ -194,10 +194,10 @@ def _mesh_of(tops: list[Any], count: int) -> dict[str, int]:
     return found or {"device": 1}
 
 
-def _names(said: list[str], fallback: str, count: int) -> list[str]:
-    """Names of leaves from what JAX calls them, ``params['w']`` or ``result[0]``; each once."""
+def _names(labels: list[str], fallback: str, count: int) -> list[str]:
+    """Unique names of leaves from JAX's names, ``params['w']`` or ``result[0]``."""
     names: list[str] = []
-    for number, text in enumerate(said or [""] * count):
+    for number, text in enumerate(labels or [""] * count):
         inside = re.search(r'"((?:[^"\\]|\\.)*)"', text)
         parts = re.findall(r"\w+", inside[1].replace("\\", "")) if inside else []
         name = "/".join(parts)[:180] or f"{fallback}/{number}"
@@ -218,7 +218,7 @@ def _spec(sharding: Any, ndim: int) -> Spec:
 
 
 def _check_host(jaxpr: Any, locate: Locate) -> None:
-    """Raises ``ProgramError`` where the host takes part: exports for CPUs leave it out or refuse it without a line."""
+    """Raise ``ProgramError`` for host callbacks: exports for CPUs leave them out or refuse them without a line."""
     for eqn in jaxpr.eqns:
         kinds = {str(getattr(place, "memory_kind", None) or place) for place in eqn.params.get("devices", ())}
         calls = "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print"
@@ -243,19 +243,19 @@ def _check_host(jaxpr: Any, locate: Locate) -> None:
 
 
 def _defined(function: Callable[..., Any], locate: Locate) -> str:
-    """``script.py:12: ``, where a function is defined; empty if nobody says."""
+    """Location of a function's definition, ``script.py:12: ``; empty if unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{locate(code.co_filename)}:{code.co_firstlineno}: " if code and locate(code.co_filename) else ""
 
 
 def _explained(error: Exception, function: Callable[..., Any], locate: Locate) -> ProgramError:
-    """What kept a function from being traced: where, what and what to do."""
+    """Explain why a function could not be traced: where, what and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if locate(frame.filename)]
     where = f"{locate(frames[-1].filename)}:{frames[-1].lineno}: " if frames else _defined(function, locate)
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, ProgramError):
         return error
     return ProgramError(
         f"{where}the function cannot be traced with these arguments; jax says {type(error).__name__}: "
-        f"{said[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes"
+        f"{reason[:300].rstrip('.?')}. Give what jax.jit(function).lower(...) takes"
     )

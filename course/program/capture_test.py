@@ -1,4 +1,4 @@
-"""Anything that jit takes, for predictions; and that grading refuses what predictions take."""
+"""Anything that jit takes is captured for predictions, and grading refuses such programs."""
 
 import inspect
 
@@ -124,7 +124,7 @@ def test_explicit_meshes_and_donation_and_static_arguments():
     assert memory(lenient(program), program).aliased == 64 * 64 * 4 // 8
 
 
-# What no chapter needs
+# Features that no chapter needs
 
 
 def test_a_collective_over_parts_of_an_axis():
@@ -142,7 +142,7 @@ def test_a_collective_over_parts_of_an_axis():
     ("stride", "padding", "products"),
     [
         (1, "VALID", 6 * 6 * 9),
-        (1, "SAME", 22 * 22),  # of 3 x 8 along each side, two meet padding alone
+        (1, "SAME", 22 * 22),  # of 3 x 8 along each side, two overlap with padding only
         (2, "SAME", 11 * 11),
     ],
 )
@@ -225,7 +225,7 @@ def test_two_meshes_are_refused():
 
 
 def test_grading_refuses_what_predictions_take(by_compiler):
-    """What a submission may consist of stays what it was."""
+    """The restrictions on submissions are unchanged."""
     other = captured(jax.jit(lambda x: x + 1), split(8, spec=("data",)))
     for program in (by_compiler, other):
         with pytest.raises(ProgramError, match=r"sharded as|lies outside shard_map|is not allowed"):

@@ -1,4 +1,4 @@
-"""Who takes part in a collective: its mesh axes and its groups of devices, from what the compiler was told."""
+"""Participants of a collective: its mesh axes and its groups of devices, from the attributes given to the compiler."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_COLLECTIVES = 1_000_000
 
 @dataclass(frozen=True)
 class Groups:
-    """The devices that a collective brings together.
+    """The groups of devices of a collective.
 
     Attributes:
         axes: Mesh axes that it runs over; axes of size 1 are never among them.
-        groups: Device numbers of each group, groups of one left out. For a permute those that pairs connect.
+        groups: Device numbers of each group, without groups of one. For a permute, the devices connected by pairs.
         pairs: Source and target of each transfer of a permute.
     """
 
@@ -33,7 +33,7 @@ class Groups:
     pairs: tuple[tuple[int, int], ...] = ()
 
     def of(self, device: int) -> tuple[int, ...]:
-        """The group of a device, empty if it takes no part."""
+        """The group of a device, empty if it does not take part."""
         return next((group for group in self.groups if device in group), ())
 
 
@@ -42,9 +42,9 @@ class DeviceClass:
     """Devices that do the same at the same time.
 
     Attributes:
-        device: The one that stands for all of them.
-        members: All of them.
-        decisions: What they decide, as ``evaluate.follow`` gives it.
+        device: The representative of the class.
+        members: All devices of the class.
+        decisions: Their decisions, as returned by ``evaluate.follow``.
     """
 
     device: int
@@ -55,7 +55,7 @@ class DeviceClass:
 def groups_of(op: Op, mesh: dict[str, int]) -> Groups:
     """The groups of a collective.
 
-    Those that are no axes, as of ``axis_index_groups``, run over the axes that they lie along.
+    Groups that are not whole axes, as with ``axis_index_groups``, run over the axes along which their devices differ.
     """
     places = np.arange(math.prod(mesh.values())).reshape(list(mesh.values()))
     if op.kind == "collective_permute":
@@ -79,7 +79,7 @@ def groups_of(op: Op, mesh: dict[str, int]) -> Groups:
 
 
 def check_axes(op: Op, mesh: dict[str, int]) -> None:
-    """Raises ``ProgramError`` where the groups of a collective are no axes of the mesh."""
+    """Raise ``ProgramError`` if the groups of a collective are not axes of the mesh."""
     found = groups_of(op, mesh)
     size, devices = (math.prod(mesh[axis] for axis in axes) for axes in (found.axes, mesh))
     whole = not found.groups or sum(map(len, found.groups)) == devices
@@ -110,15 +110,15 @@ def _permute_groups(op: Op, mesh: dict[str, int], places: np.ndarray) -> Groups:
 def device_classes(
     module: Module, label: Callable[[Op, Groups, tuple[int, ...]], Hashable] = lambda *_: None
 ) -> list[DeviceClass]:
-    """Devices sorted into classes whose members behave alike, exactly.
+    """Partition the devices into classes whose members behave exactly alike.
 
-    Two devices are alike if they decide the same and every collective brings each together with devices of the
+    Two devices are alike if they make the same decisions and every collective groups each with devices of the
     same classes. The classes start from the decisions and are split until that holds.
 
     Args:
         module: The parsed Program.
-        label: Of a collective's group; groups with different labels are not alike, for example because one of them
-            talks over a slower link.
+        label: Label of a collective's group; groups with different labels are not alike, for example because one of
+            them uses a slower link.
 
     Raises:
         ProgramError: A trip count or a branch depends on data.
@@ -148,16 +148,16 @@ def device_classes(
 
 
 def _dense(keys: list[Any]) -> list[int]:
-    """Small numbers for keys, in order of appearance."""
+    """Consecutive integers for keys, in order of first appearance."""
     numbers: dict[Any, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def check_everyone_comes(module: Module, classes: list[DeviceClass]) -> None:
-    """Let the devices run their collectives in order, each of which waits for all devices of its group.
+    """Simulate the devices' collectives in order; each waits for all devices of its group.
 
     Raises:
-        ProgramError: Some wait for each other forever.
+        ProgramError: Some devices wait for each other forever.
     """
     place = {device: number for number, alike in enumerate(classes) for device in alike.members}
     orders = [_meetings(module, alike, place) for alike in classes]
@@ -181,7 +181,7 @@ def check_everyone_comes(module: Module, classes: list[DeviceClass]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """A collective as a device comes to it, and the classes of the devices that it meets there."""
+    """A collective as reached by a device, and the classes of the other devices in its group."""
 
     kind: str
     axes: tuple[str, ...]
@@ -191,7 +191,7 @@ class _Meeting:
 
 
 def _meetings(module: Module, alike: DeviceClass, place: dict[int, int]) -> list[_Meeting]:
-    """The collectives that a device of the class takes part in, in the order in which it runs them."""
+    """The collectives that a device of the class takes part in, in execution order."""
     blocks = [module.main, *(region for op in walk(module.main) for region in op.regions)]
     steps = {block: [op for op in block.ops if op.kind in COLLECTIVES | {"while", "case"}] for block in blocks}
     decisions = iter(alike.decisions)

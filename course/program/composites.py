@@ -1,6 +1,6 @@
-"""Functions that JAX exports by name, such as ``erf``, each with what it is made of beside it.
+"""Functions that JAX exports by name, such as ``erf``, each with its decomposition.
 
-Compilers take the name or what stands beside it, whichever they like; the analyses read the latter. So it must be what
+Compilers use either the name or the decomposition; the analyses read the latter. So it must be what
 JAX writes: arithmetic on each element, or for ``top_k`` a sort and slices of it.
 """
 
@@ -14,21 +14,21 @@ from course.program.ir import ELEMENTWISE
 from course.program.program import ProgramError
 
 COMPOSITE = "stablehlo.composite"
-# Its attributes.
+# Attributes of a composite.
 NAMED = {"name", "decomposition", "version", "composite_attributes"}
 _ARITHMETIC = set("acos acosh asin asinh atanh cosh erf sinh".split())
 _SORTS = [f"stablehlo.{kind}" for kind in ("iota", "sort", "slice", "slice")] + ["func.return"]
 
 
 def called(op: Any) -> str:
-    """The function that an operation stands for, which readers put in its place; empty for any other operation."""
+    """The function that an operation represents, which readers inline instead; empty for any other operation."""
     if op.name not in ("func.call", COMPOSITE):
         return ""
     return op.attributes["callee" if op.name == "func.call" else "decomposition"].value
 
 
 def check_composite(op: Any, function: Any) -> None:
-    """Raises ``ProgramError`` unless a function is known and ``function`` is of the form in which JAX writes it."""
+    """Raise ``ProgramError`` unless the composite is known and ``function`` has the form that JAX writes."""
     dialect, _, name = op.attributes["name"].value.partition(".")
     if dialect != "chlo" or name not in _ARITHMETIC | {"top_k"}:
         raise ProgramError(

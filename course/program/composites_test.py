@@ -1,4 +1,4 @@
-"""Functions that people write are read, priced and run; those that are not are refused by name and line."""
+"""Common functions are read, priced and run; unknown composites are refused by name and line."""
 
 import jax
 import jax.numpy as jnp

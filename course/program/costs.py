@@ -1,4 +1,4 @@
-"""Costs: what one device computes and sends, loops unrolled and branches resolved."""
+"""Costs: what one device computes and sends, with loops unrolled and branches resolved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from course.program.evaluate import executed, follow
 from course.program.ir import COLLECTIVES, ELEMENTWISE, MOVES, Block, Module, Op, dims_of, walk
 from course.program.precision import Special, precision_sensitive, special
 
-# What an operation on complex numbers takes on real ones; a function such as the exponential takes several of those.
+# Real operations per complex operation; a function such as the exponential takes several of those.
 _OF_COMPLEX = {"real": 1, "imag": 1, "complex": 1, "add": 2, "subtract": 2, "negate": 2, "select": 2, "compare": 2}
 _OF_COMPLEX |= {"convert": 2, "multiply": 6, "divide": 11}
 
@@ -28,15 +28,15 @@ class Collective:
     Attributes:
         kind: StableHLO's name, ``all_gather``.
         axes: Mesh axes that it runs over; axes of size 1 are never among them.
-        group_size: Devices that take part.
-        operand_bytes: Bytes that each device puts in.
+        group_size: Number of devices that take part.
+        operand_bytes: Bytes that each device contributes.
         wire_bytes: Bytes that each device sends in one execution, by the ring algorithm: (n-1)/n of the full
             array for a gather or scatter, twice that for an all-reduce, the operand for a permute.
-        count: How often it is executed.
+        count: Number of executions.
         line: The learner's line.
-        shape, dtype: Of the first operand, on one device.
-        shift: Of a permute along one axis, how many places further on every transfer goes: 1 to the next device, the
-            size less 1 to the one before; None where transfers differ, and for any other kind.
+        shape, dtype: Shape and dtype of the first operand on one device.
+        shift: For a permute along one axis, the distance of every transfer: 1 to the next device, the
+            size less 1 to the previous one; None if transfers differ, and for any other kind.
     """
 
     kind: str
@@ -57,23 +57,23 @@ class Collective:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of the device that does most; collectives of any device.
+    """Costs of the busiest device; collectives of any device.
 
     Attributes:
-        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` of complex numbers.
-        elementwise: Elements that elementwise operations, sorts and random bits give, and operations of reductions;
-            those on complex numbers as real ones.
-        bytes_touched: Bytes of operands and results of every operation, nothing fused.
-        collectives: What is sent; groups of one device left out.
-        products: How often each pair of operand dtypes is multiplied, ``{"f32 x f32": 12}``, by a product or by a
-            multiplication that is summed like one. A branch on data counts with each of its sides.
-        operations: How many the Program has as written: each loop's body once, however often it runs.
-        written: The same by kind, of blocks that run at all.
-        precise: How often each function of ``PRECISE``, and each sum over a dim or into places of an array, is taken
-            in a dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``. Exponentials count where they are summed: an
-            activation's, which go into a product, are nobody's concern.
-        taken: Of how many elements each of ``precise`` is taken.
-        lines: The learner's line of the first operation of each kind in ``products`` and ``precise``, where known.
+        flops: Floating-point operations of matrix products, ``2 m n k`` each, ``8 m n k`` for complex numbers.
+        elementwise: Elements computed by elementwise operations, sorts and random bits, and operations of reductions;
+            complex operations count as real ones.
+        bytes_touched: Bytes of operands and results of every operation, without fusion.
+        collectives: The collectives executed, without groups of one device.
+        products: Number of multiplications for each pair of operand dtypes, ``{"f32 x f32": 12}``, by a product or by a
+            multiplication that is summed like one. A branch on data counts each of its branches.
+        operations: Number of operations as written: each loop's body once, however often it runs.
+        written: The same by kind, for blocks that run at all.
+        precise: Executions of each function of ``PRECISE``, and of each sum over a dim or into places of an array, by
+            dtype, ``{"exponential of f32": 4, "sum of bf16": 1}``. Exponentials count only if they are summed: those of
+            an activation, which go into a product, do not matter.
+        taken: Number of elements of each entry of ``precise``.
+        lines: The learner's line of the first operation of each kind in ``products`` and ``precise``, if known.
     """
 
     flops: float
@@ -92,7 +92,7 @@ class Costs:
 
 
 def costs(module: Module) -> Costs:
-    """The costs of the device that does most, from how often each block of the program runs on it.
+    """The costs of the busiest device, from the number of executions of each block.
 
     Raises:
         ProgramError: An op, a trip count or a branch cannot be resolved.
@@ -107,10 +107,10 @@ def costs(module: Module) -> Costs:
 
 
 def _of_any(every: list[Costs]) -> tuple[Collective, ...]:
-    """Each collective as the device executes it that sends most by it: none is hidden by another device's work.
+    """Each collective as executed by the device that sends the most in it: no other device's work hides any of them.
 
-    Permutes over the same axes send in turns where their pairs differ, so all of them are as one device executes them:
-    the one that sends most by them together.
+    Permutes over the same axes with different pairs send in turns, so all of them are as one device executes them:
+    the one that sends the most in them together.
     """
     found: dict[Collective, list[Collective]] = {}
     for collective in (c for costs in every for c in costs.collectives):
@@ -135,7 +135,7 @@ def _total_bytes(collectives: list[Collective]) -> float:
 
 
 def _of_class(module: Module, alike: DeviceClass) -> Costs:
-    """What a device of the class does."""
+    """Costs of a device of the class."""
     looked: dict[Block, _BlockCosts] = {}
     known = special(module.main)
     times: Counter[Block] = Counter()
@@ -171,7 +171,7 @@ def _of_class(module: Module, alike: DeviceClass) -> Costs:
 
 @dataclass
 class _BlockCosts:
-    """What one execution of a block costs, without the loops and branches in it."""
+    """Costs of one execution of a block, without the loops and branches in it."""
 
     flops: float = 0.0
     elementwise: float = 0.0
@@ -184,7 +184,7 @@ class _BlockCosts:
 
 
 def _other_sides(module: Module, device: int) -> Iterator[Block]:
-    """The blocks of all sides of the branches that depend on data."""
+    """The blocks of all branches of conditionals that depend on data."""
     branches = follow(module, device).on_data if module.data_branches else ()
     for region in (region for op in branches for region in op.regions):
         yield region
@@ -223,7 +223,7 @@ def _note_line(lines: dict[str, str], kind: str, op: Op) -> None:
 
 
 def reduce_operations(op: Op) -> float:
-    """Operations of a reduction: its region's for each element, or for each element of each window."""
+    """Operations of a reduction: its region's operations for each element, or for each element of each window."""
     inner = sum(elementwise_operations(inner) for inner in walk(op.regions[0]) if inner.kind in ELEMENTWISE)
     per = max(1, inner // max(1, len(op.results)))
     if op.kind == "reduce":
@@ -233,7 +233,7 @@ def reduce_operations(op: Op) -> float:
 
 
 def elementwise_operations(op: Op) -> int:
-    """Operations on real numbers: one an element, and on complex numbers what each is made of."""
+    """Real operations: one per element, and several per element for complex numbers."""
     elements = sum(result.elements for result in op.results)
     if op.kind == "fft":  # 5 n log2 n (C. Van Loan, Computational Frameworks for the FFT, 1992)
         return int(5 * max(op.operands[0].elements, elements) * math.log2(math.prod(op.attributes["fft_length"])))
@@ -246,7 +246,7 @@ def dot_flops(op: Op) -> float:
     """``2 x (elements of the result) x (contracted elements)``, and four times that for complex numbers."""
     contracted = dims_of(op.attributes["dot_dimension_numbers"], "lhs_contracting_dimensions")
     each = 8.0 if "complex" in op.results[0].dtype else 2.0
-    share = op.attributes.get("share", 1.0)  # of a convolution, without padding
+    share = op.attributes.get("share", 1.0)  # for a convolution, without padding
     return share * each * op.results[0].elements * math.prod(op.operands[0].shape[dim] for dim in contracted)
 
 
@@ -259,7 +259,7 @@ def _touched(op: Op) -> float:
 
 
 def collectives_of(op: Op, mesh: dict[str, int], device: int) -> list[Collective]:
-    """What a device executes of a collective: one entry an operand, since one of several arrays sends each."""
+    """A device's executions of a collective: one entry per operand, since each operand is sent."""
     groups = groups_of(op, mesh)
     group = groups.of(device)
     if not group:
@@ -274,7 +274,7 @@ def collectives_of(op: Op, mesh: dict[str, int], device: int) -> list[Collective
 
 
 def _shift(groups: Groups, mesh: dict[str, int]) -> int | None:
-    """How far along its axis each transfer of a permute goes, if all go as far."""
+    """The common distance along its axis of the transfers of a permute, if there is one."""
     if len(groups.axes) != 1:
         return None
     sizes, axis = tuple(mesh.values()), list(mesh).index(groups.axes[0])
@@ -284,7 +284,7 @@ def _shift(groups: Groups, mesh: dict[str, int]) -> int | None:
 
 
 def wire_bytes(op: Op, operand_bytes: int, n: int, device: int) -> float:
-    """What ``device`` sends of an operand in a group of ``n``, by the ring algorithm."""
+    """Bytes of an operand that ``device`` sends in a group of ``n``, by the ring algorithm."""
     if op.kind == "all_gather":
         return float((n - 1) * operand_bytes)
     if op.kind in ("reduce_scatter", "all_to_all"):

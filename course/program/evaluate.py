@@ -1,7 +1,7 @@
 """Small integers and booleans, evaluated per device, so that trip counts and branches resolve.
 
-A trip count or branch that depends on what ``integers`` does not know is an error that names the op and its line. Where
-a module allows it, such a branch is taken on its more expensive side.
+A trip count or branch that depends on a value unknown to ``integers`` is an error that names the op and its line. If
+the module allows it, such a conditional takes its more expensive branch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from course.program.integers import MAX_ELEMENTS, Known, bind, evaluate
 from course.program.ir import COLLECTIVES, Block, Module, Op, Value, unsupported, walk
 
-# Operations that are evaluated for one device, those on many elements counted more.
+# Limit on operations evaluated for one device; those on many elements count more.
 MAX_EVALUATED = 1_000_000
 MAX_DECISIONS = 1_000_000
 _TOO_LONG = "following the program's counters takes too long; use fewer trips"
@@ -20,11 +20,11 @@ _UNKNOWN = "depends on data, or on integers that overflow or divide by zero, so 
 
 
 class Followed(NamedTuple):
-    """What one device decides.
+    """Decisions of one device.
 
     Attributes:
         decisions: In order: 1 or 0 before each trip of a loop, and the number of each branch taken.
-        on_data: The branches that depend on data, taken on their more expensive side.
+        on_data: The conditionals that depend on data, taken on their more expensive branch.
     """
 
     decisions: tuple[int, ...]
@@ -32,7 +32,7 @@ class Followed(NamedTuple):
 
 
 def follow(module: Module, device: int) -> Followed:
-    """What ``device`` decides; worked out once for all who ask, so that they assume the same.
+    """The decisions of ``device``; computed once for all callers, so that they assume the same.
 
     Raises:
         ProgramError: A trip count or a branch depends on data.
@@ -44,7 +44,7 @@ def follow(module: Module, device: int) -> Followed:
 
 
 def taken(block: Block, decisions: Iterator[int]) -> Iterator[tuple[Op, int]]:
-    """Each loop and branch that decides, and what, in order, by the decisions of one device."""
+    """Each deciding loop and branch with its decision, in order, from the decisions of one device."""
     for op in control(block):
         if op.kind == "case":
             choice = next(decisions)
@@ -62,7 +62,7 @@ def taken(block: Block, decisions: Iterator[int]) -> Iterator[tuple[Op, int]]:
 
 
 def executed(block: Block, decisions: Iterator[int]) -> Iterator[Block]:
-    """Every block that runs, each time that it runs, by the decisions of one device."""
+    """Every block that runs, once per execution, from the decisions of one device."""
     yield block
     for op, choice in taken(block, decisions):
         if op.kind == "case":
@@ -77,7 +77,7 @@ def control(block: Block) -> list[Op]:
 
 
 def depends_on_device(module: Module) -> bool:
-    """Whether devices may decide differently; if not, they all run the same ops."""
+    """True if devices may make different decisions; otherwise they all run the same ops."""
     return any(op.kind in ("partition_id", "replica_id") for op in _deciding(module.main))
 
 
@@ -122,7 +122,7 @@ def _decided_by(op: Op) -> list[Value]:
 
 
 class _Run:
-    """Evaluates for one device what its decisions depend on, and nothing else."""
+    """Evaluate for one device the inputs of its decisions, and nothing else."""
 
     def __init__(self, module: Module, device: int):
         self.main, self.device = module.main, device
@@ -175,10 +175,10 @@ class _Run:
             bind(op.results, op.regions[position].returns, self.known)
 
     def _more_expensive(self, op: Op) -> int:
-        """The side of a branch that gives more elements, every trip of its loops counted.
+        """The branch that computes more elements, every trip of its loops counted.
 
         Raises:
-            ProgramError: A side holds a collective: devices that take different sides would wait for each other.
+            ProgramError: A branch contains a collective: devices on different branches would wait for each other.
         """
         for inner in (inner for region in op.regions for inner in walk(region) if not self.alike):
             if inner.kind in COLLECTIVES:
@@ -213,7 +213,7 @@ class _Run:
 
 
 def counted_trips(op: Op, makers: dict[Value, Op]) -> int | None:
-    """How often a loop runs that counts from a constant to a constant by ones, which cannot overflow; else None."""
+    """Trips of a loop that counts from a constant to a constant by ones, which cannot overflow; else None."""
     if op.kind != "while" or len(op.regions[0].ops) != 1:
         return None
     condition, body = op.regions
@@ -237,5 +237,5 @@ def _constant(value: Value, makers: dict[Value, Op]) -> int | None:
 
 
 def _side(index: int, count: int) -> int:
-    """The branch that runs for an index: the last one for any that there is no branch for."""
+    """The branch that runs for an index: the last one for any index out of range."""
     return index if 0 <= index < count else count - 1

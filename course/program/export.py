@@ -1,4 +1,4 @@
-"""From a jitted function to a Program, with source locations that name the learner's cell and line."""
+"""Export a jitted function as a Program, with source locations that name the learner's cell and line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from course.mesh import abstract_mesh
 from course.program.program import MAX_BYTES, Leaf, Program, ProgramError, path_name, spec_of
 from course.program.rules import at_line, check_constant, operations
 
-# From a source file's name to the name it is shown by, or None for a file that is nobody's concern.
+# Maps a source file's name to its displayed name, or None for a file that is not reported.
 Locate = Callable[[str], str | None]
 
 _COURSE_FILE = re.compile(r"/(course/[\w/]+\.py)$")
@@ -33,7 +33,7 @@ _LOCK = threading.Lock()
 
 
 def cell_name(filename: str) -> str | None:
-    """What a notebook's cell is called in its kernel: as the last function that it defines, else by its number."""
+    """Name of a notebook's cell from its kernel: the last function that it defines, else its number."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     number = getattr(shell.compile, "_filename_map", {}).get(filename) if shell else None
     if shell is None or number is None:
@@ -56,19 +56,19 @@ def export(
     platform: str = "cpu",
     locate: Locate = cell_name,
 ) -> Program:
-    """Trace ``function`` on shapes alone and keep what it compiles to.
+    """Trace ``function`` on shapes alone and keep the result.
 
     Args:
-        function: Called with one tree an input, by keyword; returns a dict of trees. It holds its own
+        function: Called with one tree per input, by keyword; returns a dict of trees. It contains its own
             ``shard_map`` over all of ``mesh``.
         inputs: A tree of arrays or ``jax.ShapeDtypeStruct`` (global shapes) for each input.
-        in_specs: A tree of ``PartitionSpec`` for each input, or a prefix of one: a spec is that of all leaves below.
+        in_specs: A tree of ``PartitionSpec`` for each input, or a prefix: a spec applies to all leaves below it.
         mesh: Axis sizes by name.
-        out_specs: The same for each result; a callable is asked after tracing.
-        roles: What each input is: ``state``, ``batch`` (if not said) or ``key``.
+        out_specs: The same for each result; a callable is called after tracing.
+        roles: Role of each input: ``state``, ``batch`` (the default) or ``key``.
         donate: Inputs whose buffers the step may reuse.
         platform: ``cpu`` or ``cuda``.
-        locate: Names the source files that locations may point to; others are left out. Cells, if not said.
+        locate: Names the source files that locations may point to; others are left out. By default, cells.
 
     Raises:
         ProgramError: The Program would be too large, or has a constant larger than an input may be.
@@ -111,7 +111,7 @@ def export(
 def signature_of(
     inputs: dict[str, Any], in_specs: dict[str, Any], roles: dict[str, str] | None = None
 ) -> tuple[Leaf, ...]:
-    """The leaves that a Program with these inputs has, in its order; arguments as for ``export``."""
+    """The leaves of a Program with these inputs, in its order; arguments as for ``export``."""
     return _leaves(inputs, in_specs, lambda name: (roles or {}).get(name, "batch"))
 
 
@@ -132,7 +132,7 @@ def _is_spec(spec: Any) -> bool:
 
 @contextmanager
 def whole_tracebacks() -> Iterator[None]:
-    """Let locations reach the learner's frame however deep it lies below library frames, and errors keep all frames."""
+    """Make locations reach the learner's frame however deep it is below library frames, and errors keep all frames."""
     wanted = {"jax_traceback_in_locations_limit": -1, "jax_traceback_filtering": "off"}
     with _LOCK:
         before = {name: getattr(jax.config, name) for name in wanted}
@@ -149,7 +149,7 @@ def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = 
     """The same export whose operations point to ``cell:line:column``, and to no path of this machine.
 
     Raises:
-        ProgramError: A constant is larger than one may be; not where ``lenient``.
+        ProgramError: A constant is larger than allowed; not if ``lenient``.
     """
     context = make_ir_context()
     with context:
@@ -174,7 +174,7 @@ def relocated(exported: jax_export.Exported, locate: Locate, *, lenient: bool = 
 
 
 def stablehlo_version(exported: jax_export.Exported) -> str:
-    """The StableHLO version that the artefact was written for: ``StableHLO_v1.2.3`` stands near its start."""
+    """The StableHLO version that the artefact was written for: ``StableHLO_v1.2.3`` appears near its start."""
     found = re.search(rb"StableHLO_v(\d+\.\d+\.\d+)", exported.mlir_module_serialized[:200])
     if not found:
         raise ProgramError("this JAX writes artefacts without a StableHLO version; use one of the supported versions")
@@ -184,7 +184,7 @@ def stablehlo_version(exported: jax_export.Exported) -> str:
 def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None:
     """The innermost frame that ``locate`` knows, else the innermost in the course.
 
-    The op's name stays, behind the function that is called there: ``jnp.roll: slice``.
+    The op's name is kept, after the function that is called there: ``jnp.roll: slice``.
     """
     found, function = None, ""
     for frame in _frames(location):
@@ -205,7 +205,7 @@ def _short_location(location: ir.Location, locate: Locate) -> ir.Location | None
 
 @lru_cache(maxsize=4096)
 def _function(file: str, line: int, column: int, end_line: int, end_column: int) -> str:
-    """The name of what is called between two places of a file, ``jnp.roll``; empty if there is none."""
+    """The name of the function called between two positions of a file, ``jnp.roll``; empty if there is none."""
     lines = [linecache.getline(file, number) for number in range(line, min(end_line, line + 20) + 1)]
     lines[-1] = lines[-1].encode()[:end_column].decode(errors="ignore")
     lines[0] = lines[0].encode()[column:].decode(errors="ignore")
@@ -215,7 +215,7 @@ def _function(file: str, line: int, column: int, end_line: int, end_column: int)
         return ""
     while isinstance(called, ast.Call | ast.Attribute):
         called = called.func if isinstance(called, ast.Call) else called.value
-        name = ast.unparse(called)  # of ``nnx.Linear(4, 4)(x)`` and ``optax.sgd(0.1).update(x)`` the first
+        name = ast.unparse(called)  # the first call of ``nnx.Linear(4, 4)(x)`` and ``optax.sgd(0.1).update(x)``
         if re.fullmatch(r"[\w.]{1,80}", name, re.ASCII):
             return name
     return ""

@@ -1,7 +1,7 @@
-"""What programs hold that no chapter needs, in the terms of what the analyses know: for predictions alone.
+"""Features of programs that no chapter needs, translated for the analyses: for predictions only.
 
-A convolution is priced as the matrix product that it is, of what its window meets: not of padding, nor of the holes
-that a stride's gradient has.
+A convolution is priced as the equivalent matrix product over the elements in its window, without padding and the
+holes from the gradient of a stride.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LIKE = {
 def as_product(
     name: str, operands: list[Value], result: Value, attributes: dict[str, Any]
 ) -> tuple[list[Value], dict[str, Any]]:
-    """Operands and attributes of the ``dot_general`` with the FLOPs of a ``dot`` or convolution."""
+    """Operands and attributes of the ``dot_general`` with the same FLOPs as a ``dot`` or convolution."""
     if name == "stablehlo.dot":
         return operands, {"dot_dimension_numbers": f"lhs_contracting_dimensions = [{len(operands[0].shape) - 1}]"}
     image, kernel = operands
     found = re.search(r"\[(.*?)\]x\[(.*?)\]->\[(.*?)\]", attributes["dimension_numbers"])
     if not found:
         raise ProgramError(f"a convolution's dims are written in an unknown way: {attributes['dimension_numbers']}")
-    of_image, of_kernel, of_result = (said.replace(" ", "").split(",") for said in found.groups())
+    of_image, of_kernel, of_result = (text.replace(" ", "").split(",") for text in found.groups())
     contracted = [place for place, dim in enumerate(of_kernel) if dim != "o"]
     spatial = [dim for dim in of_kernel if dim.isdigit()]
     met = window = 1
@@ -48,12 +48,12 @@ def as_product(
         size, taps, places = sizes
         met *= _met(size, taps, places, number, attributes)
         window *= taps * places
-    said = f"lhs_contracting_dimensions = [{', '.join(map(str, contracted))}]"
-    return [kernel, image], {"dot_dimension_numbers": said, "share": met / max(1, window)}
+    text = f"lhs_contracting_dimensions = [{', '.join(map(str, contracted))}]"
+    return [kernel, image], {"dot_dimension_numbers": text, "share": met / max(1, window)}
 
 
 def _met(size: int, taps: int, places: int, number: int, attributes: dict[str, Any]) -> int:
-    """How often an element of the window meets one of the image along a dim, over all places of the window."""
+    """Pairs of a window element and an image element along a dim, over all positions of the window."""
     stride, hole, spread = (
         (attributes.get(name) or (1,) * (number + 1))[number]
         for name in ("window_strides", "lhs_dilation", "rhs_dilation")
@@ -65,26 +65,26 @@ def _met(size: int, taps: int, places: int, number: int, attributes: dict[str, A
 
 
 def rows_of_axes(text: str, meshes: dict[str, str]) -> np.ndarray:
-    """The groups, one a row, that a collective says by axes of a mesh, whole ones or parts.
+    """The groups, one per row, that a collective gives by axes of a mesh, whole ones or parts.
 
     Args:
         text: ``#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [#stablehlo.axis_ref<name = "x">]>``.
-        meshes: The module's, as it writes them.
+        meshes: The module's meshes, as written in its text.
     """
     name = re.search(r"mesh = @([\w.\-]+)", text)
-    said = meshes[name[1]] if name else ""
+    declared = meshes[name[1]] if name else ""
     chosen = {
         axis: (int(before or 1), int(size or 0))
         for axis, before, size in re.findall(r'axis_ref<name = "([^"]+)"(?:, sub_axis_info = \((\d+)\)(\d+))?>', text)
     }
     shape: list[int] = []
     along: dict[str, int] = {}
-    for axis, size in re.findall(r'"([^"]+)"=(\d+)', said):
+    for axis, size in re.findall(r'"([^"]+)"=(\d+)', declared):
         before, part = chosen.get(axis, (1, 0))
         part = part or int(size)
         along[axis] = len(shape) + 1
         shape += [before, part, int(size) // (before * part)]
-    order = re.search(r"device_ids=\[([\d, ]+)\]", said)
+    order = re.search(r"device_ids=\[([\d, ]+)\]", declared)
     devices = np.array([int(device) for device in order[1].split(",")]) if order else np.arange(math.prod(shape))
     inside = [along[axis] for axis in chosen]
     outside = [dim for dim in range(len(shape)) if dim not in inside]
@@ -92,13 +92,13 @@ def rows_of_axes(text: str, meshes: dict[str, str]) -> np.ndarray:
 
 
 def scatter_reductions(main: Block, count: int) -> None:
-    """An all-reduce of which each device takes its own block alone is a reduce-scatter.
+    """Turn an all-reduce of which each device uses only its own block into a reduce-scatter.
 
-    XLA's partitioner writes it so, and its ``ReduceScatterCreator`` makes the collective of it, for GPUs and TPUs.
+    XLA's partitioner writes it like this, and its ``ReduceScatterCreator`` converts it for GPUs and TPUs.
 
     Args:
-        main: What a device runs; changed in place.
-        count: Devices.
+        main: The program of one device; changed in place.
+        count: Number of devices.
     """
     readers: dict[Value, list[Op]] = {}
     for op in walk(main):
@@ -127,7 +127,7 @@ def scatter_reductions(main: Block, count: int) -> None:
 
 
 def _own_block(reduced: Op, part: Op, makers: dict[Value, Op], count: int) -> int | None:
-    """The dim of a reduced array that is cut so that each device of a group takes its block, if one is."""
+    """The dim along which each device of a group slices its block out of a reduced array, if there is one."""
     whole, own = reduced.results[0].shape, part.results[0].shape
     cut = [dim for dim, (before, after) in enumerate(zip(whole, own, strict=True)) if before != after]
     rows = reduced.attributes.get("replica_groups")

@@ -1,4 +1,4 @@
-"""What a Program does as one short text: the same for programs that differ in order, names, lines and unused work."""
+"""A short text for what a Program does: the same for programs that differ in order, names, lines and unused work."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _NUMBERED = {"channel_handle"}  # in the order in which collectives are written
 
 
 def form(module: Module) -> str:
-    """A hash of the module's results, each of which is an operation with its attributes on what it reads.
+    """A hash of the module's results, each an operation with its attributes and operands.
 
-    So it tells apart what is computed, and neither the order in which that is written nor how often.
+    It distinguishes what is computed, but not the order or the number of times it is written.
     """
     return _block(module.main, {}, 0)[:16]
 
 
 def _block(block: Block, known: dict[Value, str], depth: int) -> str:
-    """The hash of what a block gives; ``known`` has those of the values outside of it, and gets those inside."""
+    """The hash of a block's results; ``known`` has those of values outside the block, and receives those inside."""
     for number, argument in enumerate(block.arguments):
         known[argument] = _hash("argument", depth, number, argument.shape, argument.dtype)
     for op in block.ops:

@@ -1,4 +1,4 @@
-"""The form of a Program: what it does, and nothing of how it is written."""
+"""The form of a Program depends on what it does, and not on how it is written."""
 
 import jax
 import jax.numpy as jnp

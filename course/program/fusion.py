@@ -1,13 +1,13 @@
-"""Which results are never written to memory: fused into what reads them, or another value's bytes under a new shape.
+"""Results that are never written to memory: fused into their readers, or views of another value's bytes.
 
-The rules, all of them:
+The complete rules:
 
-- An elementwise op, or one that only moves data, is fused when everything that reads its result can compute it on
-  the fly: other such ops, and reductions. Where that moves more memory than writing it once for all of its readers, it
+- An elementwise op, or one that only moves data, is fused when every reader of its result can compute it on
+  the fly: other such ops, and reductions. If that moves more memory than writing it once for all of its readers, it
   is written.
-- A reshape, an ``optimization_barrier``, and a slice or broadcast that keeps every element are views: no bytes of
-  their own. So are a transpose and a slice of consecutive elements that only matmuls read: those take operands in
-  either order, from wherever they lie.
+- A reshape, an ``optimization_barrier``, and a slice or broadcast that keeps every element are views without
+  their own bytes. So are a transpose and a slice of consecutive elements that only matmuls read: those accept
+  operands in either order, at any offset.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from course.program.ir import ELEMENTWISE, MOVES, Block, Op, Value
 
 _FUSED = (ELEMENTWISE | MOVES) - {"dynamic_update_slice", "scatter", "concatenate", "gather"}
 _READS_ON_THE_FLY = _FUSED | {"reduce"}
-# They read what they cut out.
+# They read only the part that they select.
 ADDRESSES = {"slice", "dynamic_slice", "gather"}
 
 
 @dataclass(frozen=True)
 class ElidedBuffers:
-    """Results without a buffer of their own.
+    """Results without a separate buffer.
 
     Attributes:
-        fused: Computed on the fly by what reads them, from so many bytes of values in memory.
-        views: From each view to the value whose bytes it is.
+        fused: Results computed on the fly by their readers, with the bytes of values in memory that they need.
+        views: From each view to the value whose bytes it shares.
     """
 
     fused: dict[Value, dict[Value, float]] = field(default_factory=dict)
     views: dict[Value, Value] = field(default_factory=dict)
 
     def origin(self, value: Value) -> Value:
-        """The value whose bytes a view is, through views of views; else the value itself."""
+        """The value whose bytes a view shares, through views of views; else the value itself."""
         while value in self.views:
             value = self.views[value]
         return value
 
     def reads(self, op: Op) -> dict[Value, float]:
-        """Bytes that an op reads, by the value in memory, through what is fused into it."""
+        """Bytes that an op reads, by the value in memory, including reads of ops fused into it."""
         reads = self.inputs(op.operands)
         if op.kind in ADDRESSES:
             return {value: min(size, float(op.results[0].bytes)) for value, size in reads.items()}
@@ -101,7 +101,7 @@ def _find(block: Block, found: ElidedBuffers) -> None:
 
 
 def _readers(result: Value, uses: dict[Value, list[Op]], found: ElidedBuffers) -> set[Op]:
-    """The ops that read a result, itself or as a view."""
+    """The ops that read a result, itself or through a view."""
     readers = set()
     for reader in uses.get(result, []):
         view = reader.results[0] if reader.results else None
@@ -110,7 +110,7 @@ def _readers(result: Value, uses: dict[Value, list[Op]], found: ElidedBuffers) -
 
 
 def _on_the_fly(result: Value, readers: list[Op], found: ElidedBuffers) -> bool:
-    """Whether every reader can compute ``result`` itself. Through a view, it is the view's readers that count."""
+    """Check that every reader can compute ``result`` itself; for a view, the readers of the view count."""
     return all(
         reader.results[0] in found.fused
         if reader.results and reader.results[0] in found.views and found.views[reader.results[0]] is result
@@ -129,7 +129,7 @@ def _keeps_bytes(op: Op) -> bool:
 
 
 def _is_layout(op: Op) -> bool:
-    """Whether a matmul can read the result in place: an order of dims, or a part without gaps."""
+    """Check that a matmul can read the result in place: a permutation of dims, or a part without gaps."""
     if op.kind == "transpose":
         return True
     if op.kind not in ("slice", "dynamic_slice"):
@@ -141,7 +141,7 @@ def _is_layout(op: Op) -> bool:
 
 
 def captured(block: Block) -> set[Value]:
-    """Values that a region uses without having been given them."""
+    """Values that a region captures from outside."""
     own = set(block.arguments)
     found: set[Value] = set()
     for op in block.ops:
@@ -155,7 +155,7 @@ def captured(block: Block) -> set[Value]:
 def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
     """The index of the last op of the block that reads a value's bytes, infinite for bytes that the block returns.
 
-    Reading an alias, or something fused that is computed from a value, reads the value.
+    Reading an alias, or a fused result computed from a value, reads the value.
     """
     origins: dict[Value, frozenset[Value]] = {}
     last: dict[Value, float] = {}
@@ -178,7 +178,7 @@ def last_uses(block: Block, free: ElidedBuffers) -> dict[Value, float]:
         read(value, math.inf)
     found = {}
     for value in {*origins, *last}:
-        # An alias has the bytes of one value; anything else has bytes of its own.
+        # An alias shares the bytes of one value; anything else has its own bytes.
         origin = next(iter(origins_of(value))) if len(origins_of(value)) == 1 else value
         if origin in last:
             found[value] = last[origin]

@@ -1,7 +1,7 @@
-"""Integers and booleans as every compiler computes them, or not at all.
+"""Integers and booleans computed as every compiler computes them, or not at all.
 
-No floats: how a compiler rounds, fuses and flushes them is its own affair. Only arrays of up to 4,096 elements whose
-inputs are all known are computed, and only where no two compilers could differ: not what overflows its dtype, divides
+No floats: their rounding, fusion and flushing depend on the compiler. Only arrays of up to 4,096 elements whose
+inputs are all known are computed, and only if no two compilers could differ: not if it overflows its dtype, divides
 by zero or shifts by more than the width. Everything else is unknown.
 """
 
@@ -23,7 +23,7 @@ DTYPES |= {f"{u}i{bits}": np.dtype(f"{u and 'u'}int{bits}").type for u in ("", "
 
 
 def bind(targets: list[Value], sources: list[Value], known: Known) -> None:
-    """Give each target what is known of its source; forget what it was where nothing is."""
+    """Give each target the known value of its source; forget the target's old value if there is none."""
     values = [known.get(source) for source in sources]
     for target, value in zip(targets, values, strict=True):
         if value is None:
@@ -33,8 +33,8 @@ def bind(targets: list[Value], sources: list[Value], known: Known) -> None:
 
 
 def evaluate(op: Op, known: Known, device: int) -> None:
-    """Put the op's result among the known values if it can be computed; forget an older one if not."""
-    if op.kind == "optimization_barrier":  # of remat: each value by itself, whatever passes beside it
+    """Add the op's result to the known values if it can be computed; otherwise forget an older one."""
+    if op.kind == "optimization_barrier":  # from remat: each value by itself, whichever other values pass through
         bind(op.results, op.operands, known)
         return
     for result in op.results:
@@ -65,9 +65,9 @@ def evaluate(op: Op, known: Known, device: int) -> None:
 
 
 def _fitting(value: Any, dtype: Any) -> np.ndarray | None:
-    """The value as ``dtype``; None where that cannot hold it, for what then happens is each compiler's affair.
+    """The value as ``dtype``; None if it does not fit, because the result then depends on the compiler.
 
-    Machines wrap around, but what a compiler concludes of a loop's counter or of a comparison may assume none does.
+    Machines wrap around, but a compiler's reasoning about a loop's counter or a comparison may assume no overflow.
     """
     if value is None:
         return None
@@ -106,12 +106,12 @@ def _divide(a: np.ndarray, b: np.ndarray) -> Any:
 
 
 def _remainder(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
-    quotient = _fitting(_exact(_divide)(op, a, b), a.dtype.type)  # machines that trap divide for a remainder too
+    quotient = _fitting(_exact(_divide)(op, a, b), a.dtype.type)  # machines that trap do so for a remainder too
     return None if quotient is None else _exact(lambda a, b, quotient: a - quotient * b)(op, a, b, quotient)
 
 
 def _shift(function: Callable[..., Any], view: str = "") -> Callable[..., Any]:
-    """Shifts by less than the width: compilers do not agree on others, nor on whether they may happen at all."""
+    """Shifts by less than the width: compilers differ on others, including whether they are valid at all."""
 
     def rule(op: Op, a: np.ndarray, by: np.ndarray) -> Any:
         if a.dtype == np.bool_ or np.any((by < 0) | (by >= a.dtype.itemsize * 8)):
@@ -188,7 +188,7 @@ def _reduce(op: Op, a: np.ndarray, initial: np.ndarray, *others: np.ndarray) -> 
         return None
     least, most = (0, 1) if a.dtype == np.bool_ else (np.iinfo(a.dtype).min, np.iinfo(a.dtype).max)
     neutral = {"add": 0, "multiply": 1, "maximum": least, "minimum": most, "or": 0, "and": -1}[kind]
-    if initial != np.array(neutral).astype(a.dtype):  # XLA adds any other one as often as suits it, or never
+    if initial != np.array(neutral).astype(a.dtype):  # XLA may add any other value any number of times, or never
         return None
     values = a.astype(object) if kind in ("add", "multiply") else a
     return _REDUCERS[kind].reduce(values, axis=tuple(op.attributes["dimensions"]))

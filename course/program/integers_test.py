@@ -1,4 +1,4 @@
-"""Every arithmetic operation of the evaluator against XLA, as the executor runs it, where machines differ most."""
+"""Every arithmetic operation of the evaluator compared with XLA as the executor runs it, where machines differ most."""
 
 import itertools
 import os
@@ -25,14 +25,18 @@ def settings_of_the_executor():
 
 
 def elementwise(element):
-    """Operation, its text (of a number a, others b to d, and a boolean p), and the result's element."""
+    """Operation, its text (of a number a, others b to d, and a boolean p), and the result's element type."""
     unsigned = element == "i1" or element.startswith("u")
     for kind in ARITHMETIC + (NUMBERS if element != "i1" else ()):
         by = "%d" if kind in ("divide", "remainder") else "%b"
         yield kind, f"stablehlo.{kind} %a, {by} : {{t}}", element
     for direction in COMPARISONS:
-        for said in ("", ", UNSIGNED" if unsigned else ", SIGNED"):
-            yield f"compare {direction}", f"stablehlo.compare {direction}, %a, %b{said} : ({{t}}, {{t}}) -> {{r}}", "i1"
+        for sign in ("", ", UNSIGNED" if unsigned else ", SIGNED"):
+            yield (
+                f"compare {direction}",
+                f"stablehlo.compare {direction}, %a, %b{sign} : ({{t}}, {{t}}) -> {{r}}",
+                "i1",
+            )
     for kind in ["not", *(["negate", "abs", "sign"] if not unsigned else ["negate"] if element != "i1" else [])]:
         yield kind, f"stablehlo.{kind} %a : {{t}}", element
     for other in NAMES:
@@ -51,7 +55,7 @@ def text_of(cases, element, shape, names):
 
 
 def operands(element, seed=0, more=0):
-    """Pairs of edge values, with each more of them and a boolean: a hundred, or all and as many random ones."""
+    """Pairs of edge values, each with further values and a boolean: a hundred, or all and as many random ones."""
     random = np.random.default_rng(seed)
     values = edges(element)
     pairs = np.array(list(itertools.product(values, values)), values.dtype)
@@ -70,13 +74,13 @@ def operands(element, seed=0, more=0):
             for column in (a, b)
         )
     overflow = (a == values[0]) & (b == values.dtype.type(-1)) if values[0] < 0 else np.zeros(len(a), bool)
-    # XLA dies of a signal where it divides by zero, or the least number by -1, while it compiles
+    # XLA crashes while compiling a division by zero, or of the minimum by -1
     divisor = np.where(overflow | (b == 0), values.dtype.type(1), b)
     return a, b, random.choice(values, len(a)), divisor, random.integers(0, 2, len(a)).astype(bool)
 
 
 def compare_elementwise(element, more=0):
-    """How many numbers were compared; differences by operation; and which operations are unknown for what."""
+    """The number of compared values, the differences by operation, and the inputs for which operations are unknown."""
     cases, arrays = list(elementwise(element)), operands(element, more=more)
     count = len(arrays[0])
     inputs = [((count,), element)] * 4 + [((count,), "i1")]
@@ -106,7 +110,7 @@ def compare_elementwise(element, more=0):
 
 
 def one_by_one(op, known):
-    """What the evaluator gives for each element, and where it gives something: one element is no reason for others."""
+    """The evaluator's result for each element alone, where known: unknown elements must not hide others."""
     evaluate(op, known, 0)
     if op.results[0] in known:
         return known[op.results[0]], np.ones(op.results[0].shape, bool)
@@ -179,8 +183,8 @@ def test_what_compilers_may_differ_on_is_unknown(kind, element, given, result):
 
 def test_comparison_of_another_signedness_than_its_operands_is_unknown():
     operands = [Value((), "i32", 32) for _ in range(2)]
-    for said, is_known in (("SIGNED", True), ("NOTYPE", True), ("UNSIGNED", False), ("FLOAT", False)):
-        attributes = {"comparison_direction": "#c<LT>", "compare_type": f"#stablehlo<comparison_type {said}>"}
+    for kind, is_known in (("SIGNED", True), ("NOTYPE", True), ("UNSIGNED", False), ("FLOAT", False)):
+        attributes = {"comparison_direction": "#c<LT>", "compare_type": f"#stablehlo<comparison_type {kind}>"}
         op = Op("compare", operands, [Value((), "i1", 8)], attributes, [], "")
         known = {value: np.array(-1, np.int32) for value in operands}
         evaluate(op, known, 0)

@@ -29,10 +29,10 @@ MOVES = set(
     "transpose".split()
 )
 CHEAP = {"constant", "reshape", "optimization_barrier", "partition_id", "replica_id", "return"}
-# What compilers fold into layouts and addresses: it costs no time, and waits for nothing but its operands.
+# Ops that compilers fold into layouts and addresses: they take no time, and wait only for their operands.
 FOLDED = set("constant reshape transpose slice dynamic_slice optimization_barrier partition_id replica_id".split())
-# What a partitioned module has by CHLO's names, and what libraries or single kernels compute: predictions price them,
-# and a submission holds none.
+# CHLO functions in partitioned modules, and functions of libraries or single kernels: predictions price them,
+# and submissions may not contain them.
 FUNCTIONS = set("acos acosh asin asinh atan atanh cosh sinh".split())
 ELEMENTWISE |= FUNCTIONS
 LIBRARY = {"fft", "select_and_scatter"}
@@ -42,7 +42,7 @@ KNOWN = COLLECTIVES | (ELEMENTWISE - FUNCTIONS) | MOVES | CHEAP | OTHER
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """An array that an op gives or a block takes: the part that one device holds."""
+    """An array computed by an op or taken by a block: the part on one device."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -70,7 +70,7 @@ class Block:
 class Op:
     """One operation. ``kind`` is StableHLO's name without its prefix, ``line`` is ``cell:line`` or empty.
 
-    ``function`` is what the learner called that has the operation, such as ``jnp.roll``, where known.
+    ``function`` is the function that the learner called to get the operation, such as ``jnp.roll``, if known.
     """
 
     kind: str
@@ -83,18 +83,18 @@ class Op:
 
     @property
     def name(self) -> str:
-        """For messages: ``slice in jnp.roll``."""
+        """Name for messages: ``slice in jnp.roll``."""
         return f"{self.kind} in {self.function}" if self.function else self.kind
 
 
 @dataclass(frozen=True)
 class Module:
-    """What one device executes. ``main`` takes the local blocks of the Program's inputs, returns its outputs'.
+    """The program of one device. ``main`` takes the local blocks of the Program's inputs and returns its outputs'.
 
-    ``data_branches`` says that a branch may depend on data: it then counts as the more expensive side. ``alike`` says
-    that all devices take the same one, as XLA's partitioner sees to it. ``shorter`` is the same without loops that
-    always make one trip, for analyses of what runs; None where it has no such loop. ``followed`` keeps what
-    ``evaluate`` found each device to do.
+    ``data_branches`` means that a branch may depend on data: it then counts as the more expensive branch. ``alike``
+    means that all devices take the same branch, as XLA's partitioner ensures. ``shorter`` is the same without loops
+    that always make one trip, for analyses of what runs; None if it has no such loop. ``followed`` caches the result of
+    ``evaluate`` for each device.
     """
 
     main: Block
@@ -106,13 +106,13 @@ class Module:
 
 
 def unsupported(op: Op | None, line: str, what: str) -> ProgramError:
-    """The error for something an analysis cannot resolve: names the op and the learner's line."""
+    """The error for something that an analysis cannot resolve: names the op and the learner's line."""
     name = f"{op.name}: " if op else ""
     return ProgramError(f"{line or 'unknown line'}: {name}{what}")
 
 
 def dims_of(numbers: str, name: str) -> list[int]:
-    """The dims that an attribute of dimension numbers lists under a name."""
+    """The dims that a dimension-numbers attribute lists under a name."""
     found = re.search(rf"{name} = \[([\d, ]*)\]", numbers)
     return [int(dim) for dim in found[1].split(",") if dim.strip()] if found else []
 
@@ -126,10 +126,10 @@ def walk(block: Block) -> Iterator[Op]:
 
 
 def ready_order(items: Iterable[tuple[Iterable[Value], Iterable[Value], bool]]) -> list[int]:
-    """The order in which the items that move stand right behind what gives what they read last.
+    """The order in which moving items come directly after the producer of their last operand.
 
     Args:
-        items: What each reads, what it gives, and whether it moves.
+        items: The values read, the values produced, and whether the item moves.
     """
     made: dict[Value, int] = {}
     places = []
@@ -141,12 +141,12 @@ def ready_order(items: Iterable[tuple[Iterable[Value], Iterable[Value], bool]]) 
 
 
 def remove_dead_code(block: Block) -> None:
-    """Remove ops whose results nobody uses, loop-carried values included. Every op here is free of effects."""
+    """Remove ops whose results are unused, loop-carried values included. Every op here is free of effects."""
     _sweep(block, set(block.returns))
 
 
 def _sweep(block: Block, live: set[Value]) -> set[Value]:
-    """Keep what ``live`` needs; returns ``live`` with everything that the kept ops use."""
+    """Keep the ops needed for ``live``; return ``live`` with everything that the kept ops use."""
     kept = []
     for op in reversed(block.ops):
         if op.kind == "while":
@@ -195,7 +195,7 @@ def _trim_case(op: Op, live: set[Value]) -> None:
 
 
 def _needed_values(block: Block, live: set[Value]) -> set[Value]:
-    """``live`` with everything that computing it uses; the block stays as it is."""
+    """``live`` with everything that computing it uses; the block is unchanged."""
     for op in reversed(block.ops):
         if any(result in live for result in op.results):
             live.update(op.operands)

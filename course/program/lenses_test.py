@@ -1,4 +1,4 @@
-"""What the lenses see in a Program: costs against closed forms, structure, and what they refuse."""
+"""Analyses of a Program: costs compared with closed forms, structure, and refusals."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def here(file):
 
 
 def split(local, *shape):
-    """A Program of ``x``, ``[32, 4]`` if no shape is given, whose rows are split over 8 devices."""
+    """A Program of ``x``, ``[32, 4]`` by default, whose rows are split over 8 devices."""
     return program_of(local, {"x": struct(*(shape or (32, 4)))}, {"x": P("data")}, P("data"), locate=here)
 
 
@@ -141,7 +141,7 @@ def test_branch_by_device_is_resolved_and_the_busiest_device_counts():
 
 
 def test_branch_by_a_number_that_passes_a_checkpoint_beside_data_is_resolved():
-    """As an idle tick of a pipeline is skipped, and computed again: the number and ``x`` pass one barrier."""
+    """As in a pipeline's idle tick that is skipped and recomputed: the number and ``x`` pass one barrier."""
 
     def local(x):
         @jax.checkpoint
@@ -284,7 +284,7 @@ def test_gradient_of_a_slice_in_a_loop_adds_to_the_slice_alone(dtype):
 
 
 def two(x):
-    """Two real arrays in one of complex numbers."""
+    """Two real arrays combined into one of complex numbers."""
     return lax.complex(x, x + 1)
 
 

@@ -1,18 +1,18 @@
-"""Memory: what lives on one device while a Program runs, by liveness over its operations in program order.
+"""Memory: resident bytes on one device while a Program runs, by liveness over its operations in program order.
 
-The rules, all of them; which results have no buffer of their own is said in ``fusion``:
+The complete rules; ``fusion`` decides which results have no separate buffer:
 
-- Every buffer lives from the op that writes it to the last op that reads it, or reads what was fused with it or is a
+- Every buffer lives from the op that writes it to the last op that reads it, or reads a result fused with it or a
   view of it.
-- An update of a slice writes in place when nobody reads the old value later; so do an elementwise op and an
+- An update of a slice writes in place when the old value is not read later; so do an elementwise op and an
   all-reduce into an operand of the same size that dies there, and a transpose, which compilers fold into the layout.
-- A loop's carried values live as long as the loop. One that the body passes through unchanged is the buffer that
-  went in; one that the body computes afresh needs a second buffer while the old one is still in use.
+- A loop's carried values live as long as the loop. One that the body passes through unchanged reuses the input
+  buffer; one that the body recomputes needs a second buffer while the old one is still in use.
 - An output that gets a donated input's buffer is written there by its op, once the old value is read; a loop may work
-  there from the start if its carry starts from that input. Until then a donated input is not free for anything else:
-  gradients that grow beside it are temporaries. An output made too early is a temporary, moved at the end.
-- Other outputs hold their bytes all the time, and what is updated in place to become one lies there too.
-- Inputs and outputs are counted apart; **temporaries** are everything else. Nothing is added for fragmentation.
+  there from the start if its carry starts from that input. Until then a donated input cannot be reused for anything
+  else: gradients accumulated meanwhile are temporaries. An output made too early is a temporary, moved at the end.
+- Other outputs are resident all the time, including values that are updated in place to become one.
+- Inputs and outputs are counted separately; **temporaries** are everything else. Fragmentation is not counted.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Memory:
     """Bytes on one device.
 
     Attributes:
-        arguments: Held by the inputs.
-        outputs: Held by the outputs, those that reuse a donated input included.
-        aliased: Of the outputs, what reuses donated inputs.
-        temporaries: The most that lives at once beside inputs and outputs.
-        alive: The temporaries at that moment, largest first.
-        largest: The one temporary with most numbers, at any moment; None if there is none.
+        arguments: Resident bytes of the inputs.
+        outputs: Resident bytes of the outputs, including those that reuse a donated input.
+        aliased: The part of the outputs that reuses donated inputs.
+        temporaries: Peak bytes in addition to inputs and outputs.
+        alive: The temporaries at the peak, largest first.
+        largest: The single temporary with the most numbers, at any moment; None if there is none.
     """
 
     arguments: int
@@ -65,7 +65,7 @@ class Memory:
 
     @property
     def largest_numbers(self) -> int:
-        """How many numbers ``largest`` holds."""
+        """Number of numbers in ``largest``."""
         return _numbers(self.largest.shape, self.largest.bytes) if self.largest else 0
 
     @property
@@ -77,7 +77,7 @@ class Memory:
 
 
 def _numbers(shape: tuple[int, ...], size: int) -> int:
-    """Elements, of which one that is larger than a float32 counts as several: a complex number, two packed in one."""
+    """Elements, where one larger than a float32 counts as several: a complex number, two packed in one."""
     return max(math.prod(shape), size // 4)
 
 
@@ -95,7 +95,7 @@ class _Buffer:
 class _State:
     clock: int = 0
     buffers: list[_Buffer] = field(default_factory=list)
-    # What each value's bytes lie in: one buffer, or, for a fused value, all that it is computed from.
+    # Buffers with each value's bytes: one, or, for a fused value, those of everything it is computed from.
     places: dict[Value, tuple[_Buffer, ...]] = field(default_factory=dict)
     # Results that are written into a donated input's buffer.
     output_aliases: dict[Value, Value] = field(default_factory=dict)
@@ -115,9 +115,9 @@ class _State:
 
 
 def issued_early(block: Block) -> Block:
-    """The same block with each collective right behind what it needs last, as the timeline issues it ready-first.
+    """The same block with each collective directly after its last dependency, as the timeline issues it ready-first.
 
-    What compilers fold into addresses moves with it.
+    Ops that compilers fold into addresses move with it.
     """
     ops = [
         replace(op, regions=[issued_early(region) for region in op.regions]) if op.regions else op for op in block.ops
@@ -131,8 +131,8 @@ def memory(module: Module, program: Program, *, early: bool = False) -> Memory:
 
     Args:
         module: ``parse(program)``.
-        program: For the signature: which inputs are donated.
-        early: Count a collective's result from where the timeline issues it ready-first; else in program order.
+        program: Provides the signature, including the donated inputs.
+        early: Count a collective's result from its ready-first issue in the timeline; else in program order.
     """
     main = (module.shorter or module).main
     main = issued_early(main) if early else main
@@ -174,7 +174,7 @@ def _donations(program: Program) -> dict[int, int]:
 def _output_aliases(main: Block, pairs: dict[int, int], free: ElidedBuffers) -> dict[Value, Value]:
     """From each result to the donated input whose buffer its op writes it into.
 
-    One that is made while the old value is still to be read is a temporary, moved at the end.
+    A result computed before the last read of the old value is a temporary, moved at the end.
     """
     maker = {result: i for i, op in enumerate(main.ops) for result in op.results}
     last = last_uses(main, free)
@@ -190,7 +190,7 @@ def _output_aliases(main: Block, pairs: dict[int, int], free: ElidedBuffers) -> 
 
 
 def _writes_over(op: Op, result: Value, argument: Value, free: ElidedBuffers) -> bool:
-    """Whether the op may write ``result`` where it reads ``argument``; a loop only in the carry that starts there."""
+    """Check that the op may write ``result`` over ``argument``; a loop only in the carry that starts there."""
     if op.kind != "while":
         return op.kind in _REPLACING
     starts = [free.origin(operand) for operand in op.operands]
@@ -250,7 +250,7 @@ def _loop(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None
         state.read(operand)
     read_inside = [place for v in captured(body) | captured(condition) for place in state.places.get(v, ())]
     unchanged = [value is argument for value, argument in zip(body.returns, body.arguments, strict=True)]
-    # Buffers that a carry cannot have for itself: two carries may be views of one.
+    # Buffers that a carry cannot own exclusively: two carries may be views of one.
     taken = {id(place) for place in read_inside}
     kept = [value for value, same in zip(op.operands, unchanged, strict=True) if same]
     taken |= {id(place) for value in kept for place in state.places.get(value, ())}
@@ -278,7 +278,7 @@ def _loop(op: Op, state: _State, free: ElidedBuffers, dying: set[Value]) -> None
 
 
 def _merge_carries(body: Block, carried: list[tuple[_Buffer, ...]], state: _State) -> None:
-    """A value computed afresh is written straight into its carry when nothing needs what lies there any more."""
+    """Write a recomputed value directly into its carry when the carry's old content is no longer needed."""
     made_here = {id(op) for op in body.ops}
     for argument, value, places in zip(body.arguments, body.returns, carried, strict=True):
         buffer = state.places.get(value, ())
@@ -301,7 +301,7 @@ def _branches(op: Op, state: _State, free: ElidedBuffers) -> None:
             state.read(value)
             for buffer in state.places.get(value, ()):
                 if buffer.op is not None and buffer.op in region.ops:
-                    buffer.bytes = 0  # written straight into the result, which is counted from the start
+                    buffer.bytes = 0  # written directly into the result, which is counted from the start
     for buffer in [*read_inside, *(place for result in op.results for place in state.places[result])]:
         buffer.end = max(buffer.end, state.clock)
 

@@ -1,4 +1,4 @@
-"""What lives on a device: liveness against closed forms, against the CPU compiler, and against published peaks."""
+"""Resident bytes on a device: liveness compared with closed forms, with the CPU compiler, and with published peaks."""
 
 import os
 
@@ -105,7 +105,7 @@ def test_scan_keeps_what_the_backward_pass_needs(remat, copies):
     assert found == pytest.approx(compiled.temp_size_in_bytes, rel=0.35)  # type: ignore[union-attr]
 
 
-# Where results are written
+# Write locations of results
 
 
 def scanned(body):
@@ -152,7 +152,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("what", WRITTEN)
 def test_where_results_are_written(what):
-    """Every device has all of it: bytes are easy to count."""
+    """Every device has all of it, so bytes are easy to count."""
     local, shapes, donated, matrices = WRITTEN[what]
     sizes = {name: struct(*shape) for name, shape in zip("px", shapes, strict=False)}
     found = temporaries(local, sizes, dict.fromkeys(sizes, P()), P(), donate=("p",) if donated else ())
@@ -176,7 +176,7 @@ def test_peaks_are_within_ten_percent_of_those_published_for_one_a5000():
 
 
 def test_what_is_issued_early_is_held_early():
-    """Gathers one after the other hold one whole weight, and gathers that all begin at once hold all of them."""
+    """Sequential gathers keep one whole weight in memory, and gathers that all begin at once keep all of them."""
 
     def local(w, x):
         for part in w:

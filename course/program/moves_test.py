@@ -1,4 +1,4 @@
-"""Slices, reductions and whatever else moves integers: the evaluator against XLA, as the executor runs it."""
+"""Slices, reductions and other ops that move integers: the evaluator compared with XLA, as the executor runs it."""
 
 import math
 import os

@@ -1,11 +1,11 @@
-"""What XLA makes of a Program whose work is not all inside one ``shard_map``: the module that one device runs.
+"""XLA's partitioning of a Program whose work is not all inside one ``shard_map``: the module that one device runs.
 
-Where shardings are left to the compiler (``jit`` with ``NamedSharding``, ``with_sharding_constraint``, explicit meshes,
-work between two ``shard_map``s), XLA's partitioner decides who computes and sends what. It runs for emulated CPU
-devices, in a process that ends as soon as the module is partitioned: what follows it is the CPU's own affair.
+If shardings are left to the compiler (``jit`` with ``NamedSharding``, ``with_sharding_constraint``, explicit meshes,
+work between two ``shard_map``s), XLA's partitioner decides which device computes and sends what. It runs for emulated
+CPU devices, in a process that ends as soon as the module is partitioned: later passes are specific to the CPU.
 
 The process: ``python -m course.program.partition FOLDER``, with ``program`` in the folder, and ``partitioned`` and
-``answer.json`` as the answer.
+``answer.json`` as the response.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import numpy as np
 from course.program.program import Program, ProgramError, Spec
 
 TIME_LIMIT = 300.0
-MAX_EMULATED = 2048  # more would be another process's to XLA:CPU
+MAX_EMULATED = 2048  # XLA:CPU would treat more as another process's devices
 _ROOT = Path(__file__).parents[2]
 _DUMPED = "*.after_spmd-partitioning.*.hlo.pb"
 
 
 class Partitioned(NamedTuple):
-    """A Program as XLA partitioned it.
+    """A Program as partitioned by XLA.
 
     Attributes:
-        module: StableHLO of one device, as MLIR's bytes.
-        inputs, outputs: How each input and result lies on the mesh.
+        module: StableHLO of one device, as MLIR bytecode.
+        inputs, outputs: Sharding of each input and result on the mesh.
     """
 
     module: bytes
@@ -49,11 +49,11 @@ class Partitioned(NamedTuple):
 
 @lru_cache(maxsize=4)
 def partitioned(program: Program, *, settle: bool = False) -> Partitioned:
-    """The Program partitioned by XLA.
+    """Partition the Program with XLA.
 
     Args:
         program: The Program.
-        settle: Whether XLA chooses how inputs lie that the artefact says nothing of; else as the signature says.
+        settle: Whether XLA chooses the shardings of inputs that the artefact leaves open; else as in the signature.
 
     Raises:
         ProgramError: XLA refuses it, or it takes too long.
@@ -85,27 +85,29 @@ def partitioned(program: Program, *, settle: bool = False) -> Partitioned:
                 f"XLA did not partition the program within {TIME_LIMIT:g} seconds; scan over its layers"
             ) from None
         answer = folder / "answer.json"
-        said: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"error": _last_line(done.stderr)}
-        if "error" in said:
+        reply: dict[str, Any] = (
+            json.loads(answer.read_text()) if answer.exists() else {"error": _last_line(done.stderr)}
+        )
+        if "error" in reply:
             raise ProgramError(
-                f"XLA cannot partition the program: {said['error'][:400]}. State the shardings that it stumbles over "
+                f"XLA cannot partition the program: {reply['error'][:400]}. State the shardings that it stumbles over "
                 "(jax.lax.with_sharding_constraint), or write the step as one shard_map"
             )
         specs = [
             [spec_of_tiles(*tiles, ndim=len(leaf.shape), mesh=program.mesh)
-             for tiles, leaf in zip(said[what], leaves, strict=True)]
+             for tiles, leaf in zip(reply[what], leaves, strict=True)]
             for what, leaves in (("inputs", program.inputs), ("outputs", program.outputs))
         ]  # fmt: skip
         return Partitioned((folder / "partitioned").read_bytes(), tuple(specs[0]), tuple(specs[1]))
 
 
 def spec_of_tiles(shape: list[int], devices: list[int], *, ndim: int, mesh: dict[str, int]) -> Spec:
-    """The spec that XLA's sharding says.
+    """The spec for an XLA sharding.
 
     Args:
-        shape: Into how many tiles each dim is split; one more entry where tiles are repeated; empty if it is whole.
+        shape: Number of tiles in each dim; one more entry if tiles are replicated; empty if it is whole.
         devices: The device of each tile.
-        ndim: Dims of the array.
+        ndim: Number of dims of the array.
         mesh: Axis sizes by name.
 
     Raises:
@@ -133,7 +135,7 @@ def spec_of_tiles(shape: list[int], devices: list[int], *, ndim: int, mesh: dict
 
 
 def _dealt(axes: tuple[str, ...], tiles: list[int], mesh: dict[str, int]) -> Spec | None:
-    """The axes given to dims in order, so that each is split into so many tiles; None where that does not come out."""
+    """Assign the axes to dims in order to get this many tiles in each; None if that is impossible."""
     left, spec = list(axes), []
     for count in tiles:
         own: list[str] = []
@@ -150,7 +152,7 @@ def _last_line(text: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """The process: partition the Program of the folder, and end."""
+    """Entry point of the process: partition the Program in the folder, and end."""
     from course.mesh import emulate_devices, make_mesh
 
     request = json.loads((folder / "request.json").read_text())
@@ -164,22 +166,22 @@ def main(folder: Path) -> None:
         from course.program.run import lowered
 
         program = Program.load((folder / "program").read_bytes(), limit=None)
-        # Whatever it is for: the CPU's code is never made.
+        # The platform does not matter: no CPU code is generated.
         exported = replace(audit(program, lenient=True).exported, platforms=("cpu",))
         mesh = make_mesh(program.mesh)
-        said = exported.in_shardings_jax(mesh)
-        free = [i for i, sharding in enumerate(said) if sharding is None] if request["settle"] else []
+        declared = exported.in_shardings_jax(mesh)
+        free = [i for i, sharding in enumerate(declared) if sharding is None] if request["settle"] else []
         flags = {"xla_dump_to": str(dumped), "xla_dump_hlo_pass_re": "spmd-partitioning", "xla_dump_hlo_as_proto": True}
-        with jax.set_mesh(mesh):  # for programs whose inputs are all free
+        with jax.set_mesh(mesh):  # for programs without shardings on any input
             lowered(program, exported, mesh, free).compile(compiler_options=flags)
         _end_when_dumped(folder, dumped)
-    except Exception as error:  # any part of the compiler may complain, in a type of its own
-        said = error if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
-        _end(folder, {"error": " ".join(str(said).split())[:600]})
+    except Exception as error:  # any part of the compiler may raise its own exception type
+        problem = error if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
+        _end(folder, {"error": " ".join(str(problem).split())[:600]})
 
 
 def _end_when_dumped(folder: Path, dumped: Path) -> None:
-    """Wait for the partitioned module, answer and end the process."""
+    """Wait for the partitioned module, write the response and end the process."""
     from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
     while True:
@@ -204,13 +206,13 @@ _ONCE = threading.Lock()
 
 
 def _end(folder: Path, answer: dict[str, Any]) -> None:
-    with _ONCE:  # for good: the process ends in it
+    with _ONCE:  # never released: the process ends while holding it
         (folder / "answer.json").write_text(json.dumps(answer))
         os._exit(0)
 
 
 def _tiles(sharding: Any) -> tuple[list[int], list[int]]:
-    """Shape and devices of an ``OpSharding``'s tiles; empty where the array is whole everywhere."""
+    """Shape and devices of an ``OpSharding``'s tiles; empty if the array is replicated everywhere."""
     from jaxlib import _hlo  # type: ignore[attr-defined]
 
     found = _hlo.HloSharding.from_proto(sharding)
@@ -223,7 +225,7 @@ def _module_of(data: bytes) -> bytes:
     """The ``HloModuleProto`` of an ``HloProto``: its first field.
 
     Raises:
-        IndexError: It is not all there.
+        IndexError: The data is incomplete.
     """
     size, place = 0, 1
     while True:

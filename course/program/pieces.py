@@ -1,10 +1,10 @@
-"""Arrays that are joined of others, as a bucket of gradients is, and slices that take whole pieces out again.
+"""Arrays concatenated from others, as in a bucket of gradients, and slices that extract whole pieces again.
 
 The gradient of a kernel grows faster with a model than that of a bias, so a slice that takes the bias out of a bucket
-keeps a smaller part of it at a large size. It does the same at both sizes all the same, if it begins and ends where
-the same pieces do. That is followed through what keeps each element in its place: arithmetic, reshapes of other dims,
-collectives, loops. No slice gains by it: results are right at the small size only if they use every piece that
-matters, and at the large size the same pieces make up the whole array, too.
+keeps a smaller part of it at a large size. It still does the same at both sizes if it begins and ends at the same
+piece boundaries. These are tracked through everything that keeps each element in its place: arithmetic, reshapes of
+other dims, collectives, loops. No slice gains by it: results are right at the small size only if they use every piece
+that matters, and at the large size the same pieces make up the whole array, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_ONE_NUMBER = {"broadcast_in_dim", "reshape", "transpose", "slice", "all_redu
 
 
 class Pieces(NamedTuple):
-    """A dim that is joined: its number, and where each piece ends. All elements are one number where ``dim`` is -1."""
+    """A concatenated dim: its number, and the end of each piece. All elements are one number if ``dim`` is -1."""
 
     dim: int
     ends: tuple[Pair, ...]
@@ -35,13 +35,13 @@ _UNIFORM = Pieces(-1, ())
 
 @dataclass
 class Joined:
-    """What is known of the large one of two programs that do the same, as far as anybody knows yet.
+    """The current knowledge about the larger of two programs that are supposed to do the same.
 
     Attributes:
-        pieces: By value.
+        pieces: Pieces by value.
         numbers: Constants of one element, of both programs.
-        turned: Slices that are only joined again to all that they were taken of.
-        taken: From where a slice took whole pieces, dim, start, end and the dim's size, to what it took them of.
+        turned: Slices that are only joined again to the whole that they were taken from.
+        taken: From the location of a slice of whole pieces (dim, start, end and the dim's size) to the sliced value.
     """
 
     pieces: dict[Value, Pieces] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Joined:
         return self
 
     def _steps(self, block: Block) -> Iterator[Op]:
-        """The operations but constants, which are noted."""
+        """The operations except constants, which are recorded."""
         for op in block.ops:
             if op.kind != "constant":
                 yield op
@@ -73,11 +73,11 @@ class Joined:
                 self.numbers[op.results[0]] = op.attributes.get("value")
 
     def _made(self, ours: Op, theirs: Op) -> dict[Value, Pieces]:
-        """How the results of an operation are joined, as far as known."""
+        """The pieces of an operation's results, as far as known."""
         if not theirs.operands:
             return {}
         given = [self.pieces.get(operand) for operand in theirs.operands]
-        if theirs.kind in ELEMENTWISE:  # as all that has pieces
+        if theirs.kind in ELEMENTWISE:  # like every operand that has pieces
             one = set(given) - {_UNIFORM} or {_UNIFORM}
             return {theirs.results[0]: found} if len(one) == 1 and (found := one.pop()) else {}
         if theirs.kind == "concatenate":
@@ -91,7 +91,7 @@ class Joined:
         return {result: pieces for result, pieces in moved.items() if pieces}
 
     def _moved(self, ours: Op, theirs: Op, operand: Value, result: Value, pieces: Pieces) -> Pieces | None:
-        """How a result is joined whose operand is."""
+        """The pieces of a result whose operand has pieces."""
         kind, dim = theirs.kind, pieces.dim
         if kind == "optimization_barrier":
             return pieces
@@ -112,7 +112,7 @@ class Joined:
         elif kind in ("slice", "dynamic_slice") and result.shape[dim] != operand.shape[dim]:
             return self._cut(ours, theirs, pieces)
         same = dim >= 0 and result.shape[dim] == operand.shape[pieces.dim]
-        # A share of all pieces, until they are gathered.
+        # A fraction of every piece, until they are gathered.
         return Pieces(dim, pieces.ends) if same or kind in ("all_gather", "reduce_scatter") else None
 
     def _cut(self, ours: Op, theirs: Op, pieces: Pieces) -> Pieces | None:
@@ -124,13 +124,13 @@ class Joined:
         return Pieces(pieces.dim, tuple((before - start[0], now - start[1]) for before, now in inside))
 
     def takes_whole(self, ours: Op, theirs: Op, pieces: Pieces) -> bool:
-        """Whether a slice begins and ends where pieces do, the same ones at both sizes."""
+        """Check that a slice begins and ends at piece boundaries, the same ones at both sizes."""
         start, end, whole = self._span(ours, theirs, pieces.dim)
         ends = {(0, 0), *pieces.ends}
         return whole == pieces.ends[-1] and start in ends and end in ends
 
     def _span(self, ours: Op, theirs: Op, dim: int) -> tuple[Pair, Pair, Pair]:
-        """Start and end of what a slice takes of a dim, and the dim's size; an unknown start is -1."""
+        """Start and end of a slice along a dim, and the dim's size; an unknown start is -1."""
         starts = []
         for op in (ours, theirs):
             fixed = (
@@ -141,7 +141,7 @@ class Joined:
         return start, _add(start, _sizes(ours.results[0], theirs.results[0], dim)), _sizes(*_first(ours, theirs), dim)
 
     def _padded(self, ours: Op, theirs: Op) -> dict[Value, Pieces]:
-        """A piece that is put back where it was taken from, or what is padded at its end."""
+        """A piece padded back into its original position, or an array padded at its end."""
         result, found = theirs.results[0], self.put_back(ours, theirs)
         if found:
             return {result: found}
@@ -152,7 +152,7 @@ class Joined:
         return {result: Pieces(pieces.dim, (*pieces.ends, end))}
 
     def put_back(self, ours: Op, theirs: Op) -> Pieces | None:
-        """The pieces that an operand of ``pad`` was taken of, where it is put back, as the gradient of a slice is."""
+        """The pieces of the array that ``pad``'s operand was sliced from, if put back, as in a slice's gradient."""
         lows = [op.attributes["edge_padding_low"] for op in (ours, theirs)]
         shapes = zip(*(op.operands[0].shape for op in (ours, theirs)), strict=True)
         wholes = zip(*(op.results[0].shape for op in (ours, theirs)), strict=True)
@@ -164,7 +164,7 @@ class Joined:
         return padded[0] if len(padded) == 1 else None
 
     def _follow_loop(self, ours: Op, theirs: Op) -> None:
-        """A carried value is joined as it goes in, if each trip gives it back so."""
+        """A carried value keeps its initial pieces if each trip returns it with the same ones."""
         carried = {i: self.pieces[value] for i, value in enumerate(theirs.operands) if value in self.pieces}
         while True:
             inside = Joined(dict(self.pieces), self.taken, self.numbers)
@@ -182,7 +182,7 @@ class Joined:
 
 
 def turned(main: Block) -> set[Value]:
-    """Slices that do nothing but be joined again to all that they were taken of, as those of ``jnp.roll``."""
+    """Slices that are only joined again to the whole that they were taken from, as in ``jnp.roll``."""
     makers = {result: op for op in walk(main) for result in op.results}
     reads = Counter(value for op in walk(main) for value in op.operands)
     found: set[Value] = set()

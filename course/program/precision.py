@@ -1,4 +1,4 @@
-"""Which operations need precision: functions and sums, however they are written; and products that are none by name."""
+"""Operations that need precision: functions and sums, however they are written, and products in disguise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from course.program.ir import ELEMENTWISE, Block, Op, Value, walk
 
-# What a softmax, a loss and a norm's statistics are made of: functions that make a small error of their input a large
+# Functions in a softmax, a loss and a norm's statistics that turn a small error of their input into a large
 # one, or a long sum.
 PRECISE = {"exponential", "exponential_minus_one", "log", "log_plus_one", "power", "rsqrt", "sqrt"}
 _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_barrier", "slice")
@@ -16,7 +16,7 @@ _MOVED = ("broadcast_in_dim", "reshape", "convert", "transpose", "optimization_b
 
 @dataclass(frozen=True)
 class Special:
-    """Values whose elements are all one number, values that are summed, and sums that are not called so.
+    """Values with all elements equal, values that are summed, and sums written as other operations.
 
     ``by_hand`` has those that are products, ``of_parts`` the additions of one part of an array to another.
     """
@@ -28,26 +28,26 @@ class Special:
 
 
 def special(main: Block) -> Special:
-    """What has to be known of a whole program before one of its operations can be named."""
+    """Collect the properties of a whole program that are needed to classify one of its operations."""
     return Special(_equal_numbers(main), _summed(main), _by_hand(main), _of_parts(main))
 
 
 def precision_sensitive(op: Op, known: Special) -> str:
-    """What ``Costs.precise`` calls the op; empty for any other, and for one on integers."""
+    """The key of the op in ``Costs.precise``; empty for any other, and for one on integers."""
     if not op.results or "f" not in (dtype := op.results[0].dtype):
         return ""
     if op.kind in ("exponential", "exponential_minus_one") and op.results[0] not in known.summed:
         return ""
     if op.kind in PRECISE:
         return f"{op.kind} of {dtype}"
-    if op.kind == "dot_general":  # one with equal numbers adds up the rest
+    if op.kind == "dot_general":  # one with a factor of equal numbers sums the other
         return f"sum of {dtype}" if any(operand in known.equal for operand in op.operands) else ""
     sums = op.kind in ("reduce", "reduce_window", "scatter") and any(o.kind == "add" for o in walk(op.regions[0]))
     return f"sum of {dtype}" if sums or op in known.of_parts else ""
 
 
 def _equal_numbers(main: Block) -> set[Value]:
-    """The values whose elements are all one number, whatever the inputs are: ones, or ``1 + 0 * x``."""
+    """The values with all elements equal, for any inputs: ones, or ``1 + 0 * x``."""
     equal: set[Value] = set()
     zero: set[Value] = set()
     for op in walk(main):
@@ -69,7 +69,7 @@ def _equal_numbers(main: Block) -> set[Value]:
 
 
 def _summed(main: Block) -> set[Value]:
-    """The values that reach a sum, or leave their block, on a way that no matrix product is on."""
+    """The values that reach a sum, or leave their block, on a path without a matrix product."""
     found = {value for op in walk(main) for region in op.regions for value in region.returns} | set(main.returns)
     for op in reversed(list(walk(main))):
         ends = op.kind in ("reduce", "reduce_window", "scatter", "while", "case")
@@ -79,7 +79,7 @@ def _summed(main: Block) -> set[Value]:
 
 
 def _of_parts(main: Block) -> set[Op]:
-    """Additions of two slices of one value: a sum by halves, or of neighbours, is made of them."""
+    """Additions of two slices of one value, which make up a sum by halves, or of neighbours."""
     makers = {result: op for op in walk(main) for result in op.results}
 
     def sliced(value: Value) -> Value | None:
@@ -97,7 +97,7 @@ def _of_parts(main: Block) -> set[Op]:
 def _by_hand(main: Block) -> dict[Op, str]:
     """Sums that are matrix products written by hand, ``(a[:, :, None] * b[None]).sum(1)``, and their operands' dtypes.
 
-    Both factors are repeated, each along a dim that the other has.
+    Both factors are broadcast, each along a dim that the other has.
     """
     makers = {result: op for op in walk(main) for result in op.results}
 

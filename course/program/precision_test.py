@@ -1,4 +1,4 @@
-"""What counts as a sum, an exponential or a product, however it is written."""
+"""Recognition of sums, exponentials and products, however they are written."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The Program: what a jitted step compiles to, as a few KB that every analysis looks at."""
+"""The Program: the result of compiling a jitted step, as a few KB that every analysis reads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DTYPES = {
 }
 ROLES = ("state", "batch", "key", "result")
 
-# One entry a dim: the mesh axes that the dim is split over, none for a dim that is whole.
+# One entry per dim: the mesh axes that the dim is split over, none for a dim that is whole.
 Spec = tuple[tuple[str, ...], ...]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=MAX_DIM)]
 
 
 class ProgramError(ValueError):
-    """A Program that is malformed, or that says one thing in its header and another in its artefact."""
+    """Raised for a Program that is malformed, or whose header and artefact disagree."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Leaf:
         return P(*entries)
 
     def local_shape(self, mesh: dict[str, int]) -> tuple[int, ...]:
-        """The shape of the block that each device holds."""
+        """The shape of each device's block."""
         return tuple(
             dim // math.prod(mesh[axis] for axis in axes) for dim, axes in zip(self.shape, self.spec, strict=True)
         )
 
     def local_bytes(self, mesh: dict[str, int]) -> int:
-        """Bytes that each device holds."""
+        """Resident bytes on each device."""
         return math.prod(self.local_shape(mesh)) * jax.numpy.dtype(self.dtype).itemsize
 
 
@@ -81,7 +81,7 @@ class Program:
 
     Attributes:
         mesh: Axis sizes by name, in order.
-        platform: ``cpu`` or ``cuda``: what it was lowered for.
+        platform: ``cpu`` or ``cuda``: the platform it was lowered for.
         inputs, outputs: The signature, in the artefact's order.
         donated: Indices of inputs whose buffers the step may reuse.
         artefact: Serialised ``jax.export.Exported``.
@@ -104,7 +104,7 @@ class Program:
     def serialise(self) -> bytes:
         """The Program as bytes: a magic line, the length of the header, a JSON header, the artefact.
 
-        The header says how long the artefact is, so that a file that was cut off is noticed.
+        The header gives the length of the artefact, so that a truncated file is noticed.
         """
         header = json.dumps({**asdict(self), "artefact": len(self.artefact), "mesh": list(self.mesh.items())}).encode()
         return MAGIC + len(header).to_bytes(4, "big") + header + self.artefact
@@ -114,8 +114,8 @@ class Program:
         """The Program in ``data``; its header is checked for form, its artefact is not touched.
 
         Args:
-            data: What ``serialise`` gave.
-            limit: Most bytes, if any.
+            data: The result of ``serialise``.
+            limit: Maximum number of bytes, if any.
 
         Raises:
             ProgramError: ``data`` is not a Program; the message says what is wrong with it.
@@ -144,7 +144,7 @@ class Program:
         return program
 
     def check_form(self) -> None:
-        """Raises ``ProgramError`` where the header contradicts itself."""
+        """Raise ``ProgramError`` if the header contradicts itself."""
         if not self.mesh or len(self.mesh) > 8 or any(size < 1 for size in self.mesh.values()):
             raise ProgramError(f"mesh {self.mesh} has no axis, an empty one, or more than 8")
         if self.num_devices > MAX_DEVICES:
@@ -170,7 +170,7 @@ class Program:
 
 
 class _Header(msgspec.Struct):
-    """A Program as JSON; ``artefact`` is how many bytes follow."""
+    """A Program as JSON; ``artefact`` is the number of bytes that follow."""
 
     mesh: list[tuple[str, Annotated[int, msgspec.Meta(ge=0, le=MAX_DEVICES)]]]
     platform: str
@@ -181,7 +181,7 @@ class _Header(msgspec.Struct):
 
 
 def spec_of(spec: P | None, ndim: int) -> Spec:
-    """A ``PartitionSpec`` with one entry a dim."""
+    """A ``PartitionSpec`` with one entry per dim."""
     entries = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in (spec or ()))
     if len(entries) > ndim:
         raise ValueError(f"{spec} names {len(entries)} dims of an array that has {ndim}")

@@ -1,4 +1,4 @@
-"""The Program: exported, kept, audited and run."""
+"""The Program: exported, serialised, audited and run."""
 
 import hashlib
 import subprocess

@@ -1,7 +1,7 @@
-"""What a Program's module may consist of: rules that are checked before any analysis or compiler sees it.
+"""The allowed contents of a Program's module: rules that are checked before any analysis or compiler reads it.
 
 Lists say what is allowed, and everything else is refused by name: a compiler reads more into a module than an analysis
-can, such as attributes that change how an operation is compiled, and falls over on what nobody writes.
+can, such as attributes that change how an operation is compiled, and crashes on unusual input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_OPS = 200_000
 MAX_DEPTH = 200
 MAX_RANK = 32
 MAX_CONSTANT_BYTES = 2**20
-# Operations of the function that a reduction applies to each element, and of one that costs nothing: a sort's, say.
+# Limit on operations in the function that a reduction applies to each element, and in one without a price, as a sort's.
 MAX_APPLIED = 1000
 MAX_UNCHARGED = 64
 CUSTOM_CALLS: set[str] = set()
@@ -47,7 +47,7 @@ ATTRIBUTES = set(
     "source_target_pairs split_count split_dimension start_indices strides unique_indices use_global_device_ids value "
     "window_dilations window_dimensions window_strides".split()
 )
-# Of a module, a mesh and a function; those of the functions' arguments and results.
+# Attributes of a module, a mesh and a function, and of the functions' arguments and results.
 _DECLARED = {
     "builtin.module": {"sym_name", "mhlo.num_partitions", "mhlo.num_replicas", "jax.uses_shape_polymorphism"},
     "sdy.mesh": {"sym_name", "mesh", "stablehlo.mesh"},
@@ -59,7 +59,7 @@ _ELEMENT = r"i1|u?i(?:2|4|8|16|32|64)|f16|bf16|f32|f64|f8E\w+|f4E\w+|f6E\w+|comp
 _FRAME = re.compile(r'"((?:[^"\\]|\\.)+)":(\d+)(?::\d+)?')
 # ``jnp.linalg.inv: jit(inv)``, or ``transpose(jvp(jit(inv)))`` alone.
 _NAMED = re.compile(r'loc\("(?:([\w.]+): )?[^"]*?(\w*)\W*"')
-# Operations whose regions run as blocks of their own; every other region is applied to single elements.
+# Operations whose regions run as separate blocks; every other region is applied to single elements.
 _HOLDERS = {"stablehlo.while", "stablehlo.case", "sdy.manual_computation"}
 _APPLIED = ELEMENTWISE | {"constant", "reshape", "return"}
 _TENSOR = re.compile(rf"tensor<((?:\d+x)*)({_ELEMENT})>")
@@ -81,7 +81,7 @@ def operations(op: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def check_module(module: Any, program: Program) -> None:
-    """Raises ``ProgramError`` where the module holds anything that is not known to be harmless.
+    """Raise ``ProgramError`` if the module contains anything that is not known to be harmless.
 
     Functions that are never called are checked like all others; compilers leave them out.
     """
@@ -110,7 +110,7 @@ def check_module(module: Any, program: Program) -> None:
 
 @contextmanager
 def at_line(op: Any, caller: str = "") -> Iterator[None]:
-    """Let a ``ProgramError`` name the operation's line and function, or those of what calls it: ``caller``."""
+    """Make a ``ProgramError`` name the operation's line and function, or those of its caller: ``caller``."""
     try:
         yield
     except ProgramError as error:
@@ -119,7 +119,7 @@ def at_line(op: Any, caller: str = "") -> Iterator[None]:
 
 
 def place(op: Any, caller: str = "") -> str:
-    """``cell:line: in jnp.roll``: where an operation is, and the function that it is of, as far as known."""
+    """``cell:line: in jnp.roll``: the location of an operation and its function, as far as known."""
     if not (line := source_line(op)):
         return caller
     name = function_name(op)
@@ -139,7 +139,7 @@ def _check_numbers(module: Any, program: Program) -> None:
 
 
 def check_mesh(op: Any, mesh: dict[str, int]) -> None:
-    """Raises ``ProgramError`` unless the mesh that a module declares is the Program's, devices in their order."""
+    """Raise ``ProgramError`` unless the module declares the Program's mesh, with devices in order."""
     text = str(op.attributes["mesh"])
     wanted = ", ".join(f'"{axis}"={size}' for axis, size in mesh.items())
     if text != f"#sdy.mesh<[{wanted}]>" and text != "#sdy.mesh<[]>":
@@ -188,11 +188,11 @@ def _check_types(what: str, found: list[Any], leaves: Any) -> None:
 
 
 def _check_calls(functions: dict[str, Any]) -> dict[str, str]:
-    """The place that calls each function.
+    """The location that calls each function.
 
     Raises:
-        ProgramError: A function calls itself or one that does not exist, or calls give more operations than anybody
-            can look at.
+        ProgramError: A function calls itself or one that does not exist, or calls produce more operations than can be
+            analysed.
     """
     own: dict[str, int] = {}
     calls: dict[str, list[Any]] = {}
@@ -248,7 +248,7 @@ def _check_operation(op: Any, function: str, program: Program) -> None:
 
 
 def _check_devices(op: Any, count: int) -> None:
-    """Groups hold every device once; a permute sends once from a device and once to a device."""
+    """Check that groups contain every device once, and that a permute has each source and each target once."""
     channel = (
         re.search(r"type = (\d+)", str(op.attributes["channel_handle"])) if "channel_handle" in op.attributes else None
     )
@@ -268,7 +268,7 @@ def _check_devices(op: Any, count: int) -> None:
 
 
 def _check_applied(op: Any, functions: dict[str, Any]) -> None:
-    """What a reduction, a sort or a scatter applies is arithmetic on single numbers: its price follows from that."""
+    """Check that a reduction, a sort or a scatter applies arithmetic on single numbers: its price follows from that."""
     most = MAX_APPLIED if op.name in ("stablehlo.reduce", "stablehlo.reduce_window") else MAX_UNCHARGED
     count = sum(_check_arithmetic(op, region.blocks[0], functions, most) for region in op.regions)
     if count > most:
@@ -276,7 +276,7 @@ def _check_applied(op: Any, functions: dict[str, Any]) -> None:
 
 
 def _check_arithmetic(op: Any, block: Any, functions: dict[str, Any], most: int) -> int:
-    """The number of operations; counting ends soon after ``most``."""
+    """The number of operations; counting stops soon after ``most``."""
     count, known = 0, {hash(argument) for argument in block.arguments}
     for inner in (inner.operation for inner in block.operations):
         count += 1
@@ -300,13 +300,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_constant_number(value: Any) -> bool:
-    """Whether a value is a constant from outside, which compilers take inside."""
+    """True for a constant captured from outside, which compilers move inside."""
     return getattr(value.owner, "name", "") == "stablehlo.constant" and _is_number(value)
 
 
 @lru_cache(maxsize=4096)
 def check_type(text: str) -> None:
-    """Raises ``ProgramError`` for what is not an array of fixed shape and known elements, of a size that can exist."""
+    """Raise ``ProgramError`` unless the type is an array of fixed shape, known elements and a possible size."""
     found = _TENSOR.fullmatch(text)
     if not found:
         raise ProgramError(f"a value of type {text[:120]} is not allowed: expected an array of fixed shape")
@@ -320,7 +320,7 @@ def check_type(text: str) -> None:
 
 
 def check_constant(op: Any) -> None:
-    """Raises ``ProgramError`` for a constant that holds more bytes than one may; one repeated number is small."""
+    """Raise ``ProgramError`` for a constant that exceeds the byte limit; one repeated number is small."""
     kind = ir.RankedTensorType(op.results[0].type)
     size = math.prod(kind.shape) * max(1, getattr(kind.element_type, "width", 8) // 8)
     if "complex<" in str(kind.element_type):  # MLIR's Python cannot read them
@@ -339,15 +339,15 @@ def check_constant(op: Any) -> None:
 
 
 def function_name(op: Any) -> str:
-    """The function that an operation's location or callee names, as the learner calls it; empty if neither does."""
-    said = _NAMED.match(str(op.location)[:1000])  # of a forged one, no more
+    """The function named by an operation's location or callee, as the learner calls it; empty if there is none."""
+    said = _NAMED.match(str(op.location)[:1000])  # limited, in case it is forged
     callee = called(op).lstrip("_") if op.name == "func.call" else ""
     name = (said[1] or callee or said[2]) if said else callee
     return "" if name == op.name.partition(".")[2] else name
 
 
 def source_line(op: Any) -> str:
-    """``cell:line`` of the innermost frame of an operation's location, empty if it has none but the course's own."""
+    """``cell:line`` of the innermost frame of an operation's location, empty if it has only frames of the course."""
     found = _FRAME.search(str(op.location))
     return f"{found[1]}:{found[2]}" if found and not found[1].startswith("/") else ""
 

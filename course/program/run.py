@@ -1,4 +1,4 @@
-"""Compile a Program and compute with it, on emulated devices or real ones."""
+"""Compile a Program and run it, on emulated devices or real ones."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Executable:
     witness: Witness | None = None
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Results by name, whole, from inputs by name, whole.
+        """Full results by name, from full inputs by name.
 
         Raises:
-            ProgramError: An input has another shape or dtype than the signature says, or a result is not sharded
-                as the header says, or devices' copies of it differ, or the witness contradicts the analyses.
+            ProgramError: An input's shape or dtype differs from the signature, a result is not sharded as in the
+                header, devices' copies of it differ, or the witness contradicts the analyses.
         """
         arrays = [self._place(leaf, inputs) for leaf in self.program.inputs]
         results = self.call(*arrays)
@@ -66,10 +66,10 @@ class Executable:
 
 
 def work_of(program: Program) -> str:
-    """A hash of all that a Program does, which its source lines are no part of.
+    """A hash of everything that a Program does, excluding its source lines.
 
     Raises:
-        ProgramError: The audit's.
+        ProgramError: The audit fails.
     """
     text = audit(program).module.operation.get_asm(enable_debug_info=False)
     return hashlib.sha256(replace(program, artefact=text.encode()).serialise()).hexdigest()
@@ -78,9 +78,9 @@ def work_of(program: Program) -> str:
 def lowered(
     program: Program, exported: jax_export.Exported, mesh: Mesh, free: Sequence[int] = ()
 ) -> jax.stages.Lowered:
-    """What ``exported`` computes for the Program's inputs on a mesh; donated inputs stay donated.
+    """Lower ``exported`` for the Program's inputs on a mesh; donated inputs stay donated.
 
-    How the inputs lie whose numbers are in ``free`` is left to the compiler.
+    The compiler chooses the shardings of the inputs whose indices are in ``free``.
     """
     structs = [
         jax.ShapeDtypeStruct(
@@ -98,11 +98,11 @@ def compile_program(program: Program, mesh: Mesh, module: Module | None = None) 
 
     Args:
         program: The Program.
-        mesh: Where it will run.
-        module: What the analyses read of it, if each run is to be compared with what they assume.
+        mesh: The mesh it will run on.
+        module: The module that the analyses read, if each run is to be compared with their assumptions.
 
     Raises:
-        ProgramError: The audit's.
+        ProgramError: The audit fails.
     """
     if dict(mesh.shape) != program.mesh:
         raise ProgramError(f"the Program is for mesh {program.mesh} and was given {dict(mesh.shape)}")
@@ -112,5 +112,5 @@ def compile_program(program: Program, mesh: Mesh, module: Module | None = None) 
         exported = witness.exported
     try:
         return Executable(program, mesh, lowered(program, exported, mesh).compile(), witness)
-    except Exception as error:  # a damaged artefact can make any part of the compiler complain
+    except Exception as error:  # a damaged artefact can make any part of the compiler raise
         raise ProgramError(f"the program cannot be compiled: {type(error).__name__}: {str(error)[:300]}") from None

@@ -1,15 +1,15 @@
-"""How one operation may change between two sizes of a program: it does the same, to arrays that are larger.
+"""Allowed differences of one operation between two sizes of a program: it does the same, to larger arrays.
 
-The rules, all of them:
+The complete rules:
 
-- No dim of any value is smaller at the large size, and none is empty at one size alone.
-- A slice, a window or an update is at least the same share of the array that it is a part of; an array that is padded
-  or cut by padding keeps its share too, and what is padded by nothing stays so. A slice may also take whole pieces out
-  of what was joined, and padding put them back: see ``pieces``.
-- What a loop takes in its trips, or updates, may be a smaller part where there are as many more trips.
+- No dim of any value is smaller at the large size, and none is empty at only one size.
+- A slice, a window or an update is at least the same fraction of its array; an array that is padded or cut by padding
+  keeps its fraction too, and zero padding stays zero. A slice may also take whole pieces out of a concatenated array,
+  and padding put them back: see ``pieces``.
+- The part that a loop takes or updates per trip may be smaller if the number of trips grows accordingly.
 - A dim of one element that is summed, contracted or repeated is one element at both sizes.
-- A gather or scatter moves at least the same share of the array, or as many more places as integer inputs give.
-- A product with a matrix that no input enters keeps its share of the other operand: it does not select.
+- A gather or scatter moves at least the same fraction of the array, or grows its places as much as integer inputs.
+- A product with a matrix that does not depend on inputs keeps its fraction of the other operand: it does not select.
 - Constants are zero, infinite or negative at both sizes or at neither; truth values are equal.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from course.program.ir import Block, Op, Value, dims_of
 from course.program.pieces import Joined
 
-# Attributes that grow with arrays; every other is the same at both sizes.
+# Attributes that grow with arrays; all others are the same at both sizes.
 GROWING = {
     "slice": {"start_indices", "limit_indices"},
     "dynamic_slice": {"slice_sizes"},
@@ -37,7 +37,7 @@ _ONE = "takes a dim of one element at one size for a dim of many at the other"
 
 
 def same_attributes(ours: Op, theirs: Op) -> bool:
-    """Whether all that does not grow is equal."""
+    """Check that all attributes that do not grow are equal."""
     grow = GROWING.get(ours.kind, set())
     names = (ours.attributes.keys() | theirs.attributes.keys()) - grow
     return all(_equal(ours.attributes.get(name), theirs.attributes.get(name)) for name in names)
@@ -48,25 +48,25 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def shrinks(small: Value, large: Value) -> bool:
-    """Whether a value is of another rank, or smaller along some dim, at the large size."""
+    """True if a value has another rank, or a smaller dim, at the large size."""
     if len(small.shape) != len(large.shape):
         return True
     return any(now < before or (before == 0 < now) for before, now in zip(small.shape, large.shape, strict=True))
 
 
 def character(constant: Op) -> Any:
-    """What of a constant is the same at all sizes: where it is zero, negative, infinite or a truth value."""
+    """The properties of a constant that are the same at all sizes: zeros, signs, infinities, or truth values."""
     return constant.attributes.get("signs", constant.attributes.get("zero"))
 
 
 def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: float, joined: Joined) -> str:
-    """What an operation does otherwise at the large size; empty if it does the same.
+    """Describe how an operation differs at the large size; empty if it does the same.
 
     Args:
         ours, theirs: The operation at the small and at the large size.
         from_inputs: Values of the large size that depend on an input.
-        integer_growth: How much the dim of integer inputs grows that grows least; infinite if none does.
-        joined: Values of the large size that are joined of pieces.
+        integer_growth: Growth of the slowest-growing dim of integer inputs; infinite if there is none.
+        joined: Values of the large size that are concatenated from pieces.
     """
     rule = _RULES.get(theirs.kind)
     if theirs.kind in ("gather", "scatter"):
@@ -81,7 +81,7 @@ def out_of_scale(ours: Op, theirs: Op, from_inputs: set[Value], integer_growth: 
 
 
 def _whole_pieces(ours: Op, theirs: Op, joined: Joined) -> bool:
-    """Whether a slice keeps its share of every dim but one, of which it takes whole pieces, or is joined again."""
+    """Check that a slice keeps its fraction of every dim but one, where it takes whole pieces, or is joined again."""
     pieces = joined.pieces.get(theirs.operands[0])
     if theirs.results[0] in joined.turned:
         return True
@@ -92,7 +92,7 @@ def _whole_pieces(ours: Op, theirs: Op, joined: Joined) -> bool:
 
 
 def _keeps_share(part: Iterable[tuple[int, int]], whole: Iterable[tuple[int, int]]) -> bool:
-    """Whether each dim of a part, small and large, is no smaller a share of the whole's."""
+    """Check that each dim of a part, small and large, is no smaller a fraction of the whole."""
     pairs = zip(part, whole, strict=True)
     return all(now * of_before >= before * of_now for (before, now), (of_before, of_now) in pairs)
 
@@ -103,7 +103,7 @@ def _dims(ours: Value, theirs: Value) -> list[tuple[int, int]]:
 
 
 def parts_of(ours: Op, theirs: Op) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The dims of what a slice takes, or an update writes, and of the array that it is a part of, at both sizes."""
+    """The dims of a slice or an update, and of the array that it is a part of, at both sizes."""
     both = ours, theirs
     part = [op.operands[1] if op.kind == "dynamic_update_slice" else op.results[0] for op in both]
     return _dims(*part), _dims(*(op.operands[0] for op in both))
@@ -155,7 +155,7 @@ def _product(ours: Op, theirs: Op, from_inputs: set[Value]) -> str:
 
 
 def _contracted_alone(operand: Value, op: Op) -> bool:
-    """Whether a product sums over all of an operand, as a product with a vector of ones does."""
+    """Check that a product sums over all of an operand, as a product with a vector of ones does."""
     numbers, side = op.attributes["dot_dimension_numbers"], "lhs" if operand is op.operands[0] else "rhs"
     gone = {dim for what in ("contracting", "batching") for dim in dims_of(numbers, f"{side}_{what}_dimensions")}
     return all(size == 1 for dim, size in enumerate(operand.shape) if dim not in gone)

@@ -1,4 +1,4 @@
-"""What every compiler does to a Program first, and what the analyses would otherwise misread."""
+"""Simplifications that every compiler applies to a Program first, and without which the analyses would misread it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _OF_BITS = (ELEMENTWISE | CHEAP | {"broadcast_in_dim", "slice"}) - {"partition_i
 
 
 def add_in_place(main: Block) -> None:
-    """Adding zeros with a slice set in them adds to that slice alone.
+    """Replace the addition of zeros with a slice set in them by an addition to that slice.
 
-    Autodiff of ``x[i]`` in a loop accumulates so; XLA's algebraic simplifier turns ``add(a, dynamic_update_slice(0,
-    u, i))`` into ``dynamic_update_slice(a, add(dynamic_slice(a, i), u), i)``.
+    Autodiff of ``x[i]`` in a loop accumulates like this; XLA's algebraic simplifier turns ``add(a,
+    dynamic_update_slice(0, u, i))`` into ``dynamic_update_slice(a, add(dynamic_slice(a, i), u), i)``.
     """
     makers = {result: op for op in walk(main) for result in op.results}
     for block in [main, *(region for op in walk(main) for region in op.regions)]:
@@ -52,11 +52,11 @@ def _is_zero(value: Value, makers: dict[Value, Op]) -> bool:
 
 
 def unroll_rounds(main: Block) -> None:
-    """Write out the few rounds of a random generator.
+    """Unroll the few rounds of a random generator.
 
     JAX lowers threefry to a loop of five trips for CPUs alone, and to the same arithmetic without a loop for every
-    other platform, whose compilers make one kernel of it. So a loop is unrolled that makes a constant number of trips,
-    at most ``MAX_UNROLLED``, and does elementwise arithmetic on integers and nothing else.
+    other platform, whose compilers make one kernel of it. So a loop is unrolled if it makes a constant number of trips,
+    at most ``MAX_UNROLLED``, and does only elementwise arithmetic on integers.
     """
     makers = {result: op for op in walk(main) for result in op.results}
     same: dict[Value, Value] = {}
@@ -83,7 +83,7 @@ def _is_of_bits(body: Block, trips: int) -> bool:
 
 
 def _unrolled(loop: Op, trips: int, same: dict[Value, Value]) -> list[Op]:
-    """The body ``trips`` times over; ``same`` is told what the loop's results and each trip's arguments are."""
+    """The body repeated ``trips`` times; ``same`` records the values of the loop's results and trips' arguments."""
     body, carried, ops = loop.regions[1], loop.operands, []
     for _ in range(trips):
         own = dict(zip(body.arguments, carried, strict=True))
@@ -104,9 +104,9 @@ def _followed(value: Value, same: dict[Value, Value]) -> Value:
 
 
 def without_single_trips(main: Block) -> Block | None:
-    """The program with the body of each loop that always makes one trip in the loop's place; None if there is none.
+    """The program with each loop that always makes one trip replaced by its body; None if there is none.
 
-    XLA removes such loops, and with them the stacks of one element that they update whole. Those that communicate stay.
+    XLA removes such loops, and with them the stacks of one element that they update. Those that communicate stay.
     """
     makers = {result: op for op in walk(main) for result in op.results}
     single = {
@@ -122,7 +122,7 @@ def without_single_trips(main: Block) -> Block | None:
 
 
 def _inlined(block: Block, single: set[Op], same: dict[Value, Value]) -> Block:
-    """A copy of the block; ``same`` is told what the arguments and results of removed loops are."""
+    """A copy of the block; ``same`` records the values of the arguments and results of removed loops."""
     ops: list[Op] = []
     for op in block.ops:
         operands = [same.get(operand, operand) for operand in op.operands]

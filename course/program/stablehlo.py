@@ -1,7 +1,7 @@
-"""Reading StableHLO: calls inlined, dead code removed, every op with its source line, all of it inside ``shard_map``.
+"""Read StableHLO: calls inlined, dead code removed, every op with its source line, all of it inside ``shard_map``.
 
-An op that no analysis can price is refused here, by name and line, and so is what crosses the edge of ``shard_map`` in
-another form than the signature says.
+An op that no analysis can price is refused here, by name and line, and so is a value that crosses the boundary of
+``shard_map`` in a form that differs from the signature.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def parse(program: Program, *, data_branches: bool = False, lenient: bool = Fals
 
     Args:
         program: The Program.
-        data_branches: Whether a branch may depend on data. The analyses then take the side that computes more, and no
-            side may hold a collective. Otherwise they refuse the Program.
-        lenient: Whether the Program is predicted and not graded. Then XLA partitions what is not one ``shard_map``, a
-            collective may run over parts of axes, and libraries' operations are priced.
+        data_branches: Whether a branch may depend on data. The analyses then take the branch that computes more, and no
+            branch may contain a collective. Otherwise they refuse the Program.
+        lenient: Whether the Program is predicted and not graded. Then XLA partitions anything but one ``shard_map``, a
+            collective may run over parts of axes, and library operations are priced.
 
     Raises:
         ProgramError: An op that the analyses do not know, or work that is not inside ``shard_map``.
@@ -79,7 +79,7 @@ def parse(program: Program, *, data_branches: bool = False, lenient: bool = Fals
 
 
 def is_one_shard_map(program: Program) -> bool:
-    """Whether a Program needs no partitioning: it says what every device does, or is for one."""
+    """True if a Program needs no partitioning: it is one ``shard_map`` over all devices, or runs on one device."""
     module = audit(program, lenient=True).module
     with module.context, readable():
         try:
@@ -100,10 +100,10 @@ class _Reader:
         self.outer = self.functions["main"].regions[0].blocks[0]
         self.count = 0
         self.controls = 0
-        self.line = self.function = ""  # of the call that is being inlined: for a library's ops, which say nothing
+        self.line = self.function = ""  # of the call being inlined: for a library's ops, which have no location
 
     def partitioned(self) -> Block:
-        """The body of a module that is one device's already."""
+        """The body of a module that is already one device's."""
         return self._block(self.outer, {}, 0)
 
     def read(self) -> Block:
@@ -123,10 +123,10 @@ class _Reader:
         return block
 
     def one_shard_map(self) -> Any:
-        """The ``shard_map`` that ``main`` consists of, none where one device does all.
+        """The ``shard_map`` that ``main`` consists of; None if one device does everything.
 
         Raises:
-            ProgramError: Something lies outside of it, or crosses its edge in another form than the signature says.
+            ProgramError: An op is outside it, or a value crosses its boundary in a form other than the signature's.
         """
         bodies = [op for op in self.outer.operations if op.operation.name == "sdy.manual_computation"]
         if math.prod(self.mesh.values()) == 1 and (self.lenient or not bodies):  # jax leaves the shard_map out
@@ -151,11 +151,11 @@ class _Reader:
         return body
 
     def _constants(self) -> dict[int, Any]:
-        """What jax moves out of shard_map; nothing else may stand there."""
+        """Constants that jax moves out of shard_map; nothing else may be there."""
         return {hash(op.operation.results[0]): op.operation for op in self.outer.operations if _is_constant(op)}
 
     def _check_boundary(self, body: Any) -> None:
-        """What enters and leaves shard_map must be the signature's blocks: else the compiler moves data unseen."""
+        """Check that shard_map's operands and results are the signature's blocks: else data moves unseen."""
         final = next(op for op in self.outer.operations if op.operation.name == "func.return")
         inner = body.regions[0].blocks[0]
         returned = next(op for op in inner.operations if op.operation.name == "sdy.return")
@@ -190,7 +190,7 @@ class _Reader:
         self._check_spec(leaf, spec, "shard_map splits it as")
 
     def _check_annotations(self, which: str, leaves: tuple[Leaf, ...]) -> None:
-        """What the module says of its inputs and outputs, where it says anything."""
+        """Check the module's annotations of its inputs and outputs, if it has any."""
         said = self.functions["main"].attributes.get(which, [])
         for leaf, attributes in zip(leaves, said, strict=False):
             if "sdy.sharding" in attributes:
@@ -245,7 +245,7 @@ class _Reader:
     def _replaced(
         self, op: Any, operands: list[Value], block: Block, known: dict[int, Value], depth: int
     ) -> list[Value] | None:
-        """What an operation gives that stands for others: a call, or what says only how values lie; else none."""
+        """The results of an op that is replaced by others, such as a call or a sharding annotation; else None."""
         if callee := called(op):
             return self._inline(self.functions[callee].regions[0].blocks[0], operands, block, {}, depth, op)
         if self.lenient and op.name == "sdy.manual_computation":  # on one device
@@ -270,11 +270,11 @@ class _Reader:
 
 
 def _specs(attribute: Any, count: int) -> list[Spec]:
-    """The specs that a list of shardings says, which must be plain: whole axes, in order, and nothing else."""
+    """The specs of a list of shardings, which must be plain: whole axes, in order, and nothing else."""
     text = str(attribute)
     parts = list(_SHARDING.finditer(text))
-    said = ", ".join(part[0] for part in parts)
-    plain = text in (f"#sdy.sharding_per_value<[{said}]>", f"#sdy.sharding{said}")
+    joined = ", ".join(part[0] for part in parts)
+    plain = text in (f"#sdy.sharding_per_value<[{joined}]>", f"#sdy.sharding{joined}")
     if not plain or len(parts) != count:
         raise ProgramError(f"the module's shardings are {text[:200]}, expected {count} that split by whole axes")
     return [
@@ -303,7 +303,7 @@ def _kind(op: Any, line: str, lenient: bool) -> str:
 
 
 def _check_groups(op: Any, kind: str, line: str) -> None:
-    """Groups must count devices the way jax writes them; XLA has other ways, in which the same numbers mean more."""
+    """Check that groups count devices as jax does; in XLA's other notations, the numbers have other meanings."""
     handle = (
         re.search(r"handle = (\d+)", str(op.attributes["channel_handle"]))
         if "channel_handle" in op.attributes
@@ -351,7 +351,7 @@ def _attributes(op: Any, meshes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(attribute: Any) -> np.ndarray:
-    """The numbers of a constant; one alone where all are equal, however many the text claims."""
+    """The numbers of a constant; only one if all are equal, however many the text claims."""
     if not attribute.is_splat:
         return np.array(attribute)
     with ir.Location.unknown(attribute.context):

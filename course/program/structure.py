@@ -1,7 +1,7 @@
-"""Whether two Programs are the same program at different sizes.
+"""Check that two Programs are the same program at different sizes.
 
-The small one is run and its values are checked; the large one is only looked at. What the analyses say of it counts
-because it is the same program: operation for operation, on arrays that scale. ``scaling`` says how each may change.
+The small one is run and its values are checked; the large one is only analysed. The analyses of the large one count
+because it is the same program: operation for operation, on arrays that scale. ``scaling`` has the allowed differences.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from course.program.scaling import character, depending, out_of_scale, parts_of,
 
 
 class _Differs(Exception):
-    """The two programs part; the message says where and how."""
+    """Raised when the two programs differ; the message says where and how."""
 
 
 def structural_mismatch(small: Module, large: Module, *, scaled: bool = True) -> str:
-    """Where two sizes of one program part; empty if nowhere.
+    """Describe the first mismatch between two sizes of one program; empty if there is none.
 
     The ops must be the same in the same order, with the same attributes up to sizes, read each other's results in the
-    same way, run no less often, and do the same to arrays that scale: see ``scaling``. Where only some sizes differ,
-    ``scaled`` is false: arrays do not scale then, and all that is asked of them is that no dim shrinks.
+    same way, run no less often, and do the same to arrays that scale: see ``scaling``. If only some sizes differ,
+    ``scaled`` is false: arrays do not scale then, and the only requirement is that no dim shrinks.
     """
     try:
         twins = _Twins(small, large, scaled)
@@ -37,7 +37,7 @@ def structural_mismatch(small: Module, large: Module, *, scaled: bool = True) ->
 
 
 class _Twins:
-    """Walks two programs side by side."""
+    """Walks two programs in parallel."""
 
     def __init__(self, small: Module, large: Module, scaled: bool):
         self.scaled, self.modules = scaled, (small, large)
@@ -51,7 +51,7 @@ class _Twins:
         self.integer_growth = min((now / before for before, now in dims if 0 < before < now), default=math.inf)
 
     def compare(self, ours: Block, theirs: Block, of: Op | None = None) -> None:
-        """Raises ``_Differs`` unless two blocks are the same at two sizes; ``of`` holds the large one."""
+        """Raise ``_Differs`` unless two blocks are the same at two sizes; ``of`` is the large block's op."""
         where = _named(of) if of else "the program"
         self._compare_values(ours.arguments, theirs.arguments, where)
         small, large = ([op for op in block.ops if op.kind != "constant"] for block in (ours, theirs))
@@ -74,7 +74,7 @@ class _Twins:
             self.compare(mine, other, theirs)
 
     def _in_more_trips(self, ours: Op, theirs: Op, blocks: tuple[Block, Block]) -> bool:
-        """Whether a loop takes or updates a smaller part in a trip, and makes as many more trips."""
+        """Check that a loop takes or updates a smaller part per trip, and makes correspondingly more trips."""
         if theirs.kind not in ("dynamic_slice", "dynamic_update_slice"):
             return False
         runs = [executions[block] for executions, block in zip(self.executions, blocks, strict=True)]
@@ -88,7 +88,7 @@ class _Twins:
 
     @cached_property
     def executions(self) -> list[Counter[Block]]:
-        """How often each block runs, of both programs."""
+        """Execution counts of each block, for both programs."""
         told_apart = any(map(depends_on_device, self.modules))
         return [_executions(module, told_apart) for module in self.modules]
 
@@ -106,7 +106,7 @@ class _Twins:
             raise _Differs(f"{name} reads other values at the large size than at the small one")
 
     def _same(self, ours: Value, theirs: Value) -> bool:
-        """Whether two operands are made in the same way."""
+        """Check that two operands are produced in the same way."""
         if theirs in self.twin:
             return self.twin[theirs] is ours
         if ours not in self.constants or ours.dtype != theirs.dtype or shrinks(ours, theirs):
@@ -115,7 +115,7 @@ class _Twins:
 
 
 def _runs_less(twins: _Twins) -> str:
-    """The first loop or branch that runs less often at the large size, where nobody sees whether values are right."""
+    """The first loop or branch that runs less often at the large size, where no values are checked."""
     loops = [[op for op in walk(module.main) if op.kind in ("while", "case")] for module in twins.modules]
     if not loops[0]:
         return ""
@@ -132,7 +132,7 @@ def _runs_less(twins: _Twins) -> str:
 
 
 def _executions(module: Module, told_apart: bool) -> Counter[Block]:
-    """How often each block runs, on all devices together where they may decide differently, else on one."""
+    """Execution counts of each block: the sum over all devices if they may decide differently, otherwise for one."""
     devices = math.prod(module.mesh.values()) if told_apart else 1
     found: Counter[Block] = Counter()
     for device in range(devices):

@@ -1,4 +1,4 @@
-"""What may change between two sizes of a program, and what makes it another one that is cheap where nobody runs it."""
+"""Allowed differences between two sizes of a program, and those that make it another, cheaper program when not run."""
 
 import re
 
@@ -56,7 +56,7 @@ def twice(x):
 
 
 def bucket(w, x, ids):
-    """Gradients in one bucket, as it is summed by an all-reduce, and in shares."""
+    """Gradients in one bucket, as an all-reduce sums it, and in shards."""
 
     def loss(parameters):
         kernel, rows, bias = parameters
@@ -72,7 +72,7 @@ def bucket(w, x, ids):
 
 
 def beside_a_bucket(w, x, ids):
-    """A slice that begins and ends as pieces do, of something else."""
+    """A slice of something else that begins and ends as pieces do."""
     joined = jnp.concatenate([jnp.zeros((4, 8)), jnp.zeros((4, x.shape[1] - 8))], axis=1)
     return tiled(jnp.concatenate([(x + joined * x)[:, :8]] * 2, axis=1), x.shape[1])
 
@@ -148,7 +148,7 @@ def blocks(x, function):
 
 
 def by_threshold(w, x, ids):
-    """Decides by sizes, and decides the same at both."""
+    """Decides by sizes, with the same decision at both."""
     if x.shape[-1] < 8:
         raise ValueError("too narrow")
     return lax.fori_loop(0, min(3, x.shape[-1]), lambda _, x: jnp.tanh(x), x)

@@ -21,7 +21,7 @@ NAMES = {"i1": "bool", **{name: np.dtype(kind).name for name, kind in DTYPES.ite
 
 @contextmanager
 def as_the_executor():
-    """64-bit inputs, and XLA's options of the executor."""
+    """64-bit inputs, and the executor's XLA options."""
     before = {name: jax.config.read(name) for name in ("jax_disable_most_optimizations", "jax_enable_x64")}
     for name in before:
         jax.config.update(name, True)
@@ -51,7 +51,7 @@ def program_of(body, inputs, outputs):
 
 
 def tensor(shape, element):
-    """The type of an array, as StableHLO writes it."""
+    """The StableHLO type of an array."""
     return f"tensor<{''.join(f'{dim}x' for dim in shape)}{element}>"
 
 
@@ -61,14 +61,14 @@ def dense(array):
 
 
 def run(program, arrays):
-    """What XLA gives, in the order of the outputs."""
+    """XLA's results, in the order of the outputs."""
     inputs = {leaf.name: array for leaf, array in zip(program.inputs, arrays, strict=True)}
     results = compile_program(program, make_mesh(program.mesh))(inputs)
     return [results[leaf.name] for leaf in program.outputs]
 
 
 def evaluated(program, arrays):
-    """What the evaluator gives for each output, None where it is unknown."""
+    """The evaluator's result for each output, None if it is unknown."""
     main = parse(program).main
     known = dict(zip(main.arguments, arrays, strict=True))
     for op in main.ops:

@@ -1,13 +1,13 @@
-"""The witness: what an executed Program really decided, compared with what every analysis assumed.
+"""The witness: an executed Program's real decisions, compared with the assumptions of the analyses.
 
-Costs, memory and timeline believe ``evaluate``. Here the Program gets a twin that computes the same and returns, for
-each device, one number a loop or branch: a hash of all that it decided, in order. Executed blocks nest, so the orders
-of the single loops and branches give the order of everything: devices with equal hashes ran the same operations in the
-same order. Counts alone would not do, since a timeline depends on which trip takes which branch. The hash is a
-polynomial at a secret point, so that nobody can look for two programs with the same one.
+Costs, memory and timeline rely on ``evaluate``. Here the Program gets a twin that computes the same and returns, for
+each device, one number per loop or branch: a hash of all its decisions, in order. Executed blocks nest, so the orders
+of the single loops and branches determine the order of everything: devices with equal hashes ran the same operations
+in the same order. Counts alone are not enough, since a timeline depends on which trip takes which branch. The hash is
+a polynomial at a secret point, so that nobody can search for two programs with the same hash.
 
 A loop that counts from one constant to another by ones is not watched: its trips are known without an evaluator, and
-no compiler takes others. Nor is what no result depends on, which compilers remove and analyses do not count.
+compilers cannot change them. Ops that no result depends on, which compilers remove, are not watched or counted either.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CONTROL = ("stablehlo.while", "stablehlo.case")
 
 @dataclass(frozen=True)
 class Witness:
-    """A Program's twin and what it must tell.
+    """A Program's twin and its expected results.
 
     Attributes:
         exported: The twin, with one more result: ``[devices, loops and branches]``.
-        module: What the analyses look at.
-        watched: The loops and branches, in program order; a column of the result each.
+        module: The module that the analyses read.
+        watched: The loops and branches, in program order; one column of the result each.
         point: Where the hash is evaluated.
     """
 
@@ -54,7 +54,7 @@ class Witness:
     point: int
 
     def check(self, seen: np.ndarray) -> None:
-        """Compare what the devices decided with what the analyses assumed.
+        """Compare the devices' decisions with those that the analyses assumed.
 
         Raises:
             ProgramError: They differ; the message names the line of the first loop or branch that does.
@@ -70,7 +70,7 @@ class Witness:
                     raise _otherwise(op, f"on device {device}")
 
     def _assumed(self, decisions: tuple[int, ...]) -> list[int]:
-        """The hashes of what the analyses assume that a device decides."""
+        """The hashes of the decisions that the analyses assume for a device."""
         found = dict.fromkeys(self.watched, 0)
         for op, choice in taken(self.module.main, iter(decisions)):
             if op in found:
@@ -79,7 +79,7 @@ class Witness:
 
 
 def _check_counted(module: Module, counted: dict[Op, int]) -> None:
-    """Raises ``ProgramError`` unless each loop that is not watched is taken to make the trips that it must make."""
+    """Raise ``ProgramError`` unless each unwatched loop is assumed to make the trips that it must make."""
     devices = range(math.prod(module.mesh.values()))
     for decisions in {follow(module, device).decisions for device in devices}:
         trips = dict.fromkeys(counted, 0)
@@ -92,19 +92,19 @@ def _check_counted(module: Module, counted: dict[Op, int]) -> None:
 
 def _otherwise(op: Op, where: str) -> ProgramError:
     what = "the loop runs another number of times" if op.kind == "while" else "another branch runs"
-    said = f"{what} {where} than the costs were counted for; decide by plain arithmetic on small numbers"
-    return unsupported(op, op.line, said)
+    message = f"{what} {where} than the costs were counted for; decide by plain arithmetic on small numbers"
+    return unsupported(op, op.line, message)
 
 
 def instrument(program: Program, module: Module) -> Witness | None:
-    """The Program's witness; None where nothing is decided.
+    """The Program's witness; None if nothing is decided.
 
     Args:
         program: The Program; audited here.
         module: The same, parsed.
 
     Raises:
-        ProgramError: The audit's, or a loop's condition holds loops or branches of its own.
+        ProgramError: The audit fails, or a loop's condition contains loops or branches.
     """
     makers = {result: op for op in walk(module.main) for result in op.results}
     control = [op for op in walk(module.main) if op.kind in ("while", "case")]
@@ -139,7 +139,7 @@ def instrument(program: Program, module: Module) -> Witness | None:
 
 
 class _Twin:
-    """Rewrites a module: the hashes pass through every loop and branch on their way to a last result."""
+    """Rewrites a module: the hashes pass through every loop and branch to an additional last result."""
 
     def __init__(self, module: Any, devices: int, slots: dict[int, int], point: int):
         self.devices, self.slots, self.point, self.count = devices, slots, point, 0
@@ -172,7 +172,7 @@ class _Twin:
             main.attributes["res_attrs"] = ir.ArrayAttr.get([*main.attributes["res_attrs"], ir.DictAttr.get({})])
 
     def _inline(self, block: Any) -> None:
-        """Put the body of each function that decides something in the place of its calls."""
+        """Inline each function that decides something."""
         for op in [op.operation for op in block.operations]:
             for region in op.regions:
                 self._inline(region.blocks[0])
@@ -197,7 +197,7 @@ class _Twin:
         )
 
     def _through(self, block: Any, state: Any) -> Any:
-        """The hashes after a block that they reach as ``state``."""
+        """The hashes after a block that starts with them as ``state``."""
         for op in [op.operation for op in block.operations if op.operation.name in _CONTROL]:
             first, self.count = self.count, self.count + 1
             slot, inner = self.slots.get(first), _controls(op.regions)
@@ -255,7 +255,7 @@ def _create(
 
 
 def _widened(op: Any, operands: list[Any], result: Any, attributes: dict[str, Any] | None = None) -> Any:
-    """Replace an operation by one with a further result, which is returned; its regions move."""
+    """Replace an operation by one with an additional result, which is returned; its regions move."""
     kept = {name: attribute for name, attribute in op.attributes.items()}
     types = [*(value.type for value in op.results), result]
     new = ir.Operation.create(
@@ -276,7 +276,7 @@ def _widened(op: Any, operands: list[Any], result: Any, attributes: dict[str, An
 
 
 def _return(block: Any, value: Any) -> None:
-    """Let a block return one more value."""
+    """Make a block return one more value."""
     final = block.operations[len(block.operations) - 1].operation
     ir.Operation.create(final.name, [], [*final.operands, value], ip=ir.InsertionPoint(final))
     final.erase()

@@ -1,4 +1,4 @@
-"""An evaluator that is broken on purpose is contradicted by what the devices really did; honest Programs are not."""
+"""A deliberately broken evaluator is contradicted by the devices' real decisions; honest Programs are not."""
 
 import os
 from typing import Any
@@ -51,12 +51,12 @@ def watched(program, **options):
 
 
 def two_ways(decide):
-    """A function that takes one of two ways by ``decide(index)``."""
+    """A function that takes one of two branches by ``decide(index)``."""
     return lambda x, index: lax.cond(decide(index), lambda x: x + 1, lambda x: x * 2, x)
 
 
 def nested(x, index):
-    """Loops in branches in loops, by calls that two places share, and loops whose results nobody uses."""
+    """Loops in branches in loops, with calls from two places, and loops whose results are unused."""
 
     @jax.jit
     def either(x):
@@ -101,7 +101,7 @@ def while_below(x, index):
 
 
 def in_order(x, _):
-    """Two trips one way and two the other: counts alone do not tell which came first."""
+    """Two trips on one branch and two on the other: counts alone do not determine the order."""
     first = two_ways(lambda i: i < 2)
     return lax.while_loop(lambda s: s[0] != 4, lambda s: (s[0] + 1, first(s[1], s[0])), (0, x))[1]
 
@@ -239,7 +239,7 @@ def test_chains_of_integers_decide_as_the_devices_do():
         try:
             watched(program(lambda x, index: switched(chains, x, index)))
             accepted.append(True)
-        except ProgramError as error:  # it may know nothing, of what overflows for one
+        except ProgramError as error:  # some values may be unknown, for example after overflow
             assert "depends on data" in str(error)
             accepted.append(False)
 
@@ -248,7 +248,7 @@ def test_chains_of_integers_decide_as_the_devices_do():
 
 
 def switched(chains, x, index):
-    """Branches, and trips of loops, by what the chains give on this device in each trip."""
+    """Branches, and trips of loops, by the values of the chains on this device in each trip."""
 
     def value(chain, index, trip):
         values = [index, trip, index - 2, trip * 3]

@@ -1,4 +1,4 @@
-"""Pictures and tables of what the analyses see, for notebooks, pages and terminals."""
+"""Pictures and tables of analysis results, for notebooks, pages and terminals."""
 
 from course.render.pictures import memory_svg, side_by_side, timeline_svg
 from course.render.schedules import schedule_svg

@@ -1,4 +1,4 @@
-"""What pictures and tables say in sentences: what a timeline comes to, and how to read it."""
+"""Sentences for pictures and tables: the conclusions from a timeline, and how to read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from course.render.quantities import share_text
 
 NOTHING = "computes and sends nothing that takes time"
 WAITING = "waiting for others"
-HIDDEN = 0.01  # share of the step below which waiting is not worth a sentence
+HIDDEN = 0.01  # fraction of the step below which waiting is not mentioned
 
 # Terms of pictures and tables, in the order in which a reader meets them.
 HOW_TO_READ = (
@@ -44,17 +44,17 @@ HOW_TO_READ = (
 
 
 def line_text(line: str) -> str:
-    """The learner's line, or who made what has none."""
+    """The learner's line, or the origin of an operation without one."""
     return line or "inserted by JAX"
 
 
 def exposed_text(axes: str) -> str:
-    """What tables and pictures call transfers under which nothing is computed."""
+    """The label in tables and pictures for exposed transfers."""
     return f"exposed: {axes}"
 
 
 def conclusion(timeline: Timeline) -> str:
-    """What to look at first, in one sentence: the transfers that the worst-off device waits for, or what it computes.
+    """The main finding in one sentence: the transfers that the most affected device waits for, or its computation.
 
     >>> from course.program import Timeline
     >>> conclusion(Timeline("plain", {"data": 1}, 0.0, ()))
@@ -80,7 +80,7 @@ def conclusion(timeline: Timeline) -> str:
 
 
 def compare_steps(own: Timeline, reference: Timeline) -> str:
-    """What tells a reader's step from the course's own, in sentences with both figures."""
+    """Compare a reader's step with the course's own, in sentences with both figures."""
     return (
         f"On {own.machine} your step would take {_ms(own.seconds)} and the course's own {_ms(reference.seconds)}"
         f"{_times(own.seconds, reference.seconds)}. Yours computes for {_ms(own.busy)}, the course's own for "
@@ -90,7 +90,7 @@ def compare_steps(own: Timeline, reference: Timeline) -> str:
 
 
 def _ms(seconds: float) -> str:
-    """As the facts about time say it."""
+    """Format milliseconds as in the facts about time."""
     return f"{1e3 * seconds:.4g} ms"
 
 
@@ -106,7 +106,7 @@ def _lost(device: DeviceTime) -> float:
 
 
 def _cause(timeline: Timeline, device: DeviceTime, gap: Gap) -> tuple[str, str]:
-    """What a gap is spent on: a verb, and the collectives of a line."""
+    """The cause of a gap: a verb, and the collectives of a line."""
     sent = [b for b in timeline.bars if b.device == device.device and b.stream != "compute" and b.line == gap.line]
     ended = [b for b in sent if b.stream == gap.axes and b.end == gap.end] or sent
     kind = plain_kind(ended[0].kind) if ended else "transfer"
@@ -115,7 +115,7 @@ def _cause(timeline: Timeline, device: DeviceTime, gap: Gap) -> tuple[str, str]:
 
 
 def _dearest(timeline: Timeline) -> str:
-    """The line that computes longest, as an aside."""
+    """The line with the longest compute time, as an aside."""
     spent: dict[str, float] = defaultdict(float)
     busiest = max(timeline.devices, key=lambda device: device.busy).device
     for bar in timeline.bars:

@@ -1,4 +1,4 @@
-"""Who holds what: the blocks that a spec divides an array into, and the devices that hold each."""
+"""Holdings: the blocks that a spec divides an array into, and the devices that hold each of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Layout:
     """An array of some shape, divided over a mesh.
 
     Attributes:
-        shape: Of the whole array.
+        shape: Shape of the whole array.
         axes: Size of each mesh axis by name, in order.
-        devices: Their ids, as the mesh has them: an array with one dim for each axis.
-        counts: Into how many blocks each dim is divided.
+        devices: Device ids as in the mesh: an array with one dim per axis.
+        counts: Number of blocks in each dim.
         holders: Ids of the devices that hold a block, in mesh order, by the block's index along each dim.
     """
 
@@ -32,16 +32,16 @@ class Layout:
 
     @property
     def block(self) -> tuple[int, ...]:
-        """Shape of what one device holds."""
+        """Shape of one device's block."""
         return tuple(size // count for size, count in zip(self.shape, self.counts, strict=True))
 
     @property
     def copies(self) -> int:
-        """How many devices hold the same block."""
+        """Number of devices that hold the same block."""
         return self.devices.size // math.prod(self.counts)
 
     def ranges(self, index: tuple[int, ...]) -> tuple[str, ...]:
-        """What a block spans in each dim, as ``0:4``; ``:`` where the dim is not divided."""
+        """Index range of a block in each dim, as ``0:4``; ``:`` if the dim is not divided."""
         sizes = zip(index, self.block, self.counts, strict=True)
         return tuple(":" if count == 1 else f"{i * size}:{(i + 1) * size}" for i, size, count in sizes)
 
@@ -50,9 +50,9 @@ def layout(shape: Sequence[int], spec: Any, mesh: Any) -> Layout:
     """Which device holds which block of an array.
 
     Args:
-        shape: Of the whole array.
+        shape: Shape of the whole array.
         spec: A ``PartitionSpec``, or a tuple like one: for each dim ``None``, an axis, or a tuple of axes.
-        mesh: A ``Mesh``, an ``AbstractMesh``, or sizes of axes by name; without devices of its own they count from 0.
+        mesh: A ``Mesh``, an ``AbstractMesh``, or axis sizes by name; without its own devices, ids count from 0.
 
     Raises:
         ValueError: The spec does not fit the shape or the mesh; the message says where.
@@ -87,7 +87,7 @@ def _axes(mesh: Any) -> dict[str, int]:
 
 
 def _entries(shape: tuple[int, ...], spec: Any, axes: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """For each dim the axes that divide it."""
+    """For each dim, the axes that divide it."""
     if not isinstance(spec, (PartitionSpec, tuple, list)):
         raise ValueError(f"a spec is needed, and {spec!r} was given: write P({spec!r}) with a PartitionSpec as P")
     if len(spec) > len(shape):
@@ -119,7 +119,7 @@ def _entry(entry: Any) -> tuple[str, ...]:
 
 
 def _position(entry: tuple[str, ...], at: Mapping[str, int], axes: Mapping[str, int]) -> int:
-    """A device's block along a dim: the first axis counts slowest."""
+    """Index of a device's block along a dim: the first axis varies slowest."""
     found = 0
     for name in entry:
         found = found * axes[name] + at[name]

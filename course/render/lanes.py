@@ -1,4 +1,4 @@
-"""What pictures of schedules are made of: rows of numbered cells, bubbles between them, thin lines for messages."""
+"""Building blocks of schedule pictures: rows of numbered cells, bubbles between them, thin lines for messages."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ WORDS |= {"tick": "computing", "other": "other kernels", "synchronised": "sent o
 LEFT, RIGHT, LEAST_WIDTH, MOST_WIDTH = 62.0, 20.0, 572.0, 2400.0
 CELL, WIRE, GAP = 24.0, 3.0, 5.0
 MAX_CELLS = 5000
-LEAST = 1e-3  # share of the picture below which nothing is drawn
+LEAST = 1e-3  # fraction of the picture below which nothing is drawn
 MASKED, IDLE = "masked: computed for nothing", "bubble"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Something that a stage does.
+    """A piece of work of a stage.
 
     Attributes:
-        start, end: When.
+        start, end: Start and end times.
         kind: An action's, or ``masked``, ``missing``, ``loss``, ``tick`` or ``other``.
-        repeat: Decides on the shade.
-        labels: What may be written on it, the longest first.
-        title: What is said when it is pointed at.
+        repeat: Determines the shade.
+        labels: Possible labels, the longest first.
+        title: Tooltip.
     """
 
     start: float
@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Wire:
-    """What a stage sends, on its first or second line."""
+    """A message of a stage, on its first or second line."""
 
     start: float
     end: float
@@ -64,7 +64,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage, with what is ``said`` of it to those who do not see the picture."""
+    """A stage, with ``said`` as its description for readers who do not see the picture."""
 
     cells: tuple[Cell, ...]
     wires: tuple[Wire, ...]
@@ -84,10 +84,10 @@ class Picture:
 
 
 def draw_lanes(picture: Picture, *, file: bool = False) -> str:
-    """The picture; ``file`` as for ``schedule_svg``.
+    """Draw the picture; ``file`` as for ``schedule_svg``.
 
     Raises:
-        ValueError: It has too many cells to be read.
+        ValueError: It has too many cells to be readable.
     """
     count = sum(len(row.cells) for row in picture.rows)
     if count > MAX_CELLS:
@@ -133,7 +133,7 @@ def _patterns(name: str) -> str:
 
 
 def _gaps(row: Row, picture: Picture) -> list[tuple[float, float]]:
-    """Where a stage does nothing; a Program sends only when all of its stages wait for it, which is no bubble."""
+    """Idle times of a stage; a Program sends only when all of its stages wait for it, which is not a bubble."""
     found, free, end = [], 0.0, picture.end
     busy = [(cell.start, cell.end) for cell in row.cells]
     busy += [(wire.start, wire.end) for wire in row.wires] if picture.seconds else []
@@ -161,7 +161,7 @@ def _cell_svg(cell: Cell, y: float, scale: float, name: str) -> str:
     parts = f'<rect {place} fill="{fill}"{edge}>{title}</rect>'
     if cell.kind in PATTERNS:
         parts += f'<rect {place} fill="url(#{name}-{PATTERNS[cell.kind]})" pointer-events="none"/>'
-    label = next((said for said in cell.labels if len(said) * LETTER + 2 <= width), "")
+    label = next((choice for choice in cell.labels if len(choice) * LETTER + 2 <= width), "")
     if not label:
         return parts
     colour = "currentColor" if missing else text_on(fill)
@@ -179,9 +179,9 @@ def _axis(picture: Picture, scale: float, top: float, bottom: float) -> str:
     if not picture.end:
         return ""
     values = ticks(picture.end, max(6, int(picture.end * scale / 95)))
-    said = axis_texts(values) if picture.seconds else [digits(value) for value in values]
+    texts = axis_texts(values) if picture.seconds else [digits(value) for value in values]
     parts = []
-    for value, label in zip(values, said, strict=True):
+    for value, label in zip(values, texts, strict=True):
         x = LEFT + value * scale
         parts.append(f'<path d="M{x:.1f},{top:g}V{bottom + 3:g}" stroke="currentColor" stroke-opacity="0.18"/>')
         parts.append(text(label, x, bottom + 15, "middle", faint=True))
@@ -189,7 +189,7 @@ def _axis(picture: Picture, scale: float, top: float, bottom: float) -> str:
 
 
 def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, float]:
-    """What was used, and where it ends."""
+    """A legend of the elements used, and its end."""
     kinds = {cell.kind for row in picture.rows for cell in row.cells}
     kinds |= {wire.kind for row in picture.rows for wire in row.wires} & {"synchronised"}
     entries: list[tuple[list[str], str]] = []
@@ -199,8 +199,8 @@ def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, f
             entries.append(([*fills, f"url(#{name}-{PATTERNS[kind]})"] if kind in PATTERNS else fills, WORDS[kind]))
     entries += [([f"url(#{name}-w)"], IDLE)] if any(_gaps(row, picture) for row in picture.rows) else []
     entries += [([f"url(#{name}-crossed)"], MASKED)] if "masked" in kinds else []
-    said = "the number is the microbatch" + (", the letter the repeat" if picture.letters else "")
-    said += "; thin lines: what is sent" if any(row.wires for row in picture.rows) else ""
+    note = "the number is the microbatch" + (", the letter the repeat" if picture.letters else "")
+    note += "; thin lines: what is sent" if any(row.wires for row in picture.rows) else ""
     parts, x = [], LEFT
     for fills, word in entries:
         needed = 18 + len(word) * 6.3 + 14
@@ -209,12 +209,12 @@ def _legend(picture: Picture, name: str, y: float, width: float) -> tuple[str, f
         parts.append(_swatch(fills, x, y))
         parts.append(text(word, x + 19, y + 10))
         x += needed
-    parts.append(text(said, LEFT, y + 29, faint=True))
+    parts.append(text(note, LEFT, y + 29, faint=True))
     return "".join(parts), y + 38
 
 
 def _swatch(fills: list[str], x: float, y: float) -> str:
-    """A small square; two colours share it, a pattern lies over all of it."""
+    """A small square; two colours share it, and a pattern covers all of it."""
     plain = [fill for fill in fills if not fill.startswith("url")] or fills
     each = 14 / len(plain)
     parts = [

@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def generated(page: Path, name: str) -> str:
-    """A part as the page has it."""
+    """The current content of a part of the page."""
     return _split(page.read_text(), name)[1].strip()
 
 
 def write_parts(page: Path, made: Mapping[str, str]) -> None:
-    """Put parts into the page, by name."""
+    """Write parts into the page, by name."""
     text = page.read_text()
     for name, part in made.items():
         before, _, after = _split(text, name)
@@ -21,7 +21,7 @@ def write_parts(page: Path, made: Mapping[str, str]) -> None:
 
 
 def _split(text: str, name: str) -> tuple[str, str, str]:
-    """The page up to a part, that part, and the page from its end."""
+    """The page before a part, that part, and the rest of the page."""
     start, end = f"<!-- {name}: generated -->\n", f"\n<!-- end of {name} -->"
     if start not in text or end not in text:
         raise ValueError(f"the page has no generated part {name!r}: write {start!r} and {end!r} around its place")

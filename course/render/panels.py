@@ -1,4 +1,4 @@
-"""Predictions as HTML for notebooks: pictures and tables, without script, style sheet or address."""
+"""Predictions as HTML for notebooks: pictures and tables, without scripts, style sheets or external addresses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TABLE = "border-collapse:collapse;border:none;margin:0;font-size:13px;color:inh
 
 
 def prediction_html(prediction: Prediction) -> str:
-    """One prediction: its timeline, its figures, its memory, and behind a click where time goes."""
+    """One prediction: its timeline, its figures, its memory, and a collapsed breakdown of its time."""
     parts = [
         f"<div><b>{safe(heading(prediction))}</b></div>",
         *_timelines({"": prediction}, ""),
@@ -45,11 +45,11 @@ def comparison_html(
     """Several predictions on one time scale, their figures side by side, and the first one's memory and lines.
 
     Args:
-        title: What they are predictions of.
-        predictions: By the name that people know each by; the first is the reader's own.
-        remarks: Why others are missing, by name.
-        reference: The one that the others' lengths are measured by, as for ``side_by_side``; the first, if it is not
-            among them.
+        title: Subject of the predictions.
+        predictions: Predictions by display name; the first is the reader's own.
+        remarks: The reasons why others are missing, by name.
+        reference: Name of the prediction that sets the time scale, as for ``side_by_side``; the first one if it is
+            missing.
     """
     first = next(iter(predictions))
     own = predictions[first]
@@ -65,7 +65,7 @@ def comparison_html(
 
 
 def _timelines(predictions: Mapping[str, Prediction], reference: str) -> list[str]:
-    """The picture, what it comes to for the first of them, and how to read it; a sentence where nothing takes time."""
+    """The picture, the conclusion for the first timeline, and how to read it; a sentence if nothing takes time."""
     first = next(iter(predictions.values()))
     said = f'<div style="margin:4px 0 8px 0;">{safe(conclusion(first.timeline))}</div>'
     if all(prediction.idle for prediction in predictions.values()):
@@ -76,8 +76,8 @@ def _timelines(predictions: Mapping[str, Prediction], reference: str) -> list[st
 
 def _how_to_read() -> str:
     terms = "".join(
-        f'<dt style="font-weight:600;">{safe(term)}</dt><dd style="margin:0 0 4px 16px;">{safe(said)}</dd>'
-        for term, said in HOW_TO_READ
+        f'<dt style="font-weight:600;">{safe(term)}</dt><dd style="margin:0 0 4px 16px;">{safe(meaning)}</dd>'
+        for term, meaning in HOW_TO_READ
     )
     return f'<dl style="margin:4px 0 8px 0;max-width:44rem;">{terms}</dl>'
 
@@ -88,14 +88,14 @@ def _remarks(remarks: Mapping[str, str]) -> list[str]:
 
 
 def problem_html(title: str, message: str, line: str) -> str:
-    """Why there is nothing to show."""
+    """The reason why there is nothing to show."""
     where = f'<div style="{_FAINT}">your line {safe(line)}</div>' if line else ""
     style = "border-left:3px solid #cf222e;padding:2px 0 2px 10px;margin:4px 0 6px 0;white-space:pre-wrap;"
     return _whole([f"<div><b>{safe(title)}</b></div>", f'<div style="{style}">{where}{safe(message)}</div>'])
 
 
 def page(title: str, inside: str) -> str:
-    """A file of its own around a piece of HTML, light or dark as the reader's system is."""
+    """A standalone file around a piece of HTML, light or dark according to the reader's system."""
     style = "body{margin:24px;max-width:1240px;color:#1b1f24;background:#fff}"
     dark = "@media(prefers-color-scheme:dark){body{color:#e6e8eb;background:#111}}"
     return (

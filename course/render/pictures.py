@@ -1,6 +1,6 @@
-"""Pictures: a step's timeline, several on one time scale, and what lives in memory at the peak.
+"""Pictures: a step's timeline, several on one time scale, and the memory contents at the peak.
 
-Each is one piece of SVG without script, style sheet or address, for notebooks, pages and files.
+Each is one piece of SVG without scripts, style sheets or addresses, for notebooks, pages and files.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from course.render.captions import NOTHING, WAITING, exposed_text, line_text
 from course.render.quantities import axis_texts, bytes_text, capacity_text, count_text, seconds_text, ticks
 from course.render.svg import AXES, KERNEL, MATMUL, TEXT, Mark, Row, draw, hatchings, merged, svg, text, torn
 
-# In all narrow enough to be read unscrolled in a window of 700 px.
+# Narrow enough to be read without scrolling in a window of 700 px.
 LEFT, WIDTH, RIGHT = 112.0, 572.0, 22.0
-LONGEST_STREAM = 12  # letters of its axes that fit into ``LEFT``
+LONGEST_STREAM = 12  # letters of the axis names that fit into ``LEFT``
 LEAST = 0.9
 BAR, STEP, HEAD = 20.0, 25.0, 22.0
-COLUMNS = (212.0, 376.0, 508.0)  # shape, operation and line of what is alive
+COLUMNS = (212.0, 376.0, 508.0)  # shape, operation and line of the live temporaries
 LONGEST_ALIVE = 120.0
-SLOW, KEPT = 3, 2  # times the reference from where on a timeline is cut, and times the longest other that stays
+SLOW, KEPT = 3, 2  # multiple of the reference beyond which a timeline is cut, and of the longest other one that is kept
 MAX_DEVICES, MAX_ALIVE, MAX_LETTERS = 8, 12, 290_000
 
 
 def timeline_svg(timeline: Timeline, *, file: bool = False) -> str:
-    """A step: a row for each stream of each class of devices, with what it waited for.
+    """A step: a row for each stream of each class of devices, with the transfers that it waited for.
 
     Args:
         timeline: With its bars.
-        file: Whether the picture is to stand alone, with colours of its own.
+        file: Whether the picture is standalone, with its own colours.
 
     Raises:
-        TypeError: It is no timeline.
+        TypeError: It is not a timeline.
     """
     return side_by_side({"": timeline}, file=file)
 
@@ -51,7 +51,7 @@ def _require(given: object, kind: type, attribute: str) -> None:
 
 
 def _shown_end(timelines: Mapping[str, Timeline], reference: str) -> float:
-    """Seconds that the scale covers."""
+    """Seconds covered by the scale."""
     every = [timeline.seconds for timeline in timelines.values()]
     known = timelines.get(reference)
     if known is None or not known.seconds:
@@ -64,13 +64,13 @@ def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file
     """Several steps, one below the other on one time scale.
 
     Args:
-        timelines: By the name that stands above each.
-        reference: The name of one: another that takes more than three times as long is cut off, at twice the longest
-            of the rest, so that it leaves these room. Without it nothing is cut.
+        timelines: By the heading of each.
+        reference: The name of one: another that takes more than three times as long is cut off at twice the longest
+            of the rest, to leave these enough room. Without it nothing is cut.
         file: As for ``timeline_svg``.
 
     Raises:
-        TypeError: Something is no timeline.
+        TypeError: An entry is not a timeline.
         ValueError: There is none.
     """
     for timeline in timelines.values():
@@ -93,13 +93,13 @@ def side_by_side(timelines: Mapping[str, Timeline], *, reference: str = "", file
 
 
 def _colours(streams: Iterable[str]) -> dict[str, str]:
-    """A colour for each stream, single axes first; where there are more than colours, the rest share the last one."""
+    """A colour for each stream, single axes first; if there are too few colours, the rest share the last one."""
     ordered = sorted(streams, key=lambda stream: (stream.count(","), stream))
     return {stream: AXES[min(i, len(AXES) - 1)] for i, stream in enumerate(ordered)}
 
 
 def _label(stream: str) -> str:
-    """What stands beside a stream's row; what is too long for that is in the legend."""
+    """The label next to a stream's row; labels that are too long are in the legend."""
     if stream == "compute":
         return stream
     long = "," in stream and len(stream) > LONGEST_STREAM
@@ -113,13 +113,13 @@ def _title(timelines: Mapping[str, Timeline]) -> str:
 
 
 def _described(name: str, timeline: Timeline) -> str:
-    """The picture in words."""
-    said = [f"{name}:"] if name else []
+    """A text description of the picture."""
+    sentences = [f"{name}:"] if name else []
     for device in timeline.devices[:MAX_DEVICES]:
         exposed = [f"{exposed_text(axes)} {seconds_text(s)}" for axes, s in device.exposed.items() if s]
         parts = [f"computes {seconds_text(device.busy)}", *exposed, f"{WAITING} {seconds_text(device.waiting)}"]
-        said.append(f"{device_name(device)} {', '.join(parts)}.")
-    return " ".join(said)
+        sentences.append(f"{device_name(device)} {', '.join(parts)}.")
+    return " ".join(sentences)
 
 
 def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float) -> list[tuple[str, list[Row]]]:
@@ -142,7 +142,7 @@ def _rows(timeline: Timeline, colours: Mapping[str, str], most: int, end: float)
 
 
 def _bar_mark(bar: Bar, colours: Mapping[str, str]) -> Mark:
-    head, _, more = bar.kind.partition(" ")  # "dot_general and 3 more" where a timeline in brief has joined some
+    head, _, more = bar.kind.partition(" ")  # "dot_general and 3 more" if a timeline summary has merged some
     kind, shape = f"{plain_kind(head)} {more}".rstrip(), shape_text(bar.shape, bar.dtype) if bar.dtype else ""
     fill = {"matmul": MATMUL, "kernel": KERNEL}.get(work_of(head)) or colours.get(bar.stream, AXES[0])
     work = [count_text(bar.flops, "FLOP")] if bar.flops else []
@@ -171,16 +171,16 @@ def _drawn(
     least: float,
     name: str,
 ) -> tuple[str, float]:
-    """Everything inside, and how high it is; marks shorter than ``least`` seconds are drawn together."""
+    """Everything inside, and its height; marks shorter than ``least`` seconds are merged."""
     hatches = {colour: f"url(#{name}-{i})" for i, colour in enumerate(colours.values())}
     parts, spans, y = [], [], 4.0
     for block, devices in blocks.items():
         timeline = timelines[block]
         cut = timeline.seconds > end
         if block or cut:
-            said = f"{block}: {seconds_text(timeline.seconds)}" if block else seconds_text(timeline.seconds)
-            said += f", cut off at {seconds_text(end)}" if cut else ""
-            parts.append(text(said, 0, y + 14, size=TEXT + 1, weight="600"))
+            heading = f"{block}: {seconds_text(timeline.seconds)}" if block else seconds_text(timeline.seconds)
+            heading += f", cut off at {seconds_text(end)}" if cut else ""
+            parts.append(text(heading, 0, y + 14, size=TEXT + 1, weight="600"))
             y += HEAD
         for device, rows in devices:
             parts.append(text(device, LEFT + 4, y + 13, faint=True))
@@ -210,57 +210,57 @@ def _placed(mark: Mark, y: float, end: float, hatches: Mapping[str, str], name: 
 
 
 def _axis(end: float, y: float, spans: list[tuple[float, float]]) -> str:
-    """Ticks, and lines across the ``spans`` that have rows, behind everything else: no line runs through a heading."""
+    """Ticks, and lines across the ``spans`` that have rows, behind everything else: no line crosses a heading."""
     if not end:
         return ""
     values = ticks(end, 6)
     path = "".join(f"M{{x}},{low:g}V{high:g}" for low, high in [*spans, (y - 4, y)] if high > low)
     parts = []
-    for value, said in zip(values, axis_texts(values), strict=True):
+    for value, label in zip(values, axis_texts(values), strict=True):
         x = LEFT + value / end * WIDTH
         lines = path.replace("{x}", f"{x:.1f}")
         line = f'<path d="{lines}" stroke="currentColor" stroke-opacity="0.18"/>'
-        parts.append(line + text(said, x, y + 13, "middle", faint=True))
+        parts.append(line + text(label, x, y + 13, "middle", faint=True))
     return "".join(parts)
 
 
 def _legend(
     colours: Mapping[str, str], hatches: Mapping[str, str], used: set[tuple[str, str]], name: str, y: float
 ) -> tuple[str, float]:
-    """What the colours that were ``used`` mean, and where it ends."""
+    """A legend of the ``used`` colours, and its end."""
     entries = [(MATMUL, "matmul", (MATMUL, "")), (KERNEL, "other kernels", (KERNEL, ""))]
     of_colour = {c: " or ".join(axes for axes, other in colours.items() if other == c) for c in colours.values()}
     entries += [(colour, f"sending over {axes}", (colour, "")) for colour, axes in of_colour.items()]
     entries += [(hatches[c], exposed_text(axes), ("exposed", c)) for c, axes in of_colour.items()]
     entries.append((f"url(#{name}-w)", WAITING, ("waiting", "")))
     parts, x = [], LEFT
-    for fill, said in [(fill, said) for fill, said, key in entries if key in used]:
-        width = 18 + len(said) * 6.3 + 16
+    for fill, label in [(fill, label) for fill, label, key in entries if key in used]:
+        width = 18 + len(label) * 6.3 + 16
         if x + width > LEFT + WIDTH + RIGHT and x > LEFT:
             x, y = LEFT, y + 18
         parts.append(f'<rect x="{x:.1f}" y="{y:g}" width="12" height="12" fill="{fill}"/>')
-        parts.append(text(said, x + 17, y + 10))
+        parts.append(text(label, x + 17, y + 10))
         x += width
     return "".join(parts), y + 18
 
 
 def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = False) -> str:
-    """What a device holds at the peak: inputs, outputs and temporaries in one bar, then the largest temporaries.
+    """Memory of a device at the peak: inputs, outputs and temporaries in one bar, then the largest temporaries.
 
     Args:
-        memory: Of the Program.
-        capacity: Bytes of one device, to see how much of it is used.
-        file: Whether the picture is to stand alone, with colours of its own.
+        memory: Memory of the Program.
+        capacity: Bytes of one device, to show the fraction used.
+        file: Whether the picture is standalone, with its own colours.
 
     Raises:
-        TypeError: It is no ``Memory``.
+        TypeError: It is not a ``Memory``.
     """
     _require(memory, Memory, "memory")
     sizes = memory.arguments, memory.outputs - memory.aliased, memory.temporaries
     parts = list(zip(("inputs", "outputs", "temporaries"), sizes, (MATMUL, AXES[2], AXES[0]), strict=True))
     whole = max(capacity or 0.0, memory.peak, 1.0)
-    said = f"peak {bytes_text(memory.peak)}" + (f" of {capacity_text(capacity)}" if capacity else "")
-    drawn = [text(said, 0, 17, size=TEXT + 1, weight="600")]
+    heading = f"peak {bytes_text(memory.peak)}" + (f" of {capacity_text(capacity)}" if capacity else "")
+    drawn = [text(heading, 0, 17, size=TEXT + 1, weight="600")]
     drawn += _stack(parts, whole, 28.0)
     if capacity and capacity < whole:
         x = capacity / whole * (LEFT + WIDTH)
@@ -268,7 +268,7 @@ def memory_svg(memory: Memory, capacity: float | None = None, *, file: bool = Fa
         drawn.append(text("what a device has", x - 6, 20, "end"))
     listed, y = _alive(memory, 28.0 + 2 * BAR + 28)
     each = ", ".join(f"{label} {bytes_text(size)}" for label, size, _ in parts)
-    title = f"Memory of one device: {said}"
+    title = f"Memory of one device: {heading}"
     described, inside, name = f"At the peak: {each}.", "".join([*drawn, *listed]), unique(repr(memory))
     return svg(LEFT + WIDTH + RIGHT, y, title, described, inside, name, file=file, least=LEAST)
 
@@ -287,7 +287,7 @@ def _stack(parts: Sequence[tuple[str, int, str]], whole: float, y: float) -> lis
 
 
 def _alive(memory: Memory, y: float) -> tuple[list[str], float]:
-    """The temporaries that are alive at the peak, equal ones in one line, and where the list ends."""
+    """The temporaries that are alive at the peak, equal ones in one line, and the end of the list."""
     groups = Counter(memory.alive)
     ranked = sorted(groups.items(), key=lambda entry: (-entry[0].bytes * entry[1], entry[0].line, entry[0].kind))
     if not ranked:
@@ -312,5 +312,5 @@ def _alive(memory: Memory, y: float) -> tuple[list[str], float]:
 
 
 def unique(about: str) -> str:
-    """A name for a picture, the same for the same picture: a page may hold many."""
+    """An id for a picture, the same for the same picture: a page may contain many."""
     return "m" + hashlib.sha256(about.encode()).hexdigest()[:10]

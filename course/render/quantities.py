@@ -1,4 +1,4 @@
-"""Seconds, bytes and counts as people read them: three digits and the unit that fits."""
+"""Seconds, bytes and counts for readers: three digits and a suitable unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "
 
 
 class Figure(str):
-    """A figure as people read it, ``80 ms (40 %)``: its ``value``, and in brackets its ``share`` of a whole."""
+    """A figure for readers, ``80 ms (40 %)``: its ``value``, and in parentheses its ``share`` of a whole."""
 
     value: str
     share: str
@@ -31,7 +31,7 @@ class Figure(str):
 
 
 def seconds_text(seconds: float) -> str:
-    """``20.6 ms``; what is shorter than a tenth of a nanosecond says so."""
+    """``20.6 ms``; a duration below a tenth of a nanosecond is marked as such."""
     if 0 < seconds < 1e-10:
         return "< 0.1 ns"
     return _scaled(seconds, _SECONDS) if seconds else "0 s"
@@ -43,12 +43,12 @@ def bytes_text(number: float) -> str:
 
 
 def capacity_text(number: float) -> str:
-    """``74.5 GiB (80 GB)``: memory of a device in the unit of everything else here, and in the maker's."""
+    """``74.5 GiB (80 GB)``: memory of a device in the unit used everywhere here, and in the vendor's."""
     return f"{bytes_text(number)} ({digits(number / 1e9)} GB)"
 
 
 def dtype_text(machine: Machine, dtype: str) -> str:
-    """What a machine's matrix products of a dtype run as: ``TF32`` for ``f32`` where its peak is TensorFloat-32's."""
+    """Name of the precision of a machine's matrix products: ``TF32`` for ``f32`` if its peak is TensorFloat-32's."""
     return "TF32" if dtype == "f32" and machine.tf32 else dtype
 
 
@@ -58,13 +58,13 @@ def count_text(number: float, unit: str) -> str:
 
 
 def share_text(part: float, whole: float) -> str:
-    """``30.5 %``; a tenth of a percent is the least that it tells apart."""
+    """``30.5 %``, with a resolution of a tenth of a percent."""
     percent = 100 * part / whole if whole else 0.0
     return "< 0.1 %" if 0 < percent < 0.1 else f"{digits(round(percent, 1))} %"
 
 
 def digits(value: float) -> str:
-    """Three digits, never an exponent, no digit of a whole number lost."""
+    """Format with three digits, never with an exponent, and with all digits of a whole number."""
     if not value:
         return "0"
     places = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -82,18 +82,18 @@ def ticks(end: float, most: int = 8) -> list[float]:
 
 
 def axis_texts(values: list[float]) -> list[str]:
-    """The ticks' texts, all in the unit of the last one."""
+    """The ticks' labels, all in the unit of the last one."""
     size, unit = next((entry for entry in _SECONDS if values[-1] >= entry[0]), _SECONDS[-1])
     return [f"{digits(value / size)} {unit}" if value else "0" for value in values]
 
 
-def printable(said: str) -> str:
-    """Without control characters: a line's name may come from a file that somebody sent."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in said)
+def printable(text: str) -> str:
+    """Remove control characters: a line's name may come from an untrusted file."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 def _scaled(number: float, units: tuple[tuple[float, str], ...]) -> str:
-    # The number as it will be read decides on the unit: 999.6 µs reads as 1 ms.
+    # The rounded number determines the unit: 999.6 µs reads as 1 ms.
     for size, unit in units:
         if round(abs(number) / size, 3) >= 0.9995:
             return f"{digits(number / size)} {unit}".rstrip()

@@ -1,4 +1,4 @@
-"""Pictures: sound SVG of bounded size that draws every bar once, says what it shows, and reads for everyone."""
+"""Pictures: valid SVG of bounded size that draws every bar once, describes its content, and is accessible."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ def bar(stream, start, end, kind="dot_general", line="cell:1", device=0):
 
 
 def made(*bars, members=((0, 1, 2, 3),), seconds=None):
-    """A timeline of given bars; what its devices did follows from them."""
+    """A timeline of given bars; the times of its devices follow from them."""
     end = max(b.end for b in bars)
     devices = []
     for alike in members:
@@ -43,7 +43,7 @@ def made(*bars, members=((0, 1, 2, 3),), seconds=None):
     return Timeline("plain", {"data": 4}, seconds or end, tuple(devices), (), bars)
 
 
-# Computes, sends something hidden, then waits for a transfer that the others were late for.
+# Computes, sends something hidden, then waits for a transfer that the others joined late.
 STEP = made(
     bar("compute", 0.0, 0.4),
     bar("data", 0.1, 0.3, "all_gather", "cell:2"),
@@ -54,7 +54,7 @@ MEMORY = Memory(2**20, 2**21, 2**19, 3 * 2**20, (Alive(2**20, (512, 512), "f32",
 
 
 def rectangles(picture, height=None):
-    """Of what says something when it is pointed at: place, width, fill and that; of one height, if it is given."""
+    """Rectangles with a tooltip: position, width, fill and tooltip; only those of one height, if given."""
     found = []
     for rect in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
         title = rect.find(f"{SVG}title")
@@ -65,7 +65,7 @@ def rectangles(picture, height=None):
 
 def test_a_timeline_shows_bars_what_is_exposed_and_what_waits_each_as_long_as_it_lasts():
     picture = timeline_svg(STEP)
-    assert ">exposed: data<" in picture and ">waiting for others<" in picture  # in the legend, as tables call it
+    assert ">exposed: data<" in picture and ">waiting for others<" in picture  # in the legend
     found = rectangles(picture)
     first, wait, exposed = found[:3]
     assert wait[0] - first[0] == pytest.approx(0.4 * WIDTH, abs=0.1)
@@ -172,7 +172,7 @@ def test_a_hundred_thousand_bars_make_a_small_picture_in_which_no_time_is_lost()
     bars += [bar("data", i * 1e-5, (i + 0.5) * 1e-5, "all_gather") for i in range(0, 100_000, 10)]
     picture = timeline_svg(made(*sorted(bars, key=lambda b: b.start)))
     assert len(picture.encode()) < 300_000
-    counted = [int(said.split()[0]) for *_, said in rectangles(picture) if re.match(r"\d+ operations", said)]
+    counted = [int(title.split()[0]) for *_, title in rectangles(picture) if re.match(r"\d+ operations", title)]
     assert sum(counted) == 110_000
 
 
@@ -222,13 +222,13 @@ def test_a_step_without_temporaries_has_a_picture():
 
 
 def test_quantities_read_as_people_write_them():
-    said = "0 s, 20.6 ms, 1 ms, 72 µs, 3.2 s, < 0.1 ns"
-    assert ", ".join(map(seconds_text, (0, 0.02064, 9.996e-4, 7.2e-5, 3.2, 1e-12))) == said
+    expected = "0 s, 20.6 ms, 1 ms, 72 µs, 3.2 s, < 0.1 ns"
+    assert ", ".join(map(seconds_text, (0, 0.02064, 9.996e-4, 7.2e-5, 3.2, 1e-12))) == expected
     assert [bytes_text(b) for b in (0, 17, 2**20, 1536, 5.4 * 2**30)] == ["0 B", "17 B", "1 MiB", "1.5 KiB", "5.4 GiB"]
     assert [count_text(c, "FLOP") for c in (0, 12, 7.148e12)] == ["0 FLOP", "12 FLOP", "7.15 TFLOP"]
     assert [share_text(p, 1) for p in (0, 0.305, 1e-6, 1, 5e3)] == ["0 %", "30.5 %", "< 0.1 %", "100 %", "500,000 %"]
-    said = "74.5 GiB (80 GB), 22.4 GiB (24 GB), 131 GiB (141 GB)"
-    assert ", ".join(map(capacity_text, (80e9, 24e9, 141e9))) == said
+    expected = "74.5 GiB (80 GB), 22.4 GiB (24 GB), 131 GiB (141 GB)"
+    assert ", ".join(map(capacity_text, (80e9, 24e9, 141e9))) == expected
     assert axis_texts(ticks(0.0206)) == ["0", "5 ms", "10 ms", "15 ms", "20 ms"]
     ends = [10.0**power * factor for power in range(-9, 2) for factor in (1, 1.7, 3, 7.5, 9.99)]
     assert all(2 <= len(ticks(end)) <= 8 for end in ends)

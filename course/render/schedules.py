@@ -17,18 +17,18 @@ from course.schedules.ticks import Tick, Work, laid_beside, program_ticks, stage
 def schedule_svg(
     drawn: Schedule | Timed | Timeline, schedule: Schedule | None = None, *, axis: str = "pipe", file: bool = False
 ) -> str:
-    """A pipeline's schedule: what each stage does when, and where it does nothing.
+    """A pipeline's schedule: each stage's actions over time, and its idle times.
 
     Args:
-        drawn: A schedule, one with times of its own (``run``), or the timeline of a Program.
-        schedule: With a timeline: what the Program is meant to do. Its ticks are laid beside those of the Program and
-            say which microbatch each is; where the numbers of ticks differ, the Program's are drawn without.
+        drawn: A schedule, one with its own times (``run``), or the timeline of a Program.
+        schedule: With a timeline: the intended schedule. Its ticks are matched to those of the Program and identify
+            the microbatch of each; if the numbers of ticks differ, the Program's are drawn without labels.
         axis: With a timeline: the mesh axis that the stages are on.
-        file: Whether the picture is to stand alone, with colours of its own.
+        file: Whether the picture is standalone, with its own colours.
 
     Raises:
         TypeError: It is none of these, or a timeline without a schedule.
-        ValueError: It has too many actions to be read, or the Program has no ticks.
+        ValueError: It has too many actions to be readable, or the Program has no ticks.
     """
     if isinstance(drawn, Timeline):
         if not isinstance(schedule, Schedule):
@@ -105,7 +105,7 @@ def _of_program(timeline: Timeline, schedule: Schedule, axis: str) -> Picture:
 
 
 def _sent(bars: list[Bar], axis: str) -> tuple[Wire, ...]:
-    """What is sent over the stages' axis on the first line, and over others on the second."""
+    """Messages over the stages' axis on the first line, and over others on the second."""
     sent = sorted({(bar.start, bar.end, bar.stream) for bar in bars if bar.stream != "compute" and bar.end > bar.start})
     lines = [(0, "loss") if axis in axes.split(",") else (1, "synchronised") for *_, axes in sent]
     return tuple(
@@ -117,7 +117,7 @@ def _sent(bars: list[Bar], axis: str) -> tuple[Wire, ...]:
 def _ticks_of(
     stage: int, found: tuple[Tick, ...], beside: list[dict[int, Action] | None], schedule: Schedule
 ) -> tuple[list[Cell], int]:
-    """The cells of a stage, and in how many ticks it does what the schedule says."""
+    """The cells of a stage, and the number of ticks in which it follows the schedule."""
     cells, useful = [], 0
     for number, tick in enumerate(found):
         work, given = tick.work[stage], beside[number] if beside else None
@@ -142,7 +142,7 @@ def _expected(work: Work | None, tick: Tick, action: Action, stage: int, number:
 
 
 def _others(bars: list[Bar], work: list[Work | None], least: float) -> list[Cell]:
-    """What a stage computes outside of its ticks and takes time: copies, and what is stored at the end."""
+    """Compute of a stage outside its ticks that takes time: copies, and stores at the end."""
     inside = [one for one in work if one]
     outside = [bar for bar in bars if bar.stream == "compute" and bar.end - bar.start > least]
     outside = [bar for bar in outside if not any(one.start <= bar.start < one.end for one in inside)]

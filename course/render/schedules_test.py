@@ -1,4 +1,4 @@
-"""Pictures of schedules: every action once, at its time, with its number; bubbles and messages beside them."""
+"""Pictures of schedules: every action once, at its time, with its number, and bubbles and messages."""
 
 import re
 from dataclasses import replace

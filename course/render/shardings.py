@@ -1,6 +1,6 @@
-"""Pictures of shardings: an array as a grid of blocks with the devices that hold each, beside the mesh.
+"""Pictures of shardings: an array as a grid of blocks with the devices that hold each, next to the mesh.
 
-One piece of SVG without script, style sheet or address, narrow enough for a phone; and the same as a table of text.
+One piece of SVG without scripts, style sheets or addresses, narrow enough for a phone; and the same as a text table.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ TINTS = (0.22, 0.5, 0.34, 0.62)
 
 @dataclass(frozen=True)
 class Holdings:
-    """Who holds what of an array: a picture in a notebook, a table in a terminal.
+    """The blocks of an array and their devices: a picture in a notebook, a table in a terminal.
 
     Attributes:
-        shape: Of the whole array.
+        shape: Shape of the whole array.
         spec: A ``PartitionSpec``, or a tuple like one.
-        mesh: A ``Mesh``, an ``AbstractMesh``, or sizes of axes by name.
-        title: What stands above; by default the shape and the mesh.
+        mesh: A ``Mesh``, an ``AbstractMesh``, or axis sizes by name.
+        title: Heading; by default the shape and the mesh.
         labels: Names of the dims.
-        show_spec: Whether the spec is written there too. An exercise that asks for it leaves it out.
-        note: What stands below; by default the shape of a block and how often each is held.
+        show_spec: Whether the heading includes the spec. An exercise that asks for it leaves it out.
+        note: Text below; by default the shape of a block and the number of copies.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Holdings:
 
 
 def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_spec: bool = False) -> Holdings:
-    """Who holds what of a ``jax.Array``, as the last line of a notebook's cell or in a ``print``.
+    """The blocks of a ``jax.Array`` and their devices, as the last line of a notebook's cell or in a ``print``.
 
     Raises:
         ValueError: The array has no ``NamedSharding``.
@@ -77,7 +77,7 @@ def who_holds(array: Any, *, title: str = "", labels: Sequence[str] = (), show_s
 
 
 def holdings_table(shape: Sequence[int], spec: Any, mesh: Any) -> str:
-    """The same as text: a line for each device, with its place in the mesh and the indices of what it holds."""
+    """The same as text: a line for each device, with its position in the mesh and the indices of its block."""
     found = layout(shape, spec, mesh)
     block = {device: index for index, holders in found.holders.items() for device in holders}
     places = zip(found.devices.ravel().tolist(), _places(found), strict=True)
@@ -105,23 +105,23 @@ def holdings_svg(
     note: str = "",
     file: bool = False,
 ) -> str:
-    """An array as a grid of blocks, each with the devices that hold it, beside the mesh in the same colours.
+    """An array as a grid of blocks, each with the devices that hold it, next to the mesh in the same colours.
 
-    Of an array with more than two dims the leading ones are folded into the rows, and a note says so.
+    For an array with more than two dims, the leading ones are folded into the rows, and a note says so.
 
     Args:
-        shape: Of the whole array.
+        shape: Shape of the whole array.
         spec: A ``PartitionSpec``, or a tuple like one: for each dim ``None``, an axis, or a tuple of axes.
-        mesh: A ``Mesh``, an ``AbstractMesh``, or sizes of axes by name.
-        title: What stands above; by default the shape and the mesh.
-        labels: Names of the dims; ``dim 0`` and so on where there are none.
-        show_spec: Whether the spec is written beside the shape.
-        note: What stands below; by default the shape of a block and how often each is held.
-        file: Whether the picture is to stand alone, with colours of its own.
+        mesh: A ``Mesh``, an ``AbstractMesh``, or axis sizes by name.
+        title: Heading; by default the shape and the mesh.
+        labels: Names of the dims; ``dim 0`` and so on by default.
+        show_spec: Whether the spec is written next to the shape.
+        note: Text below; by default the shape of a block and the number of copies.
+        file: Whether the picture is standalone, with its own colours.
 
     Raises:
-        ValueError: The spec does not fit the shape or the mesh, there are not as many labels as dims, or it is divided
-            into more than can be drawn.
+        ValueError: The spec does not fit the shape or the mesh, the numbers of labels and dims differ, or it is divided
+            into more blocks than can be drawn.
     """
     found = layout(shape, spec, mesh)
     names = tuple(labels) or tuple(f"dim {i}" for i in range(len(found.shape)))
@@ -186,7 +186,7 @@ def _folded(found: Layout) -> tuple[int, int]:
 
 
 def _tint(found: Layout, index: tuple[int, ...]) -> tuple[str, float]:
-    """Colour and strength of a block: its own among up to 20."""
+    """Colour and strength of a block, unique among up to 20."""
     at = list(found.holders).index(index)
     return HUES[at % len(HUES)], TINTS[at // len(HUES) % len(TINTS)]
 
@@ -198,7 +198,7 @@ def _box(x: float, y: float, width: float, height: float, tint: tuple[str, float
 
 
 def _divided(found: Layout, index: tuple[int, ...], dims: slice) -> str:
-    """What a block spans in those of the dims that are divided."""
+    """The index range of a block in the given dims that are divided."""
     return ", ".join(said for said in found.ranges(index)[dims] if said != ":")
 
 
@@ -208,7 +208,7 @@ def _row_labels(found: Layout) -> list[str]:
 
 
 def _array(found: Layout, names: Sequence[str], left: float, top: float) -> tuple[list[str], float]:
-    """The grid of blocks with its ranges, and where it ends."""
+    """The grid of blocks with its ranges, and its end."""
     rows, columns = _folded(found)
     shape = found.shape
     height = LOWEST if len(shape) < 2 else min(max(GRID * shape[-2] / max(shape[-1], 1), LOWEST), HIGHEST)
@@ -237,7 +237,7 @@ def _array(found: Layout, names: Sequence[str], left: float, top: float) -> tupl
 
 
 def _chips(ids: Sequence[int], x: float, y: float, width: float, height: float) -> list[str]:
-    """The numbers of the devices, each in a ring where there is room, else how many they are."""
+    """The numbers of the devices, each in a circle if there is room, otherwise their count."""
     step = CHIP + 4 if width >= CHIP + 4 else width
     across = max(1, int(width // step))
     lines = math.ceil(len(ids) / across)
@@ -263,7 +263,7 @@ def _columns(found: Layout) -> int:
 
 
 def _mesh(found: Layout, x: float, top: float) -> tuple[list[str], float]:
-    """The mesh as a grid of devices in the colours of what they hold, and where it ends."""
+    """The mesh as a grid of devices in the colours of their blocks, and its end."""
     block = {device: index for index, holders in found.holders.items() for device in holders}
     sizes = list(found.axes.items())
     columns = _columns(found)
@@ -288,7 +288,7 @@ def _mesh(found: Layout, x: float, top: float) -> tuple[list[str], float]:
 
 
 def _plane(sizes: Sequence[tuple[str, int]], number: int) -> str:
-    """Where a plane of the mesh lies along the leading axes."""
+    """The position of a plane of the mesh along the leading axes."""
     said = []
     for name, size in reversed(sizes):
         number, at = divmod(number, size)

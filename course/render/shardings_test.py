@@ -1,4 +1,4 @@
-"""Pictures of shardings: every device stands where JAX puts it, and what cannot be is refused with a sentence."""
+"""Pictures of shardings: every device is at the position that JAX gives it, and impossible ones are refused."""
 
 import re
 from xml.etree import ElementTree
@@ -38,7 +38,7 @@ def spans(text, shape):
 
 
 def in_jax(shape, spec, axes):
-    """What each device holds, as JAX says."""
+    """The index ranges of each device, according to JAX."""
     held = NamedSharding(make_mesh(axes), spec).devices_indices_map(shape)
     return {
         device.id: tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
@@ -104,12 +104,12 @@ def test_devices_have_the_numbers_that_the_mesh_gives_them():
 def test_leading_dims_are_folded_into_the_rows_and_a_note_says_so():
     picture = holdings_svg((4, 8, 16), P("data", "tensor"), MESH, labels=("layers", "d_in", "d_out"))
     assert ">layers 4 × d_in 8 ↓<" in picture and ">1:2, 4:8<" in picture
-    said = re.sub(r"<[^>]*>", " ", picture.replace("</text><text", " <"))
-    assert "rows are those of layers and d_in together" in said
+    plain = re.sub(r"<[^>]*>", " ", picture.replace("</text><text", " <"))
+    assert "rows are those of layers and d_in together" in plain
 
 
 @pytest.mark.parametrize(
-    ("shape", "spec", "mesh", "said"),
+    ("shape", "spec", "mesh", "message"),
     [
         ((9, 16), P("data"), MESH, "dim 0 of shape [9, 16] has 9 elements, and data 4 cannot divide it into 4 equal"),
         ((4, 12), P(None, ("data", "tensor")), MESH, "data 4 times tensor 2 cannot divide it into 8 equal blocks"),
@@ -123,8 +123,8 @@ def test_leading_dims_are_folded_into_the_rows_and_a_note_says_so():
         ((64,), P("data"), {"data": 64}, "at most 16 along each dim"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_was_given_and_what_to_do(shape, spec, mesh, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_what_cannot_be_is_refused_with_what_was_given_and_what_to_do(shape, spec, mesh, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         holdings_svg(shape, spec, mesh)
 
 
@@ -152,6 +152,6 @@ def test_a_picture_needs_nothing_from_elsewhere_and_is_read_at_the_width_of_a_ph
 
 def test_a_note_stands_in_place_of_what_is_said_about_blocks():
     held = Holdings((16, 8), P("data"), {"data": 4, "tensor": 2}, note="Devices in a block hold summands of it.")
-    for said in (held._repr_html_(), repr(held)):
-        assert "Devices in a block hold summands of it." in said
-        assert "held twice" not in said
+    for output in (held._repr_html_(), repr(held)):
+        assert "Devices in a block hold summands of it." in output
+        assert "held twice" not in output

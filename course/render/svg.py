@@ -1,6 +1,6 @@
-"""What pictures of timelines are made of: marks on rows, drawn as SVG that needs nothing from elsewhere.
+"""Building blocks of timeline pictures: marks on rows, drawn as self-contained SVG.
 
-Text and lines take the colour of what surrounds them, so a picture reads on light and on dark.
+Text and lines inherit the surrounding colour, so a picture is readable on light and on dark.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from course.render.quantities import printable, seconds_text
 
 # After Okabe and Ito's palette for colour-blind readers (Color Universal Design, 2008), each at least 3:1 against
-# white and against a dark page; what is written on them is light or dark accordingly.
+# white and against a dark page; labels on them are light or dark accordingly.
 MATMUL, KERNEL = "#0072b2", "#8a94a0"
 AXES = ("#d55e00", "#c264b4", "#00966d", "#9b7d00")
 LIGHT, DARK = "#ffffff", "#111111"
 FONT = "system-ui,sans-serif"
 SMALL, TEXT = 11, 12
-LETTER = 6.1  # px that a letter of the small size takes, on average and a little more
+LETTER = 6.1  # px per letter of the small size, slightly above the average
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Mark:
     Attributes:
         start, end: Seconds.
         fill: A colour, or the name of a hatching: ``exposed`` (in ``colour``) or ``waiting``.
-        colour: Of the hatching.
-        labels: What may be written on it, the longest first.
-        title: What is said when it is pointed at.
-        name: What it counts as when many are drawn as one.
+        colour: Colour of the hatching.
+        labels: Possible labels, the longest first.
+        title: Tooltip.
+        name: Name to count it under when many are drawn as one.
     """
 
     start: float
@@ -54,7 +54,7 @@ class Row:
 
 
 def close_together(items: Sequence[Any], least: float) -> Iterator[list[Any]]:
-    """Groups of what has a ``start`` and an ``end``: those shorter than ``least`` seconds beside each other are one."""
+    """Groups of items with a ``start`` and an ``end``: neighbours shorter than ``least`` seconds form one group."""
     group: list[Any] = []
     for item in items:
         narrow = item.end - item.start < least
@@ -70,7 +70,7 @@ def close_together(items: Sequence[Any], least: float) -> Iterator[list[Any]]:
 
 
 def merged(marks: Sequence[Mark], least: float) -> list[Mark]:
-    """The same marks; those shorter than ``least`` seconds that stand close together are one."""
+    """The same marks, with neighbours shorter than ``least`` seconds merged into one."""
     return [_as_one(group) for group in close_together(marks, least)]
 
 
@@ -105,7 +105,7 @@ def _pattern(name: str, path: str, stroke: str, width: float, ground: str) -> st
 
 
 def draw(mark: Mark, x: float, y: float, width: float, height: float, fill: str) -> str:
-    """A mark as a rectangle with its tooltip and, where there is room, its label."""
+    """A mark as a rectangle with its tooltip and, if there is room, its label."""
     shown = max(width - 0.5, 0.6)  # a seam between neighbours of one colour
     title = f"<title>{safe(mark.title)}</title>"
     rect = f'<rect x="{x:.1f}" y="{y:g}" width="{shown:.1f}" height="{height:g}" fill="{fill}">{title}</rect>'
@@ -117,7 +117,7 @@ def draw(mark: Mark, x: float, y: float, width: float, height: float, fill: str)
 
 
 def torn(x: float, y: float, height: float) -> str:
-    """A mark at the end of a row that goes on beyond the picture."""
+    """A mark at the end of a row that continues beyond the picture."""
     path = f"M{x:g},{y:g}l4,{height / 4:g}l-8,{height / 4:g}l8,{height / 4:g}l-4,{height / 4:g}"
     return f'<path d="{path}" stroke="currentColor" stroke-width="1.5" fill="none"/>'
 
@@ -135,7 +135,7 @@ def text(
     faint: bool = False,
     halo: str = "",
 ) -> str:
-    """A line of text; ``halo`` is the colour that keeps a pattern off it."""
+    """A line of text; ``halo`` is the colour that separates it from a pattern."""
     more = f' font-weight="{weight}"' if weight else ""
     more += ' pointer-events="none"' if passive else ""
     more += ' fill-opacity="0.75"' if faint else ""
@@ -158,18 +158,18 @@ def svg(
     """The picture.
 
     Args:
-        width, height: Of its inside, in px.
-        title, description: For those who do not see it.
-        inside: What is drawn.
-        name: Told apart from all other pictures of a page.
-        file: Whether it is to stand alone: then it brings its own colours, for light and for dark.
-        least: Share of its width below which it is not shrunk.
+        width, height: Size of its inside, in px.
+        title, description: For readers who do not see it.
+        inside: The drawn elements.
+        name: An id that is unique on the page.
+        file: Whether it is standalone: then it includes its own colours, for light and for dark.
+        least: Fraction of its width below which it is not shrunk.
     """
     about = f'<title id="{name}-t">{safe(title)}</title><desc id="{name}-d">{safe(description)}</desc>'
     dark = "@media(prefers-color-scheme:dark){svg{color:#e6e8eb;background:#111}}"
     colours = f"<style>svg{{color:#1b1f24;background:#fff}}{dark}</style>" if file else ""
     size = f'width="{width:g}" height="{height:g}"' if file else ""
-    # Wide enough to be read; what surrounds it scrolls.
+    # Wide enough to be readable; the surrounding element scrolls.
     style = (
         "" if file else f' style="display:block;width:100%;min-width:{least * width:g}px;max-width:{1.25 * width:g}px;"'
     )
@@ -180,7 +180,7 @@ def svg(
 
 
 def text_on(fill: str) -> str:
-    """Light or dark, whichever is better read on a colour."""
+    """Light or dark, whichever is more readable on a colour."""
     return LIGHT if contrast(fill, LIGHT) >= contrast(fill, DARK) else DARK
 
 
@@ -197,5 +197,5 @@ def _luminance(colour: str) -> float:
 
 
 def safe(said: str) -> str:
-    """Text for XML: escaped, and without the control characters that XML has no way to write."""
+    """Text for XML: escaped, and without the control characters that XML cannot represent."""
     return escape(printable(said), quote=True)

@@ -24,10 +24,10 @@ class Section:
     """A table of text.
 
     Attributes:
-        title: Stands above it.
-        columns: The heads; a name that ends in ``>`` is of numbers, written flush right.
-        rows: One text a column.
-        more: How many rows are left out.
+        title: Heading.
+        columns: Column headings; one that ends in ``>`` has numbers, aligned right.
+        rows: One text per column.
+        more: Number of rows left out.
     """
 
     title: str
@@ -43,16 +43,16 @@ def heading(prediction: Prediction) -> str:
 
 
 def comparison(predictions: Mapping[str, Prediction]) -> Section:
-    """The figures of several predictions side by side; of one alone under an empty name."""
+    """The figures of several predictions side by side; of a single one under an empty name."""
     each = {name: prediction.figures() for name, prediction in predictions.items()}
     names = list(dict.fromkeys(name for figures in each.values() for name in figures))
-    # What only some have stands where the first that has it put it.
+    # A figure that only some have is placed as in the first prediction that has it.
     rows = tuple((name, *(figures.get(name, "–") for figures in each.values())) for name in names)
     return Section("", ("", *each), rows)
 
 
 def sections(prediction: Prediction) -> list[Section]:
-    """Where time goes by line, the critical path, and what is sent."""
+    """Time by line, the critical path, and the transfers."""
     return [section for section in (_lines(prediction), _critical(prediction), _sent(prediction)) if section.rows]
 
 
@@ -112,7 +112,7 @@ def prediction_tables(prediction: Prediction) -> list[RenderableType]:
 def rich_comparison(
     title: str, predictions: Mapping[str, Prediction], remarks: Mapping[str, str]
 ) -> list[RenderableType]:
-    """``comparison`` for a terminal, and why something is missing."""
+    """``comparison`` for a terminal, and the reasons why something is missing."""
     from rich.text import Text
 
     said = [Text(printable(f"{name}: {why}"), style="dim") for name, why in remarks.items()]
@@ -135,7 +135,7 @@ def rich_sections(prediction: Prediction) -> list[RenderableType]:
 
 @dataclass(frozen=True)
 class Fitting:
-    """A table of figures for a terminal; where that is too narrow, shares stand below what they are shares of."""
+    """A table of figures for a terminal; if that is too narrow, shares are below their figures."""
 
     section: Section
 
@@ -156,10 +156,10 @@ def rich_table(section: Section) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    named = any(section.columns)  # else it has no heads
+    named = any(section.columns)  # otherwise it has no headings
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=named)
     for column in section.columns:
-        # Where it gets narrow the widest column gives way first; nothing is ever cut off.
+        # In a narrow terminal the widest column shrinks first; nothing is ever cut off.
         side = "right" if column.endswith(">") else "left"
         table.add_column(printable(column.rstrip(">")), justify=side, overflow="fold")
     for row in section.rows:
@@ -168,10 +168,10 @@ def rich_table(section: Section) -> Table:
 
 
 def as_text(parts: Sequence[RenderableType]) -> str:
-    """What a terminal would show, without colours."""
+    """The text that a terminal would show, without colours."""
     from rich.console import Console
 
-    # In a notebook rich would show the text at once, and it is only wanted as text.
+    # In a notebook rich would display the text at once, but only the string is wanted.
     console = Console(width=WIDEST, highlight=False, color_system=None, force_terminal=False, force_jupyter=False)
     with console.capture() as capture:
         for part in parts:

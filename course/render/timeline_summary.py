@@ -1,6 +1,6 @@
-"""A timeline in brief: the bars of one device as plain data of bounded size, for a verdict to keep and a page to draw.
+"""Summary of a timeline: the bars of one device as plain data of bounded size, stored in a verdict and drawn on a page.
 
-What is read back is trusted in nothing: it describes a program that somebody handed in.
+Data that is read back is untrusted: it describes a program that somebody submitted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Device(msgspec.Struct):
 
 
 class _Brief(msgspec.Struct):
-    """A bar is its stream, start, end, kind, line, dtype, shape, FLOPs and bytes; names are places in ``texts``."""
+    """A bar is its stream, start, end, kind, line, dtype, shape, FLOPs and bytes; names are indices into ``texts``."""
 
     machine: Text
     mesh: list[tuple[Text, Whole]]
@@ -48,8 +48,8 @@ class _Brief(msgspec.Struct):
 def to_summary(timeline: Timeline) -> dict[str, Any]:
     """The timeline without its critical path, and with the bars of the device that ends last.
 
-    Times of bars are whole nanoseconds. Where there are too many bars, short neighbours on a stream are one; its kind
-    and line are those that take longest among them.
+    Times of bars are whole nanoseconds. If there are too many bars, short neighbours on a stream are merged; the kind
+    and line of the result are those with the most time among them.
     """
     devices = sorted(timeline.devices, key=lambda device: (-device.end, device.device))[:MOST_DEVICES]
     every = [bar for bar in timeline.bars if bar.device == devices[0].device]
@@ -81,12 +81,12 @@ def _packed(timeline: Timeline, devices: list[DeviceTime], bars: list[Bar]) -> d
         "texts": list(texts),
         "bars": rows,
     }
-    # As it will be read back: the same verdict is the same bytes.
+    # Normalised as when read back: the same verdict is the same bytes.
     return json.loads(json.dumps(brief, sort_keys=True))
 
 
 def _merged(bars: list[Bar], least: float) -> list[Bar]:
-    """The bars with those shorter than ``least`` seconds joined to close ones on their stream, in order of start."""
+    """The bars with those shorter than ``least`` seconds merged into close ones on their stream, in order of start."""
     streams = [[bar for bar in bars if bar.stream == stream] for stream in sorted({bar.stream for bar in bars})]
     found = [_as_one(group) for some in streams for group in close_together(some, least)]
     return sorted(found, key=lambda bar: (bar.start, bar.stream))
@@ -109,7 +109,7 @@ def _as_one(group: list[Bar]) -> Bar:
 
 
 def _longest(named: list[tuple[str, Bar]]) -> str:
-    """The name whose bars take longest in all."""
+    """The name with the longest total time of its bars."""
     times: dict[str, float] = defaultdict(float)
     for name, bar in named:
         times[name] += bar.end - bar.start
@@ -117,10 +117,10 @@ def _longest(named: list[tuple[str, Bar]]) -> str:
 
 
 def from_summary(data: Any) -> Timeline:
-    """The timeline that ``to_summary`` described, with the bars of one device.
+    """The timeline that ``to_summary`` summarised, with the bars of one device.
 
     Raises:
-        ValueError: It is malformed, or larger than ``to_summary`` makes them.
+        ValueError: It is malformed, or larger than the output of ``to_summary`` can be.
     """
     try:
         if len(json.dumps(data, allow_nan=False)) > MOST_BYTES:
@@ -144,6 +144,6 @@ def _bar(
 
 
 def pictured(timeline: Timeline) -> Timeline:
-    """The same with the one device that has bars, for a picture beside others."""
+    """The same with only the device that has bars, for a picture next to others."""
     drawn = {bar.device for bar in timeline.bars}
     return replace(timeline, devices=tuple(device for device in timeline.devices if device.device in drawn)[:1])

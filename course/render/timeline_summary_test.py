@@ -1,4 +1,4 @@
-"""A timeline in brief: the same picture from bounded data, and nothing but a refusal for data that is not one."""
+"""Summary of a timeline: the same picture from bounded data, and a refusal of invalid data."""
 
 import json
 from copy import deepcopy
@@ -15,7 +15,7 @@ MS = 1e-3
 
 
 def step(count=2, line="cell:{}", seconds=None):
-    """``count`` matmuls of a millisecond, each behind a gather that takes half of one."""
+    """``count`` matmuls of a millisecond, each after a gather that takes half a millisecond."""
     bars, at = [], 0.0
     for i in range(count):
         bars.append(Bar(0, "data", at, at + MS / 2, "all_gather", line.format(i), (8, 4), "f32", 0.0, 96.0))

@@ -1,4 +1,4 @@
-"""Pipeline schedules: the family that papers describe, its times and its costs.
+"""Pipeline schedules: the family of published schedules, with times and costs.
 
 >>> from course.schedules import gpipe, measure, run
 >>> round(measure(run(gpipe(4, 8))).bubble, 4)
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The names of ``looped``, which is not everywhere."""
+    """Import the names of ``looped`` lazily, because it is not available everywhere."""
     if name in __all__:
         return getattr(importlib.import_module("course.schedules.looped"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Schedules with several parts of the model on each device, and with them the whole family by name.
+"""Schedules with several parts of the model on each device, and the whole family by name.
 
-The sandbox never has this module: who works on what, and when, is an exercise.
+The sandbox never has this module: the assignment of work to devices and times is an exercise.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def family(name: str, num_stages: int, num_microbatches: int, num_repeats: int =
     """A schedule by its name in ``FAMILY``.
 
     Raises:
-        LookupError: None has that name.
+        LookupError: No schedule has that name.
         ValueError: It is not defined for these sizes; the message says why.
     """
     if name not in FAMILY:

@@ -1,7 +1,7 @@
-"""The costs of a schedule: its bubble, activations and messages; measured on its times, and by closed forms.
+"""The costs of a schedule: its bubble, activations and messages; measured on its times, and in closed form.
 
-Activations are counted in *microbatches of a device*: what the forward pass of one microbatch keeps for the backward
-pass on all layers of one device. With repeats, one part of the layers is a fraction of that.
+Activations are counted in *microbatches of a device*: the activations that the forward pass of one microbatch keeps
+for the backward pass on all layers of one device. With repeats, one part of the layers is a fraction of that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Measured:
     """The cost of one step.
 
     Attributes:
-        time: Of a step of ``num_microbatches``; of a schedule that never flushes, in its steady state.
-        bubble: Share of all devices' time in which they do not compute.
-        activations: The most that each stage holds at once, in microbatches of a device.
-        weights: Copies of its weights that each stage holds at most.
-        messages: That each stage sends in a step, each one microbatch's activations or their gradient.
+        time: Duration of a step of ``num_microbatches``; for a schedule that never flushes, in its steady state.
+        bubble: Fraction of all devices' time in which they do not compute.
+        activations: Peak activations of each stage, in microbatches of a device.
+        weights: Maximum number of copies of its weights on each stage.
+        messages: Messages sent by each stage per step, each one microbatch's activations or their gradient.
     """
 
     time: float
@@ -53,7 +53,7 @@ def measure(timed: Timed) -> Measured:
 
 
 def _activations(order: tuple[Action, ...]) -> int:
-    """The most that is held at once: from the start of a forward pass to the end of the last backward part."""
+    """Peak number of activations, each from the start of a forward pass to the end of the last backward part."""
     held = most = 0
     for action in order:
         held += {"F": 1, "I": 0}.get(action.kind, -1)
@@ -62,8 +62,8 @@ def _activations(order: tuple[Action, ...]) -> int:
 
 
 def _weights(order: tuple[Action, ...]) -> int:
-    """The most versions that are held at once, where each backward pass makes a new one: those that microbatches under
-    way have met, and the newest."""
+    """The maximum number of resident versions if each backward pass makes a new one: those used by microbatches in
+    flight, and the newest."""
     newest, met, most = 0, {}, 1
     for action in order:
         if action.kind == "F":
@@ -96,12 +96,12 @@ def num_ticks(num_stages: int, num_microbatches: int, num_repeats: int = 1) -> i
 def bubble_form(
     name: str, num_stages: int, num_microbatches: int, num_repeats: int = 1, costs: Costs = UNIT
 ) -> float | None:
-    """The bubble by closed form, or None where there is none.
+    """The bubble in closed form, or None if there is none.
 
-    GPipe and 1F1B: Narayanan et al. 2021 (Megatron), section 2.2.1, as a share of the whole time. Interleaved 1F1B:
-    section 2.2.2. Breadth-first: 1 - R M / T, which is Lamy-Poirier 2023 where M is not below S. ZB-H1: Qi et al.
-    2024, table 2, where the gradient of the weights takes no longer than either other pass. PipeDream: none, and with
-    messages that take time what a stage waits because at most S microbatches are under way.
+    GPipe and 1F1B: Narayanan et al. 2021 (Megatron), section 2.2.1, as a fraction of the total time. Interleaved 1F1B:
+    section 2.2.2. Breadth-first: 1 - R M / T, which is Lamy-Poirier 2023 if M is not below S. ZB-H1: Qi et al.
+    2024, table 2, if the gradient of the weights takes no longer than either other pass. PipeDream: none; with
+    messages that take time, a stage's waiting time because at most S microbatches are in flight.
     """
     stages, microbatches = num_stages, num_microbatches
     work = costs.forward + costs.backward
@@ -124,7 +124,7 @@ def bubble_form(
 
 
 def activations_form(name: str, stage: int, num_stages: int, num_microbatches: int, num_repeats: int = 1) -> float:
-    """The most activations of a stage, in microbatches of a device, by closed form.
+    """The peak activations of a stage, in microbatches of a device, in closed form.
 
     1F1B: Narayanan et al. 2021 (Memory-Efficient Pipeline-Parallel DNN Training), section 3.2. Interleaved 1F1B: its
     first stage in Korthikanti et al. 2022, section 4.2.3. ZB-H1: Qi et al. 2024, table 2.
@@ -140,8 +140,8 @@ def activations_form(name: str, stage: int, num_stages: int, num_microbatches: i
 
 
 def messages_form(stage: int, num_stages: int, num_microbatches: int, num_repeats: int = 1) -> int:
-    """Messages that a stage sends in a step, by closed form: one for each microbatch and repeat, forward and backward,
-    except what the last part of the model computes and the gradient of the first one's input."""
+    """Messages that a stage sends per step, in closed form: one for each microbatch and repeat, forward and backward,
+    except the output of the last part of the model and the gradient of the first part's input."""
     if num_stages == 1:
         return 0
     ends = (stage == 0) + (stage == num_stages - 1)

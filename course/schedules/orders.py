@@ -1,8 +1,8 @@
-"""Pipeline schedules as data: what each stage does, in order.
+"""Pipeline schedules as data: the actions of each stage, in order.
 
-A device of the pipeline is a *stage*. It holds ``num_repeats`` parts of the layers; part ``r`` of stage ``s`` is the
+A device of the pipeline is a *stage*. It has ``num_repeats`` parts of the layers; part ``r`` of stage ``s`` is the
 ``r * num_stages + s``-th part of the model, so a microbatch goes round the stages once for each repeat. ``family`` has
-the schedules that papers describe; one drawn by hand is written with ``written``.
+the published schedules; ``written`` parses one written by hand.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Action:
 
     Attributes:
         kind: ``F`` forward; ``B`` the whole backward pass; or its two parts, ``I`` the gradient of the input, which
-            the stage before waits for, and ``W`` the gradient of the weights, which nobody does.
-        microbatch: Of the step, from 0; in a schedule that never flushes, of the whole stream.
-        repeat: Which part of the stage's layers, from 0.
+            the previous stage waits for, and ``W`` the gradient of the weights, which no stage waits for.
+        microbatch: Index in the step, from 0; in a schedule that never flushes, in the whole stream.
+        repeat: Index of the part of the stage's layers, from 0.
     """
 
     kind: str
@@ -37,14 +37,14 @@ class Schedule:
     """The actions of each stage, in order.
 
     Attributes:
-        name: What people call it.
+        name: Common name.
         num_stages: Devices in the pipeline.
-        num_microbatches: Of a step.
+        num_microbatches: Microbatches per step.
         num_repeats: Parts of the model on each device.
         orders: A tuple of actions for each stage.
-        flushes: Whether all microbatches of a step are through before the weights change and the next step begins.
+        flushes: Whether all microbatches of a step finish before the weights change and the next step begins.
             If not, ``orders`` is a stream of microbatches, each of which changes the weights.
-        microbatches: How many go through in ``orders``: ``num_microbatches``, or the length of the stream.
+        microbatches: Number of microbatches in ``orders``: ``num_microbatches``, or the length of the stream.
 
     Raises:
         ValueError: An order does not have every microbatch and repeat exactly once, forward and backward.
@@ -89,10 +89,10 @@ class Schedule:
 
 
 def require_sizes(num_stages: int, num_microbatches: int, num_repeats: int) -> None:
-    """Refuse sizes that no pipeline has.
+    """Refuse invalid sizes of a pipeline.
 
     Raises:
-        ValueError: One of them is below 1, or the repeats are more than the alphabet has letters.
+        ValueError: One of them is below 1, or there are more repeats than letters in the alphabet.
     """
     for name, size in (("stages", num_stages), ("microbatches", num_microbatches), ("repeats", num_repeats)):
         if size < 1:
@@ -102,30 +102,30 @@ def require_sizes(num_stages: int, num_microbatches: int, num_repeats: int) -> N
 
 
 def forwards(schedule: Schedule) -> Schedule:
-    """The same schedule's forward pass alone."""
+    """The forward pass of the same schedule."""
     orders = tuple(tuple(action for action in order if action.kind == "F") for order in schedule.orders)
     return replace(schedule, name=f"{schedule.name}, forward pass", orders=orders)
 
 
 def text_of(action: Action, num_repeats: int = 1) -> str:
-    """``F3``; where there are repeats, ``F3b``: microbatch 3 in its second one."""
+    """``F3``; with repeats, ``F3b``: microbatch 3 in its second one."""
     return f"{action.kind}{action.microbatch}{LETTERS[action.repeat] if num_repeats > 1 else ''}"
 
 
 def written(lines: Sequence[str], *, name: str = "by hand") -> Schedule:
-    """A schedule that was written down.
+    """Parse a schedule written as text.
 
     Args:
         lines: One for each stage, such as ``"F0 F1 B0 B1"``. ``F``, ``B``, ``I`` and ``W`` are the kinds of an
-            ``Action``; a letter behind the number names the repeat: ``F3b`` is microbatch 3 in its second one. Idle
-            ticks are left out: when each action can begin follows from what it needs.
-        name: What it is called.
+            ``Action``; a letter after the number names the repeat: ``F3b`` is microbatch 3 in its second one. Idle
+            ticks are left out: the start of each action follows from its dependencies.
+        name: Name of the schedule.
 
     Returns:
         The schedule; it has as many microbatches and repeats as the lines name.
 
     Raises:
-        ValueError: A word is no action, or a stage does not have all of them.
+        ValueError: A word is not an action, or a stage does not have all of them.
 
     >>> written(["F0 F1 B1 B0", "F0 F1 B1 B0"]).num_microbatches
     2

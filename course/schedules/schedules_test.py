@@ -1,4 +1,4 @@
-"""Schedules: every one in the family meets its closed forms; what is no schedule is refused with a sentence."""
+"""Schedules: every one in the family matches its closed forms; invalid schedules are refused with a message."""
 
 from itertools import pairwise, product
 

@@ -1,8 +1,8 @@
-"""Ticks of a pipeline Program, found in its timeline, and what a schedule says that each stage does in them.
+"""Ticks of a pipeline Program, found in its timeline, and the schedule's action of each stage in them.
 
-A timeline does not say which microbatch a matmul belongs to. It does say when something crossed ``pipe``: each tick of
-a pipeline ends by passing on what it computed. So a tick is the time between two permutes in which some stage
-multiplies matrices, written as a loop or not, and a schedule's own ticks are laid beside them. Where their numbers
+A timeline does not tell which microbatch a matmul belongs to. It does tell when data crosses ``pipe``: each tick of
+a pipeline ends by passing on its result. So a tick is the time between two permutes in which some stage
+multiplies matrices, written as a loop or not, and a schedule's own ticks are matched to these. If their numbers
 differ, nothing is labelled.
 """
 
@@ -25,8 +25,8 @@ class Work:
     """The work of one stage in one tick.
 
     Attributes:
-        start, end: Seconds, of everything that it computes.
-        flops: Of its matmuls.
+        start, end: Seconds, over all its kernels.
+        flops: FLOPs of its matmuls.
     """
 
     start: float
@@ -40,7 +40,7 @@ class Tick:
 
     Attributes:
         start, end: Seconds: from the first to the last matmul of any stage.
-        work: By stage; None where it multiplies nothing.
+        work: By stage; None if it has no matmul.
     """
 
     start: float
@@ -56,8 +56,8 @@ def program_ticks(timeline: Timeline, axis: str = "pipe") -> tuple[Tick, ...]:
         axis: The mesh axis that the stages are on.
 
     Raises:
-        ValueError: The mesh has no such axis, or nothing is passed on over it, so that there is nothing to tell ticks
-            by.
+        ValueError: The mesh has no such axis, or no messages cross it, so that ticks cannot be
+            distinguished.
     """
     bars = stage_bars(timeline, axis)
     sent = sorted({bar.end for stage in bars for bar in stage if _passes_on(bar, axis)})
@@ -108,7 +108,7 @@ def _work(bars: list[Bar]) -> Work | None:
 
 
 def schedule_ticks(schedule: Schedule) -> tuple[dict[int, Action], ...]:
-    """The schedule in ticks, where each action takes one and messages no time: by tick, what each stage does."""
+    """The schedule in ticks, with one tick per action and no time for messages: by tick, the action of each stage."""
     repeats = float(schedule.num_repeats)
     whole = any(action.kind == "B" for order in schedule.orders for action in order)
     split = (repeats / 2, repeats / 2) if whole else (repeats, repeats)
@@ -124,8 +124,8 @@ def laid_beside(ticks: tuple[Tick, ...], schedule: Schedule) -> list[dict[int, A
     """The schedule's actions in each of a Program's ticks.
 
     Returns:
-        One entry for each tick, or an empty list if the two do not have the same number. A Program may have one tick
-        more, between forward and backward: the loss, whose entry is None.
+        One entry for each tick, or an empty list if the two do not have the same number. A Program may have one more
+        tick, between forward and backward: the loss, whose entry is None.
     """
     given: list[dict[int, Action] | None] = list(schedule_ticks(schedule))
     if len(ticks) == len(given) + 1 and not schedule.forward_only:

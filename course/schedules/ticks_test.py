@@ -1,4 +1,4 @@
-"""Ticks: a Program's, found in its timeline, are those of the schedule that it was written to."""
+"""The ticks found in a Program's timeline match the schedule that it implements."""
 
 import pytest
 

@@ -1,13 +1,13 @@
-"""When each action of a schedule runs, from what it needs.
+"""Start and end times of a schedule's actions, from their dependencies.
 
-The rules, all of them:
+The complete rules:
 
-- A stage does its actions in their order, one at a time. An action begins when the one before it has ended and what it
-  needs is there.
-- Forward needs the output of the part before; backward the gradient of the output, from the part behind, and its own
+- A stage runs its actions in order, one at a time. An action begins when the previous one has ended and its
+  dependencies are ready.
+- Forward needs the output of the previous part; backward the gradient of the output, from the next part, and its own
   forward pass; the gradient of the weights its own gradient of the input.
-- What crosses from one device to another is sent as soon as it is made, beside computing. A link carries one message at
-  a time in each direction, in the order in which they were made.
+- A message between devices is sent as soon as it is ready, overlapping with compute. A link carries one message at
+  a time in each direction, in the order in which they became ready.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Costs:
     """Times of one microbatch, in any unit.
 
     Attributes:
-        forward: Of all layers of one device.
-        backward_input: Of the gradient of their inputs.
-        backward_weights: Of the gradient of their weights.
-        send: Of one message: a microbatch's activations, or their gradient, between two devices.
+        forward: Forward pass of all layers of one device.
+        backward_input: Gradient of their inputs.
+        backward_weights: Gradient of their weights.
+        send: One message: a microbatch's activations, or their gradient, between two devices.
 
     Raises:
-        ValueError: One is negative or no finite number, or computing takes no time at all.
+        ValueError: A time is negative or not finite, or computing takes no time at all.
     """
 
     forward: float = 1.0
@@ -51,7 +51,7 @@ class Costs:
         return self.backward_input + self.backward_weights
 
     def of(self, kind: str, num_repeats: int = 1) -> float:
-        """Of an action on one of ``num_repeats`` parts of the device's layers."""
+        """Time of an action on one of ``num_repeats`` parts of the device's layers."""
         times = {"F": self.forward, "B": self.backward, "I": self.backward_input, "W": self.backward_weights}
         return times[kind] / num_repeats
 
@@ -61,7 +61,7 @@ UNIT = Costs()
 
 @dataclass(frozen=True)
 class Span:
-    """An action as it ran on a stage."""
+    """The time of an action on a stage."""
 
     stage: int
     action: Action
@@ -85,9 +85,9 @@ class Timed:
     """A schedule with its times.
 
     Attributes:
-        schedule: What was run.
-        costs: What it was run with.
-        spans: Of each stage, in its order.
+        schedule: The schedule that was run.
+        costs: The costs that it was run with.
+        spans: The spans of each stage, in its order.
         messages: By start.
     """
 
@@ -98,7 +98,7 @@ class Timed:
 
     @property
     def end(self) -> float:
-        """When the last action has ended."""
+        """The time at which the last action has ended."""
         return max(span.end for spans in self.spans for span in spans)
 
 
@@ -106,7 +106,7 @@ def run(schedule: Schedule, costs: Costs = UNIT) -> Timed:
     """Time a schedule.
 
     Raises:
-        ValueError: Its stages would wait for each other forever; the message says what each waits for.
+        ValueError: Its stages would wait for each other forever; the message gives the dependency of each.
     """
     state = _State(schedule, costs)
     while not state.done:
@@ -116,7 +116,7 @@ def run(schedule: Schedule, costs: Costs = UNIT) -> Timed:
     return Timed(schedule, costs, tuple(map(tuple, state.spans)), tuple(messages))
 
 
-# A part of the model's work on a microbatch: whether backward, microbatch, number of the part.
+# A part of the model's work on a microbatch: whether backward, microbatch, index of the part.
 _Key = tuple[bool, int, int]
 
 
@@ -134,7 +134,7 @@ class _State:
         return all(len(a) == len(b) for a, b in zip(self.spans, self.schedule.orders, strict=True))
 
     def advance(self, stage: int) -> bool:
-        """Run what the stage can run; True if it was anything."""
+        """Run all ready actions of the stage; True if there were any."""
         order, spans = self.schedule.orders[stage], self.spans[stage]
         before = len(spans)
         while len(spans) < len(order) and not any(self._missing(stage, order[len(spans)])):

@@ -1,7 +1,7 @@
-"""Run cards: what was trained, on what, with which settings, and what came out; and what the lenses predicted.
+"""Run cards: the model, machine and settings of a run, its results, and the predictions of the analyses.
 
-A card has the form of the course's other measurements (``course/measurements/README.md``): ``kind``, the ``cards`` of
-machine and installation, and ``rows`` of figures, each with the index of its card.
+A card has the format of the course's other measurements (``course/measurements/README.md``): ``kind``, the ``cards``
+of machine and installation, and ``rows`` of figures, each with the index of its card.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def run_card(
     results: dict[str, Any],
     prediction: dict[str, Any],
 ) -> dict[str, Any]:
-    """The card of a run that has come to an end.
+    """The card of a finished run.
 
     Args:
-        trainer: What ran.
-        options: What its strategy was asked for.
+        trainer: The trainer that ran.
+        options: The options requested of its strategy.
         times: Seconds of each step; the first ones warm up and are left out.
-        results: Losses, steps done, and what else came out.
-        prediction: As ``predicted`` gives it.
+        results: Losses, completed steps, and other results.
+        prediction: As returned by ``predicted``.
     """
     installed, run, mesh = card(), trainer.run, dict(trainer.mesh.shape)
     emulated = installed["platform"] == "cpu"
@@ -70,15 +70,15 @@ def run_card(
 
 
 def name_of(trainer: Trainer) -> str:
-    """A row's name: ``train compiler data=4 tensor=2``."""
+    """Name of a row: ``train compiler data=4 tensor=2``."""
     return f"train {trainer.strategy.name} " + " ".join(f"{axis}={size}" for axis, size in trainer.mesh.shape.items())
 
 
 def rates(sizes: ModelSizes, batch: int, times: list[float], kind: str, devices: int, dtype: str) -> dict[str, Any]:
-    """Seconds a step (median and quartiles), tokens a second over all devices, and MFU.
+    """Seconds per step (median and quartiles), tokens per second over all devices, and MFU.
 
-    ``mfu`` is a share of ``peak_flops``, the published dense rate for the dtype times the number of devices. Both are
-    None for a kind whose peak is not known, as that of emulated devices.
+    ``mfu`` is a fraction of ``peak_flops``, the published dense rate for the dtype times the number of devices. Both
+    are None for a kind whose peak is not known, such as emulated devices.
     """
     from course.machines import machine
 
@@ -98,7 +98,7 @@ def rates(sizes: ModelSizes, batch: int, times: list[float], kind: str, devices:
 def predicted(
     make: MakeStrategy, sizes: ModelSizes, axes: dict[str, int], options: StrategyOptions, batch: int, machine: str
 ) -> dict[str, Any]:
-    """The lenses' prediction of a step's loss and gradients on a machine; the optimizer's update is not in it.
+    """Predict the time of a step's loss and gradients on a machine, without the optimizer's update.
 
     Returns:
         ``machine``, ``seconds``, ``tokens_per_second``, ``mfu`` and ``bytes``; or ``not applicable`` and why.
@@ -129,7 +129,7 @@ def predicted(
 
 
 def lines(data: dict[str, Any]) -> dict[str, str]:
-    """A card in words, by what each says."""
+    """A card in words, by topic."""
     (name, row), (installed,) = next(iter(data["rows"].items())), data["cards"]
     sizes, schedule = row["sizes"], row["schedule"]
     return {

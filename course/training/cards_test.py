@@ -1,4 +1,4 @@
-"""A card's rates and predictions; whole cards are made by the command's tests."""
+"""A card's rates and predictions; the command's tests cover whole cards."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""Checkpoints: written while training goes on, whole or not at all, and readable on another mesh.
+"""Checkpoints: written while training continues, atomically, and readable on another mesh.
 
-Each holds the state (parameters and the optimizer's) and a description of the run. Every process writes the parts that
-its devices hold, and reads the parts that they are to hold; so with several processes the folder must be one that all
-of them see. A checkpoint gets its name, its number of steps, when all of it is on the disk.
+Each contains the state (parameters and the optimizer's) and a description of the run. Every process writes the parts
+on its own devices, and reads the parts that they need; so with several processes the folder must be visible to all
+of them. A checkpoint gets its name, its number of steps, when all of it is on disk.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ KEPT = 2
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used; the message says why, and what to do."""
+    """Raised when a checkpoint cannot be used; the message says why, and what to do."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, in a folder of their own; close it, or use it in a ``with``."""
+    """The checkpoints of a run, in a separate folder; close it, or use it in a ``with``."""
 
     def __init__(self, folder: Path):
         policy = ocp.checkpoint_managers.LatestN(KEPT)
@@ -37,16 +37,16 @@ class Checkpoints:
         self._manager.close()
 
     def latest(self) -> int | None:
-        """How many steps are done in the newest checkpoint that is whole; None if there is none."""
+        """Number of completed steps in the newest complete checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     def save(self, step: int, state: State, run: Run) -> None:
-        """Copy the state off the devices, and write it while the caller goes on."""
+        """Copy the state off the devices, and write it while the caller continues."""
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), run=ocp.args.JsonSave(run.to_json()))
         self._manager.save(step, args=args, force=True)
 
     def wait(self) -> None:
-        """Until what was saved is on the disk."""
+        """Wait until everything saved is on disk."""
         self._manager.wait_until_finished()
 
     def run(self) -> Run:
@@ -65,10 +65,10 @@ class Checkpoints:
             ) from None
 
     def restore(self, trainer: Trainer) -> State:
-        """The newest state, laid out as the trainer's strategy has it, on whatever mesh it was saved.
+        """The newest state, in the layout of the trainer's strategy, whatever mesh it was saved on.
 
         Raises:
-            CheckpointError: There is none, or it is another model's.
+            CheckpointError: There is none, or it belongs to another model.
         """
         saved = self.run()
         different = differences(saved, trainer.run)
@@ -83,16 +83,16 @@ class Checkpoints:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
         except (ValueError, OSError, KeyError) as error:
-            said = str(error).strip().split("\n")[0][:300]
+            reason = str(error).strip().split("\n")[0][:300]
             raise CheckpointError(
-                f"{self.folder}: the checkpoint of step {step:,} cannot be read ({said}). Remove its folder to go on "
+                f"{self.folder}: the checkpoint of step {step:,} cannot be read ({reason}). Remove its folder to go on "
                 "from the one before it"
             ) from None
 
 
-def differences(saved: Run, asked: Run) -> str:
-    """In which figures two runs differ, in words; empty if in none."""
-    before, now = _flat(saved.to_json()), _flat(asked.to_json())
+def differences(saved: Run, requested: Run) -> str:
+    """Describe the settings in which two runs differ; empty if there are none."""
+    before, now = _flat(saved.to_json()), _flat(requested.to_json())
     return ", ".join(
         f"{name} is {before[name]} there and {now[name]} here" for name in now if before[name] != now[name]
     )

@@ -1,7 +1,7 @@
 """The training loop: the same for every strategy, mesh and number of processes.
 
-What decides the losses stands in a ``Run``, and every batch is a function of it and of the step. So a run that goes
-on from a checkpoint, on whatever mesh, sees what it would have seen.
+Everything that determines the losses is in a ``Run``, and every batch is a function of it and of the step. So a run
+resumed from a checkpoint, on any mesh, sees the same batches.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from course.training.optimizer import OptimizerSchedule, make_optimizer, state_s
 from course.training.strategy import ModelSizes, Strategy
 from course.training.text import bigram_loss, evaluation_starts, place, read_text, require_row, split, starts
 
-# ``{"params": ..., "optimizer": ...}``: all that a step changes.
+# ``{"params": ..., "optimizer": ...}``: everything that a step changes.
 State = dict[str, Any]
 Event = dict[str, Any]
 
 
 class Diverged(Exception):
-    """A loss was not finite; the message says at which step, and what to do."""
+    """Raised when a loss was not finite; the message says at which step, and what to do."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The settings that decide the losses of a run.
+    """The settings that determine the losses of a run.
 
     Attributes:
-        sizes: The model's.
-        schedule: The optimizer's.
-        batch: Rows of a step, over all devices.
-        seed: Of the first parameters and of the batches.
+        sizes: Sizes of the model.
+        schedule: Schedule of the optimizer.
+        batch: Rows per step, over all devices.
+        seed: Seed of the initial parameters and of the batches.
         evaluate_every: Steps from one evaluation to the next; there is one at the end in any case.
-        evaluation_batches: Batches of an evaluation at most; None for all of the validation text.
+        evaluation_batches: Maximum number of batches per evaluation; None for all of the validation text.
     """
 
     sizes: ModelSizes = field(default_factory=ModelSizes)
@@ -57,12 +57,12 @@ class Run:
                 raise ValueError(f"{what} is {getattr(self, what)}, and it must be at least {least}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The run as plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Run:
-        """The run that ``to_json`` gave."""
+        """Rebuild the run from the result of ``to_json``."""
         inner = {"sizes": ModelSizes(**data["sizes"]), "schedule": OptimizerSchedule(**data["schedule"])}
         return cls(**{**data, **inner})
 
@@ -72,14 +72,14 @@ class Trainer:
     """A run on a mesh: its compiled parts.
 
     Attributes:
-        run: What decides the losses.
+        run: The settings that determine the losses.
         mesh: The devices.
         strategy: How loss and gradients are computed on it.
         layout: The sharding of each leaf of the state.
         step: ``(state, batch) -> (state, metrics)``, compiled; the state is donated. ``metrics`` are the ``loss`` and
             the ``gradient_norm`` before clipping.
         loss: ``(params, batch) -> scalar``, jitted.
-        bytes: What the compiler says that a step holds on a device: arguments, results and temporaries.
+        bytes: The compiler's figure for a step's memory on a device: arguments, results and temporaries.
     """
 
     run: Run
@@ -99,7 +99,7 @@ def prepare(run: Run, strategy: Strategy, mesh: Mesh, num_microbatches: int = 1)
     """Check that the batch fits the mesh and the text, and compile.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The batch does not fit.
     """
     require_batch(run.batch, strategy, mesh, num_microbatches)
     trained, held_out = split(read_text())
@@ -125,7 +125,7 @@ def prepare(run: Run, strategy: Strategy, mesh: Mesh, num_microbatches: int = 1)
 
 
 def require_batch(batch: int, strategy: Strategy, mesh: Mesh, num_microbatches: int) -> None:
-    """Raises ``ValueError`` for a batch that cannot be split over the devices and microbatches."""
+    """Raise ``ValueError`` for a batch that cannot be split over the devices and microbatches."""
     first = strategy.batch_spec[0] if len(strategy.batch_spec) else ()
     axes = (first,) if isinstance(first, str) else tuple(first or ())
     parts = math.prod(mesh.shape[axis] for axis in axes)
@@ -135,7 +135,7 @@ def require_batch(batch: int, strategy: Strategy, mesh: Mesh, num_microbatches: 
 
 
 def abstract(shapes: State, layout: State) -> State:
-    """Shapes with their shardings: what a checkpoint is restored to, and what a step is compiled for."""
+    """Shapes with their shardings: the target of restoring a checkpoint and of compiling a step."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
 
 
@@ -165,19 +165,19 @@ def train(
     save_every: int = 0,
     stop: Callable[[int], bool] = lambda step: False,
 ) -> tuple[State, int]:
-    """Run steps until the schedule ends, or ``stop`` says so.
+    """Run steps until the schedule ends, or ``stop`` returns True.
 
     Args:
-        trainer: What to run.
-        state: As it is after ``done`` steps; it is donated.
-        done: Steps that lie behind.
-        tell: Progress callback: ``{"event": "step" | "evaluation", "step": ..., ...}``, where step counts those done.
-        save: Keeps the state after that many steps.
+        trainer: The trainer to run.
+        state: The state after ``done`` steps; it is donated.
+        done: Number of completed steps.
+        tell: Progress callback: ``{"event": "step" | "evaluation", "step": ..., ...}``; step counts completed steps.
+        save: Saves the state after that many steps.
         save_every: Steps from one ``save`` to the next, and at the end; 0 for none at all.
-        stop: Asked after each step, by all processes alike.
+        stop: Called after each step, by all processes alike.
 
     Returns:
-        The state, and how many steps are done.
+        The state, and the number of completed steps.
 
     Raises:
         Diverged: A loss was not finite.
@@ -214,7 +214,7 @@ def train(
 def evaluate(trainer: Trainer, params: Any, held_out: np.ndarray) -> float:
     """The mean loss over the validation text, in whole batches."""
     every = _evaluated(trainer.run, held_out)
-    # One at a time: emulated devices starve each other where several computations are in flight.
+    # One at a time: emulated devices starve each other when several computations are in flight.
     return float(np.mean([float(trainer.loss(params, trainer.batch(at, held_out))) for at in every]))
 
 
@@ -230,7 +230,7 @@ def _evaluated(run: Run, held_out: np.ndarray) -> Iterator[np.ndarray]:
 
 
 class _Losses:
-    """Reads losses from the devices, ``ahead`` steps after they were asked for, so that a GPU need not wait."""
+    """Reads losses from the devices ``ahead`` steps after dispatch, so that a GPU need not wait."""
 
     def __init__(self, tell: Callable[[Event], None], ahead: int):
         self.tell, self.ahead = tell, ahead
@@ -247,7 +247,7 @@ class _Losses:
             self._read()
 
     def restart(self) -> None:
-        """Leave the time since the last loss out of the next step."""
+        """Exclude the time since the last loss from the next step."""
         self.last = time.perf_counter()
 
     def _read(self) -> None:

@@ -1,8 +1,8 @@
 """AdamW with warm-up and cosine decay, weight decay on matrices alone, and clipping by the global norm.
 
-Everything here is written for whole arrays under ``jax.jit``, however they are sharded: a norm is then one of the
-whole array, and each element counts once, with as many copies as there may be. Inside ``shard_map`` that would not
-hold: ``optax.tree.norm`` would add up this device's blocks alone, and whole leaves on every device.
+Everything here is written for whole arrays under ``jax.jit``, however they are sharded: a norm is then that of the
+whole array, and each element counts once, regardless of the number of copies. Inside ``shard_map`` that would not
+hold: ``optax.tree.norm`` would only add up this device's blocks, and whole leaves on every device.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class OptimizerSchedule:
     """Settings of the optimizer and its learning rate.
 
     Attributes:
-        steps: Of the whole run: the learning rate reaches its end here.
-        learning_rate: At its peak.
+        steps: Steps of the whole run: the learning rate reaches its end here.
+        learning_rate: Peak learning rate.
         warmup: Steps in which it rises from 0 to the peak.
-        final: Its share of the peak at the end.
-        weight_decay: Of matrices, decoupled (Loshchilov and Hutter 2019), times the learning rate.
+        final: Its fraction of the peak at the end.
+        weight_decay: Decay of matrices, decoupled (Loshchilov and Hutter 2019), times the learning rate.
         clip: The largest global norm that a gradient keeps.
         beta1, beta2: Adam's.
     """
@@ -59,7 +59,7 @@ class OptimizerSchedule:
 
 
 def learning_rate(schedule: OptimizerSchedule) -> optax.Schedule:
-    """From the number of updates made to the learning rate of the next one: a linear rise, then half a cosine."""
+    """The learning rate of the next update, from the number of updates made: a linear rise, then half a cosine."""
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0 if schedule.warmup else schedule.learning_rate,
         peak_value=schedule.learning_rate,
@@ -71,7 +71,7 @@ def learning_rate(schedule: OptimizerSchedule) -> optax.Schedule:
 
 # --8<-- [start:decays]
 def decays(params: Params) -> PyTree:
-    """Which leaves have weight decay: the kernels of linear layers; no norm, bias or embedding, token or position.
+    """Mask of leaves with weight decay: the kernels of linear layers; no norm, bias or embedding, token or position.
 
     By name and not by number of dims: stacked over layers, a bias has two.
     """
@@ -82,7 +82,7 @@ def decays(params: Params) -> PyTree:
 
 
 def make_optimizer(schedule: OptimizerSchedule) -> optax.GradientTransformation:
-    """AdamW behind clipping by the global norm."""
+    """AdamW after clipping by the global norm."""
     return optax.chain(
         optax.clip_by_global_norm(schedule.clip),
         optax.adamw(
@@ -92,10 +92,10 @@ def make_optimizer(schedule: OptimizerSchedule) -> optax.GradientTransformation:
 
 
 def state_specs(optimizer: optax.GradientTransformation, params: Params, specs: PyTree) -> PyTree:
-    """How the optimizer's state is laid out: what there is for each parameter as the parameter, the rest whole.
+    """Layout of the optimizer's state: arrays for each parameter are laid out as the parameter, the rest whole.
 
     Args:
-        optimizer: Whose state.
+        optimizer: The optimizer with that state.
         params: Arrays or shapes.
         specs: The ``PartitionSpec`` of each parameter.
     """
@@ -107,8 +107,8 @@ def state_specs(optimizer: optax.GradientTransformation, params: Params, specs: 
 def update(
     optimizer: optax.GradientTransformation, params: Params, state: optax.OptState, gradients: Params
 ) -> tuple[Any, optax.OptState, jax.Array]:
-    """The parameters and the state after a step, and the global norm of the gradient before it was clipped."""
-    # Adam's bias correction mixes an integer count with floats: standard promotion, here alone.
+    """The parameters and the state after a step, and the global norm of the gradient before clipping."""
+    # Adam's bias correction mixes an integer count with floats, so only this uses standard promotion.
     with jax.numpy_dtype_promotion("standard"):
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, jnp.asarray(optax.tree.norm(gradients))

@@ -1,4 +1,4 @@
-"""The schedule, what decays, and that clipping takes the norm of whole arrays on every mesh."""
+"""The schedule, the leaves with weight decay, and clipping by the norm of whole arrays on every mesh."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def test_learning_rate_rises_and_falls():
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    "wrong, message",
     [
         ({"steps": 0}, "at least 1"),
         ({"warmup": 9}, "less than the 9 steps"),
@@ -37,8 +37,8 @@ def test_learning_rate_rises_and_falls():
         ({"beta2": 1.0}, "below 1"),
     ],
 )
-def test_schedules_that_make_no_sense_say_so(wrong, said):
-    with pytest.raises(ValueError, match=said):
+def test_schedules_that_make_no_sense_say_so(wrong, message):
+    with pytest.raises(ValueError, match=message):
         OptimizerSchedule(**{"steps": 9, "warmup": 1, **wrong})
 
 

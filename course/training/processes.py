@@ -1,7 +1,7 @@
 """Several processes: started on this machine, joined into one run, and watched.
 
 JAX's own multi-controller runtime does the work: each process runs the same program on its part of the devices. On a
-cluster the cluster's launcher starts them (``srun``), and ``join`` finds out from its variables who is who.
+cluster the cluster's launcher starts them (``srun``), and ``join`` reads each process's rank from its variables.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import IO, Any
 
 import jax
 
-# How this module's launcher tells a process who it is: "0 2 127.0.0.1:1234", its number, how many, and where to meet.
+# Variable with a process's place in the run: "0 2 127.0.0.1:1234", its number, the count, and the coordinator.
 PLACE = "MESHCRAFT_PROCESS"
-# A process that has not been heard of for so long is lost, and the others end.
+# A process without a heartbeat for this long is lost, and the others end.
 HEARTBEAT_SECONDS = 30
 MEETING_SECONDS = 120
-# What processes get to end by themselves: when another one has failed, and when they were asked to save and stop.
+# Time for processes to end by themselves: after another one has failed, and after a request to save and stop.
 GRACE_SECONDS, SAVING_SECONDS = 5.0, 120.0
-# A run that was asked to stop ends with this, the status of a program that Ctrl-C ended.
+# Exit status of a run that was asked to stop, the same as after Ctrl-C.
 STOPPED = (130,)
 
 
 class ProcessLost(Exception):
-    """A process of the run ended; the message says which, and how.
+    """Raised when a process of the run ended; the message says which, and how.
 
     Attributes:
         status: Its exit status; negative for a signal.
@@ -48,10 +48,10 @@ def launched() -> bool:
 
 
 def join() -> None:
-    """Make this process one of its run's; before JAX starts its devices.
+    """Join this process to its run, before JAX starts its devices.
 
     Raises:
-        RuntimeError: The others were not there in time, or nothing says where to find them.
+        RuntimeError: The others did not connect in time, or no coordinator is given.
         ValueError: As before.
     """
     given: dict[str, Any] = {}
@@ -66,9 +66,9 @@ def join() -> None:
 
 
 def stop_asked(step: int) -> bool:
-    """True if the run is to save and stop after this step; all processes get the same answer at the same step.
+    """True if the run is to save and stop after this step; all processes get the same response at the same step.
 
-    A process that is sent SIGTERM asks for it, as clusters do before they take a machine away.
+    A process that receives SIGTERM requests it, as clusters do before they take a machine away.
     """
     from jax.experimental.multihost_utils import reached_preemption_sync_point
 
@@ -78,30 +78,30 @@ def stop_asked(step: int) -> bool:
 def launch(command: list[str], count: int, tell: Callable[[str], None] = lambda text: None) -> int:
     """Start ``count`` processes of a command, and wait for them.
 
-    The first one writes to this process's output and error; what the others say is shown if they fail. Ctrl-C and
+    The first one writes to this process's output and error; the output of the others is shown if they fail. Ctrl-C and
     SIGTERM become a request to save and stop.
 
     Args:
-        command: What each runs; it calls ``join``.
-        count: How many.
+        command: The command of each process; it calls ``join``.
+        count: Number of processes.
         tell: Progress callback.
 
     Returns:
-        The first process's exit status, where all ended as they should.
+        The first process's exit status, if all ended normally.
 
     Raises:
         ProcessLost: One failed; the others have been ended.
     """
-    address, asked = f"127.0.0.1:{_free_port()}", threading.Event()
+    address, stopping = f"127.0.0.1:{_free_port()}", threading.Event()
     with ExitStack() as stack:
-        said: list[IO[bytes]] = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        outputs: list[IO[bytes]] = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         for one in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, one, signal.signal(one, lambda *_: asked.set()))
+            stack.callback(signal.signal, one, signal.signal(one, lambda *_: stopping.set()))
         running: list[subprocess.Popen[bytes]] = []
         for i in range(count):
-            running.append(_start(command, f"{i} {count} {address}", None if i == 0 else said[i]))
+            running.append(_start(command, f"{i} {count} {address}", None if i == 0 else outputs[i]))
             stack.callback(_kill, running[i])
-        return _watch(running, said, asked, tell)
+        return _watch(running, outputs, stopping, tell)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -113,7 +113,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _start(command: list[str], place: str, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C reaches the launcher alone. The pipe tells it when the launcher is gone.
+    # A separate session: Ctrl-C reaches only the launcher. The closed pipe signals that the launcher is gone.
     environment = {**os.environ, PLACE: place}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
@@ -121,11 +121,11 @@ def _start(command: list[str], place: str, output: IO[bytes] | None) -> subproce
 
 
 def _watch(
-    running: list[subprocess.Popen[bytes]], said: list[IO[bytes]], asked: threading.Event, tell: Callable[[str], None]
+    running: list[subprocess.Popen[bytes]], outputs: list[IO[bytes]], stop: threading.Event, tell: Callable[[str], None]
 ) -> int:
     ending: float | None = None
     while any(process.poll() is None for process in running):
-        if asked.is_set() and ending is None:
+        if stop.is_set() and ending is None:
             tell("saving a checkpoint, then stopping")
             ending = time.monotonic() + SAVING_SECONDS
             for process in running:
@@ -133,14 +133,14 @@ def _watch(
         if _failed(running) or (ending is not None and time.monotonic() > ending):
             break
         time.sleep(0.1)
-    # Those that failed by themselves, before the others were ended for it.
+    # Those that failed by themselves, before the others were ended because of it.
     failed = _failed(running)
     _settle(running)
     failed = failed or _failed(running)
     if not failed:
         return running[0].returncode
     first = min(failed, key=lambda i: (running[i].returncode > 0, i))
-    raise ProcessLost(_described(first, running[first].returncode, said[first]), running[first].returncode)
+    raise ProcessLost(_described(first, running[first].returncode, outputs[first]), running[first].returncode)
 
 
 def _failed(running: list[subprocess.Popen[bytes]]) -> list[int]:
@@ -148,7 +148,7 @@ def _failed(running: list[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _settle(running: list[subprocess.Popen[bytes]]) -> None:
-    """Give those that are left a moment to end by themselves, then end them: they would wait for the others."""
+    """Give the remaining processes a moment to end by themselves, then end them: they would wait for the others."""
     until = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < until and any(process.poll() is None for process in running):
         time.sleep(0.1)
@@ -156,16 +156,16 @@ def _settle(running: list[subprocess.Popen[bytes]]) -> None:
         _kill(process)
 
 
-def _described(number: int, status: int, said: IO[bytes]) -> str:
+def _described(number: int, status: int, output: IO[bytes]) -> str:
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    said.seek(0)
-    text = said.read().decode(errors="replace").strip()
+    output.seek(0)
+    text = output.read().decode(errors="replace").strip()
     return f"process {number} {how}" + (f"; it said: {text[-2000:]}" if text else "")
 
 
 def _end_with_launcher() -> None:
-    """Save and stop where the launcher is gone: nobody would watch this process any more."""
-    # Not sys.stdin: Python cannot end while a thread holds its lock.
+    """Save and stop if the launcher is gone: nothing would watch this process any more."""
+    # Not sys.stdin: Python cannot exit while a thread has its lock.
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

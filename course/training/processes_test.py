@@ -1,4 +1,4 @@
-"""The launcher: how processes are told who they are, stopped and mourned; with programs that need no JAX."""
+"""The launcher: passing ranks to processes, stopping them and reporting failures; with programs that need no JAX."""
 
 import os
 import signal
@@ -27,9 +27,9 @@ def program(text):
 def test_processes_learn_their_number_how_many_they_are_and_where_to_meet(tmp_path):
     code = f"open(f'{tmp_path}/{{number}}', 'w').write(f'{{count}} {{address}}')"
     assert launch(program(code), 3) == 0
-    said = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
-    assert sorted(said) == ["0", "1", "2"] and {count for count, _ in said.values()} == {"3"}
-    (address,) = {address for _, address in said.values()}
+    written = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+    assert sorted(written) == ["0", "1", "2"] and {count for count, _ in written.values()} == {"3"}
+    (address,) = {address for _, address in written.values()}
     assert address.startswith("127.0.0.1:") and PLACE not in os.environ
 
 
@@ -38,21 +38,21 @@ def test_the_first_processes_status_is_the_runs_where_all_were_stopped():
 
 
 @pytest.mark.parametrize(
-    "end, said, status",
+    "end, message, status",
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "process 1 was ended by SIGKILL", -9),
         ("sys.exit('the disk is full')", "process 1 ended with status 1; it said: the disk is full", 1),
     ],
 )
-def test_a_process_that_fails_is_named_and_the_others_are_ended(end, said, status):
+def test_a_process_that_fails_is_named_and_the_others_are_ended(end, message, status):
     start = time.monotonic()
-    with pytest.raises(ProcessLost, match=said) as lost:
+    with pytest.raises(ProcessLost, match=message) as lost:
         launch(program(f"(time.sleep(60) if number == '0' else {end})"), 2)
     assert lost.value.status == status and time.monotonic() - start < 10
 
 
 def test_ctrl_c_asks_every_process_to_save_and_stop(capfd):
-    told = []
+    messages = []
 
     def press():
         while "up" not in capfd.readouterr().out:
@@ -62,8 +62,8 @@ def test_ctrl_c_asks_every_process_to_save_and_stop(capfd):
 
     threading.Thread(target=press).start()
     before = signal.getsignal(signal.SIGINT)
-    assert launch([sys.executable, "-S", "-c", STOPS], 2, told.append) == 130
-    assert told == ["saving a checkpoint, then stopping"] and signal.getsignal(signal.SIGINT) is before
+    assert launch([sys.executable, "-S", "-c", STOPS], 2, messages.append) == 130
+    assert messages == ["saving a checkpoint, then stopping"] and signal.getsignal(signal.SIGINT) is before
 
 
 def test_processes_that_do_not_stop_in_time_are_ended(monkeypatch):

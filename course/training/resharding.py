@@ -1,9 +1,9 @@
-"""Between a run's parameters as they are kept and the parts of them that a pipeline's devices use.
+"""Move a run's parameters between their stored layout and the parts that a pipeline's devices use.
 
-Kept are the arrays of ``ModelSizes.model().init``, on every mesh. Used are the same numbers with more dims: layers by
-repeat and stage, heads apart. A block of a kept array is a block of the used one only where the dim that is split comes
-first of those that were one dim before: that of the heads in ``qkv`` comes after q, k and v, and that of the stages
-after the repeats. Such an axis splits another dim of what is kept, and one all-to-all over it turns one into the other.
+The stored arrays are those of ``ModelSizes.model().init``, on every mesh. The used ones have more dims: layers by
+repeat and stage, separate heads. A block of a stored array is a block of the used one only if the split dim comes
+first among those merged into one dim: the heads dim in ``qkv`` comes after q, k and v, and that of the stages
+after the repeats. Such an axis splits another dim of the stored array, and one all-to-all over it converts them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Resharding:
-    """From what a device keeps of one leaf to what it uses, and back.
+    """Conversion of one leaf from a device's stored block to its used block, and back.
 
     Attributes:
-        spec: The ``PartitionSpec`` of the leaf as it is kept.
-        block: The shape of a device's block of it.
-        inside: The shape of the same block in the dims of what is used.
-        moves: ``(axis, dim, carrier)`` in order: an axis that splits ``dim`` of what is used and the last, as it
-            splits ``carrier``, of what is kept.
-        copies: The axes over which it is kept whole.
+        spec: The ``PartitionSpec`` of the stored leaf.
+        block: The shape of a device's stored block.
+        inside: The shape of the same block in the dims of the used array.
+        moves: ``(axis, dim, carrier)`` in order: an axis that splits ``dim`` of the used array and the last, as it
+            splits ``carrier``, of the stored one.
+        copies: The axes over which it is replicated.
     """
 
     spec: P
@@ -46,13 +46,13 @@ def reshardings(kept: PyTree, used: PyTree, specs: PyTree, sizes: Mapping[str, i
     """The resharding of each leaf.
 
     Args:
-        kept: Shapes of the arrays as they are kept.
-        used: Shapes of the same with dims divided; a tree of the same form.
+        kept: Shapes of the stored arrays.
+        used: Shapes of the same with dims divided; a tree of the same structure.
         specs: The ``PartitionSpec`` of each of these.
-        sizes: Of the mesh axes, which are all that specs may name.
+        sizes: Sizes of the mesh axes; specs may name no others.
 
     Raises:
-        ValueError: A leaf cannot be kept in parts over an axis, as no dim is left that it divides.
+        ValueError: A leaf cannot be stored in parts over an axis, because the axis divides none of the remaining dims.
     """
 
     def of_leaf(path, leaf, more, spec):
@@ -65,7 +65,7 @@ def reshardings(kept: PyTree, used: PyTree, specs: PyTree, sizes: Mapping[str, i
 def resharding(
     name: str, kept: tuple[int, ...], used: tuple[int, ...], spec: P, sizes: Mapping[str, int]
 ) -> Resharding:
-    """The resharding of the leaf of that name, with shapes ``kept`` and ``used``; the rest as for ``reshardings``."""
+    """The resharding of the leaf with that name, with shapes ``kept`` and ``used``; the rest as for ``reshardings``."""
     entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
     wanted = [[axis for axis in entry if axis is not None and sizes[axis] > 1] for entry in entries]
     wanted += [[] for _ in used[len(wanted) :]]
@@ -86,7 +86,7 @@ def resharding(
                 "that it divides"
             )
         carrier = max(fine, key=left)
-        # What moves first is innermost: its parts are next to each other.
+        # The first move is innermost: its parts are next to each other.
         carried[carrier].insert(0, axis)
         moves.append((axis, dim, carrier))
     dims = [own[dim] + carried[dim] for dim in first]
@@ -100,7 +100,7 @@ def resharding(
 
 
 def parts_of(kept: PyTree, moves: PyTree) -> PyTree:
-    """The parts that this device uses of what it keeps, all of it varying over all axes. Runs inside ``shard_map``."""
+    """The parts that this device uses of its stored blocks, all varying over all axes. Runs inside ``shard_map``."""
 
     def part(leaf: jax.Array, move: Resharding) -> jax.Array:
         for axis in move.copies:
@@ -114,9 +114,9 @@ def parts_of(kept: PyTree, moves: PyTree) -> PyTree:
 
 
 def kept_of(parts: PyTree, moves: PyTree) -> PyTree:
-    """``parts_of`` backwards, for complete gradients in parts. Runs inside ``shard_map``.
+    """The inverse of ``parts_of``, for complete gradients in parts. Runs inside ``shard_map``.
 
-    Copies come back with a mean over their axes: they are equal, and only a collective gives what is typed so.
+    Copies are restored with a mean over their axes: they are equal, and only a collective gives a result typed so.
     """
 
     def block(leaf: jax.Array, move: Resharding) -> jax.Array:
@@ -129,7 +129,7 @@ def kept_of(parts: PyTree, moves: PyTree) -> PyTree:
 
 
 def _groups(kept: tuple[int, ...], used: tuple[int, ...]) -> list[list[int]]:
-    """Which dims of ``used`` were each dim of ``kept``."""
+    """The dims of ``used`` that make up each dim of ``kept``."""
     groups, at = [], 0
     for length in kept:
         group: list[int] = []

@@ -1,4 +1,4 @@
-"""Parts and back: what a device uses is its part of the array with more dims, wherever what it keeps of it lies."""
+"""Parts and back: a device uses its part of the array with more dims, whatever the location of its stored block."""
 
 import jax
 import numpy as np

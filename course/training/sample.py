@@ -17,7 +17,7 @@ from course.training.text import VOCAB
 
 
 def whole(params: Params, mesh: Mesh) -> Params:
-    """The parameters on this process's first device alone; every process of the run must ask for them."""
+    """The full parameters on this process's first device; every process of the run must call it."""
     gathered = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))(params)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), gathered)
 
@@ -25,15 +25,15 @@ def whole(params: Params, mesh: Mesh) -> Params:
 def sample(
     sizes: ModelSizes, params: Params, prompt: bytes, *, length: int, seed: int, temperature: float = 0.8
 ) -> bytes:
-    """Continue a prompt: ``length`` bytes more, each drawn from what it predicts.
+    """Continue a prompt: ``length`` bytes more, each drawn from the predicted distribution.
 
     Args:
-        sizes: The model's. It sees the last ``sizes.seq`` bytes.
+        sizes: Sizes of the model, which sees the last ``sizes.seq`` bytes.
         params: Its parameters, on one device.
         prompt: At least one byte.
-        length: How many bytes to add.
-        seed: Of the draws.
-        temperature: What the predicted log-probabilities are divided by.
+        length: Number of bytes to add.
+        seed: Seed of the draws.
+        temperature: Divisor of the predicted log-probabilities.
 
     Raises:
         ValueError: The prompt is empty, or the temperature not positive.
@@ -59,7 +59,7 @@ def _continue(
         x = model.embed(params["embed"], window[None])
         x, _ = lax.scan(lambda x, layer: (model.layer(layer, x), None), x, params["layers"])
         here = lax.dynamic_slice_in_dim(x, at, 1, axis=1)
-        # A model is known by its loss alone; the loss of each byte in turn is all that a head has to say.
+        # A model exposes only its loss, so evaluate the loss of each byte in turn.
         return -jax.vmap(lambda byte: model.loss(params["head"], here, byte[None, None]))(jnp.arange(VOCAB))
 
     def draw(i: jax.Array, tokens: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Samples: drawn from what the model predicts, the same for the same seed."""
+"""Samples: drawn from the predicted distribution, the same for the same seed."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def test_each_byte_is_predicted_from_the_bytes_before_it_as_in_training():
 
     @jax.jit
     def losses(byte):
-        """Of one byte after each window."""
+        """The loss of one byte after each window."""
         x = model.embed(params["embed"], windows)
         x = model.layer(jax.tree.map(lambda leaf: leaf[0], params["layers"]), x)[:, -1:]
         return jax.vmap(lambda here: model.loss(params["head"], here[None], byte[None, None]))(x)

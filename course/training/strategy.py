@@ -1,8 +1,8 @@
-"""A strategy: how a model's loss and gradients are computed on a mesh. The loop around it does not change.
+"""Strategies for computing a model's loss and gradients on a mesh. The loop around them does not change.
 
 A strategy is made by a plain function ``(sizes, mesh, options) -> Strategy``. The parameters are those of
-``ModelSizes.model().init`` on every mesh, the same arrays with the same names; a strategy only says how they are laid
-out. So one optimizer serves all strategies, and what one has saved another one restores.
+``ModelSizes.model().init`` on every mesh, the same arrays with the same names; a strategy only defines their
+layout. So one optimizer serves all strategies, and a checkpoint of one can be restored by another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from course.training.text import VOCAB, Batch
 
 PyTree = Any
 DTYPES = ("float32", "bfloat16")
-# The dim of each leaf that a tensor axis splits: a layer's columns, then its rows, so that one sum a pair is needed.
+# The dim of each leaf that a tensor axis splits: a layer's columns, then its rows, so that each pair needs one sum.
 # Stacked over layers, the first dim of those under ``layers`` is the layer. All others are whole.
 TENSOR_DIMS = {
     "embed/token": 1,
@@ -38,13 +38,13 @@ TENSOR_DIMS = {
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """ModelSizes of the byte-level Transformer.
+    """Sizes of the byte-level Transformer.
 
     Attributes:
-        width: Of the residual stream.
-        hidden: Inside the MLP.
-        num_layers, num_heads: As they are called.
-        seq: Tokens in a row.
+        width: Width of the residual stream.
+        hidden: Width inside the MLP.
+        num_layers, num_heads: The usual numbers.
+        seq: Tokens per row.
     """
 
     width: int = 128
@@ -71,7 +71,7 @@ class ModelSizes:
 
     @property
     def model_flops(self) -> int:
-        """FLOPs that the model needs for a token, forward and backward.
+        """FLOPs that the model needs per token, forward and backward.
 
         ``6 N + 12 L d s`` with ``N`` the weights of matrix products, as for all of the course's measurements.
         """
@@ -82,15 +82,15 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """Options of a strategy; one that does not have an option that is requested says so.
+    """Options of a strategy, which raises if it does not support a requested one.
 
     Attributes:
-        num_microbatches: Parts that each device's rows are run in.
-        remat: Whether layers are computed again in the backward pass.
-        dtype: What layers compute in; parameters, gradients and the optimizer's state are float32.
+        num_microbatches: Number of parts that each device's rows are split into.
+        remat: Whether layers are recomputed in the backward pass.
+        dtype: Compute dtype of the layers; parameters, gradients and the optimizer's state are float32.
         min_size: Leaves with fewer elements are not split over ``data``.
-        num_repeats: How often a microbatch passes each stage of a pipeline.
-        rings: Whether activations of split layers travel in rings while others are multiplied.
+        num_repeats: Number of times that a microbatch passes each stage of a pipeline.
+        rings: Whether activations of split layers travel in rings that overlap with the matrix products.
     """
 
     num_microbatches: int = 1
@@ -114,9 +114,9 @@ class Strategy:
     """How the loss and its gradient are computed on a mesh. The functions are traced under ``jax.jit``.
 
     Attributes:
-        name: What it is called.
+        name: Name of the strategy.
         specs: The ``PartitionSpec`` of each parameter, and of its gradient.
-        batch_spec: Of ``inputs`` and ``targets``, ``[batch, seq]``; only rows may be split.
+        batch_spec: Spec of ``inputs`` and ``targets``, ``[batch, seq]``; only rows may be split.
         loss: ``(params, batch) -> scalar``, the mean over all rows, the same on every device.
         loss_and_gradients: ``(params, batch) -> (loss, gradients)``: that loss, and its gradient, whole arrays as the
             parameters are.
@@ -129,13 +129,13 @@ class Strategy:
     loss_and_gradients: Callable[[Params, Batch], tuple[jax.Array, Params]]
 
 
-# On a mesh without devices too: that is enough to export.
+# A mesh without devices is enough to export.
 MakeStrategy = Callable[[ModelSizes, Mesh | AbstractMesh, StrategyOptions], Strategy]
 # --8<-- [end:strategy]
 
 
 def require_axes(name: str, mesh: Mesh | AbstractMesh, axes: tuple[str, ...], advice: str = "") -> None:
-    """Raises ``ValueError`` for a mesh that splits over anything but ``axes``."""
+    """Raise ``ValueError`` for a mesh that splits over anything but ``axes``."""
     for axis, size in mesh.shape.items():
         if axis not in axes and size > 1:
             known = " and ".join(axes)
@@ -143,11 +143,11 @@ def require_axes(name: str, mesh: Mesh | AbstractMesh, axes: tuple[str, ...], ad
 
 
 def compiler(sizes: ModelSizes, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Strategy:
-    """The compiler's own partitioning: the single-device loss under ``jax.jit``, and where each array lies.
+    """The compiler's own partitioning: the single-device loss under ``jax.jit``, with the sharding of each array.
 
     Rows are split over ``data``, and so is every large parameter; heads, hidden features and vocabulary over
-    ``tensor``. Two kinds of remarks guide the compiler: each layer's weights are whole over ``data`` while the layer
-    computes, and its activations keep their rows where they are. Every collective is the compiler's.
+    ``tensor``. Two kinds of constraints guide the compiler: each layer's weights are whole over ``data`` while the
+    layer computes, and its activations keep their rows in place. The compiler inserts every collective.
 
     Raises:
         ValueError: The mesh splits over another axis, ``tensor`` does not divide a size, or there is no such option.
@@ -193,13 +193,13 @@ def accumulated(
 
 
 def _tensor_spec(path: tuple[Any, ...], tensor: int) -> P:
-    """Over ``tensor`` alone."""
+    """The spec over ``tensor`` alone."""
     dim = TENSOR_DIMS.get(jax.tree_util.keystr(path, simple=True, separator="/"))
     return P() if dim is None or tensor == 1 else P(*[None] * dim, "tensor")
 
 
 def _data_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, spec: P, data: int, min_size: int) -> P:
-    """The largest other dim that ``data`` divides is split over it as well; the dim of the layers never."""
+    """Add ``data`` to the spec of the largest other dim that it divides, but never to the layers dim."""
     dims = [*spec, *[None] * (leaf.ndim - len(spec))]
     first = 1 if path[0].key == "layers" else 0
     free = [dim for dim in range(first, leaf.ndim) if dims[dim] is None and leaf.shape[dim] % data == 0]
@@ -210,7 +210,7 @@ def _data_spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, spec: P, data:
 
 
 def _guided(model: Model, split: PyTree, rows: P, mesh: Mesh | AbstractMesh, options: StrategyOptions) -> Model:
-    """The model with its weights gathered over ``data`` where they are used, in ``options.dtype``, and rows held."""
+    """The model with its weights gathered over ``data`` at their use, in ``options.dtype``, and rows kept in place."""
 
     def weights(params: Params, specs: PyTree) -> Params:
         held = jax.tree.map(lambda leaf, spec: _hold(leaf, mesh, spec), params, specs)

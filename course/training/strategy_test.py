@@ -1,4 +1,4 @@
-"""The compiler's own partitioning: loss and gradient of one device on every mesh, with parameters in parts."""
+"""The compiler's own partitioning: the loss and gradient of one device on every mesh, with parameters in parts."""
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ def on(mesh, **options):
 def test_loss_and_gradient_are_those_of_one_device(axes, options):
     strategy, params, batch = on(make_mesh(axes), **options)
     compiled = jax.jit(strategy.loss_and_gradients).lower(params, batch).compile()
-    assert (compiled.as_text() or "").count("all-gather(") >= 4  # of weights; the rows stay where they are
+    assert (compiled.as_text() or "").count("all-gather(") >= 4  # of weights; the rows stay in place
     loss, gradients = compiled(params, batch)
     assert float(loss) == pytest.approx(float(EXPECTED[0]), rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6), gradients, EXPECTED[1])
@@ -51,7 +51,7 @@ def test_every_large_leaf_is_split_over_data_and_matrices_over_tensor_as_well():
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
     strategy, params, batch = on(make_mesh({"data": 2}), dtype="bfloat16")
-    # Norms and softmax take bfloat16 to float32 and back: tracing and lowering need standard promotion for it.
+    # Norms and softmax convert bfloat16 to float32 and back, so tracing and lowering need standard promotion.
     with jax.numpy_dtype_promotion("standard"):
         lowered = jax.jit(strategy.loss_and_gradients).lower(params, batch)
     products = [line for line in lowered.as_text().splitlines() if "dot_general" in line]
@@ -60,22 +60,22 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_gradients_in_float32():
 
 
 @pytest.mark.parametrize(
-    "axes, said",
+    "axes, message",
     [({"pipe": 2}, "data and tensor alone, and the mesh has pipe=2: XLA's"), ({"tensor": 8}, "num_heads 4 is not")],
 )
-def test_meshes_that_it_cannot_use_are_refused(axes, said):
-    with pytest.raises(ValueError, match=said):
+def test_meshes_that_it_cannot_use_are_refused(axes, message):
+    with pytest.raises(ValueError, match=message):
         compiler(SIZES, make_mesh(axes), StrategyOptions())
 
 
 def test_sizes_and_options_that_make_no_sense_say_so():
-    for made, said in (
+    for made, message in (
         (lambda: ModelSizes(num_heads=3), "not divisible"),
         (lambda: ModelSizes(seq=0), "at least 1"),
         (lambda: StrategyOptions(dtype="float8"), "one of: float32, bfloat16"),
         (lambda: StrategyOptions(num_microbatches=0), "at least 1"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             made()
 
 

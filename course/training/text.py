@@ -1,7 +1,7 @@
 """The text that ships with the course, as batches of bytes: each a function of seed and step alone.
 
-A run that is resumed, and every process of a run, so agree on a batch without talking to each other, and each
-process makes only the rows that its own devices hold.
+A resumed run, and every process of a run, therefore agree on a batch without communication, and each process
+makes only the rows for its own devices.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def split(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def starts(seed: int, step: int, *, batch: int, seq: int, length: int) -> np.ndarray:
-    """Where in the text the rows of a step's batch begin, ``[batch]``: drawn evenly, with replacement.
+    """Start offsets in the text of the rows of a step's batch, ``[batch]``: drawn uniformly, with replacement.
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         step: From 0.
         batch: Rows over all devices.
-        seq: Tokens in a row; its targets reach one further.
-        length: Of the text.
+        seq: Tokens in a row; its targets extend one further.
+        length: Length of the text.
 
     Raises:
         ValueError: The text is too short for a row.
@@ -51,7 +51,7 @@ def starts(seed: int, step: int, *, batch: int, seq: int, length: int) -> np.nda
 
 
 def require_row(length: int, seq: int) -> None:
-    """Raises ``ValueError`` for a text that has no row of ``seq`` tokens and the token after it."""
+    """Raise ``ValueError`` for a text without a row of ``seq`` tokens and the token after it."""
     if length <= seq:
         raise ValueError(f"the text has {length:,} bytes, and a row takes {seq + 1:,}: use a shorter sequence")
 
@@ -67,10 +67,10 @@ def place(text: np.ndarray, at: np.ndarray, seq: int, mesh: Mesh, spec: Partitio
 
     Args:
         text: The bytes.
-        at: Where all rows begin; every process has the same.
+        at: Start offsets of all rows, the same in every process.
         seq: Tokens in a row.
         mesh: The mesh, over however many processes.
-        spec: How rows are laid out; it splits the first dim at most.
+        spec: Layout of the rows; it splits the first dim at most.
     """
     sharding = NamedSharding(mesh, spec)
     made = cache(lambda first, last: rows(text, at[first:last], seq))
@@ -86,13 +86,13 @@ def place(text: np.ndarray, at: np.ndarray, seq: int, mesh: Mesh, spec: Partitio
 
 
 def evaluation_starts(length: int, *, batch: int, seq: int, most: int | None = None) -> Iterator[np.ndarray]:
-    """Where the rows of each batch of an evaluation begin: side by side, whole batches only.
+    """Start offsets of the rows of each batch of an evaluation: consecutive rows, whole batches only.
 
     Args:
-        length: Of the validation text.
-        batch: Rows in a batch.
+        length: Length of the validation text.
+        batch: Rows per batch.
         seq: Tokens in a row.
-        most: How many batches at most; all that there are, if left out.
+        most: Maximum number of batches; by default, all.
 
     Raises:
         ValueError: There is not even one.
@@ -108,14 +108,14 @@ def evaluation_starts(length: int, *, batch: int, seq: int, most: int | None = N
 
 
 def bigram_loss(trained: np.ndarray, held_out: np.ndarray, *, smoothing: float = 0.01) -> float:
-    """The loss of a model that knows only the byte before, on each byte of ``held_out``, in nats.
+    """The loss of a model that knows only the previous byte, on each byte of ``held_out``, in nats.
 
     Its probabilities are the counts of pairs in ``trained``, with ``smoothing`` added to each of the 65,536.
 
     Args:
         trained: Bytes to count in, ``[length]``.
-        held_out: Bytes to predict, each from the one before it.
-        smoothing: What a pair that never occurred counts.
+        held_out: Bytes to predict, each from the previous one.
+        smoothing: Count of a pair that never occurred.
     """
     pairs = trained[:-1].astype(np.int64) * VOCAB + trained[1:]
     counts = np.bincount(pairs, minlength=VOCAB**2).reshape(VOCAB, VOCAB) + smoothing

@@ -18,11 +18,11 @@ TEXT = read_text()
 
 def test_the_text_is_the_one_that_its_readme_describes():
     folder = resources.files("course") / "texts"
-    said = (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
     trained, held_out = split(TEXT)
-    assert hashlib.sha256(TEXT.tobytes()).hexdigest() in said and "public domain" in " ".join(said.split())
+    assert hashlib.sha256(TEXT.tobytes()).hexdigest() in readme and "public domain" in " ".join(readme.split())
     for number in (len(TEXT), len(trained), len(held_out)):
-        assert f"{number:,}" in said
+        assert f"{number:,}" in readme
     assert bytes(TEXT).isascii()
 
 

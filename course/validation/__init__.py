@@ -1,1 +1,1 @@
-"""Programs whose memory or time others have published or a closed form gives: what the lenses are compared with."""
+"""Programs with published memory or time, or with a closed form, for validating the analyses."""

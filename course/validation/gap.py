@@ -1,4 +1,4 @@
-"""Where the timeline's seconds and those of the compiled schedule's replay differ, run by run."""
+"""Differences between the timeline and the compiled schedule's replay in seconds, run by run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A5000 = machine("8xA5000")
 
 @dataclass(frozen=True)
 class Gap:
-    """One run by both lenses; ``compiled`` is None without the GPU compiler."""
+    """One run by both analyses; ``compiled`` is None without the GPU compiler."""
 
     name: str
     measured: float
@@ -26,14 +26,14 @@ class Gap:
 
 
 def gaps(runs: Iterable[PublishedRun] = RUNS, *, aot: bool = True) -> list[Gap]:
-    """Both lenses on the published single-GPU runs.
+    """Both analyses on the published single-GPU runs.
 
     Args:
-        runs: Which.
-        aot: Whether the GPU compiler is asked.
+        runs: The runs.
+        aot: Whether to use the GPU compiler.
 
     Raises:
-        AotMissing: It is asked and not installed.
+        AotMissing: The compiler is requested and not installed.
         ProgramError: It took too long.
     """
     found = []
@@ -47,7 +47,7 @@ def gaps(runs: Iterable[PublishedRun] = RUNS, *, aot: bool = True) -> list[Gap]:
 
 @cache
 def compiled_run(run: PublishedRun) -> GpuReport:
-    """A run as the GPU compiler compiles it for the A5000; it is asked once, however many need it.
+    """A run compiled by the GPU compiler for the A5000; compiled once and cached.
 
     Raises:
         AotMissing: It is not installed.

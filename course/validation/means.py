@@ -1,4 +1,4 @@
-"""The mean error of each group of figures by each lens, beside the goal that the course promises."""
+"""The mean error of each group of figures by each analysis, with the goal that the course promises."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean error of a group's figures by one lens.
+    """The mean error of a group's figures by one analysis.
 
     Attributes:
-        group, lens: Of the figures.
-        error: Mean of the absolute relative errors; None where nothing was measured.
-        bias: Mean of the errors with their signs.
+        group, lens: Group and analysis of the figures.
+        error: Mean of the absolute relative errors; None if nothing was measured.
+        bias: Mean of the signed errors.
         spread: Their standard deviation.
-        goal: What it must not exceed; None where nothing is promised.
-        rows: How many figures it is the mean of.
+        goal: The largest allowed error; None if nothing is promised.
+        rows: Number of figures averaged.
         order: Whether the figures come in the published order; None for fewer than three, or of several units.
     """
 
@@ -53,7 +53,7 @@ class Mean:
 
 
 def means(figures: Iterable[Figure]) -> list[Mean]:
-    """One for each group and lens, of the figures that count and were measured."""
+    """One mean for each group and analysis, over the figures that count and were measured."""
     members: dict[tuple[str, str], list[Figure]] = {}
     for figure in figures:
         members.setdefault((figure.group, figure.lens), []).append(figure)

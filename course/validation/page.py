@@ -31,7 +31,7 @@ PAGE = ROOT / "site" / "pages" / "validation.md"
 FIGURES = ROOT / "site" / "figures"
 MEASUREMENTS = ROOT / "course" / "measurements"
 GB, GIB = 1e9, 2.0**30
-# The pipelines that the page lists one by one; the rest are together in one row.
+# The pipelines that the page lists individually; the rest share one row.
 LISTED = [bubble_name(8, m, r) for m, r in ((1, 1), (8, 1), (16, 1), (8, 2), (8, 4))]
 SUMMED = {bubble_name(*size) for size in rows.BUBBLES} - {*LISTED}
 NOT_MEASURED = "not measured"
@@ -76,7 +76,7 @@ def closed(figures: Sequence[Figure]) -> str:
 
 
 def memory(figures: Sequence[Figure]) -> str:
-    """Peak memory of the A5000 runs, by both lenses, with errors for both readings of GB."""
+    """Peak memory of the A5000 runs, by both analyses, with errors for both readings of GB."""
     lenses = [column for lens in ("liveness", "compiled") for column in (f"{lens}, GB", "error", "if GiB")]
     head = ("run", "published", *lenses, "on a GPU of ours")
     return _runs(
@@ -88,7 +88,7 @@ def memory(figures: Sequence[Figure]) -> str:
 
 
 def time(figures: Sequence[Figure]) -> str:
-    """Step times of the A5000 runs, by both lenses."""
+    """Step times of the A5000 runs, by both analyses."""
     head = ("run", "published, s", "timeline, s", "error", "replay, s", "error", "on a GPU of ours")
     return _runs(figures, TIME, head, lambda f, found: [f"{found:.3f}", _error(f)])
 
@@ -96,7 +96,7 @@ def time(figures: Sequence[Figure]) -> str:
 def _runs(
     figures: Sequence[Figure], group: str, head: Sequence[str], cells: Callable[[Figure, float], list[str]]
 ) -> str:
-    """A row for each run: its name, what was published, what each lens gives, and what a GPU of ours measured."""
+    """A row for each run: its name, the published value, the value of each analysis, and a measurement on our GPU."""
     table: dict[str, list[str]] = {}
     for figure in _of(figures, group):
         row = table.setdefault(figure.name, [figure.name, f"{figure.published:g}", here(figure)])
@@ -106,7 +106,7 @@ def _runs(
 
 
 def spread(figures: Sequence[Figure]) -> str:
-    """The spread that two chosen factors leave open: how far apart the runs' ratios lie."""
+    """The spread that remains after two fitted factors: the distance between the runs' ratios."""
     found = []
     for lens in ("timeline", "replay"):
         ratios = [ratio for ratio in _ratios(figures, TIME, lens) if ratio is not None]
@@ -153,14 +153,14 @@ def chips(_: Sequence[Figure]) -> str:
 
 
 def _xla_tables(figures: Sequence[Figure], machine: str) -> dict[str, Figure]:
-    """The figures of XLA's tables on a machine, by what each is of."""
+    """The figures of XLA's tables on a machine, by name."""
     by_name = {figure.name: figure for figure in _of(figures, TABLES)}
     names = [*map(rows.matmul_name, rows.MATMULS), *map(rows.gather_name, rows.GATHERS)]
     return {name: by_name[f"{name}, {machine}"] for name in names}
 
 
 def tables(figures: Sequence[Figure]) -> str:
-    """XLA's tables beside both H100 machines."""
+    """XLA's tables compared with both H100 machines."""
     calibrated = _xla_tables(figures, rows.CALIBRATED)
     found = [
         [f"{name}, {f.unit}", number(f.published), number(f.found), _error(f), number(calibrated[name].found), here(f)]
@@ -170,7 +170,7 @@ def tables(figures: Sequence[Figure]) -> str:
 
 
 def averages(figures: Sequence[Figure]) -> str:
-    """The mean error of each group by each lens, its bias and spread, and the goal."""
+    """The mean error of each group by each analysis, its bias and spread, and the goal."""
     found = []
     for mean in means(figures):
         error = _percent(mean.error, ".2f") or NOT_MEASURED
@@ -190,7 +190,7 @@ _MATMULS_HERE = {f"{rows.matmul_name(side)}, {rows.IDEALISED}": f"matmul bf16 {s
 
 
 def here(figure: Figure) -> str:
-    """The same figure as a GPU of ours measured it; the recorded files say, and none has an entry for most."""
+    """The same figure as measured on our GPU, from the recorded files; most figures have no entry there."""
     on_a5000 = figure.group in (MEMORY, TIME)
     path = MEASUREMENTS / f"{'nvidia-rtx-a5000' if on_a5000 else 'nvidia-h100-80gb-hbm3'}.json"
     kept = json.loads(path.read_text())["rows"] if path.exists() else {}

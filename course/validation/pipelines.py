@@ -21,14 +21,14 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class Layer:
-    """Sizes of one layer of the MLP, and of what flows through it.
+    """Sizes of one layer of the MLP, and of its activations.
 
     Attributes:
-        width: Of the activations.
-        hidden: Of the layer inside.
+        width: Width of the activations.
+        hidden: Width of the inner layer.
         rows: Rows of one microbatch on one device.
-        dtype: Of parameters and activations.
-        norm: Whether the layer normalises its input, has biases, and adds what it gives to it.
+        dtype: Dtype of parameters and activations.
+        norm: Whether the layer normalises its input, has biases, and is residual.
     """
 
     width: int = 512
@@ -55,13 +55,13 @@ def pipeline(
     Args:
         num_stages: Devices in the pipeline.
         num_microbatches: Parts of the batch, any number.
-        num_repeats: How often a microbatch passes each device; above 1 the pipeline is looped, breadth-first.
+        num_repeats: Number of passes of a microbatch over each device; above 1 the pipeline is looped, breadth-first.
         layers_per_stage: Layers that a device computes in one tick.
-        layer: Sizes.
-        masked: Idle ticks compute and throw the result away; else they are skipped with ``lax.cond``.
+        layer: Sizes of one layer.
+        masked: Idle ticks compute and discard the result; else they are skipped with ``lax.cond``.
         backward: Gradients of every layer, averaged over ``data`` after the whole backward pass; else the outputs,
-            ``[num_stages@pipe, num_microbatches, rows@data, width]``, of which the last stage's count.
-        data: Groups of devices that hold the same layers and other rows.
+            ``[num_stages@pipe, num_microbatches, rows@data, width]``, of which only the last stage's count.
+        data: Groups of devices that have the same layers and different rows.
         platform: ``cpu`` or ``cuda``.
     """
     mesh = {"data": data, "pipe": num_stages}
@@ -86,8 +86,8 @@ def uva_pipeline(looped: bool, platform: str = "cpu") -> Program:
     """The pipeline that the UvA tutorials time on 8 A5000: forward, backward and gradient synchronisation.
 
     Source: P. Lippe, "Training Models at Scale", part on looping pipelines, University of Amsterdam, 2024. An MLP of
-    16 layers, width 2048, hidden 8192, float32, 2 stages, 4 groups of devices over ``data``. The source says
-    neither its batch at this size nor its optimizer's share; the batch is its default of 128 rows, so 4 rows a
+    16 layers, width 2048, hidden 8192, float32, 2 stages, 4 groups of devices over ``data``. The source gives
+    neither its batch at this size nor its optimizer's share; the batch is its default of 128 rows, so 4 rows per
     device in each of 8 microbatches. Its input and output layers and its dropout are left out: 0.3 % of the FLOPs.
     """
     layer = Layer(2048, 8192, rows=4, norm=True)
@@ -127,7 +127,7 @@ def _forward(
 ) -> jax.Array:
     """Outputs of this stage at the last ``num_microbatches`` ticks, ``[num_microbatches, rows, width]``.
 
-    ``params`` has leading dims ``[num_repeats, layers]``. A microbatch that is back at stage 0 takes the place of
+    ``params`` has leading dims ``[num_repeats, layers]``. A microbatch that returns to stage 0 replaces
     its input, where it waits for its next repeat.
     """
     stage = lax.axis_index("pipe")
@@ -158,7 +158,7 @@ def _forward(
 
 
 def _local(params: Params) -> Params:
-    """Without the dim over ``pipe``, of which a device holds one."""
+    """Remove the dim over ``pipe``, which has size 1 on a device."""
     return jax.tree.map(lambda leaf: leaf[:, 0], params)
 
 

@@ -1,6 +1,6 @@
-"""The planner against published runs, and the one factor a chip that is fitted on them.
+"""The planner compared with published runs, and the single factor per chip that is fitted to them.
 
-``python -m course.validation.planner`` prints every run; ``--write`` fits the factors again and keeps them, and the
+``python -m course.validation.planner`` prints every run; ``--write`` fits the factors again and saves them, and the
 planner's rows of the validation.
 """
 
@@ -24,12 +24,12 @@ from course.planning import Choice, Estimate, Training, estimate
 from course.planning.efficiency import FILE, Fitted, at_efficiency, factors
 
 PUBLISHED = Path(__file__).with_name("published.toml")
-GPUS = 8  # in a node
+GPUS = 8  # per node
 
 
 @dataclass(frozen=True)
 class Run:
-    """A published run: ``seconds`` of a step, and ``memory`` of a device in bytes, 0 where the source has none."""
+    """A published run: ``seconds`` per step, and ``memory`` of a device in bytes, 0 if the source has none."""
 
     paper: str
     name: str
@@ -43,13 +43,13 @@ class Run:
     memory: float
 
     def estimate(self, efficiency: float = 1.0) -> Estimate:
-        """As the planner predicts it, at this share of the chip's peaks."""
+        """The planner's prediction, at this fraction of the chip's peaks."""
         where = at_efficiency(self.machine, efficiency)
         return estimate(self.sizes, where, self.batch, self.choice, self.training)
 
     @property
     def reached(self) -> float:
-        """The share of the peaks at which the prediction is right."""
+        """The fraction of the peaks at which the prediction is right."""
         return self.estimate().seconds / self.seconds
 
 
@@ -73,7 +73,7 @@ def _run(table: dict[str, Any], row: dict[str, Any]) -> Run:
     given["data"] = devices // given["pipe"] // given["tensor"]
     share = batch // given["data"]
     given["microbatches"] = share // row.get("microbatch", share)
-    # Without a pipeline, every layer is a group of its own where the source does not say otherwise.
+    # Without a pipeline, every layer is a separate group unless the source says otherwise.
     given.setdefault("repeats", sizes.layers if given["pipe"] == 1 else 1)
     seconds, tokens = row.get("seconds", 0.0), batch * sizes.seq / devices
     if "tokens" in row:
@@ -89,7 +89,7 @@ def _run(table: dict[str, Any], row: dict[str, Any]) -> Run:
 
 
 def factor(fitted_on: Iterable[Run]) -> float:
-    """The one with which as many runs are predicted too slow as too fast: the geometric mean of what each reaches."""
+    """The factor that balances overestimated and underestimated runs: the geometric mean of the fractions reached."""
     return math.exp(fmean(math.log(run.reached) for run in fitted_on))
 
 
@@ -99,7 +99,7 @@ def others(run: Run, every: Iterable[Run]) -> list[Run]:
 
 
 def fit(every: list[Run]) -> dict[str, Fitted]:
-    """The factor of each chip, with its spread, and the error on papers that it was not fitted on."""
+    """The factor of each chip, with its spread, and the error on papers that it was not fitted to."""
     found = {}
     for device in dict.fromkeys(run.machine.device for run in every):
         own = [run for run in every if run.machine.device == device]
@@ -114,7 +114,7 @@ def fit(every: list[Run]) -> dict[str, Fitted]:
 
 
 def _keep() -> None:
-    """Put the planner's rows in place of those that the validation has recorded."""
+    """Replace the planner's rows in the recorded validation."""
     from course.validation import report
     from course.validation.rows import PLANNED_MEMORY, PLANNED_TIME, planned
 
@@ -124,7 +124,7 @@ def _keep() -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m course.validation.planner", description=__doc__)
     parser.add_argument("--write", action="store_true", help="fit the factors again, and keep them and the rows")
     write = parser.parse_args().write

@@ -1,4 +1,4 @@
-"""Predicted over published, a row for each figure: SVG without script or address, for light and dark pages."""
+"""Predicted over published, a row for each figure: SVG without scripts or addresses, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from course.render.svg import AXES, MATMUL, svg, text
 
 LEFT, WIDTH, RIGHT = 250.0, 330.0, 20.0
 HEAD, STEP, MARK = 26.0, 24.0, 5.0
-# What a series is drawn in: told apart by shape as well as by colour, and by filled or open.
+# Styles of the series: they differ in shape as well as in colour, and in being filled or open.
 STYLES = (("circle", MATMUL), ("diamond", AXES[0]))
 
 
 @dataclass(frozen=True)
 class Series:
-    """One lens's ratios.
+    """The ratios of one analysis.
 
     Attributes:
-        name: What the legend calls it.
-        ratios: Predicted over published, one for each row; None where nothing was predicted.
+        name: Name in the legend.
+        ratios: Predicted over published, one for each row; None if nothing was predicted.
         style: Index into ``STYLES``.
         open: Whether only the outline is drawn.
     """
@@ -38,10 +38,10 @@ def ratio_svg(
     """A dot plot of ratios on a logarithmic axis.
 
     Args:
-        title: What it shows.
+        title: Title of the plot.
         rows: A label for each row.
         series: At most one dot each in every row.
-        ticks: On the axis, the first and the last being its ends.
+        ticks: Ticks on the axis; the first and the last are its ends.
         goal: A band of this relative width on both sides of 1.
     """
     bottom = HEAD + STEP * len(rows)

@@ -1,4 +1,4 @@
-"""The validation programs compute what their descriptions say, and are as large as the source says."""
+"""The validation programs match their descriptions, in results and in size."""
 
 import math
 from dataclasses import replace
@@ -68,7 +68,7 @@ def plain_moments():
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    """Without dropout: microbatches draw masks of their own."""
+    """Without dropout, because microbatches draw their own masks."""
     accumulated, at_once = (first_moments(chosen, replace(SMALL, dropout=0.0)) for chosen in (RUNS[3], RUNS[5]))
     for name in accumulated.keys() - {"loss"}:
         np.testing.assert_allclose(accumulated[name], at_once[name], rtol=2e-4, atol=2e-6, err_msg=name)

@@ -1,5 +1,5 @@
-"""The validation report: every published figure against the lenses, with the error of each row and the mean of each
-group. ``python -m course.validation`` prints it; exit status 1 if a mean is above its goal.
+"""The validation report: every published figure compared with the analyses, with the error of each row and the mean of
+each group. ``python -m course.validation`` prints it; exit status 1 if a mean is above its goal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from course.validation.means import Mean, means
 from course.validation.rows import TABLES, Figure, every
 
 RESULTS = Path(__file__).parent / "results.json"
-EXACT = 1e-9  # what floating-point sums lose
+EXACT = 1e-9  # rounding error of floating-point sums
 EXPLAINED = (
     "8xH100 is idealised: it has published peaks alone, which no program reaches, so it is meant to miss what XLA "
     "measured, most of all where pieces are small; 8xH100-calibrated carries these tables."
@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """The result that ``--write`` kept: the versions, the figures, and where timeline and replay differ."""
+    """The result saved by ``--write``: the versions, the figures, and the differences between timeline and replay."""
 
     versions: dict[str, str]
     rows: list[Figure]
@@ -39,27 +39,27 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def recorded() -> Recorded:
-    """The last result that was kept.
+    """The last recorded result.
 
     Raises:
-        FileNotFoundError: None was.
+        FileNotFoundError: There is none.
     """
     return msgspec.json.decode(RESULTS.read_bytes(), type=Recorded)
 
 
 def write(rows: list[Figure]) -> None:
-    """Keep the result and bring the site's page up to date."""
+    """Record the result and update the site's page."""
     keep(Recorded(versions(), rows, gaps()))
 
 
 def keep(found: Recorded) -> None:
-    """Keep a result as it is, and write the page from it."""
+    """Record a result unchanged, and write the page from it."""
     RESULTS.write_text(json.dumps(msgspec.to_builtins(found), indent=1, ensure_ascii=False) + "\n")
     page.write(found.rows)
 
 
 def show(rows: Iterable[Figure]) -> list[Figure]:
-    """Print each row as it comes, with the reason where there is no figure, and at the end the means."""
+    """Print each row when it is ready, with the reason if there is no figure, and the means at the end."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -90,7 +90,7 @@ def shown(row: Figure) -> tuple[str, str, str]:
 
 
 def _error(error: float) -> str:
-    """With its sign where it reads as something else than zero."""
+    """The error, with its sign unless it rounds to zero."""
     if abs(error) < EXACT:
         return "exact"
     return f"{error:+.1%}" if abs(error) >= 5e-4 else "< 0.1%"
@@ -108,7 +108,7 @@ def said(mean: Mean) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="make validate", description=__doc__)
     parser.add_argument("--short", action="store_true", help="a few rows of each group")
     parser.add_argument("--no-aot", action="store_true", help="leave the GPU compiler out")

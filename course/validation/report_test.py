@@ -1,4 +1,4 @@
-"""The report's means meet their goals, and what is recorded and shown is what the lenses give now."""
+"""The report's means meet their goals, and the recorded results are the current results of the analyses."""
 
 import math
 import os
@@ -42,7 +42,7 @@ def short():
 
 @pytest.fixture(scope="module")
 def short_compiled():
-    # Compiling the published runs takes half a minute; the rings show as well what the compiler's figures are now.
+    # Compiling the published runs takes half a minute; the rings check the compiler's current figures as well.
     return [*(single_gpu(True, True) if os.environ.get("MESHCRAFT_FULL") else ()), *rings(aot=True)]
 
 
@@ -185,8 +185,8 @@ def test_only_a_whole_report_is_kept(capsys):
 def test_figures_are_printed_without_exponents_negative_zeros_or_cut_names(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     show(RECORDED.rows)
-    said = capsys.readouterr().out
-    assert "131,072 bytes" in said and "e+" not in said and "…" not in said
-    assert "-0.0%" not in said and "+0.0%" not in said
-    assert "8xH100-calibrated" in said and "meant to miss" in said
-    assert all(goal.endswith("%)") for goal in re.findall(r"\(goal: [^)]*\)", said))
+    output = capsys.readouterr().out
+    assert "131,072 bytes" in output and "e+" not in output and "…" not in output
+    assert "-0.0%" not in output and "+0.0%" not in output
+    assert "8xH100-calibrated" in output and "meant to miss" in output
+    assert all(goal.endswith("%)") for goal in re.findall(r"\(goal: [^)]*\)", output))

@@ -1,4 +1,4 @@
-"""A gathered matmul on 8 devices: with the gather as a ring that hides behind the matmul, and plain."""
+"""A gathered matmul on 8 devices: with the gather as a ring that overlaps with the matmul, and plain."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def gather_matmul(
     """``[tokens@tensor, width] @ [width, hidden@tensor]`` in bfloat16, giving ``[tokens, hidden@tensor]``.
 
     Args:
-        ring: The tokens travel in ``devices - 1`` permutes, each beside a matmul; else in one all-gather before.
+        ring: The tokens travel in ``devices - 1`` permutes, each overlapping with a matmul; else in one all-gather.
         tokens: Rows of the left operand.
-        width: Its columns.
+        width: Columns of the left operand.
         hidden: Columns of the right operand.
         devices: Size of the axis ``tensor``.
         platform: ``cpu`` or ``cuda``.

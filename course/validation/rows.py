@@ -1,4 +1,4 @@
-"""Every figure that the lenses are compared with, beside what they give; nothing is fitted to a single one."""
+"""Every figure that the analyses are compared with, and their results; nothing is fitted to any single figure."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Figure:
 
     Attributes:
         group: The rows that it is averaged with.
-        name: What it is of.
-        lens: Which lens gives ``found``.
-        published: What it should be: a closed form's value, or what somebody measured.
-        found: What the lens gives, or None if it was not asked.
-        unit: Of both.
-        source: Where ``published`` is from.
-        counts: Whether it belongs to the group's mean; not if the lens has used the same figure.
-        note: Why it was not asked, or does not count.
+        name: Name of the figure.
+        lens: The analysis that gives ``found``.
+        published: The expected value: from a closed form, or a published measurement.
+        found: The analysis's result, or None if it was not run.
+        unit: Unit of both.
+        source: Source of ``published``.
+        counts: Whether it belongs to the group's mean; not if the analysis has used the same figure.
+        note: Why it was not run, or does not count.
     """
 
     group: str
@@ -59,7 +59,7 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Relative to what was published."""
+        """Error relative to the published value."""
         if self.found is None:
             return None
         return self.found / self.published - 1 if self.published else float(self.found)
@@ -103,7 +103,7 @@ _COLLECTIVES: dict[str, tuple[Callable[[jax.Array], jax.Array], P, float]] = {
 
 
 def _over_data(function: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], out: P) -> Program:
-    """A function of the blocks of one array that 8 devices share."""
+    """A function of the blocks of one array split over 8 devices."""
     mesh = {"data": 8}
     run = jax.shard_map(function, mesh=abstract_mesh(mesh), in_specs=P("data"), out_specs=out)
     inputs = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
@@ -127,7 +127,7 @@ def single_gpu(short: bool, aot: bool) -> Iterator[Figure]:
 
 
 def _compiled(report: Callable[[], GpuReport], aot: bool) -> tuple[GpuReport | None, str]:
-    """What the GPU compiler gives, or why it gives nothing."""
+    """The GPU compiler's result, or why there is none."""
     try:
         return (report(), "") if aot else (None, "not asked for")
     except (AotMissing, ProgramError) as error:
@@ -141,7 +141,7 @@ def looping() -> Iterator[Figure]:
 
 
 def rings(aot: bool) -> Iterator[Figure]:
-    """A ring all-gather and matmul on 8 H100, against the plain all-gather."""
+    """A ring all-gather and matmul on 8 H100, compared with the plain all-gather."""
     (plain, without), (ring, why) = (
         _compiled(lambda ring=ring: compile_for(gather_matmul(ring, platform="cuda"), machine(IDEALISED)), aot)
         for ring in (False, True)
@@ -161,7 +161,7 @@ GATHERS = {2: 58e9, 8: 113e9, 32: 227e9, 128: 301e9, 1024: 344e9}
 
 
 def matmul_name(side: int) -> str:
-    """The name of a matmul of XLA's tables; in the names of its figures the machine follows."""
+    """The name of a matmul of XLA's tables; the names of its figures append the machine."""
     return f"matmul {side}³"
 
 
@@ -171,7 +171,7 @@ def gather_name(mebibytes: int) -> str:
 
 
 def tables() -> Iterator[Figure]:
-    """XLA's tables for 8 H100: the calibrated machine carries them, the idealised one is compared with them."""
+    """XLA's tables for 8 H100: the calibrated machine includes them, the idealised one is compared with them."""
     for name in (IDEALISED, CALIBRATED):
         found = machine(name)
         counts, note = not found.calibrated, "carries this very table" if found.calibrated else ""
@@ -190,7 +190,7 @@ def tables() -> Iterator[Figure]:
 
 
 def planned(short: bool) -> Iterator[Figure]:
-    """Published runs by the planner: at the chip's factor, and at the one that other papers' runs alone would give."""
+    """Published runs by the planner: at the chip's factor, and at the one fitted to other papers' runs alone."""
     published = runs()
     for run in published[-2:] if short else published:
         found = run.estimate(factors()[run.machine.device].factor)
@@ -208,7 +208,7 @@ def every(short: bool = False, aot: bool = True) -> Iterator[Figure]:
 
     Args:
         short: A few of each group, for a test.
-        aot: Whether the GPU compiler is asked too.
+        aot: Whether to use the GPU compiler too.
     """
     yield from closed_forms(short)
     yield from single_gpu(short, aot)

@@ -4,9 +4,9 @@ Source: P. Lippe, "Training Models at Scale", part 1.2 (single-GPU Transformer),
 pre-norm Transformer with biases, MLP before attention, learned positions, causal mask, dropout 0.1 after each
 block, softmax and loss in float32, parameters in float32, Adam, all state donated. 155,877,376 parameters.
 
-The source draws its dropout masks with threefry, which is a custom call on GPUs that no lens can read. Here the bits
-come from a hash of a counter, elementwise and the same on every platform; the masks that the backward pass keeps are
-as large as the source's.
+The source draws its dropout masks with threefry, which is a custom call on GPUs that no analysis can read. Here the
+bits come from a hash of a counter, elementwise and the same on every platform; the masks that the backward pass keeps
+are as large as the source's.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class PublishedRun:
     """One published run.
 
     Attributes:
-        name: What tables call it.
-        dtype: What the layers compute in.
+        name: Name in tables.
+        dtype: Compute dtype of the layers.
         scan: Whether the layers are one scan, or unrolled.
-        remat: What is computed again in the backward pass: ``MLP``, ``Attn``, ``Block``.
-        num_microbatches: Over which gradients are accumulated in a scan; 1 for none.
+        remat: The parts recomputed in the backward pass: ``MLP``, ``Attn``, ``Block``.
+        num_microbatches: Microbatches over which gradients are accumulated in a scan; 1 for none.
         peak: Published bytes at the peak.
-        seconds: Published seconds a step.
+        seconds: Published seconds per step.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Sizes:
 
     @property
     def model_flops(self) -> float:
-        """FLOPs that the model needs for a step: ``6 N + 12 L d s`` a token, ``N`` the weights of matrix products."""
+        """FLOPs that the model needs per step: ``6 N + 12 L d s`` per token, ``N`` the weights of matrix products."""
         weights = self.num_layers * 12 * self.width**2 + self.vocabulary * self.width
         sizes = budget.Sizes(
             self.num_layers, self.width, self.num_heads, self.vocabulary, self.sequence, parameters=weights

@@ -100,7 +100,7 @@ def passes() -> Table:
 
 @example
 def costs_of_a_step() -> Table:
-    """What a step of the judged rings costs: 512 rows of a device, in float32."""
+    """The cost of a step of the judged rings: 512 rows per device, in float32."""
     rows, features = TOKENS // 8, HIDDEN // 8
     latency, rate = IDEAL.transfer("collective_permute", (0, 1), 0, 0, pair=(0, 1))
     product = IDEAL.matmul_seconds(2 * rows * WIDTH * features, 0, "f32")
@@ -163,7 +163,7 @@ def with_rates(where, rates):
 
 
 def break_even(ring, plain):
-    """How many times as fast permutes would have to be for the ring to be as fast as the all-gather."""
+    """The factor by which permutes would have to be faster for the ring to match the all-gather."""
     low, high, least = 1.0, 64.0, timeline(parse(plain), MEASURED).seconds
     while high / low > 1.001:
         middle = (low * high) ** 0.5

@@ -1,4 +1,4 @@
-"""What collectives send and how long they take: by formula, and three ways to sum an array through the lenses."""
+"""Bytes sent and time of collectives: by formula, and three ways to sum an array through the analyses."""
 
 import math
 from pathlib import Path
@@ -191,7 +191,7 @@ def sizes() -> str:
             table.add((name, label), *(1e6 * seconds for seconds in steps))
     parts = [f"{table}\n", "by the formulas, two rings win above"]
     for name in machines[:2]:
-        # 7 steps and 7 arrays against 14 steps and 1.75 arrays, over the link that reaches all eight.
+        # 7 steps and 7 arrays compared with 14 steps and 1.75 arrays, over the link that reaches all eight.
         link = machine(name).links[-1]
         least = f"{7 * link.latency * link.bandwidth / (7 - 1.75) / 1024:.0f} KiB"
         say(**{f"least_{name[2:].lower()}": least})

@@ -1,4 +1,4 @@
-"""Data parallelism: reductions of gradients, what they cost, and how they hide behind the backward pass."""
+"""Data parallelism: reductions of gradients, their costs, and their overlap with the backward pass."""
 
 from math import inf
 
@@ -181,7 +181,7 @@ def hiding() -> Table:
 
 @example
 def scaling() -> Table:
-    """A fixed batch of 131,072 tokens on more and more H100: nothing hidden, and all hidden that can be."""
+    """A fixed batch of 131,072 tokens on more and more H100: nothing hidden, and everything hidden that can be."""
     columns = "tokens each ,.0f", "compute, ms .1f", "reduce, ms .1f", "in turn .1f", "overlapped .1f"
     table, alone, gains = Table("devices", *columns), 6 * 131072 * 1e9 / machine("8xH100").peak("bf16"), {}
     for n in (1, 2, 4, 8, 16, 32, 64, 128):

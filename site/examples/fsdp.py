@@ -1,4 +1,4 @@
-"""The step of ``fsdp``: what it holds and sends, gathered ahead or not, over nodes, and its gradients' scale."""
+"""The step of ``fsdp``: its memory and communication, gathered ahead or not, across nodes, and its gradients' scale."""
 
 import math
 from dataclasses import replace
@@ -100,7 +100,7 @@ def transfers() -> str:
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
         own = [bar.end - bar.start for bar in bars if bar.kind == kind]
         lines.append(f"  {kind.replace('_', '-'):15}{len(own):4} times {1e3 * sum(own):8.2f} ms in all")
-        if kind == "all_gather":  # what is exposed are the gathers, nearly all of them
+        if kind == "all_gather":  # the exposed time is nearly all gathers
             assert 0.9 * sum(own) < found.timeline.exposed_seconds < sum(own)
     return "\n".join(lines)
 
@@ -140,7 +140,7 @@ def with_compiler() -> dict[str, object]:
 
 @example
 def hybrid() -> dict[str, Table]:
-    """Two nodes of eight A100: the step split over all sixteen devices, and split inside a node alone."""
+    """Two nodes of eight A100: the step split over all sixteen devices, and split within a node only."""
     nodes = machine("2x8xA100")
     inside, between = nodes.links
     programs = {

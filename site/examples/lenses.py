@@ -1,4 +1,4 @@
-"""A ring and a plain gather by every lens, what the commands print of them, and what the lenses refuse."""
+"""A ring and a plain gather by every analysis, the output of the commands for them, and the analyses' refusals."""
 
 import re
 import tempfile
@@ -97,7 +97,7 @@ def loses() -> Table:
 
 @kept()
 def lensed() -> Table:
-    """Both programs by every lens that counts or predicts."""
+    """Both programs by every analysis that counts or predicts."""
     reports = compile_all([gather_matmul(ring, platform="cuda") for ring in BOTH.values()], machine(IDEAL))
     columns, micro = [], lambda seconds: f"{1e6 * seconds:.1f} µs"
     for ring, report in zip(BOTH.values(), reports, strict=True):
@@ -191,15 +191,15 @@ def guided() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "guided.py"
         file.write_text(GUIDED)
-        told = printed("predict", f"{file}:step", "--args", GIVEN)
-    said = told.split("\n\n")
+        output = printed("predict", f"{file}:step", "--args", GIVEN)
+    blocks = output.split("\n\n")
     return {"guided": GUIDED, "guided_command": f'meshcraft predict guided.py:step --args \\\n  "{GIVEN}"',
-            "guided_told": "\n\n".join((said[0], said[-1]))}  # fmt: skip
+            "guided_told": "\n\n".join((blocks[0], blocks[-1]))}  # fmt: skip
 
 
 @example
 def corpus() -> Table:
-    """Public programs: what came out for each."""
+    """Public programs: the result for each."""
     rows = recorded_corpus()
     heads = ("repository", "function", "an example of")
     table = Table(heads, "devices d", "FLOPs s", "temporaries s", "time s", markdown=True)
@@ -229,7 +229,7 @@ def corpus() -> Table:
 
 
 def refusal(local, outside=lambda y: y):
-    """What the lenses say to a program, with ``cell:line`` where the line is."""
+    """The analyses' refusal of a program, with ``cell:line`` in place of the line."""
     mesh, spec = {"data": 4}, P("data")
     mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=spec, out_specs=spec)
     given = {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
@@ -253,10 +253,10 @@ def refusal(local, outside=lambda y: y):
 
 @kept(slow=True)
 def functions() -> dict[str, Any]:
-    """What becomes of every public function of the libraries, by module, and why some are refused."""
+    """The treatment of every public function of the libraries, by module, and why some are refused."""
     every = {name: tried(name) for name in library.functions()}
     outcomes = {library.ACCEPTED: "accepted", library.BY_SIZE: "at one size", library.REFUSED: "refused"}
-    table = Table("called as", "functions d", *(f"{said} d" for said in outcomes.values()), "others d", markdown=True)
+    table = Table("called as", "functions d", *(f"{label} d" for label in outcomes.values()), "others d", markdown=True)
     for module in library.MODULES:
         worst = Counter(found[-1].outcome for name, found in every.items() if name.rpartition(".")[0] == module)
         known = [worst[outcome] for outcome in outcomes]

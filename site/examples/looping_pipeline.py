@@ -1,4 +1,4 @@
-"""Looped pipelines: the bubble of a forward pass, more repeats on a network, and averages beside other repeats."""
+"""Looped pipelines: the bubble of a forward pass, more repeats on a network, and averages overlapping other repeats."""
 
 from dataclasses import replace
 
@@ -95,7 +95,7 @@ def network() -> str:
 
 @example
 def published() -> Table:
-    """The step that the UvA tutorials time on 8 A5000, beside the timeline's prediction."""
+    """The step that the UvA tutorials time on 8 A5000, with the timeline's prediction."""
     found = [timeline(parse(uva_pipeline(looped)), A5000).seconds for looped in (False, True)]
     table = Table("2 stages x 4 pipelines", "measured, ms d", "ratio .3f", "predicted, ratio .3f")
     for name, took, seconds in zip(

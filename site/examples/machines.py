@@ -1,4 +1,4 @@
-"""The machines' tables: figures, links, which link a mesh axis runs over, and the idealised and the calibrated H100."""
+"""The machines' tables: figures, links, the link of each mesh axis, and the idealised and the calibrated H100."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,7 +75,7 @@ def levels() -> Table:
 
 @example
 def own() -> str:
-    """A machine file, which is read so that the page's is one."""
+    """A machine file, loaded to check that the page's example is valid."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "my.toml")
         file.write_text(OWN)
@@ -121,7 +121,7 @@ def compared() -> Table:
 
 @example
 def sources() -> str:
-    """Where each figure is from, and those that the text names."""
+    """The source of each figure, and those that the text names."""
     lines = []
     for m in MACHINES:
         lines += [f'??? note "{m.name}"\n']
@@ -130,7 +130,7 @@ def sources() -> str:
     pairs, wide = A5000.bandwidth_of((0, 1)), A5000.bandwidth_of(tuple(range(8)))
     assert pairs == wide
     efficiency = A5000.efficiency
-    # Bytes of an array of 1 GiB that an all-reduce of eight adds up a second.
+    # Bytes of an array of 1 GiB that an all-reduce of eight sums per second.
     reduced = {
         name: machine(name).transfer("all_reduce", range(8), 1.75, 2**30)[1] / 1.75
         for name in ("8xH100", "8xH100-sharp", "8xH100-calibrated")

@@ -36,7 +36,7 @@ def worked() -> Table:
 
 @example
 def plans() -> Table:
-    """Bytes a parameter."""
+    """Bytes per parameter."""
     columns = "parameters", "gradients", "own copy", "$m$ and $v$", "together"
     table = Table(("plan", ""), *(f"{column} d" for column in columns), markdown=True)
     for name, plan in PLANS.items():

@@ -1,4 +1,4 @@
-"""Pipelines: bubbles, what idle stages cost, what a step holds, where the loss is computed, and a hang."""
+"""Pipelines: bubbles, the cost of idle stages, the memory of a step, the location of the loss, and a hang."""
 
 import math
 from functools import cache
@@ -29,7 +29,7 @@ WATTS = 700  # NVIDIA H100 Tensor Core GPU datasheet: SXM, maximum thermal desig
 
 @example
 def numbers() -> str:
-    """The model that the page on FSDP works through, beside FSDP: 8 stages, 32 microbatches of one sequence."""
+    """The model that the page on FSDP works through, compared with FSDP: 8 stages, 32 microbatches of one sequence."""
     stages, microbatches, seq, width = 8, 32, 2048, 4096
     model = transformer(width=width, hidden=16384, num_layers=32, num_heads=32, vocab=32768, max_seq=seq)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -58,7 +58,7 @@ def numbers() -> str:
 
 # --8<-- [start:skipping]
 def skipping(stage, num_microbatches):
-    """The same stage, which does nothing when it has nothing to do."""
+    """The same stage, which does nothing when it is idle."""
 
     def only_real_work(x, microbatch):
         has_work = (microbatch >= 0) & (microbatch < num_microbatches)
@@ -79,7 +79,7 @@ def nothing(stage, microbatches, axis_name):
 
 
 def idle(stage, microbatches, axis_name):
-    """Without recomputation the derivative of a branch writes down what it needs, in idle ticks too."""
+    """Without recomputation the derivative of a branch stores its residuals, even in idle ticks."""
     return execute_pipeline(skipping(stage, microbatches.shape[0]), microbatches, axis_name)
 
 
@@ -208,7 +208,7 @@ def located(file):
 
 @example
 def hang() -> str:
-    """The gradient of a head that every stage holds, used in a branch of the last; as it is, or typed as varying."""
+    """The gradient of a replicated head, used in a branch of the last stage; as it is, or typed as varying."""
     lines = []
     inputs = {"head": jax.ShapeDtypeStruct((4, 3), jnp.float32), "y": jax.ShapeDtypeStruct((16, 4), jnp.float32)}
     for name, spec in (("replicated", P()), ("varying", P("pipe"))):

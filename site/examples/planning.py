@@ -1,4 +1,4 @@
-"""What ``meshcraft plan`` prints, how near its closed forms are to the lenses, and meshes that papers trained on."""
+"""The output of ``meshcraft plan``, its closed forms compared with the analyses, and meshes used in papers."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from course.validation.planner import runs
 SIZES, H100 = Sizes(layers=8, width=2048, heads=16, vocab=32_000, seq=1024), machine("8xH100")
 PLAIN = replace(COURSE, plan="float32", optimizer="sgd")
 SEPARATE, SCANNED = replace(PLAIN, pairs=False), replace(PLAIN, scanned=True, pairs=False)
-# Sequences, the step, its configuration, and how it trains.
+# Sequences, the step, its configuration, and its training settings.
 STEPS = {
     "fsdp, data=8": (64, steps.sharded, (8, 1, 1, 1, 8, "block", True), SEPARATE),
     "tp_transformer, tensor=8": (8, steps.over_tensor, (1, 1, 8, 1, 1, "none", False), SCANNED),

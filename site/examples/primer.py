@@ -1,4 +1,4 @@
-"""The primer's own cells, run in order: what each prints, under the name of its marked part, and its pictures."""
+"""The primer's own cells, run in order: the output of each, under the name of its marked part, and its pictures."""
 
 import io
 import re
@@ -22,14 +22,14 @@ SOURCE = Path(__file__).parents[2] / "solutions" / "primer.py"
 
 
 def drawn(shown) -> str:
-    """The picture of what a cell displays; figures that a page quotes are printed."""
+    """The picture that a cell displays; figures that a page quotes are printed."""
     if isinstance(shown, Holdings):
         return holdings_svg(shown.shape, shown.spec, shown.mesh, labels=shown.labels, show_spec=shown.show_spec)
     if isinstance(shown, Prediction):
         for name, figure in list(shown.figures().items())[:7]:
             print(f"{name:19} {figure}")
         return timeline_svg(shown.timeline)
-    return re.findall(r"<svg.*?</svg>", shown.data, re.DOTALL)[0]  # of several steps on one scale
+    return re.findall(r"<svg.*?</svg>", shown.data, re.DOTALL)[0]  # for several steps on one scale
 
 
 @example
@@ -53,7 +53,7 @@ def cells() -> dict[str, str]:
 
 @example
 def transposes() -> Table:
-    """What the transpose of each collective sends, as the costs lens sees it."""
+    """The communication of each collective's transpose, according to the cost analysis."""
     ring, mesh = [(i, (i + 1) % 4) for i in range(4)], {"data": 4}
     sends = {
         "all_reduce": "psum",

@@ -1,4 +1,4 @@
-"""Run a chapter's examples in this process, and note which of the repository's files they were computed from."""
+"""Run a chapter's examples in this process, and record the repository's files that they depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _note(event: str, arguments: tuple) -> None:
 
 
 def _sources() -> list[str]:
-    """Modules that were imported and files that were read, below the root."""
+    """Imported modules and read files below the root."""
     files = OPENED | {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     paths = {Path(file).absolute() for file in files if file}
     own = {path.relative_to(ROOT) for path in paths if path.is_relative_to(ROOT) and path.is_file()}
@@ -29,9 +29,9 @@ def _sources() -> list[str]:
 
 
 def main(chapter: str, names: list[str], out: str) -> None:
-    """Write what the named examples give, or all that are not kept, to ``out``."""
+    """Write the results of the named examples, or of all that are not kept, to ``out``."""
     sys.addaudithook(_note)
-    # Reading programs makes many objects and few cycles, and looking for these takes a while.
+    # Reading programs makes many objects and few cycles, and collecting them takes a while.
     gc.set_threshold(50_000, 20, 20)
     import showing
 

@@ -1,6 +1,6 @@
 """The family of pipeline schedules side by side: bubble, memory and communication, as a table and as pictures.
 
-``python site/examples/schedules.py --help`` says how to print the table for other sizes.
+``python site/examples/schedules.py --help`` explains how to print the table for other sizes.
 """
 
 from argparse import ArgumentParser
@@ -44,7 +44,7 @@ BY_HAND = ("F0 F1 F2 B0 B1 B2", "F0 B0 F1 F2 B1 B2", "F0 B0 F1 B1 F2 B2")
 
 @example
 def table(stages: int = 4, microbatches: int = 8, repeats: int = 2, send: float = 0.25) -> Table:
-    """The whole family; of communication the stage that sends most, of weights the one that keeps most copies."""
+    """The whole family; communication of the stage that sends the most, and weights of the one with the most copies."""
     free, slow = (compare(stages, microbatches, repeats, costs) for costs in (Costs(), Costs(send=send)))
     shown = Table("schedule", *(f"{column} s" for column in COLUMNS), markdown=True)
     for name, found in free.items():
@@ -77,7 +77,7 @@ def pictures() -> None:
 
 @example
 def claims() -> None:
-    """What the page says of its table."""
+    """Check the page's claims about its table."""
     free, slow = (compare(4, 8, 2, costs) for costs in (Costs(), Costs(send=0.25)))
     assert free["1f1b"].bubble == free["gpipe"].bubble
     assert max(free["1f1b"].activations) < max(free["gpipe"].activations)

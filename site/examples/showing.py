@@ -1,7 +1,7 @@
-"""What the examples share: tables, measured quantities, and where their texts, pictures and figures are collected.
+"""Shared code of the examples: tables, measured quantities, and the collection of texts, pictures and figures.
 
-``site/examples/<chapter>.py`` has functions marked with ``@example``. What one returns is shown by a page as text; the
-cells of a ``Table``, and what is passed to ``say``, can be quoted in sentences. An ``assert`` says what a page claims.
+``site/examples/<chapter>.py`` has functions marked with ``@example``. A page shows their results as text; the
+cells of a ``Table``, and arguments of ``say``, can be quoted in sentences. An ``assert`` checks a page's claim.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "MiB": 2**20, "GiB": 2**30, "GB": 
 
 
 def example(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Compute what this function returns whenever the site is built."""
+    """Run this function whenever the site is built."""
     EXAMPLES[function.__name__] = function
     return function
 
@@ -51,7 +51,7 @@ def draw(name: str, svg: str) -> None:
 
 
 def say(**figures: object) -> None:
-    """Give a page figures to quote that stand in no table."""
+    """Give a page figures to quote that are in no table."""
     FIGURES.update({name: figure if isinstance(figure, dict) else str(figure) for name, figure in figures.items()})
 
 
@@ -66,9 +66,9 @@ class Table:
     """Labelled rows of figures.
 
     Args:
-        heads: Of the label, or of several labels.
-        columns: Head and format of each column, such as ``"step, ms .2f"``.
-        markdown: Shown as a table of the page, not as text.
+        heads: Heading of the label, or of several labels.
+        columns: Heading and format of each column, such as ``"step, ms .2f"``.
+        markdown: Whether to show it as a table of the page, not as text.
     """
 
     def __init__(self, heads: str | tuple[str, ...], *columns: str, markdown: bool = False):
@@ -79,7 +79,7 @@ class Table:
         self.labels: list[tuple[str, ...]] = []
 
     def add(self, label: object, *figures: Any) -> Row:
-        """Append a row; ``label`` is a tuple where there are several."""
+        """Append a row; ``label`` is a tuple if there are several."""
         labels = tuple(map(str, label)) if isinstance(label, tuple) else (str(label),)
         keys = (head.partition(",")[0] for head, _ in self.columns)
         row = Row(zip(keys, figures, strict=True))
@@ -92,7 +92,7 @@ class Table:
         return self.rows[label]
 
     def cells(self) -> dict[str, dict[str, str]]:
-        """Every figure as it is shown."""
+        """Every figure as formatted."""
         formats = [form for _, form in self.columns]
         return {
             label: {key: _shown(figure, form) for (key, figure), form in zip(row.items(), formats, strict=True)}
@@ -129,7 +129,7 @@ def wrong(chapter: str) -> dict[str, Callable[..., Any]]:
 
 
 def realistic(task: Task, mesh: dict[str, int] | None = None, **sizes: int) -> Case:
-    """The realistic case that a task is judged at, with another mesh or other sizes."""
+    """The realistic case that a task is judged on, with another mesh or other sizes."""
     assert task.at_scale
     large = task.at_scale[0]
     return replace(large.but(**sizes), mesh=mesh or large.mesh)
@@ -149,7 +149,7 @@ def look(
     where: Machine | str = "",
     locate: Locate = lambda _: None,
 ) -> Prediction:
-    """The lenses on it, on the task's machine or another."""
+    """Its prediction, on the task's machine or another."""
     return predict(program(task, function, case, locate), where or task.machine)
 
 
@@ -161,13 +161,13 @@ def over(
     outs: dict[str, Any],
     **options: Any,
 ) -> Program:
-    """``local``, which returns a dict, inside of ``shard_map``; ``ins`` and ``outs`` are specs by name."""
+    """``local``, which returns a dict, inside ``shard_map``; ``ins`` and ``outs`` are specs by name."""
     mapped = jax.shard_map(local, mesh=abstract_mesh(mesh), in_specs=tuple(ins.values()), out_specs=outs)
     return export(lambda **given: mapped(*given.values()), inputs, ins, mesh=mesh, out_specs=outs, **options)
 
 
 def by_compiler(task: Task, ways: dict[str, Callable[..., Any]], **more: Any) -> dict[str, GpuReport]:
-    """Functions of a task as the GPU compiler gives them, with more flags."""
+    """Functions of a task as compiled by the GPU compiler, with additional flags."""
     programs = [trace(task, function, realistic(task), lambda _: None, "cuda") for function in ways.values()]
     return dict(
         zip(ways, compile_all(programs, machine(task.machine), {**DEFAULT_FLAGS, **more}, time_limit=1800), strict=True)
@@ -175,7 +175,7 @@ def by_compiler(task: Task, ways: dict[str, Callable[..., Any]], **more: Any) ->
 
 
 def holdings(mesh: dict[str, int], **drawn: tuple[tuple[int, ...], Any, tuple[str, str] | None]) -> None:
-    """Draw who holds what; by the picture's name: a shape, its spec and the names of its dims."""
+    """Draw shardings; by the picture's name: a shape, its spec and the names of its dims."""
     for name, (shape, spec, labels) in drawn.items():
         draw(name, holdings_svg(shape, spec, mesh, labels=labels or (), show_spec=True))
 
@@ -202,7 +202,7 @@ MEASURES["busy"] = MEASURES["computing"]
 
 
 def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = "") -> Table:
-    """Predictions side by side; without a unit it is that of the first; ``times`` and ``... of`` are by ``base``."""
+    """Predictions side by side; units default to the first column's; ``times`` and ``... of`` refer to ``base``."""
     table, unit = Table(head, *columns), columns[0].rpartition(" ")[0].partition(", ")[2]
     first = found[base] if base else next(iter(found.values()))
     for name, one in found.items():
@@ -217,7 +217,7 @@ def compare(head: str, found: dict[str, Prediction], *columns: str, base: str = 
 
 
 def beside(c: Any) -> str:
-    """How a compiled collective runs."""
+    """Describe how a compiled collective overlaps."""
     return "beside a product" if c.spans_matmul else "alone"
 
 

@@ -1,4 +1,4 @@
-"""One device: 16 bits, what is kept and computed again, attention in chunks, and six published steps of one model."""
+"""One device: 16 bits, activations kept and recomputed, attention in chunks, and six published steps of one model."""
 
 import linecache
 import math
@@ -39,8 +39,8 @@ def program_of(index):
 
 @example
 def peak() -> dict[str, str]:
-    """The first published step, in float32, and the one that recomputes in bfloat16, through the lenses."""
-    reports = {}  # first of all: what JAX has traced before keeps the lines of that time
+    """The first published step, in float32, and the one that recomputes in bfloat16, through the analyses."""
+    reports = {}  # must come first: functions that JAX traced earlier keep their old lines
     for key, index in (("float32", 0), ("remat", 3)):
         found = predict(program_of(index)[0], "8xA5000", name=RUNS[index].name)
         lines, figures = [f"{RUNS[index].name}, on {found.machine.name}, as written"], found.figures()
@@ -53,7 +53,7 @@ def peak() -> dict[str, str]:
             share = f"{100 * entry.compute / found.timeline.seconds:.1f} %"
             lines.append(f"  {share:>8}  line {number}: {text if len(text) <= 46 else text[:42] + ' ...'}")
         alive = tuple(replace(one, line=one.line.rsplit("/", 1)[-1]) for one in found.memory.alive)
-        # In words short enough for a page.
+        # Labels short enough for a page.
         draw(f"peak_{key}", memory_svg(replace(found.memory, alive=alive), 24e9).replace(" times ", " × "))
         say(**{f"second_{key}": f"{100 * found.lines()[1].compute / found.timeline.seconds:.1f}"})
         reports[key] = "\n".join(lines)
@@ -62,7 +62,7 @@ def peak() -> dict[str, str]:
 
 @example
 def numbers() -> dict[str, object]:
-    """What 16 bits can hold, an update that is lost, and gradients that become zero."""
+    """The range of 16-bit numbers, an update that is lost, and gradients that become zero."""
     formats = Table("", "gap above 1 s", "largest .3g", "smallest normal .3g", "smallest .3g")
     updates = ["a weight of 1 after 1,000 updates of + 0.001"]
     for name, dtype in FORMATS.items():
@@ -71,7 +71,7 @@ def numbers() -> dict[str, object]:
         formats.add(name, f"2^{int(np.log2(float(found.eps)))}", *figures)
         weight = lax.fori_loop(0, 1000, lambda _, w: w + jnp.asarray(0.001, w.dtype), jnp.ones((), dtype))
         updates.append(f"  kept in {name:9} {float(weight):.4f}")
-    # Made up: a million gradients around 2^-25, spread over some powers of two as real ones are.
+    # Synthetic: a million gradients around 2^-25, spread over some powers of two as real ones are.
     drawn = np.exp2(np.random.default_rng(0).normal(-25, 4, 1_000_000)).astype(np.float32)
     gradients = ["of a million gradients around 2^-25, in float16"]
     for power in (0, 3, 10, 15, 36):
@@ -112,7 +112,7 @@ def roofline() -> Table:
 
 @example
 def policies() -> Table:
-    """What each policy keeps of twelve layers, what it computes again, and how long that takes on an A100."""
+    """What each policy keeps of twelve layers, what it recomputes, and how long that takes on an A100."""
     model = transformer(num_layers=12, width=1024, hidden=4096, num_heads=8, vocab=8, max_seq=512)
     params, keep = jax.eval_shape(model.init, jax.random.key(0))["layers"], jax.checkpoint_policies
     names = "dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable"
@@ -140,7 +140,7 @@ def policies() -> Table:
 
 @example
 def attention() -> Table:
-    """Chunked attention beside JAX's, forward and backward."""
+    """Chunked attention compared with JAX's, forward and backward."""
     columns = "FLOPs .3f", "largest array, of seq × seq × heads .4g", "temporaries s"
     table, heads = Table("", *columns, markdown=True), 4
     plain = "`jax.nn.dot_product_attention`", partial(jax.nn.dot_product_attention, is_causal=True)
@@ -170,7 +170,7 @@ def attention() -> Table:
 
 @example
 def ladder() -> dict[str, object]:
-    """The six published steps beside what the GPU compiler gave, and what each technique changes."""
+    """The six published steps compared with the GPU compiler's results, and the effect of each technique."""
     tables, rows = {}, recorded().rows
     found = {}
     for group, lens, unit, form, ours in (
@@ -241,7 +241,7 @@ def parts(held):
 
 
 def picture():
-    """Bars of what each step holds at its peak, and dots of what was measured."""
+    """Bars of each step's memory at its peak, and dots of the measurements."""
     left, scale, row, bar, top = 262.0, 20.5, 34.0, 20.0, 34.0
     memories = [program_of(index)[2] for index in range(len(RUNS))]
     width, bottom = left + scale * 24 + 18, top + row * len(RUNS)

@@ -37,7 +37,7 @@ def model_of(sizes: Sizes, **options: Any) -> Model:
 
 
 def shapes_of(model: Model, heads: int = 0) -> Any:
-    """Shapes of the parameters; with ``heads``, attention's kernels have a dim of heads."""
+    """Shapes of the parameters; with ``heads``, attention's kernels have a heads dim."""
 
     def init():
         params = model.init(KEY)
@@ -71,7 +71,7 @@ def stacked(params: Any, sizes: Sizes, repeats: int, stages: int) -> Any:
 def exported(
     local: Callable[..., Any], mesh: dict[str, int], params: Any, specs: Any, batch: Any, platform: str = "cpu"
 ) -> Program:
-    """``local(params, batch)`` gives new parameters and a loss, as a Program that may overwrite the old ones."""
+    """``local(params, batch)``, giving new parameters and a loss, as a Program that may overwrite the old ones."""
     inputs, axes = {"params": params, "batch": batch}, tuple(mesh)
     ins = {"params": specs, "batch": P("data")}
     outs = {"params": jax.tree.map(lambda _: P(axes), params), "loss": P(axes)}

@@ -1,4 +1,4 @@
-"""Tensor parallelism: which array travels, the features that hide it, and gradients of another scale."""
+"""Tensor parallelism: the array that travels, the features that hide it, and gradients of another scale."""
 
 from functools import cache
 
@@ -113,7 +113,7 @@ def features() -> Table:
 # --8<-- [start:raw]
 @cache
 def raw_gradients(step, data, tensor):
-    """What a step subtracts at a learning rate of 1: ``(params, batch) -> gradients``, whole."""
+    """The update that a step subtracts at a learning rate of 1: ``(params, batch) -> gradients``, whole."""
     rows = ("data", "tensor")
 
     def local(params, batch):
@@ -121,7 +121,7 @@ def raw_gradients(step, data, tensor):
         after, _ = step(own, SPECS, batch, MODEL, "data", "tensor", jnp.float32(1))
         return jax.tree.map(lambda before, after: (before - after)[None], own, after)
 
-    # Every holder gives its own: copies along the first dim, of which one is looked at.
+    # Every device returns its own copy: copies along the first dim, of which one is used.
     held = jax.tree.map(lambda spec: P("data", *spec) if any(spec) else P(rows), SPECS)
     mesh = make_mesh({"data": data, "tensor": tensor})
     mapped = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(SPECS, P(rows)), out_specs=held))
@@ -141,7 +141,7 @@ def batch_of(number):
 
 
 def train(optimizer, gradients_of, params):
-    """The loss on one device before some steps, and the global norm that the first step saw."""
+    """The loss on one device before some steps, and the global norm at the first step."""
 
     @jax.jit
     def update(gradients, state, params):
@@ -182,7 +182,7 @@ def scale() -> dict[str, Table]:
 
 @example
 def ratios() -> dict[str, object]:
-    """Step B's gradient over one device's, leaf by leaf and mesh by mesh."""
+    """Step B's gradient relative to one device's, leaf by leaf and mesh by mesh."""
     params, batch, shapes = jax.jit(MODEL.init)(jax.random.key(0)), batch_of(0), ((2, 4), (1, 8), (8, 1))
     _, right = on_one_device(params, batch)
     found = [raw_gradients(WRONG["leaves_split_leaves_summed"], *shape)(params, batch) for shape in shapes]

@@ -1,4 +1,4 @@
-"""A Transformer over ``data`` and ``tensor``: what rings hide, two kinds of block, logits in parts, and a billion."""
+"""A Transformer over ``data`` and ``tensor``: what rings hide, two kinds of block, split logits, and a billion."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ DRAWN = {"in turn, whole": "before", "side by side, whole": "beside", "side by s
 
 @example
 def numbers() -> dict[str, Table]:
-    """What rings can hide in a layer: 72 d^2/n FLOPs a token, for 8 (n-1)/n d numbers that are sent."""
+    """Communication that rings can hide in a layer: 72 d^2/n FLOPs per token, for 8 (n-1)/n d numbers sent."""
     holdings(
         {"data": 2, "tensor": 4},
         numbers_activations=((4, 8), ("data", "tensor"), ("sequences", "tokens")),
@@ -86,7 +86,7 @@ def blocks() -> Table:
 
 @kept()
 def logits() -> dict[str, object]:
-    """What a device holds for the loss of 8,192 tokens with 32,000 logits each."""
+    """Memory on a device for the loss of 8,192 tokens with 32,000 logits each."""
     task = CHAPTER.task("vocab_parallel_loss")
     ways = {"logits gathered": gathers_logits, "vocabulary in parts": ours.vocab_parallel_loss}
     sizes, table = (
@@ -111,7 +111,7 @@ def logits() -> dict[str, object]:
     return {"all_logits": f"all logits: {every:,.0f} MiB; an eighth of them: {every / 8:,.0f} MiB", "logits": table}
 
 
-# By rule: what becomes of the gradient of a split leaf, and of the shares of a whole one.
+# By rule: the treatment of a split leaf's gradient, and of the shares of a whole one.
 RULES = {
     "added up": (lambda g: g, lambda shares: shares.sum(0)),
     "averaged": (lambda g: g, lambda shares: shares.mean(0)),
@@ -120,7 +120,7 @@ RULES = {
 
 
 def raw_gradients(params, batch, specs):
-    """What each device of 2 x 4 has of the gradient of the loss of its place on ``data``."""
+    """Gradient of the loss on each device of 2 x 4 for its position on ``data``."""
 
     def local(params, batch):
         def loss_of(params):
@@ -138,9 +138,9 @@ def raw_gradients(params, batch, specs):
 
 @example
 def scale() -> Table:
-    """Three rules for the gradients of one step, and what they make of each leaf beside a single device's."""
+    """Three rules for the gradients of one step, and their effect on each leaf, compared with a single device."""
     model = transformer(width=16, hidden=24, num_layers=1, num_heads=4, vocab=32, max_seq=8)
-    # Zero biases and unit norms hide what a rule does to them.
+    # Zero biases and unit norms would hide the effect of a rule.
     params = jax.tree.map(
         lambda leaf: leaf + 0.1 * jnp.sin(1.0 + jnp.arange(leaf.size).reshape(leaf.shape)), model.init(KEY)
     )
@@ -168,7 +168,7 @@ def scale() -> Table:
 
 
 def mesh_row(table, way, kind, data, tensor, compiled):
-    """A whole step of 32 sequences, by the lenses and by the GPU compiler."""
+    """A whole step of 32 sequences, by the analyses and by the GPU compiler."""
     flops, parallel = flops_per_token(BILLION) * 32 * BILLION.seq, kind == "side by side"
     step = ours.tp_transformer_step if way == "rings" else gathers_and_scatters_whole
 
@@ -198,7 +198,7 @@ def mesh_row(table, way, kind, data, tensor, compiled):
 
 @kept(slow=True)
 def billion() -> dict[str, object]:
-    """About a billion parameters on eight H100 that are not there; ``again`` computes a row anew."""
+    """About a billion parameters on eight simulated H100; ``again`` recomputes a row."""
     table = meshes()
     for data, tensor in ((8, 1), (4, 2), (2, 4), (1, 8)):
         for kind in BLOCKS:

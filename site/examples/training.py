@@ -1,4 +1,4 @@
-"""The recorded training run: its card, and its losses beside what a bigram model loses on the same bytes."""
+"""The recorded training run: its card, and its losses compared with a bigram model's on the same bytes."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Three axes at once: closed forms on six meshes, when weights are gathered, and the compiler's own partitioning."""
+"""Three axes at once: closed forms on six meshes, the times of weight gathers, and the compiler's own partitioning."""
 
 import math
 import time
@@ -68,7 +68,7 @@ def numbers() -> Table:
         case = Case("", dict(zip(AXES, mesh, strict=True)), SIZES.but(**large, **own))
         held = sum(size for size, _, _ in part_bytes(case))
         whole = held - parts_over_data(case) if data > 1 else held
-        # 4 gathers or scatters a layer forward, again in the recomputation, and backward.
+        # 4 gathers or scatters per layer forward, again in the recomputation, and backward.
         over_tensor = 12 * 16 / pipe * (tensor - 1) / tensor * 4 * 32 // data * 1024 * 2048
         bubble = 100 * (1 - repeats * count / ticks_of(case)) if pipe > 1 else 0.0
         sizes = (size / MIB for size in (held, whole, gathered(case), permuted(case), over_tensor))
@@ -90,7 +90,7 @@ def located(file):
 
 
 def exposed_over_data(module, where):
-    """Milliseconds of a step, and what it takes longer for ``data``."""
+    """Milliseconds of a step, and the additional time due to ``data``."""
     step = timeline(module, where)
     return step, 1e3 * step.seconds, 1e3 * (step.seconds - timeline(module, where, free=("data",)).seconds)
 
@@ -135,7 +135,7 @@ def gathers() -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Config:
-    """A model, how many sequences a step takes, and below which size a leaf is not split over ``data``."""
+    """A model, the number of sequences per step, and the size below which a leaf is not split over ``data``."""
 
     sizes: Sizes
     least: int
@@ -156,7 +156,7 @@ MESHES = {
 
 @dataclass(frozen=True)
 class Step:
-    """A loss with its gradient, as a function of ``params`` and ``batch``, and how these are laid out."""
+    """A loss with its gradient, as a function of ``params`` and ``batch``, and the layout of these."""
 
     function: Callable[[Any, Any], Any]
     shapes: Any
@@ -180,7 +180,7 @@ class Step:
 
 
 def stacks_and_specs(config, mesh, repeats):
-    """Shapes of the parameters in stages, and who holds what of them."""
+    """Shapes of the parameters in stages, and their specs."""
     found, sizes = [], config.sizes
     begin = shard_map_with_specs(
         lambda params: init_3d(params, repeats, config.least, *AXES),
@@ -197,7 +197,7 @@ def stacks_and_specs(config, mesh, repeats):
 
 
 def ours(config, mesh, mesh_of=abstract_mesh):
-    """By ``forward_3d``; every device gives back its own copy of what it holds."""
+    """By ``forward_3d``; every device returns its own copy of its blocks."""
     (repeats, microbatches, rings), sizes = MESHES[mesh], dict(zip(AXES, mesh, strict=True))
     shapes, specs = stacks_and_specs(config, mesh, repeats)
     options = Options(num_microbatches=microbatches, rings=rings)
@@ -212,7 +212,7 @@ def ours(config, mesh, mesh_of=abstract_mesh):
 
 
 def placed(config, mesh, mesh_of=abstract_mesh):
-    """The single device's loss of the same arrays, told how they are laid out and nothing else.
+    """The single device's loss of the same arrays, with only their layout given to the compiler.
 
     Each axis becomes axes of size 2: the compiler's groups may be a part of one, and need a name.
     """
@@ -246,10 +246,10 @@ def placed(config, mesh, mesh_of=abstract_mesh):
 
 
 def guided(config, mesh, mesh_of=abstract_mesh):
-    """The strategy ``compiler`` of ``meshcraft train``, to which the devices of ``pipe`` are more of ``data``."""
+    """The strategy ``compiler`` of ``meshcraft train``, which treats the devices of ``pipe`` as more of ``data``."""
 
     class Sizes3d(strategy.ModelSizes):
-        """Those of a model whose vocabulary is not that of bytes."""
+        """Sizes of a model whose vocabulary is not that of bytes."""
 
         def model(self):
             return model_of(config.sizes)
@@ -272,7 +272,7 @@ def compiled(step, config=LARGE):
 
 
 def runner(make, mesh):
-    """Runs a step of the small model on emulated devices, and returns the seconds that it took."""
+    """Run a step of the small model on emulated devices, and return the seconds that it took."""
     step, rng = make(SMALL, mesh, make_mesh), np.random.default_rng(0)
     devices = make_mesh(step.mesh)
 
@@ -330,7 +330,7 @@ def peers() -> dict[str, object]:
 
 @kept(slow=True)
 def barrier() -> Table:
-    """One microbatch, so that ticks are no loop: what is computed again, with a barrier around it and without."""
+    """One microbatch, so that ticks are not a loop: recomputation with and without a barrier around it."""
     table = Table(
         ("data x pipe x tensor", "barrier"), "liveness, GiB .2f", "compiled, ms .1f", "exposed, ms .1f", "held, GiB .2f"
     )
@@ -364,7 +364,7 @@ def fsdp_table():
 
 
 def fsdp_row(table, mesh, fsdp, by_compiler):
-    """A mesh, its leaves split over ``data`` or whole there."""
+    """A mesh with its leaves split over ``data`` or whole there."""
     config = LARGE if fsdp else replace(LARGE, least=10**12)
     step, flops = ours(config, mesh), flops_per_token(BILLION) * 32 * BILLION.seq
     exported = step.exported(config)
@@ -384,7 +384,7 @@ def fsdp_row(table, mesh, fsdp, by_compiler):
 
 @kept(slow=True)
 def billion() -> dict[str, object]:
-    """Two meshes, with FSDP and without; ``again`` computes a row anew."""
+    """Two meshes, with FSDP and without; ``again`` recomputes a row."""
     table = fsdp_table()
     for mesh, part in (((2, 2, 2), 2), ((4, 1, 2), 4)):
         for fsdp in (True, False):

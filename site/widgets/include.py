@@ -1,4 +1,4 @@
-"""MkDocs hook: scripts and styles of the widgets become part of the site, under ``widgets/``."""
+"""MkDocs hook: add scripts and styles of the widgets to the site, under ``widgets/``."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent
 
 
 def on_files(files, config, **_):
-    """Add every script and style sheet that lies beside this file."""
+    """Add every script and style sheet in this folder."""
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in (".js", ".css"):
             files.append(File.generated(config, f"widgets/{path.name}", abs_src_path=str(path)))

@@ -1,7 +1,7 @@
-"""Compiled: what the real GPU compiler makes of a Program, for GPUs that are not there.
+"""Compiled: the result of the real GPU compiler for a Program, without GPUs.
 
-XLA:GPU compiles ahead of time, in a process of its own, with fixed flags: the buffers that it assigns, the schedule
-that it runs, which collectives run beside a matrix product, and how long that schedule would take on a machine.
+XLA:GPU compiles ahead of time, in its own process, with fixed flags: the buffers that it assigns, the schedule
+that it runs, the collectives that overlap with a matrix product, and the schedule's time on a machine.
 """
 
 from course.program.compiled.plugin import AotMissing

@@ -1,4 +1,4 @@
-"""Whether a Program's exports for CPUs and for GPUs are the same program, as far as the analyses look."""
+"""Check that a Program's exports for CPUs and for GPUs are the same program, as far as the analyses can tell."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from course.program.ir import Module, walk
 
 
 def disagreement(cpu: Module, cuda: Module) -> str:
-    """Where two exports of one function differ in collectives or matrix products; empty if nowhere.
+    """Describe the first difference between two exports in collectives or matrix products; empty if there is none.
 
-    Everything else may differ: random bits, for one, are lowered differently.
+    Everything else may differ: for example, random bits are lowered differently.
 
     Args:
         cpu, cuda: ``parse(program)`` of either export.
@@ -35,7 +35,7 @@ def disagreement(cpu: Module, cuda: Module) -> str:
 
 
 def _sent(found: Costs) -> Counter[Any]:
-    """How often each form of collective is executed."""
+    """Execution counts of collectives, by their properties."""
     counts: Counter[Any] = Counter()
     for c in found.collectives:
         counts[c.kind, c.axes, c.dtype, c.operand_bytes] += c.count
@@ -43,7 +43,7 @@ def _sent(found: Costs) -> Counter[Any]:
 
 
 def _products(module: Module) -> Counter[Any]:
-    """How often each form of product is written, by shape and dtype of both operands."""
+    """Number of products in the module, by shape and dtype of both operands."""
     dots = (op for op in walk(module.main) if op.kind == "dot_general")
     return Counter(tuple((operand.shape, operand.dtype) for operand in op.operands) for op in dots)
 

@@ -1,4 +1,4 @@
-"""The collectives of the GPU compiler's schedule: which run beside a matrix product, and how long each takes."""
+"""The collectives of the GPU compiler's schedule: overlap with matrix products, and the time of each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class GpuCollective:
     Attributes:
         kind: StableHLO's name, ``all_gather``.
         axes: Mesh axes that it runs over; axes of size 1 are never among them.
-        group_size: Devices that take part.
-        operand_bytes: Bytes that each device puts in; the compiler may have combined several arrays.
-        count: How often it is executed.
-        asynchronous: Whether it is started and awaited apart, and not marked as one that nothing runs beside.
+        group_size: Number of devices that take part.
+        operand_bytes: Bytes that each device contributes; the compiler may have combined several arrays.
+        count: Number of executions.
+        asynchronous: Whether it is started and awaited separately, and not marked as synchronous.
         spans_matmul: Whether a matrix product is scheduled between its start and its end.
-        in_loop: Whether it stands in the body of a loop.
-        line: The learner's line, empty where the compiler kept none.
+        in_loop: Whether it is in the body of a loop.
+        line: The learner's line, empty if the compiler kept none.
     """
 
     kind: str
@@ -44,10 +44,10 @@ class GpuCollective:
 
 
 def collectives(schedule: Schedule, mesh: dict[str, int]) -> tuple[GpuCollective, ...]:
-    """Every collective in scheduled order, equal ones counted together; groups of one device left out.
+    """Every collective in scheduled order, with equal ones counted together and groups of one device left out.
 
     Raises:
-        ProgramError: Its groups are no axes of the mesh, or a loop's trip count is unknown.
+        ProgramError: Its groups are not axes of the mesh, or a loop's trip count is unknown.
     """
     found: Counter[GpuCollective] = Counter()
     for computation, instruction, trips, in_loop in walk(schedule):
@@ -79,12 +79,12 @@ def collectives(schedule: Schedule, mesh: dict[str, int]) -> tuple[GpuCollective
 
 
 def done_of(computation: Computation, start: Instruction) -> Instruction | None:
-    """The instruction that waits for what ``start`` began; none if it is not asynchronous."""
+    """The instruction that waits for ``start``; None if it is not asynchronous."""
     return computation.done_by_start.get(start.name)
 
 
 def as_op(schedule: Schedule, computation: Computation, instruction: Instruction, mesh: dict[str, int]) -> Op:
-    """A scheduled collective in the form in which the other analyses know it."""
+    """Convert a scheduled collective to the representation of the other analyses."""
     kind = schedule.collective_kind(instruction)
     inner = schedule.wrapped(instruction)
     done = done_of(computation, instruction)
@@ -102,7 +102,7 @@ def as_op(schedule: Schedule, computation: Computation, instruction: Instruction
 
 
 def transfer(op: Op, mesh: dict[str, int], machine: Machine) -> Instance | None:
-    """The collective as the network takes it, for the group that needs longest; none if nobody sends anything."""
+    """The collective as a network transfer, for the slowest group; None if nobody sends anything."""
     groups = groups_of(op, mesh)
     each = [collective_transfer(op, groups, group, (0,), machine) for group in groups.groups]
     return max(each, key=lambda one: one.latency + one.wire_bytes / one.rate, default=None)

@@ -1,4 +1,4 @@
-"""One Program by liveness and timeline, and by the GPU compiler: kernels, bytes, seconds and temporaries of each."""
+"""Compare one Program by liveness and timeline with the GPU compiler: kernels, bytes, seconds and temporaries."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from course.program.compiled.schedule import Instruction, Schedule, walk
 from course.program.memory import Memory
 from course.program.simulator import Timeline
 
-# The compiler names an instruction that it computes a second time, to keep fewer results, after the first and this.
+# Suffix of instructions that the compiler rematerialises to keep fewer results.
 REMAT = ".remat"
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one device runs, transfers left out: the busiest one by the timeline, any by the compiler.
+    """The work of one device, without transfers: the busiest one in the timeline, any one in the compiled program.
 
     Attributes:
-        kernels: That move memory, each as often as it runs.
+        kernels: Executions of kernels that move memory.
         products: Seconds in matrix products.
         others: Seconds in all other kernels.
-        flops: Of matrix products.
+        flops: FLOPs of matrix products.
         moved: Bytes that the other kernels read and write.
-        temporaries: Bytes.
-        copies: Of ``others``, seconds in kernels that only copy; 0 for the timeline, which counts its copies of what
-            loops carry with the others.
-        again: Matrix products whose name says that the compiler computes them again.
+        temporaries: Bytes of temporaries.
+        copies: The part of ``others`` in kernels that only copy; 0 for the timeline, which counts copies of loop
+            carries with the other kernels.
+        again: Matrix products whose name shows that the compiler recomputes them.
     """
 
     kernels: int
@@ -43,12 +43,12 @@ class Side:
 
     @property
     def seconds(self) -> float:
-        """In all kernels."""
+        """Seconds in all kernels."""
         return self.products + self.others
 
 
 def predicted(found: Timeline, memory: Memory) -> Side:
-    """By the timeline, and by liveness."""
+    """Predictions of the timeline and the liveness analysis."""
     busiest = max(found.devices, key=lambda device: device.busy)
     bars = [bar for bar in found.bars if (bar.device, bar.stream) == (busiest.device, "compute") and bar.bytes]
     products = sum(bar.end - bar.start for bar in bars if bar.flops)
@@ -63,7 +63,7 @@ def predicted(found: Timeline, memory: Memory) -> Side:
 
 
 def compiled(report: GpuReport, machine: Machine) -> Side:
-    """By the compiled schedule; ``machine`` is the report's."""
+    """Figures from the compiled schedule; ``machine`` is the report's."""
     assert report.schedule is not None
     kernels = [(found, work, trips) for found, work, trips in _kernels(report.schedule) if work.bytes]
     return Side(
@@ -84,7 +84,7 @@ def copying(schedule: Schedule, machine: Machine) -> float:
 
 
 def _kernels(schedule: Schedule) -> Iterator[tuple[Instruction, Work, int]]:
-    """Every instruction that is neither a transfer nor control flow, what it does, and how often."""
+    """Every instruction that is neither a transfer nor control flow, its work, and its number of executions."""
     for computation, instruction, trips, _ in walk(schedule):
         if instruction.opcode not in ("while", "call", "conditional") and not schedule.collective_kind(instruction):
             yield instruction, work_of(schedule, computation, instruction), trips

@@ -1,4 +1,4 @@
-"""The compiled lens: what it refuses, what it says where it cannot run, and, where the extra is, what it finds."""
+"""The compiled analysis: its refusals, its messages if it cannot run, and, if the extra is installed, its results."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def missing():
-    """Why the compiler cannot run here, empty if it can."""
+    """The reason why the compiler cannot run here, empty if it can."""
     try:
         find_plugin()
     except AotMissing as error:
@@ -67,7 +67,7 @@ def small(local=gathered, **options):
     return cuda_program(local, inputs, {"x": P("data"), "w": P(None, "data")}, P(None, "data"), **options)
 
 
-# What it finds
+# Results
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_what_cannot_be_compiled_is_refused_and_nothing_is_written_to_stderr(fla
     assert capfd.readouterr() == ("", "")
 
 
-# What it refuses
+# Refusals
 
 
 def test_program_for_cpus_is_refused_with_the_remedy():
@@ -175,7 +175,7 @@ def test_target_is_written_from_the_machine():
         assert part in text
 
 
-# Where it cannot run
+# Without the compiler
 
 
 def installed(folder, **versions):

@@ -1,4 +1,4 @@
-"""Who takes part in a compiled collective, in each of the ways in which XLA writes it."""
+"""Participants of a compiled collective, in each of XLA's notations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def replica_groups(instruction: Instruction, num_devices: int) -> list[list[int]
     """The devices of each group of a collective.
 
     XLA lists them, ``{{0,1},{2,3}}``; counts them, ``[2,2]<=[2,2]T(1,0)``: all devices in the second shape,
-    transposed, in rows of the first; or names axes of a mesh of its own, ``mesh['a'=2,'b'=4] {'b'}``, and parts of
+    transposed, in rows of the first; or names axes of a separate mesh, ``mesh['a'=2,'b'=4] {'b'}``, and parts of
     them, ``'b':(2)2``: those of size 2 within each of 2 outer parts. The devices of that mesh may be in another order,
     ``device_ids=([4,2]T(1,0))``: all of them in that shape, transposed, one after the other.
 
     Raises:
-        ProgramError: They are written in another way.
+        ProgramError: They use another notation.
     """
     if listed := re.search("replica_groups=" + _LISTED, instruction.text):
         return _rows(listed[1]) or [list(range(num_devices))]

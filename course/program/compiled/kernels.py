@@ -1,11 +1,11 @@
-"""What one kernel of the GPU compiler's schedule costs, by the rooflines that the timeline uses.
+"""The cost of one kernel of the GPU compiler's schedule, by the rooflines that the timeline uses.
 
-The rules, all of them:
+The complete rules:
 
 - A matrix product (a dot, a library call, a fusion with one inside) is charged its FLOPs or its memory traffic,
   whichever takes longer: ``Machine.matmul_seconds``. Every other kernel: ``Machine.kernel_seconds``.
-- A kernel's traffic is what it reads of its operands and writes of its results. A slice inside a fusion reads the
-  slice and not what it is cut from; an update of a slice writes the update, in place.
+- A kernel's traffic is the bytes it reads of its operands and writes of its results. A slice inside a fusion reads
+  only the slice, not the whole array; an update of a slice writes the update, in place.
 - Tuples, bitcasts, constants and the like are free.
 """
 
@@ -33,13 +33,13 @@ _MOVES = _FREE | set(
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does.
+    """The work of a kernel.
 
     Attributes:
-        flops: Of matrix products.
-        dtype: Of their operands, in StableHLO's names.
-        bytes: That it reads and writes.
-        operations: Elements that its other operations give.
+        flops: FLOPs of matrix products.
+        dtype: Dtype of their operands, in StableHLO's names.
+        bytes: Bytes read and written.
+        operations: Elements computed by its other operations.
     """
 
     flops: float
@@ -57,7 +57,7 @@ NOTHING = Work(0.0, "", 0.0, 0.0)
 
 
 def work_of(schedule: Schedule, computation: Computation, instruction: Instruction) -> Work:
-    """Of one scheduled instruction that is neither a collective nor control flow."""
+    """The work of one scheduled instruction that is neither a collective nor control flow."""
     if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
         return NOTHING
     operands = [computation.by_name[name] for name in instruction.operands]
@@ -89,7 +89,7 @@ def matmul_flops(instruction: Instruction, left: Array) -> float:
 
 
 def convolution_flops(instruction: Instruction, operands: list[Array]) -> float:
-    """Of a library's convolution or one of its gradients: ``2 x (its output's elements) x (the kernel's for each)``."""
+    """FLOPs of a library's convolution or its gradient: ``2 x (its output's elements) x (the kernel's for each)``."""
     made, labels = instruction.results[0], re.search(r"dim_labels=\w+_(\w+)->", instruction.text)
     if instruction.target.endswith("BackwardFilter"):
         output, kernel = operands[1], made
@@ -100,7 +100,7 @@ def convolution_flops(instruction: Instruction, operands: list[Array]) -> float:
 
 
 def _arithmetic(schedule: Schedule, computation: Computation) -> tuple[float, str, float]:
-    """FLOPs of the products in a fusion with their dtype, and what its other operations give."""
+    """FLOPs and dtype of the products in a fusion, and the number of elements computed by its other operations."""
     flops, dtype, operations = 0.0, "", 0.0
     for instruction in computation.instructions:
         operands = [computation.by_name[name] for name in instruction.operands]
@@ -133,9 +133,9 @@ def _read(schedule: Schedule, computation: Computation, given: list[int]) -> flo
 
 
 def _shares(schedule: Schedule, computation: Computation) -> dict[str, float]:
-    """Which share of each value in a fusion is needed at all, found from the result backwards."""
-    whole = {computation.root.name: 1.0}  # needed by operations that need all of it or element by element
-    parts: dict[str, float] = {}  # needed by slices, which add up
+    """The fraction of each value in a fusion that is needed, propagated backwards from the result."""
+    whole = {computation.root.name: 1.0}  # needed by operations that use all of it or work element by element
+    parts: dict[str, float] = {}  # needed by slices, whose fractions add up
     for instruction in reversed(computation.instructions):
         share = min(1.0, whole.get(instruction.name, 0.0) + parts.get(instruction.name, 0.0))
         whole[instruction.name] = share
@@ -159,12 +159,12 @@ def _nested_shares(schedule: Schedule, instruction: Instruction) -> dict[int, fl
 
 
 def _in_place(computation: Computation, update: Instruction) -> bool:
-    """Whether an update of a slice is what the fusion gives: its operand's buffer is then the result's."""
+    """Check that an update of a slice is the fusion's result, which then reuses the operand's buffer."""
     return update.name in {found.name for found in _given(computation, computation.root)}
 
 
 def _given(computation: Computation, instruction: Instruction) -> list[Instruction]:
-    """The instructions that compute what ``instruction`` gives, through tuples and bitcasts."""
+    """The instructions that compute the result of ``instruction``, through tuples and bitcasts."""
     if instruction.opcode == "tuple":
         return [i for name in instruction.operands for i in _given(computation, computation.by_name[name])]
     if instruction.opcode in ("bitcast", "reshape"):

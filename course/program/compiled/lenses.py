@@ -1,4 +1,4 @@
-"""The other analyses' figures, read off the GPU compiler's schedule: for a program that has no price as written."""
+"""The other analyses' figures, read off the GPU compiler's schedule: for programs that cannot be priced as written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from course.program.simulator import DeviceTime, Timeline
 
 
 def read_off(report: GpuReport, machine: Machine) -> tuple[Costs, Memory, Timeline]:
-    """Costs, memory and timeline of a compiled program, each as far as its schedule says.
+    """Costs, memory and timeline of a compiled program, as far as the schedule contains them.
 
     Raises:
-        ProgramError: A trip count is unknown, or a collective's groups are written in an unknown way.
+        ProgramError: A trip count is unknown, or a collective's groups use an unknown notation.
     """
     assert report.schedule is not None
     m = report.memory

@@ -1,7 +1,7 @@
-"""Where the deviceless GPU compiler lies: the packages of the extra ``aot``, in a folder of their own or in this venv.
+"""Location of the deviceless GPU compiler: the packages of the extra ``aot``, in a separate folder or in this venv.
 
-Beside the course's packages the plugin makes every ``import jax`` write to stderr, so a folder that only the
-compiled analysis's process sees is the better place: ``MESHCRAFT_AOT``, or ``aot`` inside the virtual environment.
+Installed with the course's packages, the plugin makes every ``import jax`` write to stderr, so a folder that only
+the compiled analysis's process sees is preferable: ``MESHCRAFT_AOT``, or ``aot`` inside the virtual environment.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 import jaxlib
 
 PACKAGES = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
-# Whose version must be that of jaxlib, to the last digit.
+# Their version must match that of jaxlib exactly.
 VERSIONED = PACKAGES[:2]
 
 
 class AotMissing(RuntimeError):
-    """The deviceless GPU compiler cannot be used here; the message says why and what to do."""
+    """Raised when the deviceless GPU compiler cannot be used here; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """Where the packages were found.
+    """Location of the packages.
 
     Attributes:
-        folder: To be put on the worker's path; none if they lie in this virtual environment.
-        versions: Of each package.
+        folder: Added to the worker's path; None if the packages are in this virtual environment.
+        versions: Version of each package.
     """
 
     folder: Path | None
@@ -39,7 +39,7 @@ class Plugin:
 
 
 def own_folder() -> Path:
-    """The folder in which the packages belong, apart from the course's own."""
+    """The folder for the packages, separate from the course's own."""
     named = os.environ.get("MESHCRAFT_AOT")
     return Path(named) if named else Path(sys.prefix) / "aot"
 
@@ -65,7 +65,7 @@ def find_plugin() -> Plugin:
 
 
 def install_command() -> str:
-    """What puts the right versions into a folder of their own."""
+    """The command that installs the right versions into a separate folder."""
     return " ".join(_install())
 
 
@@ -77,7 +77,7 @@ def _install() -> list[str]:
 
 
 def main() -> int:
-    """Install the packages unless they are there; where that cannot be, say why and go on without."""
+    """Install the packages unless they are present; if that is impossible, print why and continue without them."""
     try:
         found = find_plugin()
         print(f"XLA's GPU compiler {found.versions[PACKAGES[0]]} is in {found.folder or 'this environment'}")
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def _versions(folder: Path | None) -> dict[str, str]:
-    """Versions of the packages that are there."""
+    """Versions of the installed packages."""
     found = {}
     for package in PACKAGES:
         for distribution in distributions(name=package, path=[str(folder)] if folder else sys.path):

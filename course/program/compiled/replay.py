@@ -1,12 +1,12 @@
-"""Replay: how long the GPU compiler's schedule would take on one device of a machine.
+"""Replay: the time of the GPU compiler's schedule on one device of a machine.
 
-The rules, all of them; ``kernels`` has those of a single kernel and ``network`` those of the links:
+The complete rules; ``kernels`` has those of a single kernel and ``network`` those of the links:
 
 - Kernels run one after another in the schedule's order.
-- A collective begins when the schedule starts it and its stream is free, one stream for each set of mesh axes; what
-  is scheduled until its end runs beside it. A synchronous one holds the kernels up.
-- A loop runs its body as often as the compiler says. A branch is priced as its more expensive side.
-- Every device runs the same schedule, so one stands for all; transfers take as long as in the slowest group.
+- A collective begins when the schedule starts it and its stream is free, one stream for each set of mesh axes;
+  instructions scheduled before its end overlap with it. A synchronous one blocks the kernels.
+- A loop runs its body as often as the compiler says. A branch is priced as its more expensive branch.
+- Every device runs the same schedule, so one represents all; transfers take as long as in the slowest group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from course.program.compiled.schedule import Computation, Instruction, Schedule
 from course.program.simulator import Bar
 from course.program.simulator.network import Instance, Network
 
-# Asks for a time to be reached or a transfer to end; is sent the time at which that happened, gives its own end.
+# Yields a time to reach or a transfer to await; receives the time at which that happened, returns its own end.
 _Process = Generator[float | Instance, float, float]
 
 
@@ -30,12 +30,12 @@ class Replay:
     """The compiled schedule on a machine.
 
     Attributes:
-        machine: Its name.
-        seconds: Of the step.
-        busy: Seconds that the device computes.
-        matmul: Of these, in matrix products.
-        exposed: Seconds that it computes nothing because a transfer goes on or queues, by mesh axes.
-        bars: Every kernel and transfer; not part of the JSON, and empty unless asked for.
+        machine: Name of the machine.
+        seconds: Duration of the step.
+        busy: Seconds of compute on the device.
+        matmul: The part of ``busy`` in matrix products.
+        exposed: Idle seconds during which a transfer runs or queues, by mesh axes.
+        bars: Every kernel and transfer; not part of the JSON, and empty unless requested.
     """
 
     machine: str
@@ -50,13 +50,13 @@ def replay(schedule: Schedule, mesh: dict[str, int], machine: Machine, *, bars: 
     """Run the schedule in simulated time.
 
     Args:
-        schedule: As parsed.
+        schedule: The parsed schedule.
         mesh: The Program's mesh.
-        machine: What it runs on.
+        machine: The machine to simulate.
         bars: Whether to keep every kernel and transfer.
 
     Raises:
-        ProgramError: A trip count is unknown, or a collective's groups are no axes of the mesh.
+        ProgramError: A trip count is unknown, or a collective's groups are not axes of the mesh.
     """
     device = _Device(schedule, mesh, machine, bars)
     process = device.run(schedule.computations[schedule.entry], 0.0)
@@ -93,7 +93,7 @@ class _Device:
         self._alone: dict[str, tuple[float, float, float]] = {}
 
     def run(self, computation: Computation, now: float) -> _Process:
-        """A computation, from ``now`` on."""
+        """Run a computation, starting at ``now``."""
         flying: dict[str, Instance] = {}
         for instruction in computation.instructions:
             if instruction.opcode in ("while", "call", "conditional"):
@@ -113,7 +113,7 @@ class _Device:
         else:
             body, trips = max(instruction.calls, key=lambda name: sum(self.alone(name)[::2])), 1
         seconds, matmul, sent = self.alone(body)
-        if not sent and not self.keep_bars:  # nothing to wait for: every trip is as long as the first
+        if not sent and not self.keep_bars:  # nothing to wait for: every trip takes as long as the first
             self.busy += trips * seconds
             self.matmul += trips * matmul
             return now + trips * seconds
@@ -138,7 +138,7 @@ class _Device:
         return now
 
     def _transfer(self, computation: Computation, instruction: Instruction) -> Instance | None:
-        """A new execution of a collective; none if nobody sends anything."""
+        """A new execution of a collective; None if nobody sends anything."""
         if instruction.name not in self._transfers:
             op = as_op(self.schedule, computation, instruction, self.mesh)
             self._transfers[instruction.name] = transfer(op, self.mesh, self.machine)

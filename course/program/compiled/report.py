@@ -1,4 +1,4 @@
-"""Compile Programs in a process of its own, and what is kept of the result."""
+"""Compile Programs in a separate process, and keep a summary of the result."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class GpuMemory:
     """Bytes on one GPU, as the compiler assigned its buffers.
 
     Attributes:
-        temporaries: Everything beside inputs and outputs.
-        arguments: Held by the inputs.
-        outputs: Held by the outputs, those that reuse a donated input included.
-        aliased: Of the outputs, what reuses donated inputs.
-        code: Of the kernels; 0 where the compiler does not say.
+        temporaries: Everything except inputs and outputs.
+        arguments: Resident bytes of the inputs.
+        outputs: Resident bytes of the outputs, including those that reuse a donated input.
+        aliased: The part of the outputs that reuses donated inputs.
+        code: Bytes of kernel code; 0 if the compiler does not report it.
     """
 
     temporaries: int
@@ -53,14 +53,14 @@ class GpuMemory:
 
 @dataclass(frozen=True)
 class GpuReport:
-    """A Program as the GPU compiler compiled it.
+    """A Program as compiled by the GPU compiler.
 
     Attributes:
-        machine: Whose GPUs it was compiled for.
+        machine: The machine whose GPUs it was compiled for.
         mesh: Axis sizes by name.
-        flags: The compiler options that it was compiled with.
-        versions: Of ``jax`` and of the compiler's ``plugin``.
-        memory: Of one GPU.
+        flags: The compiler options used.
+        versions: Versions of ``jax`` and of the compiler's ``plugin``.
+        memory: Memory of one GPU.
         collectives: In scheduled order, equal ones counted together.
         replay: The schedule's time on the machine.
         schedule: The compiled program; not part of the JSON.
@@ -77,12 +77,12 @@ class GpuReport:
 
     @property
     def coverage(self) -> float | None:
-        """The share of collectives, weighted by trips, that span a matrix product; none without collectives."""
+        """The fraction of collectives, weighted by trips, that span a matrix product; None without collectives."""
         return _coverage(self.collectives)
 
     @property
     def coverage_in_loops(self) -> float | None:
-        """The same of the collectives that stand in loops."""
+        """The same fraction for collectives in loops."""
         return _coverage([c for c in self.collectives if c.in_loop])
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def compile_for(
     time_limit: float = TIME_LIMIT,
     lenient: bool = False,
 ) -> GpuReport:
-    """Compile one Program; as ``compile_all``."""
+    """Compile one Program; see ``compile_all``."""
     return compile_all([program], machine, flags, time_limit=time_limit, lenient=lenient)[0]
 
 
@@ -112,19 +112,19 @@ def compile_all(
     time_limit: float = TIME_LIMIT,
     lenient: bool = False,
 ) -> list[GpuReport]:
-    """Compile Programs for a machine's GPUs, in one process that is started for them and ends with them.
+    """Compile Programs for a machine's GPUs, in one new process that ends afterwards.
 
     Args:
         programs: Exported with ``platform="cuda"``.
         machine: A GPU machine with at least as many devices as each mesh.
         flags: Compiler options, ``xla_gpu_...``.
-        time_limit: Seconds that all of them may take together.
-        lenient: Whether they may consist of anything, as ``audit`` has it.
+        time_limit: Time limit in seconds for all of them together.
+        lenient: Whether they may contain any operations, as for ``audit``.
 
     Raises:
         AotMissing: The extra ``aot`` is not installed, is for another jax, or has no wheel for this platform.
         ProgramError: A Program was exported for CPUs, does not fit the machine or cannot be compiled; a flag does
-            not exist; the time is up.
+            not exist; the time limit is exceeded.
     """
     for program in programs:
         _check(program, machine)
@@ -158,7 +158,7 @@ def _check(program: Program, machine: Machine) -> None:
 
 
 def _run_worker(folder: Path, plugin: Plugin, time_limit: float) -> None:
-    """One worker process over ``folder``: no GPU, nothing inherited, nothing on our stderr."""
+    """Run one worker process on ``folder``: no GPU, no inherited environment, nothing on our stderr."""
     path = [str(_ROOT), *([str(plugin.folder)] if plugin.folder else [])]
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -166,7 +166,7 @@ def _run_worker(folder: Path, plugin: Plugin, time_limit: float) -> None:
         "TMPDIR": str(folder),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "MESHCRAFT_MESH": "real",  # lets the plugin in; the next two keep it from starting a GPU
+        "MESHCRAFT_MESH": "real",  # enables the plugin; the next two keep it from starting a GPU
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
     }

@@ -1,4 +1,4 @@
-"""The GPU compiler's schedule: its HLO text as plain Python, every computation in the order in which it runs."""
+"""The GPU compiler's schedule: its HLO text as plain Python, every computation in execution order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cached_property
 from course.program.ir import COLLECTIVES
 from course.program.program import ProgramError
 
-# Library products; the convolution ones, which no chapter needs, are not among them.
+# Library products, without those for convolutions, which no chapter needs.
 GEMMS = {"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$groupedMatmul"}
 
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -25,7 +25,7 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 @dataclass(frozen=True)
 class Array:
-    """Shape and dtype of a value; ``dtype`` in HLO's names, which for numbers are StableHLO's too."""
+    """Shape and dtype of a value; ``dtype`` in HLO's names, which for numbers are the same as StableHLO's."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,10 +52,10 @@ class Instruction:
         name: Unique in the module.
         opcode: ``fusion``, ``all-gather-start``.
         results: Its arrays, tuples flattened.
-        operands: Names of what it reads.
-        operand_text: What stands between its brackets: the number of a parameter, the value of a constant.
+        operands: Names of its operands.
+        operand_text: Text between its parentheses: the number of a parameter, the value of a constant.
         text: Its attributes as written.
-        line: The learner's, ``cell:line``, or empty.
+        line: The learner's line, ``cell:line``, or empty.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Instruction:
 
     @cached_property
     def calls(self) -> tuple[str, ...]:
-        """Computations that it runs, a fusion's included; what it applies to elements alone, too."""
+        """Computations that it calls, including those of fusions and those applied to single elements."""
         branches = re.search(r"branch_computations=\{([^}]*)\}", self.text)
         return (*_CALLED.findall(self.text), *(_NAME.findall(branches[1]) if branches else ()))
 
     def called(self, role: str) -> str:
-        """The computation named by attribute ``role``, ``body`` for one."""
+        """The computation named by attribute ``role``, for example ``body``."""
         found = re.search(rf"\b{role}=%([\w.\-]+)", self.text)
         if not found:
             raise ProgramError(f"the compiled schedule's {self.name} names no {role}; this XLA writes another form")
@@ -82,7 +82,7 @@ class Instruction:
 
     @cached_property
     def trips(self) -> int:
-        """How often a ``while`` runs its body.
+        """Number of times that a ``while`` runs its body.
 
         Raises:
             ProgramError: The compiler does not know.
@@ -97,12 +97,12 @@ class Instruction:
 
     @cached_property
     def is_sync(self) -> bool:
-        """Whether a collective's start was marked as one that nothing runs beside."""
+        """True if a collective's start is marked as synchronous."""
         return '"is_sync":true' in self.text
 
     @cached_property
     def number(self) -> int:
-        """Which argument of its computation a ``parameter`` is."""
+        """Argument index of a ``parameter`` in its computation."""
         return int(self.operand_text)
 
     @cached_property
@@ -111,14 +111,14 @@ class Instruction:
         return found[1] if found else ""
 
     def dims(self, key: str) -> tuple[int, ...]:
-        """Such as ``lhs_contracting``: ``..._dims={1}`` on a dot, ``..._dimensions":["1"]`` in a library call."""
+        """Dims such as ``lhs_contracting``: ``..._dims={1}`` on a dot, ``..._dimensions":["1"]`` in a library call."""
         found = re.search(rf'\b{key}_dim(?:s=\{{([\d,]*)\}}|ensions":\[([\d",]*)\])', self.text)
         return tuple(int(dim) for dim in re.findall(r"\d+", found[1] or found[2] or "")) if found else ()
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they run."""
+    """Instructions in execution order."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -139,13 +139,13 @@ class Computation:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A compiled program: its computations by name, and which of them is the program."""
+    """A compiled program: its computations by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
 
     def is_matmul(self, instruction: Instruction) -> bool:
-        """Whether it multiplies matrices: a dot, a library product, or a fusion with one of these inside."""
+        """True for a matrix product: a dot, a library product, or a fusion with one of these inside."""
         if instruction.opcode in ("dot", "convolution") or instruction.target in GEMMS:
             return True
         return instruction.opcode in ("fusion", "call", "async-start", "while", "conditional") and any(
@@ -161,7 +161,7 @@ class Schedule:
         return kind if kind in COLLECTIVES else ""
 
     def wrapped(self, instruction: Instruction) -> Instruction:
-        """What an ``async-start`` runs; any other instruction is itself."""
+        """The instruction run by an ``async-start``; any other instruction itself."""
         return self.computations[instruction.calls[0]].root if instruction.opcode == "async-start" else instruction
 
 
@@ -169,7 +169,7 @@ def parse_schedule(text: str) -> Schedule:
     """Read the text of a scheduled HLO module.
 
     Raises:
-        ProgramError: It is no scheduled module, or is written in a form that this reader does not know.
+        ProgramError: It is not a scheduled module, or uses a notation that this reader does not know.
     """
     if "is_scheduled=true" not in text[:2000]:
         raise ProgramError("this HLO text is not a schedule: its first line does not say is_scheduled=true")
@@ -213,7 +213,7 @@ def _array(dtype: str, dims: str) -> Array:
 
 
 def _closing(text: str, start: int) -> int:
-    """One past the bracket that closes the one at ``start``."""
+    """Index after the bracket that closes the one at ``start``."""
     depth, quoted = 0, False
     for place in range(start, len(text)):
         letter = text[place]
@@ -229,7 +229,7 @@ def _closing(text: str, start: int) -> int:
 
 
 class _Locations:
-    """The tables of files, places and frames that stand before the computations."""
+    """The tables of files, locations and frames that precede the computations."""
 
     def __init__(self, lines: list[str]):
         self.files: dict[str, str] = {}
@@ -249,7 +249,7 @@ class _Locations:
                 self.frames[found[1]] = found[2]
 
     def line_of(self, text: str) -> str:
-        """``file:line`` of an instruction, empty for what points into this package's own worker."""
+        """``file:line`` of an instruction, empty if it points into this package's own worker."""
         frame = re.search(r"\bstack_frame_id=(\d+)", text)
         inline = re.search(r'source_file="([^"]*)" source_line=(\d+)', text)
         if inline:
@@ -263,7 +263,7 @@ class _Locations:
 def walk(
     schedule: Schedule, name: str | None = None, trips: int = 1, in_loop: bool = False
 ) -> Iterator[tuple[Computation, Instruction, int, bool]]:
-    """Every scheduled instruction with its computation, how often it runs and whether in a loop; all branches."""
+    """Every scheduled instruction with its computation, number of executions and whether in a loop; all branches."""
     computation = schedule.computations[name or schedule.entry]
     for instruction in computation.instructions:
         yield computation, instruction, trips, in_loop

@@ -1,4 +1,4 @@
-"""The compiled schedule, on small texts: how it is read, priced and replayed, and which collectives it has."""
+"""The compiled schedule, on small texts: parsing, pricing, replay, and its collectives."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def test_instructions_keep_order_shapes_operands_and_the_learners_line():
     start = entry.by_name["start"]
     assert [result.shape for result in start.results] == [(100, 100), (800, 100)]
     assert start.operands == ("x",) and start.line == "cell-a:7" and not start.is_sync
-    assert entry.root.name == "y" and entry.root.line == ""  # the worker's own path is nobody's line
+    assert entry.root.name == "y" and entry.root.line == ""  # the worker's own path is not a learner's line
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ MESH = {"data": 8}
 
 @pytest.mark.parametrize(
     ("between", "exposed"),
-    # The gather sends 7 x 40 kB in 0.28 s; the product beside it takes 2 s. The product of the whole takes 16 s.
+    # The gather sends 7 x 40 kB in 0.28 s; the concurrent product takes 2 s. The product of the whole takes 16 s.
     [(DOT, 0.0), (TRIVIAL, 0.28)],
 )
 def test_replay_hides_a_transfer_behind_what_is_scheduled_until_its_end(between, exposed):

@@ -1,11 +1,11 @@
-"""XLA's GPU target configuration, written from ``Machine``: what the deviceless GPU compiler is told about it."""
+"""XLA's GPU target configuration, derived from ``Machine``: the deviceless GPU compiler's description of it."""
 
 from __future__ import annotations
 
 from course.machine import Machine
 from course.program.program import ProgramError
 
-# What ``Machine.compiler`` must say; the rest follows from the compute capability or is the same for all of them.
+# Required keys of ``Machine.compiler``; the rest follows from the compute capability or is the same for all.
 KEYS = (
     "core_count",
     "clock_rate_ghz",
@@ -43,7 +43,7 @@ def target_config(machine: Machine) -> str:
     """The text protobuf for ``jax.experimental.topologies.get_topology_desc``.
 
     Raises:
-        ProgramError: The machine has no figures for the GPU compiler, or a compute capability that is not known here.
+        ProgramError: The machine has no figures for the GPU compiler, or an unknown compute capability.
     """
     missing = [key for key in KEYS if key not in machine.compiler]
     if missing:

@@ -1,7 +1,7 @@
-"""The process in which the GPU compiler runs: Programs in, schedules and memory out. Started by ``compiled`` alone.
+"""The process in which the GPU compiler runs: Programs in, schedules and memory out. Started only by ``compiled``.
 
-Usage: ``python -m course.program.compiled.worker FOLDER``. ``request.json`` in the folder says what to do, Program
-``i`` is ``i.program``; ``i.hlo`` and ``result.json`` are the answer.
+Usage: ``python -m course.program.compiled.worker FOLDER``. ``request.json`` in the folder is the request, Program
+``i`` is ``i.program``; ``i.hlo`` and ``result.json`` are the response.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _answer(folder: Path, index: int, request: dict[str, Any]) -> dict[str, Any]
         memory = compiled.memory_analysis()
     except ProgramError as error:
         return {"error": str(error)}
-    except Exception as error:  # any part of the compiler may complain, in a type of its own
+    except Exception as error:  # any part of the compiler may raise its own exception type
         return {"error": f"{type(error).__name__}: {str(error)[:600]}"}
     names = {"temporaries": "temp", "arguments": "argument", "outputs": "output", "aliased": "alias"}
     names["code"] = "generated_code"

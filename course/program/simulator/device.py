@@ -1,4 +1,4 @@
-"""One class of devices running a Program in simulated time: kernels in program order, collectives as they come."""
+"""One class of devices running a Program in simulated time: kernels in program order, collectives when ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from course.program.simulator.network import Instance, Network
 
 @dataclass(eq=False, slots=True)
 class Kernel:
-    """A kernel that ran: when, and what it waited for (an ``Instance``), if it did."""
+    """A kernel that ran: its times, and the ``Instance`` that it waited for, if any."""
 
     step: Step
     start: float
@@ -25,7 +25,7 @@ class Kernel:
 
 @dataclass(slots=True)
 class _Ready:
-    """When a value is there: not before ``time``, nor before the collectives that are pending have ended."""
+    """When a value is ready: not before ``time``, nor before the pending collectives have ended."""
 
     time: float
     cause: Any
@@ -54,18 +54,18 @@ class Device:
     """One class of devices running the program.
 
     Args:
-        number: Of the class.
+        number: Index of the class.
         alike: The class.
         main: The program.
         steps: The steps of a block, in order.
         network: Shared by all classes.
-        instance: The execution of a collective that a device shares with its group, by how often it has met it.
+        instance: The execution of a collective that a device shares with its group, by the number of earlier ones.
 
     Attributes:
-        kernels: What it ran.
+        kernels: The kernels that it ran.
         idle: When it waited, and for what.
         instances: The collectives that it took part in.
-        end: When it was done.
+        end: The time at which it finished.
         last: The kernel or collective that ended last.
     """
 
@@ -88,14 +88,14 @@ class Device:
         self.blocked: Instance | None = None
         self._resumed_by: Instance | None = None
         self._free = 0.0
-        self._held: Instance | None = None  # what a loop or branch waited for, and no kernel has run since
+        self._held: Instance | None = None  # awaited by a loop or branch, with no kernel run since
         self._ready: dict[Value, _Ready] = {}
         self._met: dict[Op, int] = {}
         self._decisions = iter(alike.decisions)
         self._process = self._program(main)
 
     def resume(self, now: float) -> None:
-        """Go on until a collective that has not ended is in the way."""
+        """Continue until blocked by a collective that has not ended."""
         self._resumed_by, self.blocked = self.blocked, None
         instance = next(self._process, None)
         if instance is not None:
@@ -127,7 +127,7 @@ class Device:
                 yield from self._branch(step, scope)
 
     def _wait(self, values: Sequence[Value], scope: _Scope) -> Generator[Instance, None, tuple[float, Any]]:
-        """When all values are there, and what came last; blocks while a collective among them has not ended."""
+        """The time when all values are ready, and the last cause; blocks while a collective among them is running."""
         time, cause = scope.floor, scope.cause
         for value in values:
             ready = self._ready.get(value)
@@ -161,7 +161,7 @@ class Device:
             self._ready[result] = _Ready(kernel.end, kernel)
 
     def _enter(self, time: float, cause: Any) -> None:
-        """A trip or a branch begins: what follows in the program does not compute before it."""
+        """Enter a trip or a branch: later operations of the program do not compute before it."""
         self._held = self._note_idle(time, cause) or self._held
         self._free = max(self._free, time)
 
@@ -172,7 +172,7 @@ class Device:
         return None
 
     def _combined(self, values: Sequence[Value], scope: _Scope) -> _Ready:
-        """When all values are there, without waiting for it."""
+        """The time at which all values are ready, without waiting for it."""
         found = _Ready(scope.floor, scope.cause)
         for value in values:
             ready = self._ready.get(value)
@@ -201,7 +201,7 @@ class Device:
             self._ready[result] = _Ready(0.0, None, (instance,))
 
     def _arrive(self, instance: Instance, ready: _Ready) -> None:
-        """Arrive when the operands are there, which may need other collectives to end first."""
+        """Arrive when the operands are ready, which may need other collectives to end first."""
         for pending in ready.pending:
             if pending.end is None:
                 pending.after.append(lambda _: self._arrive(instance, ready))
@@ -211,7 +211,7 @@ class Device:
             assert pending.end is not None
             if pending.end > time:
                 time, cause = pending.end, pending
-        if self.network.now > time:  # in program order: something before it was in the way
+        if self.network.now > time:  # in program order: an earlier operation blocked it
             time, cause = self.network.now, self._resumed_by
         self.network.arrive(instance, self.number, time, cause)
 
@@ -240,12 +240,12 @@ class Device:
             self._ready[result] = done
 
     def _skip(self, condition: Block) -> None:
-        """A loop's condition takes no time; what is decided in it is passed over."""
+        """Skip a loop's condition, which takes no time, and the decisions made in it."""
         for _ in executed(condition, self._decisions):
             pass
 
     def _compute_done(self, trip: _Scope) -> tuple[float, Any]:
-        """When the kernels so far have ended, and the last of them or what the trip itself waited for."""
+        """The time when the kernels so far have ended, and the last of them or the event that the trip awaited."""
         last = self._held or (self.kernels[-1] if self.kernels else None)
         return (self._free, last) if self._free > trip.floor and last else (trip.floor, trip.cause)
 

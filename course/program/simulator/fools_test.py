@@ -1,4 +1,4 @@
-"""What would fool a naive simulator, one test each: it is refused, or it is priced."""
+"""Programs that would fool a naive simulator, one test each: they are refused, or they are priced."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Gaps: when a device computes nothing, and why, as far as a timeline's bars tell."""
+"""Gaps: the times when a device computes nothing, and the reasons that a timeline's bars show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Gap:
 
     Attributes:
         start, end: Seconds.
-        axes: The mesh axes of the transfer that goes on; empty while it waits for other devices.
+        axes: The mesh axes of the running transfer; empty while it waits for other devices.
         line: The learner's line of the collective that it waits for.
     """
 
@@ -25,10 +25,10 @@ class Gap:
 
 
 def gaps(timeline: Timeline, device: DeviceTime) -> list[Gap]:
-    """Why a device's compute stream stands still, by start, up to the device's end.
+    """Explain the gaps in a device's compute stream, by start, up to the device's end.
 
     A kernel that begins when a collective ends has waited for it. The time in which that collective was sent, and
-    those that it queued behind or read from, is exposed communication; what lies before them is waiting for others.
+    those that it queued behind or read from, is exposed communication; the time before them is waiting for others.
     """
     bars = [bar for bar in timeline.bars if bar.device == device.device]
     ended: dict[float, Bar] = {}
@@ -45,7 +45,7 @@ def gaps(timeline: Timeline, device: DeviceTime) -> list[Gap]:
 
 
 def _explained(start: float, end: float, ended: dict[float, Bar]) -> list[Gap]:
-    """The gap cut into transfers, backwards from its end; what is left at its start is waiting."""
+    """The gap split into transfers, backwards from its end; the remaining time at its start is waiting."""
     found, line = [], ended[end].line
     while end > start and end in ended:
         bar = ended[end]

@@ -1,18 +1,18 @@
-"""From operations to kernels: what a device launches, and how long each takes by the roofline.
+"""From operations to kernels: the kernels that a device launches, and their times by the roofline.
 
-The rules, all of them:
+The complete rules:
 
-- What ``fusion`` calls fused runs inside the kernels that read it: its arithmetic and the memory that it reads are
-  charged to each of them.
-- What ``merging`` calls one kernel is one.
+- Ops that ``fusion`` marks as fused run inside the kernels that read them: their arithmetic and the memory that they
+  read are charged to each of them.
+- Ops that ``merging`` merges are one kernel.
 - A matrix product reads its operands and writes its result: ``Machine.matmul_seconds``. Every other kernel is
   charged its memory traffic or its arithmetic, whichever takes longer: ``Machine.kernel_seconds``.
 - Reshapes, transposes, slices, barriers and constants are free: compilers fold them into layouts and addresses. An
   update of a slice is a kernel that reads its new content and writes it in place.
-- What a loop hands to its next trip must lie where the loop carries it: a slice or transpose, or the value of another
-  carry, is copied there.
-- Free is also arithmetic on single numbers, which loops count with.
-- Reading a slice touches the slice, not what it is cut from; so do a gather and a scatter.
+- Values that a loop passes to its next trip must be in the carry's buffer: a slice or transpose, or the value of
+  another carry, is copied there.
+- Arithmetic on single numbers, such as loop counters, is free too.
+- Reading a slice touches the slice, not the whole array; the same holds for a gather and a scatter.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _SPREAD = {"broadcast_in_dim", "iota", "constant"}
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """What a device does next.
+    """A device's next piece of work.
 
     Attributes:
         op: The operation; for a kernel the one that writes its result, the first of several.
         what: ``FREE``, ``KERNEL``, ``COLLECTIVE``, ``LOOP`` or ``BRANCH``.
         reads: The values in memory that it needs.
-        seconds: How long a kernel runs.
-        flops: Of a matrix product.
+        seconds: Duration of a kernel.
+        flops: FLOPs of a matrix product.
         bytes_moved: Memory that a kernel reads and writes.
-        gives: The results of a merged kernel; of any other, the op's.
+        gives: The results of a merged kernel; otherwise, those of the op.
     """
 
     op: Op
@@ -64,8 +64,8 @@ class _Chain:
     """A fused value.
 
     Attributes:
-        op: That gives it.
-        aligned: Of the values in memory that it is computed from, those that are read element by element.
+        op: The op that computes it.
+        aligned: The values in memory that it is computed from element by element.
     """
 
     op: Op
@@ -84,16 +84,16 @@ def schedule(module: Module, machine: Machine) -> dict[Block, list[Step]]:
 
 
 def ready_first(steps: list[Step]) -> list[Step]:
-    """The same steps with each collective right behind the kernel, loop or branch that it needs last.
+    """The same steps with each collective directly after the kernel, loop or branch that it needs last.
 
-    A device then issues it before it waits for something else that comes earlier in the program.
+    A device then issues it before waiting for anything else that comes earlier in the program.
     """
     order = ready_order((step.reads, step.results, step.what in (FREE, COLLECTIVE)) for step in steps)
     return [steps[number] for number in order]
 
 
 def _of_block(block: Block, free: ElidedBuffers, machine: Machine, loop: Op | None) -> list[Step]:
-    """The steps of a block; ``loop`` is the loop whose body it is, if it is one."""
+    """The steps of a block; ``loop`` is the loop whose body it is, if any."""
     chains: dict[Value, _Chain] = {}
     steps = []
     carried = set(block.returns) if loop else set()
@@ -108,7 +108,7 @@ def _of_block(block: Block, free: ElidedBuffers, machine: Machine, loop: Op | No
         step = _step(op, chains, free, machine)
         if step.what == FREE and op.results and op.results[0] in carried and op.kind not in ("reshape", "constant"):
             step = _copy(op, step.reads, op.results[0], machine)
-        # A free step without anything to wait for is ready at once: nothing to do.
+        # A free step without operands to wait for is ready at once: nothing to do.
         if step.what != FREE or step.reads:
             steps.append(step)
     if loop:
@@ -122,7 +122,7 @@ def _of_block(block: Block, free: ElidedBuffers, machine: Machine, loop: Op | No
 def _merged(
     block: Block, steps: list[Step], chains: dict[Value, _Chain], free: ElidedBuffers, machine: Machine
 ) -> list[Step]:
-    """The steps with the kernels that compilers merge in one."""
+    """The steps with the kernels that compilers merge into one."""
 
     def described(step: Step) -> Kernel | tuple[tuple[Value, ...], tuple[Value, ...]]:
         if step.what == KERNEL and (step.op.kind in ELEMENTWISE or step.op.kind == "reduce") and not step.gives:
@@ -160,12 +160,12 @@ def _mergeable(op: Op, needs: Sequence[Value], chains: dict[Value, _Chain], free
 
 
 def _aligned(values: Sequence[Value], chains: dict[Value, _Chain]) -> frozenset[Value]:
-    """What is read from memory for some values at the same place as them."""
+    """The values in memory that are read element by element to compute these values."""
     return frozenset().union(*(chains[value].aligned if value in chains else (value,) for value in values))
 
 
 def _ancestors(chains: dict[Value, _Chain], reduction: Op) -> list[Value]:
-    """A reduction's operand, and what it is computed from as long as that is one array of its size."""
+    """A reduction's operand, and the values that it is computed from while these are one array of its size."""
     found = [reduction.operands[0]]
     while (chain := chains.get(found[-1])) is not None and (chain.op.kind in ELEMENTWISE or chain.op.kind == "reshape"):
         whole = [
@@ -180,7 +180,7 @@ def _ancestors(chains: dict[Value, _Chain], reduction: Op) -> list[Value]:
 
 
 def _copy(op: Op, reads: tuple[Value, ...], value: Value, machine: Machine) -> Step:
-    """A kernel that moves a value to where the loop carries it."""
+    """A kernel that copies a value into the carry's buffer."""
     moved = 2.0 * value.bytes
     return Step(op, KERNEL, reads, machine.kernel_seconds(moved), 0.0, moved)
 
@@ -229,7 +229,7 @@ def _step(op: Op, chains: dict[Value, _Chain], free: ElidedBuffers, machine: Mac
 def _traffic(
     op: Op, reads: dict[Value, float], chains: dict[Value, _Chain], free: ElidedBuffers
 ) -> tuple[float, float]:
-    """Bytes and operations of a kernel that is no matrix product."""
+    """Bytes and operations of a kernel that is not a matrix product."""
     written = float(sum(result.bytes for result in op.results))
     if op.kind == "dynamic_update_slice":
         update = op.operands[1:2]
@@ -244,7 +244,7 @@ def _traffic(
 
 
 def _own_operations(op: Op) -> float:
-    """Operations of a kernel's last step, what is fused left out."""
+    """Operations of a kernel's last step, without the fused ones."""
     if op.kind in ELEMENTWISE or op.kind == "fft":
         return elementwise_operations(op)
     if op.kind == "rng_bit_generator":

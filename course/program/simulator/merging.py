@@ -1,13 +1,13 @@
 """Kernels that compilers merge into one, which reads once what each of them would read.
 
-The rules, all of them:
+The complete rules:
 
-- A *row kernel*: a reduction over the last dim, and the elementwise kernel that alone reads its result, where both
-  compute with the same values of a row and a row has at most ``ROW`` elements. A norm is one, and so is a softmax,
-  whose sum needs its maximum in the same way. It gives one result and is merged with nothing else.
+- A *row kernel*: a reduction over the last dim, and the elementwise kernel that is the only reader of its result, if
+  both compute with the same values of a row and a row has at most ``ROW`` elements. A norm is one, and so is a softmax,
+  whose sum needs its maximum in the same way. It has one result and is merged with nothing else.
 - Elementwise kernels and reductions over the same dims that read the same value, element by element, become one kernel
-  with several results; so do a kernel and one that reads its result, element by element. Nothing that needs the first
-  result may stand between them, or else nothing that the second one needs.
+  with several results; so do a kernel and one that reads its result, element by element. No reader of the first
+  result may come between them, unless nothing between them produces an operand of the second one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from dataclasses import dataclass, field
 from course.program.fusion import captured
 from course.program.ir import Block, Op, Value
 
-ROW = 16_384  # XLA's compiler for GPUs makes one kernel of a softmax over 16,384 float32 numbers, and none over 32,768
+ROW = 16_384  # XLA:GPU makes one kernel of a softmax over 16,384 float32 numbers, but not over 32,768
 
 
 @dataclass(eq=False, slots=True)
 class Kernel:
-    """A kernel that may be merged, or what was merged.
+    """A kernel that may be merged, or the result of merging.
 
     Attributes:
-        op: The one that writes its first result.
+        op: The op that writes its first result.
         written: The ops whose results it writes.
-        inner: The ops whose results it computes and does not write, beside what is fused.
-        needs: Values that must be there before it starts.
-        reads: Bytes that it reads of each value, views as what they are views of.
-        aligned: Of these, what it reads element by element.
-        passes: Values that it computes with element by element, those in memory and those that are fused.
-        elements: That it runs over: of the result, or of what is reduced.
+        inner: The ops whose results it computes but does not write, in addition to fused ones.
+        needs: Values that must be ready before it starts.
+        reads: Bytes that it reads of each value, views replaced by their origins.
+        aligned: The values in ``reads`` that it reads element by element.
+        passes: Values that it computes with element by element, both in memory and fused.
+        elements: Number of elements: of the result, or of the reduced array.
         reduces: Shape and dims of a reduction; None for elementwise work.
-        single: A row kernel.
+        single: True for a row kernel.
     """
 
     op: Op
@@ -62,23 +62,23 @@ class Kernel:
         return sum(self.reads.values()) + sum(result.bytes for result in self.results)
 
 
-# Anything else that stands in the block: what it needs, loops and branches inside too, and what it gives.
+# Any other step of the block: the values it needs, including those of loops and branches inside, and its results.
 Other = tuple[tuple[Value, ...], tuple[Value, ...]]
 
 
 def merge(
     block: Block, steps: list[Kernel | Other], ancestors: Callable[[Op], list[Value]], origin: Callable[[Value], Value]
 ) -> list[tuple[int, Kernel | None]]:
-    """What becomes of a block's steps.
+    """Merge the kernels of a block.
 
     Args:
         block: The block.
         steps: In program order.
-        ancestors: From a reduction to its operand and what that is computed from by arithmetic on nothing else.
-        origin: The value whose bytes a view is.
+        ancestors: From a reduction to its operand and the values that it is computed from by arithmetic alone.
+        origin: The value whose bytes a view shares.
 
     Returns:
-        In order, each step that is left by its number, with the kernel that it has become.
+        In order, the number of each remaining step, with the kernel that replaces it.
     """
     return _Merger(block, steps, ancestors, origin).run()
 
@@ -144,7 +144,7 @@ class _Merger:
             self._note(number, kernel)
 
     def _reduction(self, value: Value, number: int) -> int | None:
-        """Where the reduction over a row stands that gives ``value`` to the kernel ``number`` alone."""
+        """The index of the reduction over a row that gives ``value`` to the kernel ``number`` alone."""
         place = self.made.get(value)
         step = self.steps[place] if place is not None else None
         if not isinstance(step, Kernel) or step.reduces is None or len(step.ops) > 1 or value in self.escaping:
@@ -156,7 +156,7 @@ class _Merger:
     # Kernels with several results
 
     def _partner(self, number: int) -> tuple[int, int] | None:
-        """The places of the earlier kernel that saves most when merged with this one, and of this one."""
+        """The indices of the earlier kernel that saves the most when merged with this one, and of this one."""
         kernel = self.steps[number]
         if not isinstance(kernel, Kernel) or kernel.single:
             return None
@@ -187,7 +187,7 @@ class _Merger:
         return all(reader >= number for value in first.results for reader in self.readers.get(value, ()))
 
     def _join(self, place: int, number: int) -> int:
-        """Merge the kernel at ``place`` with a later one; returns where the result stands."""
+        """Merge the kernel at ``place`` with a later one; return the index of the result."""
         first, second = self.steps[place], self.steps[number]
         assert isinstance(first, Kernel) and isinstance(second, Kernel)
         where = place if self._may_rise(place, first, second) else number
@@ -208,7 +208,7 @@ class _Merger:
 
 
 def _absorb(kernel: Kernel, other: Kernel) -> None:
-    """Read and compute with what ``other`` does, too."""
+    """Add the reads and computations of ``other``."""
     kernel.needs |= other.needs
     for value, size in other.reads.items():
         kernel.reads[value] = max(size, kernel.reads.get(value, 0.0))

@@ -1,6 +1,6 @@
-"""What is one kernel: random bits, norms, softmax, and results that are computed from the same values.
+"""Merged kernels: random bits, norms, softmax, and results that are computed from the same values.
 
-How often arrays of the size of the input are read and written is what XLA's compiler for GPUs made of the same
+The numbers of reads and writes of arrays of the input's size are those of XLA's GPU compiler for the same
 functions.
 """
 
@@ -28,7 +28,7 @@ def looked(local, *shapes, platform="cpu"):
 
 
 def passes(local, *shapes):
-    """Arrays of the size of the first input that all kernels together read and write."""
+    """Number of arrays of the first input's size that all kernels together read and write."""
     _, module = looked(local, *shapes)
     return sum(bar.bytes for bar in timeline(module, H100).bars) / (4 * math.prod(shapes[0]))
 
@@ -84,7 +84,7 @@ def test_kernels_read_each_array_once(what):
 
 @pytest.mark.parametrize("draw", [jax.random.bits, jax.random.uniform, jax.random.normal, jax.random.gumbel])
 def test_random_numbers_are_one_kernel_that_writes_them_alone(draw):
-    """On every platform alike: JAX writes threefry as a loop for CPUs alone."""
+    """The same on every platform: JAX writes threefry as a loop for CPUs alone."""
     shape = (64 * MIB,)
     for platform in ("cpu", "cuda"):
         program, module = looked(lambda x: draw(jax.random.key(x[0].astype(int)), shape), (1,), platform=platform)

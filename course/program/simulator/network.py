@@ -1,4 +1,4 @@
-"""The communication streams of all devices: which collective runs when, and how links are shared."""
+"""The communication streams of all devices: when each collective runs, and how links are shared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-# A class of devices that behave alike, by its number; it stands for each of its members.
+# Index of a class of devices that behave alike; it represents each of its members.
 ClassIndex = int
 Stream = tuple[ClassIndex, tuple[str, ...]]
 
@@ -23,12 +23,12 @@ class Instance:
         axes: Mesh axes that it runs over, which name its stream.
         members: The classes that take part.
         latency: Seconds before bytes flow.
-        wire_bytes: What each device sends.
+        wire_bytes: Bytes that each device sends.
         rate: Bytes per second while no other transfer shares a link.
-        places: Every link that it occupies, and how fast it would send if there were no other.
-        arrived: When each member was ready for it, and why then and not earlier.
-        ready, start, end: When all were, when it began and when it ended; none before that.
-        cause: Why it began then: the arrival that was last, or the transfer that kept a stream.
+        places: Every link that it occupies, and the rate at which it would send if that were the only one.
+        arrived: When each member was ready for it, and the reason why not earlier.
+        ready, start, end: When all were ready, when it began and when it ended; None before that.
+        cause: Why it did not begin earlier: the last arrival, or the transfer that occupied a stream.
     """
 
     op: Any
@@ -50,7 +50,7 @@ class Instance:
     version: int = 0
 
     def again(self) -> Instance:
-        """Another execution of the same."""
+        """Another execution of the same collective."""
         return Instance(self.op, self.axes, self.members, self.latency, self.wire_bytes, self.rate, self.places)
 
 
@@ -58,40 +58,40 @@ class Network:
     """Runs transfers in simulated time.
 
     One stream per class and set of axes carries one collective at a time. Transfers that share a link of a device
-    share its bandwidth equally; one that needs several links goes as fast as the slowest lets it.
+    share its bandwidth equally; one that needs several links runs at the rate of the slowest.
 
     Args:
-        program_order: Whether a stream takes its collectives in program order; else the one that is ready first.
+        program_order: Whether a stream takes its collectives in program order; otherwise ready-first.
     """
 
     def __init__(self, program_order: bool):
         self.program_order = program_order
         self.now = 0.0
-        self.overtaken = False  # whether a collective ever began before one that stands earlier in the program
+        self.overtaken = False  # whether a collective ever began before an earlier one of the program
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
-        # What each stream has been given and not begun, in program order, and of that what is ready, in that order.
+        # Collectives issued to each stream but not begun, in program order, and the ready ones among them, likewise.
         self._queues: dict[Stream, OrderedDict[Instance, None]] = {}
         self._waiting: dict[Stream, OrderedDict[Instance, None]] = {}
         self._busy: dict[Stream, Instance | None] = {}
         self._flowing: list[Instance] = []
 
     def at(self, time: float, action: Callable[[float], None]) -> None:
-        """Do something at a time that is not past."""
+        """Schedule an action at a time that is not in the past."""
         heapq.heappush(self._events, (max(time, self.now), next(self._number), action))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no events are left."""
         while self._events:
             self.now, _, action = heapq.heappop(self._events)
             action(self.now)
 
     def issue(self, instance: Instance, member: ClassIndex) -> None:
-        """A member reaches the collective in its program; its operands need not be ready yet."""
+        """Issue a collective when a member reaches it in its program; its operands need not be ready yet."""
         self._queues.setdefault((member, instance.axes), OrderedDict())[instance] = None
 
     def arrive(self, instance: Instance, member: ClassIndex, time: float, cause: Any) -> None:
-        """A member's operands are ready from ``time`` on."""
+        """Mark a member's operands as ready from ``time`` on."""
 
         def arrived(now: float) -> None:
             instance.arrived[member] = (now, cause)
@@ -104,7 +104,7 @@ class Network:
         self.at(time, arrived)
 
     def _begin_first(self, streams: list[Stream], now: float, ended: Instance | None) -> None:
-        """Begin what can begin on streams of which something has changed: ``ended`` has left them."""
+        """Begin the collectives that can begin on changed streams; those in ``ended`` have left them."""
         for stream in streams:
             ready = self._waiting.get(stream)
             if not ready or self._busy.get(stream) is not None:

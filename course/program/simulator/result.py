@@ -1,4 +1,4 @@
-"""What the timeline analysis gives: bars, where each device's time goes, and the critical path."""
+"""Results of the timeline analysis: bars, a breakdown of each device's time, and the critical path."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from course.program.simulator.simulation import Simulation, simulate
 
 @dataclass(frozen=True)
 class Bar:
-    """Something that a device did.
+    """An event on a device.
 
     Attributes:
-        device: The device that stands for its class.
+        device: The representative device of its class.
         stream: ``compute``, or the mesh axes of a communication stream.
         start, end: Seconds.
-        kind: StableHLO's name of the operation; for a kernel of the one that writes its result.
+        kind: StableHLO's name of the operation; for a kernel, of the one that writes its result.
         line: The learner's line.
-        shape, dtype: Of the result.
-        flops: Of a matrix product.
-        bytes: That a kernel moves or a device sends.
+        shape, dtype: Shape and dtype of the result.
+        flops: FLOPs of a matrix product.
+        bytes: Bytes that a kernel moves or a device sends.
     """
 
     device: int
@@ -58,15 +58,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """Where a device's time goes; the rest of the step it waits for the others to end.
+    """A breakdown of a device's time; the rest of the step it waits for the others to end.
 
     Attributes:
-        device: The device that stands for its class.
+        device: The representative device of its class.
         members: All devices that behave like it.
-        end: When it has ended.
+        end: The time at which it ended.
         busy: Seconds that it computes.
-        waiting: Seconds that it computes nothing because others are not ready to communicate: a pipeline's bubble.
-        exposed: Seconds that it computes nothing because a transfer goes on or queues, by mesh axes.
+        waiting: Idle seconds because other devices are not ready to communicate: a pipeline's bubble.
+        exposed: Idle seconds during which a transfer runs or queues, by mesh axes.
     """
 
     device: int
@@ -79,13 +79,13 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the critical path: what would have to be faster for the step to be.
+    """A part of the critical path, which would have to be faster to shorten the step.
 
     Attributes:
-        kind, line: Of the operation.
+        kind, line: Kind and line of the operation.
         stream: As in ``Bar``.
-        seconds: In all.
-        count: How often it stands on the path.
+        seconds: Total seconds.
+        count: Number of occurrences on the path.
     """
 
     kind: str
@@ -100,13 +100,13 @@ class Timeline:
     """A step of a Program on a machine.
 
     Attributes:
-        machine: Its name.
+        machine: Name of the machine.
         mesh: Axis sizes by name.
-        seconds: Of the step.
+        seconds: Duration of the step.
         devices: One entry for each class of devices that behave alike.
         critical: The critical path, the longest pieces first.
-        bars: Everything that happened, by start; not part of the JSON.
-        early: Whether collectives were issued as soon as they could be, and not where they stand in the program.
+        bars: All events, by start; not part of the JSON.
+        early: True if collectives were issued as soon as possible, instead of in program order.
     """
 
     machine: str
@@ -119,18 +119,18 @@ class Timeline:
 
     @property
     def busy(self) -> float:
-        """Seconds that the busiest device computes."""
+        """Compute seconds of the busiest device."""
         return max(device.busy for device in self.devices)
 
     @property
     def exposed(self) -> dict[str, float]:
-        """Seconds of exposed communication by mesh axes, each of the device that is worst off."""
+        """Seconds of exposed communication by mesh axes, each for the most affected device."""
         axes = sorted({name for device in self.devices for name in device.exposed})
         return {name: max(device.exposed.get(name, 0.0) for device in self.devices) for name in axes}
 
     @property
     def exposed_seconds(self) -> float:
-        """Exposed communication over all axes, of the device that is worst off."""
+        """Exposed communication over all axes, for the most affected device."""
         return max(sum(device.exposed.values()) for device in self.devices)
 
     def mfu(self, model_flops: float, peak: float) -> float:
@@ -145,7 +145,7 @@ class Timeline:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the bars; ``msgspec.convert`` reads it back."""
-        found = msgspec.to_builtins(replace(self, bars=()))  # thousands
+        found = msgspec.to_builtins(replace(self, bars=()))  # there are thousands
         del found["bars"]
         return found
 
@@ -155,8 +155,8 @@ def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> T
 
     Args:
         module: ``parse(program)``.
-        machine: At least as many devices as the mesh has.
-        free: Mesh axes whose communication takes no time: what a step would be without it.
+        machine: Must have at least as many devices as the mesh.
+        free: Mesh axes whose communication takes no time, to see the step without it.
 
     Raises:
         ProgramError: A trip count or a branch depends on data, or devices wait for each other forever.
@@ -166,7 +166,7 @@ def timeline(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> T
 
 
 def timelines(module: Module, machine: Machine, *, free: Iterable[str] = ()) -> list[Timeline]:
-    """The same with collectives issued early and in program order, the faster first; one where both are the same."""
+    """The same with collectives issued early and in program order, the faster first; only one if both are the same."""
     return [_timeline(simulation, machine) for simulation in simulate(module, machine, free)]
 
 
@@ -179,12 +179,12 @@ def _timeline(simulation: Simulation, machine: Machine) -> Timeline:
 
 
 def bubble(useful: float, num_stages: int, seconds: float) -> float:
-    """The share of a pipeline's device time that does nothing useful.
+    """The fraction of a pipeline's device time without useful work.
 
     Args:
         useful: Seconds of work on real microbatches, over all stages.
-        num_stages: Stages.
-        seconds: Of the forward pass on a free network.
+        num_stages: Number of stages.
+        seconds: Duration of the forward pass on a free network.
     """
     return 1 - useful / (num_stages * seconds)
 
@@ -193,7 +193,7 @@ def _device_time(device: Device) -> DeviceTime:
     waiting, exposed = 0.0, {}
     for idle in device.idle:
         end, instance = idle.end, idle.instance
-        # Backwards along the chain of transfers that the kernel waited for, as far as the device computed nothing.
+        # Backwards along the chain of transfers that the kernel waited for, while the device computed nothing.
         while end > idle.start:
             arrived, cause = instance.arrived[device.number]
             assert instance.ready is not None
@@ -221,7 +221,7 @@ def _bars(simulation: Simulation) -> Iterable[Bar]:
 
 
 def _critical(simulation: Simulation) -> tuple[Piece, ...]:
-    """Backwards from what ended last, each time to what it waited for."""
+    """Trace backwards from the last event to end, each time to the event that it waited for."""
     found: dict[tuple[str, str, str], list[float]] = {}
     last = max(simulation.devices, key=lambda device: device.end or 0.0)
     before = {after: kernel for device in simulation.devices for kernel, after in pairwise(device.kernels)}

@@ -22,11 +22,11 @@ class Simulation:
 
     Args:
         module: The parsed Program.
-        machine: What it runs on.
-        classes: ``device_classes`` with this machine's links told apart.
+        machine: The machine to simulate.
+        classes: ``device_classes``, distinguishing this machine's links.
         steps: ``schedule(module, machine)``.
-        program_order: Whether streams keep to program order.
-        free: Axes whose collectives take no time: to see what they cost, or what a pipeline does without a network.
+        program_order: Whether streams follow program order.
+        free: Axes whose collectives take no time: to see their cost, or a pipeline without a network.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Simulation:
         ]
 
     def run(self) -> None:
-        """To the end.
+        """Run to the end.
 
         Raises:
             ProgramError: Devices wait for each other forever.
@@ -65,7 +65,7 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """When the last device has ended."""
+        """The time at which the last device has ended."""
         return max(device.end or 0.0 for device in self.devices)
 
     def steps_of(self, block: Block) -> Iterator[Step]:
@@ -80,7 +80,7 @@ class Simulation:
             yield step
 
     def instance(self, op: Op, occurrence: int, device: int) -> Instance | None:
-        """The execution that ``device`` shares with its group; none if it takes no part."""
+        """The execution that ``device`` shares with its group; None if it does not take part."""
         if (op, device) not in self._first:
             self._first[op, device] = self._transfer(op, device)
         first = self._first[op, device]
@@ -116,7 +116,7 @@ class Simulation:
 def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> list[Simulation]:
     """Run a parsed Program on a machine, ready-first and in program order; the faster one comes first.
 
-    Where both are the same there is one.
+    If both are the same, only one is returned.
 
     Raises:
         ProgramError: A trip count or a branch depends on data, or devices wait for each other forever.
@@ -138,7 +138,7 @@ def simulate(module: Module, machine: Machine, free: Iterable[str] = ()) -> list
 
 
 def _label(op: Op, groups: Groups, group: tuple[int, ...], machine: Machine) -> Any:
-    """What tells groups apart beside who is in them: the links they talk over."""
+    """A label that distinguishes groups in addition to their members: the links they use."""
     if groups.pairs:
         return tuple(sorted({machine.link_of(pair) for pair in groups.pairs if pair[0] in group}))
     return machine.levels(group)

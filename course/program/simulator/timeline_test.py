@@ -162,7 +162,7 @@ def test_transfers_that_wait_for_each_other_are_all_exposed():
 
 
 def over_three_axes():
-    """A stage's product in parts over ``tensor``, handed on over ``pipe``, and what is summed over ``data``."""
+    """A stage's product in parts over ``tensor``, sent on over ``pipe``, and a sum over ``data``."""
 
     def local(x, w):
         def tick(x, _):
@@ -335,7 +335,7 @@ def test_gathers_over_nodes_and_within_one_do_not_share_but_those_over_all_devic
 
     slow = replace(NODES, links=(replace(NODES.links[0], latency=0), replace(NODES.links[1], latency=0)))
     shared = look(crowded, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, slow)
-    # Both use the links inside of a node, at half the speed until the 7 x 16 bytes are there; the ring then at 0.8.
+    # Both use the links inside a node, at half the rate until the 7 x 16 bytes have arrived; the ring then at 0.8.
     assert shared.seconds == pytest.approx(2 * 7 * 16 + (63 * 16 - 7 * 16) / 0.8)
 
 
@@ -360,7 +360,7 @@ def test_shared_adapter_serves_all_devices_of_a_node_in_turn():
         NODES, links=(replace(NODES.links[0], latency=0), replace(NODES.links[1], latency=0, shared=True))
     )
     found = look(local, GATHERED, {"x": EVERYWHERE}, EVERYWHERE, WIDE_MESH, machine)
-    # 0.1 bytes a second for 8 x 16 bytes of the permutes and 63 x 16 of the ring, each at half of it at first.
+    # 0.1 bytes per second for 8 x 16 bytes of the permutes and 63 x 16 of the ring, each at half of it at first.
     assert found.seconds == pytest.approx((8 * 16 + 63 * 16) / 0.1)
 
 

@@ -1,7 +1,7 @@
-"""A timeline as a trace file that Perfetto (ui.perfetto.dev) and ``chrome://tracing`` open.
+"""A timeline as a trace file for Perfetto (ui.perfetto.dev) and ``chrome://tracing``.
 
 The Trace Event Format, in JSON: a process for each class of devices that behave alike, a thread for each of its
-streams and one for why it computes nothing, a complete event for each bar, and an arrow from a collective to the
+streams and one for the reasons why it is idle, a complete event for each bar, and an arrow from a collective to the
 kernel that waited for it.
 """
 
@@ -19,7 +19,7 @@ IDLE = "not computing"
 
 
 def to_trace(timeline: Timeline) -> dict[str, Any]:
-    """The trace as one JSON object; times are whole nanoseconds, written in microseconds as the format wants it."""
+    """The trace as one JSON object; times are whole nanoseconds, written in microseconds as the format requires."""
     events: list[dict[str, Any]] = []
     arrows = count(1)
     streams = by_device(timeline)
@@ -30,7 +30,7 @@ def to_trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def trace_text(timeline: Timeline) -> str:
-    """What a trace file holds."""
+    """The contents of a trace file."""
     return json.dumps(to_trace(timeline), separators=(",", ":")) + "\n"
 
 
@@ -46,7 +46,7 @@ def mesh_text(mesh: dict[str, int]) -> str:
 
 
 def plain_kind(kind: str) -> str:
-    """What people call an operation: ``matmul``, ``all-gather``, ``permute``."""
+    """The common name of an operation: ``matmul``, ``all-gather``, ``permute``."""
     return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")
 
 
@@ -56,7 +56,7 @@ def shape_text(shape: tuple[int, ...], dtype: str) -> str:
 
 
 def work_of(kind: str) -> str:
-    """``matmul``, ``collective`` or ``kernel``: what a bar's colour and a trace's category say."""
+    """``matmul``, ``collective`` or ``kernel``: determines a bar's colour and a trace's category."""
     return "matmul" if kind == "dot_general" else "collective" if kind in COLLECTIVES else "kernel"
 
 
@@ -83,7 +83,7 @@ def _about(what: str, pid: int, tid: int, **args: str | int) -> dict[str, Any]:
 
 
 def _complete(name: str, category: str, start: float, end: float, pid: int, tid: int) -> dict[str, Any]:
-    # Both ends are rounded alike, so that a bar never reaches into the next: Perfetto drops slices that cross.
+    # Both ends are rounded in the same way, so that no bar overlaps the next: Perfetto drops slices that cross.
     first, last = round(start * 1e9), round(end * 1e9)
     times = {"ts": first / 1000, "dur": (last - first) / 1000}
     return {"ph": "X", "name": name, "cat": category, **times, "pid": pid, "tid": tid}
@@ -105,7 +105,7 @@ def _gap(gap: Gap, pid: int, tid: int) -> dict[str, Any]:
 def _arrows(
     streams: dict[str, list[Bar]], threads: dict[str, int], pid: int, arrows: count[int]
 ) -> list[dict[str, Any]]:
-    """From each collective whose end a kernel waited for to that kernel."""
+    """Arrows from each collective whose end a kernel waited for to that kernel."""
     ended = {bar.end: (bar, name) for name, bars in streams.items() if name != "compute" for bar in bars}
     events, free = [], 0.0
     for kernel in streams.get("compute", ()):

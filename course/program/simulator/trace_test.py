@@ -1,4 +1,4 @@
-"""Traces and gaps: what a trace file says is what the timeline found, in a form that trace readers take."""
+"""Traces and gaps: a trace file agrees with the timeline, in a format that trace readers accept."""
 
 import json
 
@@ -49,13 +49,13 @@ SCHEMA = {
 
 
 def ring(x, w):
-    """A product beside a longer transfer, a product that waits for it, and a sum over all devices at the end."""
+    """A product that overlaps a longer transfer, a product that waits for it, and a sum over all devices at the end."""
     received = lax.ppermute(x, "data", RING)
     return lax.psum(jnp.sum(x[:4] @ w) + jnp.sum(received @ w), "data")
 
 
 def stages(x):
-    """A pipeline's first step: one device computes, the others wait for what it sends."""
+    """A pipeline's first step: one device computes, the others wait for its message."""
     x = lax.cond(lax.axis_index("data") == 0, lambda x: x @ x, lambda x: x, x)
     received = lax.ppermute(x, "data", RING)
     return received @ received

@@ -1,4 +1,4 @@
-"""How long a collective takes on a machine, and which links it uses meanwhile."""
+"""The time of a collective on a machine, and the links that it uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def transfer(
         groups: ``groups_of(op, mesh)``.
         group: The devices that take part.
         members: Their classes.
-        machine: Whose links they talk over.
+        machine: The machine whose links they use.
         free: Axes whose collectives take no time.
     """
     directions = (1, 2)
@@ -63,9 +63,9 @@ def _places(
     group: tuple[int, ...],
     members: tuple[int, ...],
 ) -> Iterator[tuple[Hashable, ...]]:
-    """What a transfer over a link occupies: each member's own, or that of all devices of an inner group.
+    """The links that a transfer occupies: each member's own, or that of all devices of an inner group.
 
-    On a torus every axis has wires of its own, and those of the two directions differ.
+    On a torus every axis has its own wires, separate for the two directions.
     """
     link = machine.links[index]
     owners: Iterable[Hashable] = members

@@ -1,5 +1,5 @@
-"""Public programs that nobody here wrote, put through the analyses: what is refused, and how far off the figures are.
+"""Public programs from other authors, run through the analyses: the refusals, and the errors of the figures.
 
-``python -m course.validation.corpus FOLDER`` takes a folder with a checkout of each repository, named as the repository
-is; ``--write`` keeps the table. The programs themselves are not part of this repository.
+``python -m course.validation.corpus FOLDER`` takes a folder with a checkout of each repository, named after the
+repository; ``--write`` saves the table. The programs themselves are not part of this repository.
 """

@@ -1,4 +1,4 @@
-"""``python -m course.validation.corpus``: every program in a process of its own, and the table of what came out."""
+"""``python -m course.validation.corpus``: every program in its own process, and the table of results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TIME_LIMIT = 900
 
 
 def judged(entry: Entry, folder: Path, aot: bool) -> dict[str, Any]:
-    """What the analyses say of a program, beside XLA."""
+    """Results of the analyses for a program, compared with XLA."""
     from course.predict import predict
     from course.program import ProgramError, capture, parse
 
     function, args = entry.make(folder / entry.repository.partition("/")[2])
     try:
         program, gpu = capture(function, args), capture(function, args, platform="cuda")
-        module = parse(gpu, data_branches=True, lenient=True)  # for CPUs, random bits are a loop, which XLA counts once
+        module = parse(gpu, data_branches=True, lenient=True)  # on CPUs, random bits are a loop, which XLA counts once
         found = predict(program, MACHINE, aot=aot, gpu_program=gpu)
     except ProgramError as error:
         return {"refused": str(error)}
@@ -46,7 +46,7 @@ def judged(entry: Entry, folder: Path, aot: bool) -> dict[str, Any]:
 
 
 def once(main: Any) -> float:
-    """Operations of a program with every loop's body counted once, as XLA's cost analysis does it."""
+    """Operations of a program with every loop's body counted once, as in XLA's cost analysis."""
     from course.program.costs import dot_flops, elementwise_operations, reduce_operations
     from course.program.ir import ELEMENTWISE
 
@@ -66,7 +66,7 @@ def once(main: Any) -> float:
 
 
 def xla_flops(program: Any) -> float:
-    """The same by XLA's ``HloCostAnalysis``, transcendental functions included, of what one device runs."""
+    """The same by XLA's ``HloCostAnalysis``, including transcendental functions, for one device's program."""
     import jax
     from jax.extend.mlir import ir
     from jax.interpreters.mlir import make_ir_context
@@ -82,7 +82,7 @@ def xla_flops(program: Any) -> float:
     with make_ir_context():
         text = str(ir.Module.parse(data).operation.get_asm(enable_debug_info=False))
     meshes = dict(re.findall(r"sdy\.mesh @(\w+) = (<.*>)", text))
-    text = re.sub(  # the way back knows of no groups by axes
+    text = re.sub(  # the conversion back does not support groups by axes
         r"#stablehlo\.replica_group_mesh_axes<.*?\]>",
         lambda found: _dense(rows_of_axes(found[0], meshes).tolist()),
         text,
@@ -97,7 +97,7 @@ def _dense(rows: list[list[int]]) -> str:
 
 
 def rows(folder: Path, names: list[str], aot: bool) -> Iterator[Row]:
-    """Each program in a process of its own: some set a mesh for good, and modules have the same names."""
+    """Run each program in its own process: some set a mesh for good, and modules share names."""
     for entry in ENTRIES:
         if names and not any(name in entry.name for name in names):
             continue
@@ -106,17 +106,19 @@ def rows(folder: Path, names: list[str], aot: bool) -> Iterator[Row]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
             last = done.stdout.strip().splitlines()[-1:] if not done.returncode else []
-            said: dict[str, Any] = json.loads(last[0]) if last else {"refused": "FAILED: " + done.stderr.strip()[-600:]}
+            result: dict[str, Any] = (
+                json.loads(last[0]) if last else {"refused": "FAILED: " + done.stderr.strip()[-600:]}
+            )
         except subprocess.TimeoutExpired:
-            said = {"refused": f"FAILED: not done after {TIME_LIMIT} seconds"}
+            result = {"refused": f"FAILED: not done after {TIME_LIMIT} seconds"}
         about: dict[str, Any] = {
             field: getattr(entry, field) for field in ("name", *Entry.__dataclass_fields__) if field != "make"
         }
-        yield Row(**about, **said)
+        yield Row(**about, **result)
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m course.validation.corpus", description=__doc__)
     parser.add_argument("folder", type=Path, help="a checkout of each repository, named as the repository is")
     parser.add_argument("names", nargs="*", help="only programs whose names contain one of these")

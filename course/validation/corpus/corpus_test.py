@@ -1,4 +1,4 @@
-"""The kept table of public programs: complete, and as far off as the page says."""
+"""The recorded table of public programs: complete, with the errors stated on the page."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""Public programs in other people's style: where each is from, and how it is called with shapes.
+"""Public programs in other authors' styles: the source of each, and how to call it with shapes.
 
-Nothing of them is in this repository. A function here finds the program in a checkout, puts it together as its own
-training script or page does, and gives the function and its arguments: shapes, never numbers.
+Their code is not in this repository. A function here finds the program in a checkout, assembles it as its own
+training script or page does, and returns the function and its arguments: shapes, never numbers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Entry:
 
     Attributes:
         repository, commit: On GitHub.
-        path, function: Where it is there.
+        path, function: Location in the repository.
         make: From a checkout to the function and its arguments.
-        style: What it is an example of.
+        style: The style that it is an example of.
     """
 
     repository: str
@@ -80,11 +80,11 @@ def program(repository: str, path: str, function: str, style: str) -> Callable[[
     return enter
 
 
-# Putting programs together
+# Assembling programs
 
 
 def absent(*names: str) -> None:
-    """Stand-ins for packages that a file imports and the function does not use."""
+    """Stand-ins for packages that a file imports but the function does not use."""
     for name in names:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -95,7 +95,7 @@ def absent(*names: str) -> None:
 
 
 def package(folder: Path, *names: str) -> None:
-    """Packages of a checkout without what their ``__init__`` does: some import every model that there is."""
+    """Packages of a checkout without running their ``__init__``: some import every model."""
     for name in names:
         made = ModuleType(name)
         made.__path__ = [str(folder / name.replace(".", "/"))]
@@ -109,7 +109,7 @@ def module(folder: Path, name: str) -> Any:
 
 
 def page(file: Path, until: str, **replaced: str) -> dict[str, Any]:
-    """The names that a page's code gives, up to the cell that defines ``until``; cells that fail are passed over."""
+    """The names defined by a page's code, up to the cell that defines ``until``; failing cells are skipped."""
     names: dict[str, Any] = {"__name__": "page"}
     for cell in re.findall(r"^```(?:\{code-cell\}|py|python)\w*\n(.*?)^```", file.read_text(), re.M | re.S):
         code = re.sub(r"^:.*\n", "", cell)
@@ -123,12 +123,12 @@ def page(file: Path, until: str, **replaced: str) -> dict[str, Any]:
 
 
 def shape(*dims: int, dtype: Any = F32, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """An array of which only the shape is known."""
+    """An array with a known shape and no values."""
     return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
 
 
 def lie(tree: Any, mesh: Any, spec: P) -> Any:
-    """The same shapes, split alike over a mesh."""
+    """The same shapes, all with the same spec over a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda leaf: shape(*leaf.shape, dtype=leaf.dtype, sharding=sharding), tree)
 
@@ -139,13 +139,13 @@ def auto_mesh(**axes: int) -> jax.sharding.Mesh:
 
 
 def scalar(tree: Any) -> jax.Array:
-    """A number to differentiate, of whatever a model gives."""
+    """A scalar to differentiate, from any output of a model."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return sum((jnp.mean(jnp.square(leaf.astype(F32))) for leaf in leaves), start=jnp.zeros(()))
 
 
 def linen_gradient(model: Any, *inputs: Any, **options: Any) -> Call:
-    """The gradient of a linen model, with dropout where it has any."""
+    """The gradient of a linen model, with dropout if it has any."""
     keys = {"params": shape(2, dtype=jnp.uint32), "dropout": shape(2, dtype=jnp.uint32)}
     variables = jax.eval_shape(partial(model.init, **options), keys, *inputs)
     params = variables.pop("params")
@@ -275,7 +275,7 @@ def _stax_vae(folder: Path) -> Call:
 
 @program("jax-ml/scaling-book", "jax-stuff.md", "matmul_square", "in and out shardings alone")
 def _book_square(folder: Path) -> Call:
-    auto = "axis_names=('X', 'Y'), axis_types=(jax.sharding.AxisType.Auto,) * 2)"  # as it was when it was written
+    auto = "axis_names=('X', 'Y'), axis_types=(jax.sharding.AxisType.Auto,) * 2)"  # the default when it was written
     names = page(folder / "jax-stuff.md", "matmul_square", **{"(2, 2)": "(2, 4)", "axis_names=('X', 'Y'))": auto})
     where = names["P"]
     place = {"X": where("X", "Y"), "W": where("Y", None)}
@@ -557,14 +557,14 @@ def _uva(folder: Path, name: str) -> Any:
 
 
 class _Settings(SimpleNamespace):
-    """What ``ml_collections.ConfigDict`` is used for: names by attribute."""
+    """A stand-in for ``ml_collections.ConfigDict``: names by attribute."""
 
     def __init__(self, given: Any = ()):
         super().__init__(**dict(given))
 
 
 def _uva_step(found: Any, model: Any, config: Any, init: Any, step: Any, mesh: Any, inputs: tuple[Any, Any]) -> Call:
-    """``init`` and ``step`` in shard_map, the way the tutorials do it: specs from the shapes of the first."""
+    """``init`` and ``step`` in shard_map, as in the tutorials: specs from the shapes of the first."""
     import flax.linen as nn
     import optax
 

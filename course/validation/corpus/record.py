@@ -1,4 +1,4 @@
-"""What came out for each program of the corpus, kept with the versions that it depends on."""
+"""The result for each program of the corpus, stored with the versions that it depends on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax")
 
 @dataclass(frozen=True)
 class Row:
-    """What came out for a program.
+    """The result for a program.
 
     Attributes:
-        name, repository, commit, path, function, style: Which it is.
-        refused: The sentence, where it has no price; empty where it was accepted.
-        devices: That it is for.
-        operations: As written.
-        flops, xla_flops: Of a device, each loop's body once: ours, and those of XLA's own cost analysis.
+        name, repository, commit, path, function, style: Identity of the program.
+        refused: The message if it cannot be priced; empty if it was accepted.
+        devices: Number of devices it is for.
+        operations: Number of operations as written.
+        flops, xla_flops: FLOPs of a device, each loop's body once: ours, and those of XLA's own cost analysis.
         temporaries, compiled_temporaries: Bytes: by liveness, and as the deviceless GPU compiler assigned them.
-        seconds, replayed: Of a step: the timeline's, and that compiler's schedule replayed.
-        compiled_reason: Why there is nothing of that compiler.
+        seconds, replayed: Seconds per step: the timeline's, and that compiler's schedule replayed.
+        compiled_reason: Why there is no result of that compiler.
     """
 
     name: str
@@ -46,32 +46,32 @@ class Row:
 
     @property
     def accepted(self) -> bool:
-        """Whether it has a price."""
+        """True if it can be priced."""
         return self.devices > 0
 
     @property
     def flops_error(self) -> float:
-        """Of the FLOPs, relative to XLA's."""
+        """Error of the FLOPs, relative to XLA's."""
         return self.flops / self.xla_flops - 1
 
     @property
     def memory_error(self) -> float | None:
-        """Of the temporaries, relative to the compiler's; None where it has none to speak of."""
+        """Error of the temporaries, relative to the compiler's; None if the compiler has hardly any."""
         return self.temporaries / self.compiled_temporaries - 1 if self.compiled_temporaries else None
 
     @property
     def time_error(self) -> float | None:
-        """Of the step, relative to the replay of the compiler's schedule."""
+        """Error of the step's time, relative to the replay of the compiler's schedule."""
         return self.seconds / self.replayed - 1 if self.replayed else None
 
 
 def recorded() -> list[Row]:
-    """The table that was kept."""
+    """The recorded table."""
     return [Row(**row) for row in json.loads(RESULTS.read_text())["rows"]]
 
 
 def keep(row: Row, order: list[str]) -> None:
-    """Put a row into the table in place of its older one; rows follow the names of ``order``."""
+    """Replace a program's row in the table; rows are ordered by the names in ``order``."""
     found = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     by_name = {old["name"]: old for old in found} | {row.name: asdict(row)}
     versions = {name: version(name) for name in _PACKAGES}
