@@ -227,40 +227,36 @@ def zero2_step(
     """
 
     ### BEGIN SOLUTION
-    def use(part, leaf, spec):
-        """The whole leaf, whose gradient goes to ``part``: scattered where it is split, this device's own elsewhere."""
-
-        @jax.custom_vjp
-        def whole(part, leaf):
-            return leaf
-
-        def backward(_, gradient):
-            if axis_name not in spec:
-                return gradient, None
-            total = lax.psum_scatter(gradient, axis_name, scatter_dimension=spec.index(axis_name), tiled=True)
-            return total / lax.axis_size(axis_name), None
-
-        whole.defvjp(lambda part, leaf: (leaf, None), backward)
-        return whole(part, leaf)
+    def part_of(gradient, spec):
+        if axis_name not in spec:
+            return gradient
+        total = lax.psum_scatter(gradient, axis_name, scatter_dimension=spec.index(axis_name), tiled=True)
+        return total / lax.axis_size(axis_name)
 
     layer_specs = jax.tree.map(lambda spec: P(*spec[1:]), specs["layers"])
 
-    @jax.checkpoint
-    def layer(x, parts_and_leaves):
-        return model.layer(jax.tree.map(use, *parts_and_leaves, layer_specs), x), None
+    def add(carry, rows):
+        loss, total = carry
+        x, embed_backward = jax.vjp(lambda p: model.embed(p, rows["inputs"]), params["embed"])
+        x, inputs = lax.scan(lambda x, layer: (model.layer(layer, x), x), x, params["layers"])
+        more, (head, dx) = jax.value_and_grad(model.loss, argnums=(0, 1))(params["head"], x, rows["targets"])
 
-    def loss_of(parts, rows):
-        embed, head = (jax.tree.map(use, parts[end], params[end], specs[end]) for end in ("embed", "head"))
-        x, _ = lax.scan(layer, model.embed(embed, rows["inputs"]), (parts["layers"], params["layers"]))
-        return model.loss(head, x, rows["targets"])
+        def backward(carry, at):
+            dx, total = carry
+            number, layer, x = at
+            gradients, dx = jax.vjp(model.layer, layer, x)[1](dx)
+            parts = jax.tree.map(part_of, gradients, layer_specs)
+            return (dx, jax.tree.map(lambda t, g: t.at[number].add(g), total, parts)), None
 
-    def accumulate(total, rows):
-        return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(nothing, rows)), None
+        layers = jnp.arange(model.num_layers), params["layers"], inputs
+        (dx, of_layers), _ = lax.scan(backward, (dx, total["layers"]), layers, reverse=True)
+        ends = {"embed": embed_backward(dx)[0], "head": head}
+        of_ends = {end: jax.tree.map(lambda t, g, s: t + part_of(g, s), total[end], ends[end], specs[end]) for end in ends}
+        return (loss + more, {**of_ends, "layers": of_layers}), None
 
-    nothing, zero = jax.tree.map(jnp.zeros_like, state["m"]), lax.pcast(jnp.zeros(()), axis_name, to="varying")
+    nothing = lax.pcast(jnp.zeros(()), axis_name, to="varying"), jax.tree.map(jnp.zeros_like, state["m"])
     microbatches = jax.tree.map(lambda rows: rows.reshape(num_microbatches, -1, *rows.shape[1:]), batch)
-    total, _ = lax.scan(accumulate, (zero, nothing), microbatches)
-    loss, gradients = jax.tree.map(lambda x: x / num_microbatches, total)
+    loss, gradients = jax.tree.map(lambda x: x / num_microbatches, lax.scan(add, nothing, microbatches)[0])
     gradients = jax.tree.map(lambda g, s: g if axis_name in s else lax.pmean(g, axis_name), gradients, specs)
     params, state, norm = sharded_adamw(params, gradients, state, specs, axis_name, config)
     return params, state, lax.pmean(loss, axis_name), norm

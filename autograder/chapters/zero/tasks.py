@@ -284,9 +284,15 @@ def sharded_adamw_facts(judged: Judged) -> list[Fact]:
     ]
 
 
+# The next best version of the second stage holds another stack of parts.
+TEMPORARIES_1, TEMPORARIES_2 = 1.5, 1.25
+
+
 def zero1_step_facts(judged: Judged) -> list[Fact]:
+    too_much = "Which of the arrays that are whole at that moment could be parts?"
     return [
         *facts.values_and_gradients(judged.cases, UPDATE, NORM),
+        limits.temporaries_within(judged, TEMPORARIES_1, too_much, weight=2),
         *sent_facts(judged.all, lambda _: 1, 2, whole=True),
     ]
 
@@ -295,17 +301,22 @@ def zero2_step_facts(judged: Judged) -> list[Fact]:
     too_much = "Whose gradient is whole at that moment, and how soon could it be a part?"
     return [
         *facts.values_and_gradients(judged.cases, UPDATE, NORM),
-        limits.temporaries_within(judged, TEMPORARIES, too_much, weight=4),
+        limits.temporaries_within(judged, TEMPORARIES_2, too_much, weight=4),
         *sent_facts(judged.all, lambda e: e.case.sizes.num_microbatches, 2, whole=True),
     ]
 
 
-TEMPORARIES = 1.25
 
-_MLP = Training(width=16, hidden=32, num_layers=3, features=8, rows=8, num_microbatches=4)
+# As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
+_MLP = Training(width=16, hidden=32, num_layers=8, features=8, rows=8, num_microbatches=4)
 _TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=6, num_microbatches=3, clip=100.0)
 # Three devices divide one dim of most kernels, and not always the largest.
 _THIRDS = Training(width=12, hidden=20, num_layers=3, features=10, rows=4, num_microbatches=2, count=0)
+
+
+_LARGE = {"width": 4096, "hidden": 16384, "features": 2048, "min_size": 16384}
+# The same leaves are split, along the same dims, as at both sizes.
+_STRETCHED = {"features": 64, "width": 128, "hidden": 1024, "min_size": 1024}
 
 
 def _cases(three: Training, two: Training) -> tuple[Case[Training], ...]:
@@ -355,12 +366,15 @@ SHARDED_ADAMW = _task(
 ZERO1_STEP = _task(
     "zero1_step",
     points=2,
-    point=("reduce-scatter bytes", "all-reduce bytes"),
+    point=("all-gather bytes", "all-reduce bytes", "live temporaries"),
     cases=_cases(_THIRDS.but(steps=3), _TRANSFORMER),
     draw=draw_step,
     oracle=step_oracle,
     facts=zero1_step_facts,
-    naive_memory="reduces_whole_gradients",
+    # So few rows that what lives is the gradient.
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE, rows=64)), "data=8"),
+    stretches=({"rows": 64}, _STRETCHED),
+    naive_memory="updates_whole_leaves",
 )
 
 ZERO2_STEP = _task(
@@ -371,9 +385,7 @@ ZERO2_STEP = _task(
     draw=draw_step,
     oracle=step_oracle,
     facts=zero2_step_facts,
-    at_scale=(
-        Case("data=8, width 4096", {"data": 8}, _MLP.but(width=4096, hidden=16384, features=2048, rows=1024, min_size=16384)),
-        "data=8",
-    ),
+    at_scale=(Case("data=8, width 4096", {"data": 8}, _MLP.but(**_LARGE, rows=1024)), "data=8"),
+    stretches=({"rows": 1024}, _STRETCHED),
     naive_memory="keeps_whole_gradients_between_microbatches",
 )
