@@ -89,7 +89,8 @@ def by_flat_parts(params, gradients, state, specs, axis_name, config):
     norm, t = global_norm(gradients, specs), (state["count"] + 1).astype("float32")
     leaves, tree = jax.tree.flatten(jax.tree.map(lambda leaf, spec: own_part(leaf, spec, axis_name), params, specs))
     rates = [
-        config.weight_decay * (leaf.ndim - (path[0].key == "layers") > 1) for path, leaf in jax.tree.leaves_with_path(params)
+        config.weight_decay * (leaf.ndim - (path[0].key == "layers") > 1)
+        for path, leaf in jax.tree.leaves_with_path(params)
     ]
     kinds = tree.flatten_up_to(specs)
     dims = [spec.index(axis_name) if axis_name in spec else None for spec in kinds]
@@ -249,7 +250,10 @@ def microbatch_by_microbatch(params, state, specs, batch, model, axis_name, num_
             g, total = carry
             layer, x, i = now
             of_layer, g = jax.vjp(model.layer, layer, x)[1](g)
-            return (g, jax.tree.map(lambda t, new, s: t.at[i].add(scattered(new, s, axis_name)), total, of_layer, own)), None
+            return (
+                g,
+                jax.tree.map(lambda t, new, s: t.at[i].add(scattered(new, s, axis_name)), total, of_layer, own),
+            ), None
 
         now = params["layers"], kept, jnp.arange(model.num_layers)
         (g, layers), _ = lax.scan(backward, (g, total["layers"]), now, reverse=True)

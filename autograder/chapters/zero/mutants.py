@@ -52,7 +52,10 @@ def gathers_every_leaf(tree, specs):
 
 def counts_every_copy(tree, specs):
     """One sum over all devices, whatever they hold copies of."""
-    total, every = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), jax.tree.leaves(tuple(map(tuple, jax.tree.leaves(specs))))
+    total, every = (
+        sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)),
+        jax.tree.leaves(tuple(map(tuple, jax.tree.leaves(specs)))),
+    )
     for axis in every:
         total = as_varying(total, axis)
     return jnp.sqrt(lax.psum(total, tuple(set(every))))
@@ -101,9 +104,7 @@ def _microbatches(batch, number):
     return jax.tree.map(lambda rows: rows.reshape(number, -1, *rows.shape[1:]), batch)
 
 
-def keeps_whole_gradients_between_microbatches(
-    params, state, specs, batch, model, axis_name, num_microbatches, config
-):
+def keeps_whole_gradients_between_microbatches(params, state, specs, batch, model, axis_name, num_microbatches, config):
     """Gradient accumulation as in data parallelism, and one reduce-scatter at the end: stage 1."""
 
     def add(total, rows):
@@ -204,7 +205,12 @@ MUTANTS = (
     patch(global_norm, "forgets_the_other_devices", {REDUCED: "total"}, "values"),
     mutant("global_norm", counts_every_copy, "values"),
     patch(global_norm, "sums_over_one_axis_alone", {"lax.psum(total, axes)": "lax.psum(total, axes[:1])"}, "values"),
-    patch(global_norm, "adds_norms", {"jnp.sum(leaf**2)": "jnp.sqrt(jnp.sum(leaf**2))", "jnp.sqrt(sum(": "(sum("}, "values"),
+    patch(
+        global_norm,
+        "adds_norms",
+        {"jnp.sum(leaf**2)": "jnp.sqrt(jnp.sum(leaf**2))", "jnp.sqrt(sum(": "(sum("},
+        "values",
+    ),
     patch(
         global_norm,
         "reduces_whole_leaves",
@@ -241,11 +247,19 @@ MUTANTS = (
     patch(
         sharded_adamw,
         "decays_through_the_moments",
-        {"dim = spec.index": "gradient = gradient + decay * leaf if axis_name not in spec else gradient\n        dim = spec.index", " + decay * part": ""},
+        {
+            "m = config.beta1 * m": "gradient = gradient + decay * part\n        m = config.beta1 * m",
+            " + decay * part": "",
+        },
         "values",
     ),
     patch(sharded_adamw, "squares_the_whole_gradient", {"(keep * gradient) ** 2": "gradient**2"}, "values"),
-    patch(sharded_adamw, "puts_eps_under_the_root", {"jnp.sqrt(square) + config.eps": "jnp.sqrt(square + config.eps)"}, "values"),
+    patch(
+        sharded_adamw,
+        "puts_eps_under_the_root",
+        {"jnp.sqrt(square) + config.eps": "jnp.sqrt(square + config.eps)"},
+        "values",
+    ),
     patch(sharded_adamw, "sums_padded_parts", {PUT_TOGETHER: PADDED}, GATHERED, REDUCED_BYTES),
     patch(sharded_adamw, "gathers_in_bfloat16", {PUT_TOGETHER: IN_BFLOAT16}, "values", GATHERED),
     patch(sharded_adamw, "sends_the_norm_round", {"}, norm": f"}}, {there_and_back('norm', 'axis_name')}"}, OTHERS),
@@ -290,7 +304,7 @@ MUTANTS = (
     ),
     patch(zero2_step, "sums_microbatches", {"x / num_microbatches": "x"}, *GRADIENTS),
     patch(zero2_step, "sums_gradients_of_devices", {MEAN_OF_PARTS: "return total"}, *GRADIENTS),
-    patch(zero2_step, "keeps_the_last_microbatch_alone", {".add(g)": ".set(g)"}, *GRADIENTS),
+    patch(zero2_step, "keeps_the_last_microbatch_alone", {".add(part_of": ".set(part_of"}, *GRADIENTS),
     patch(zero2_step, "forgets_whole_leaves_in_parts", {WHOLE_AT_THE_END: "g"}, *GRADIENTS, REDUCED_BYTES),
     patch(
         zero2_step,

@@ -117,8 +117,8 @@ def global_norm_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-def _norm_case(mesh: dict[str, int], sizes: NormLeaves = NormLeaves(), quick: bool = False) -> Case[NormLeaves]:
-    return Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, sizes, quick)
+def _norm_case(mesh: dict[str, int], unit: int = 16, quick: bool = False) -> Case[NormLeaves]:
+    return Case(" x ".join(f"{axis}={size}" for axis, size in mesh.items()), mesh, NormLeaves(unit=unit), quick)
 
 
 GLOBAL_NORM = Task(
@@ -127,7 +127,7 @@ GLOBAL_NORM = Task(
     point=("all-reduce bytes", "other collectives"),
     cases=(
         _norm_case({"data": 4, "tensor": 2}, quick=True),
-        _norm_case({"pipe": 3, "tensor": 2}, NormLeaves(unit=12), quick=True),
+        _norm_case({"pipe": 3, "tensor": 2}, 12, quick=True),
         _norm_case({"data": 8}),
         _norm_case({"data": 2, "tensor": 1}),
         _norm_case({"data": 1}),
@@ -285,7 +285,7 @@ def sharded_adamw_facts(judged: Judged) -> list[Fact]:
 
 
 # The next best version of the second stage holds another stack of parts.
-TEMPORARIES_1, TEMPORARIES_2 = 1.5, 1.25
+TEMPORARIES_1, TEMPORARIES_2 = 2, 1.25
 
 
 def zero1_step_facts(judged: Judged) -> list[Fact]:
@@ -306,9 +306,8 @@ def zero2_step_facts(judged: Judged) -> list[Fact]:
     ]
 
 
-
 # As many layers as the realistic size has: a program that is written layer by layer must be the same at both sizes.
-_MLP = Training(width=16, hidden=32, num_layers=8, features=8, rows=8, num_microbatches=4)
+_MLP = Training(width=16, hidden=32, num_layers=12, features=8, rows=8, num_microbatches=4)
 _TRANSFORMER = Training(width=16, hidden=32, num_layers=2, vocab=32, seq=8, rows=6, num_microbatches=3, clip=100.0)
 # Three devices divide one dim of most kernels, and not always the largest.
 _THIRDS = Training(width=12, hidden=20, num_layers=3, features=10, rows=4, num_microbatches=2, count=0)

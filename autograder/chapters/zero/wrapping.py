@@ -114,7 +114,9 @@ def wrap_state(function: Any, case: Case[Leaves]) -> Wrapped:
         arrays, found["specs"] = shard_map_with_specs(local, abstract_mesh(case.mesh), in_specs=(P(),))(params)
         return {"values": arrays}
 
-    return Wrapped(program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"})
+    return Wrapped(
+        program, {"params": shapes}, {"params": P()}, lambda: {"values": found["specs"]}, {"params": "state"}
+    )
 
 
 def wrap_norm(function: Any, case: Case[NormLeaves]) -> Wrapped:
