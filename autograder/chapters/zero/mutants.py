@@ -181,6 +181,7 @@ OWN_PART = (
 MEAN_OF_PARTS = "return total / lax.axis_size(axis_name)"
 MEAN_OF_WHOLE = "return lax.pmean(gradient, axis_name)"
 MEAN_LOSS = "lax.pmean(loss, axis_name)"
+IN_PLACE = "total = jax.tree.map(lambda t, g, s: t.at[number].add(part_of(g, s)), total, gradients, layer_specs)"
 WHOLE_AT_THE_END = "g if axis_name in s else lax.pmean(g, axis_name)"
 
 STATE = ("split dims", "state bytes per device")
@@ -300,6 +301,19 @@ MUTANTS = (
             'params["layers"], inputs': 'whole["layers"], inputs',
         },
         GATHERED,
+        HELD,
+    ),
+    patch(
+        zero2_step,
+        "adds_into_a_new_stack",
+        {
+            IN_PLACE: "total = jax.tree.map(lambda t, g, s: t + part_of(g, s), total, gradients, layer_specs)",
+            "return (dx, total), None": "return dx, total",
+            "dx, total = carry": "dx = carry",
+            "number, layer, x = at": "total, layer, x = at",
+            '(dx, of_layers), _ = lax.scan(backward, (dx, total["layers"])': "dx, of_layers = lax.scan(backward, dx",
+            "jnp.arange(model.num_layers)": 'total["layers"]',
+        },
         HELD,
     ),
     patch(zero2_step, "sums_microbatches", {"x / num_microbatches": "x"}, *GRADIENTS),
