@@ -368,7 +368,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | at most 1.25 times the reference's: one part of the gradient and one layer's |
+# | temporaries that live at once | at most 1.2 times the reference's: one part of the gradient and one layer's |
 # | reduce-scatter | (n-1)/n of the bytes of each split leaf, once a microbatch |
 # | all-gather | (n-1)/n of the bytes of each split leaf, once |
 # | all-reduce | 2(n-1)/n of the bytes of leaves that stay whole, of the loss and of the norm's 4 bytes |

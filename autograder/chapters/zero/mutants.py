@@ -305,6 +305,18 @@ MUTANTS = (
     ),
     patch(
         zero2_step,
+        "scatters_once_after_all_microbatches",
+        {
+            "if axis_name not in spec:": "if total is not None:",
+            "def part_of(gradient, spec):": "def part_of(gradient, spec, total=0):",
+            'jax.tree.map(jnp.zeros_like, state["m"])': "jax.tree.map(jnp.zeros_like, params)",
+            "g if axis_name in s else": "part_of(g, s, None) if axis_name in s else",
+        },
+        HELD,
+        SCATTERED_BYTES,
+    ),
+    patch(
+        zero2_step,
         "adds_into_a_new_stack",
         {
             IN_PLACE: "total = jax.tree.map(lambda t, g, s: t + part_of(g, s), total, gradients, layer_specs)",

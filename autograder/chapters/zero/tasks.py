@@ -285,7 +285,7 @@ def sharded_adamw_facts(judged: Judged) -> list[Fact]:
 
 
 # The next best version of the second stage holds another stack of parts.
-TEMPORARIES_1, TEMPORARIES_2 = 2, 1.25
+TEMPORARIES_1, TEMPORARIES_2 = 2, 1.2
 
 
 def zero1_step_facts(judged: Judged) -> list[Fact]:
