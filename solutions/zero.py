@@ -47,6 +47,7 @@ from course.train import AdamW, make_train_step
 from solutions.fsdp import shard_params
 
 PyTree = Any
+AxisName = Any  # of a mesh axis, or a tuple of several that are used as one
 
 # %% [markdown]
 # ## Once: `shard_optimizer_state`
@@ -82,7 +83,7 @@ if __name__ == "__main__":
 
 
 # %%
-def shard_optimizer_state(params: PyTree, axis_name: str | tuple[str, ...], min_size: int) -> tuple[PyTree, PyTree]:
+def shard_optimizer_state(params: PyTree, axis_name: AxisName, min_size: int) -> tuple[PyTree, PyTree]:
     """Adam's moments of this device's part of each leaf. Runs inside ``shard_map``.
 
     Args:
@@ -213,7 +214,7 @@ def sharded_adamw(
     gradients: PyTree,
     state: PyTree,
     specs: PyTree,
-    axis_name: str | tuple[str, ...],
+    axis_name: AxisName,
     config: AdamW,
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """Clip by the global norm, update this device's part with AdamW, gather. Runs inside ``shard_map``.
@@ -303,7 +304,7 @@ def zero1_step(
     specs: PyTree,
     batch: dict[str, jax.Array],
     model: Model,
-    axis_name: str | tuple[str, ...],
+    axis_name: AxisName,
     config: AdamW,
 ) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
     """One step of AdamW with sharded moments. Runs inside ``shard_map``.
@@ -391,7 +392,7 @@ def zero2_step(
     specs: PyTree,
     batch: dict[str, jax.Array],
     model: Model,
-    axis_name: str | tuple[str, ...],
+    axis_name: AxisName,
     num_microbatches: int,
     config: AdamW,
 ) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:

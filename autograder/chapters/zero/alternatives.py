@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,8 @@ def by_subtracting(params, axis_name, min_size):
 def in_one_message(tree, specs):
     """Divides by the number of copies, and adds up over all axes at once."""
     named = [jax.tree.leaves(tuple(spec)) for spec in jax.tree.leaves(specs)]
-    every, total = sorted({axis for axes in named for axis in axes}), 0.0
+    every = sorted({axis for axes in named for axis in axes})
+    total: Any = 0.0
     for leaf, axes in zip(jax.tree.leaves(tree), named, strict=True):
         copies = math.prod(lax.axis_size(axis) for axis in every if axis not in axes)
         total += jnp.vdot(leaf, leaf) / copies
@@ -125,6 +127,7 @@ def by_optax(params, gradients, state, specs, axis_name, config):
     parts = jax.tree.map(partial(own_part, axis_name=axis_name), params, specs)
     decays = {part: jax.tree.map(lambda p, part=part: p.ndim > 1 + (part == "layers"), params[part]) for part in params}
     before = optax.ScaleByAdamState(state["count"], state["m"], state["v"])
+    after: Any
     with jax.numpy_dtype_promotion("standard"):
         adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
         steps, after = adam.update(clipped, before, parts)
@@ -151,7 +154,7 @@ def by_flat_gradients(params, state, specs, batch, model, axis_name, config):
     n = lax.axis_size(axis_name)
     loss, gradients = jax.value_and_grad(full_loss, argnums=1)(model, params, batch)
     leaves, tree = jax.tree.flatten(gradients)
-    dims = [spec.index(axis_name) if axis_name in spec else None for spec in tree.flatten_up_to(specs)]
+    dims: list[Any] = [spec.index(axis_name) if axis_name in spec else None for spec in tree.flatten_up_to(specs)]
     split = [i for i, dim in enumerate(dims) if dim is not None]
     first = {i: jnp.moveaxis(leaves[i], dims[i], 0) for i in split}
     rows = jnp.concatenate([first[i].reshape(n, -1) for i in split], 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -52,13 +54,11 @@ def gathers_every_leaf(tree, specs):
 
 def counts_every_copy(tree, specs):
     """One sum over all devices, whatever they hold copies of."""
-    total, every = (
-        sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)),
-        jax.tree.leaves(tuple(map(tuple, jax.tree.leaves(specs)))),
-    )
+    total: Any = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
+    every = {axis for spec in jax.tree.leaves(specs) for axis in jax.tree.leaves(tuple(spec))}
     for axis in every:
         total = as_varying(total, axis)
-    return jnp.sqrt(lax.psum(total, tuple(set(every))))
+    return jnp.sqrt(lax.psum(total, tuple(every)))
 
 
 def gathers_moments_and_gradients(params, gradients, state, specs, axis_name, config):

@@ -66,8 +66,7 @@ def axes_of(case: Case[Training]) -> tuple[str, ...]:
 
 def axis_given(case: Case[Training]) -> str | tuple[str, ...]:
     """The same as a function is given them: a name, or a tuple of several."""
-    axes = axes_of(case)
-    return axes if len(axes) > 1 else axes[0]
+    return axes_of(case) if case.sizes.every_axis and len(case.mesh) > 1 else axis_of(case)
 
 
 def devices_of(case: Case[Training]) -> int:
@@ -199,7 +198,7 @@ def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[Training]], 
     def wrap(function: Any, case: Case[Training]) -> Wrapped:
         specs, inputs, results = _signature(case)
         axes, config, model = axes_of(case), config_of(case), model_of(case)
-        several = (case.sizes.num_microbatches,) if microbatches else ()
+        several: Any = (case.sizes.num_microbatches,) if microbatches else ()
 
         def one(carry, rows):
             found = function(*carry, specs, rows, model, axis_given(case), *several, config)
@@ -218,8 +217,8 @@ def wrap_step(name: str, microbatches: bool) -> Callable[[Any, Case[Training]], 
                 found = jax.tree.map(lambda leaf: leaf[None], found)
             else:
                 carry, found = lax.scan(one, carry, batches)
-            losses, norms, used = found
-            values = _results(*carry, norms, specs, axes) | {"loss": losses[None]}
+            (after, state), (losses, norms, used) = carry, found
+            values = _results(after, state, norms, specs, axes) | {"loss": losses[None]}
             return {"values": values, "gradients": _copies(jax.tree.map(lambda g: g.sum(0), used), specs)}
 
         rows = case.sizes.rows * devices_of(case)

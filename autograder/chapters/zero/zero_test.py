@@ -1,5 +1,7 @@
 """The contract of ``zero``: its AdamW is optax's, and its norm counts every element once."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -28,9 +30,10 @@ def optax_steps(inputs, case):
         optax.add_decayed_weights(config.weight_decay, matrices),
         optax.scale(-config.learning_rate),
     )
-    clip, _, *rest = optimizer.init(params)
+    before: Any = optimizer.init(params)
+    clip, _, *rest = before
     drawn = inputs["state"]
-    state = (clip, optax.ScaleByAdamState(drawn["count"], drawn["m"], drawn["v"]), *rest)
+    state: Any = (clip, optax.ScaleByAdamState(drawn["count"], drawn["m"], drawn["v"]), *rest)
     for number in range(case.sizes.steps):
         rows = jax.tree.map(lambda leaf, i=number: leaf[i], inputs["batch"])
         _, gradients = loss_and_gradients(case.sizes.model)(params, rows)
