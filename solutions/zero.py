@@ -41,8 +41,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from course.data import token_batch
-from course.mesh import as_varying, make_mesh, shard_map_with_specs
-from course.model import Model, full_loss, transformer
+from course.mesh import abstract_mesh, as_varying, make_mesh, shard_map_with_specs
+from course.model import Model, full_loss, mlp, transformer
+from course.predict import predict
+from course.program import export
 from course.train import AdamW, make_train_step
 from solutions.fsdp import shard_params
 
@@ -527,3 +529,45 @@ if __name__ == "__main__":
         plain, state, loss = plain_step(plain, state, batch)
         norm = runs["ZeRO-2, node=4 x data=2"][1][i]
         print(f"{i:4}  {loss:10.5f}", *(f"{losses[i]:24.5f}" for losses, _ in runs.values()), f"{norm:11.4f}")
+
+# %% [markdown]
+# ## Lab: what a device holds
+#
+# Last, your two steps at the size that they are judged at, on 8 H100. Nothing is computed for this: `export` writes the
+# program down, and `predict` follows it. A device keeps parameters and its parts of the moments, 5 bytes a parameter.
+# What comes on top at the peak is mostly gradients. Compare it with the table at the top of this notebook.
+
+# %%
+if __name__ == "__main__":
+    wide = mlp(width=4096, hidden=16384, num_layers=12, num_inputs=2048, num_outputs=2048)
+    shapes = jax.eval_shape(lambda: wide.init(jax.random.key(0)))
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    mesh, names = abstract_mesh({"data": 8}), {}
+
+    def begin_wide(params):
+        state, names["specs"] = shard_optimizer_state(params, "data", 16384)
+        return jax.tree.map(lambda leaf: as_varying(leaf, "data")[None], state)
+
+    own = jax.eval_shape(jax.shard_map(begin_wide, mesh=mesh, in_specs=P(), out_specs=P("data")), shapes)
+    rows = jax.ShapeDtypeStruct((8 * 64, 2048), "float32")
+    inputs = {"params": shapes, "state": own, "batch": {"inputs": rows, "targets": rows}}
+    in_specs = {"params": P(), "state": P("data"), "batch": P("data")}
+
+    def program(step, *how):
+        def local(params, state, batch):
+            state = jax.tree.map(lambda leaf: leaf[0], state)
+            params = jax.tree.map(lambda leaf: as_varying(leaf, "data"), params)
+            params, state, *_ = step(params, state, names["specs"], batch, wide, "data", *how, config)
+            # Each device gives back what it holds.
+            return jax.tree.map(lambda leaf: as_varying(leaf, "data")[None], {"params": params, "state": state})
+
+        out_specs = {"params": P("data"), "state": P("data")}
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(in_specs.values()), out_specs=out_specs)
+        exported = export(
+            lambda **given: mapped(*given.values()), inputs, in_specs, mesh=dict(mesh.shape), out_specs=out_specs
+        )
+        return predict(exported, "8xH100")
+
+    for name, found in (("ZeRO-1", program(zero1_step)), ("ZeRO-2, 4 microbatches", program(zero2_step, 4))):
+        kept, more = found.memory.arguments / count, found.memory.temporaries / count
+        print(f"{name:24} {kept:.2f} bytes a parameter, and {more:.2f} on top at the peak")

@@ -207,6 +207,14 @@ def gradients() -> Table:
     return table
 
 
+@example
+def questions() -> None:
+    """The page's questions: 7 billion parameters on 64 devices, and 10 GB on 8 devices in 8 microbatches."""
+    first, second = 8 + 8 / 64, 4 + 12 / 64
+    say(first=f"{first:g}", first_gb=f"{7 * first:.0f}", second=f"{second:.2f}", second_gb=f"{7 * second:.0f}")
+    say(parts_gb=f"{(8 + 1) * 10 * 7 / 8:g}", whole_gb=f"{2 * 10 * 7 / 8:g}")
+
+
 @kept()
 def with_compiler() -> Table:
     reports = by_compiler(TASK, WAYS)
