@@ -104,6 +104,18 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "zero",
+        "ZeRO: a sharded optimizer",
+        "every device updates its part of the model",
+        (
+            Function("shard_optimizer_state", 10, EASY),
+            Function("global_norm", 20, MEDIUM),
+            Function("sharded_adamw", 40, MEDIUM),
+            Function("zero1_step", 20, EASY),
+            Function("zero2_step", 60, HARD),
+        ),
+    ),
+    Chapter(
         "pipeline",
         "Pipelines",
         "every device holds some layers",

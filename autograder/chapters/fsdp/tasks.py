@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from autograder.chapters.closed_forms import split_spec
+from autograder.chapters.closed_forms import as_given, split_spec
 from autograder.chapters.fsdp.wrapping import (
     Axes,
     Leaves,
@@ -44,7 +44,6 @@ from autograder.contract.verdict import Fact
 from autograder.contract.wrapping import wrappings
 from course.model import full_loss
 from course.program import Leaf
-from course.program.program import path_name
 
 WRAPPINGS = wrappings("fsdp")
 
@@ -60,11 +59,6 @@ def specs_of(case: Case[Training]) -> Any:
 
 def _rule(case: Case[Any], shape: tuple[int, ...], skip: int = 0) -> P:
     return split_spec(shape, axis_size(case), case.sizes.min_size, axis_of(case), skip)
-
-
-def as_given(specs: Any) -> dict[str, Any]:
-    """Specs as plain data, by the leaf's path."""
-    return {"specs": {path_name("", path): list(spec) for path, spec in jax.tree.leaves_with_path(specs)}}
 
 
 def _leaf_specs(case: Case[Leaves]) -> Any:
