@@ -45,12 +45,12 @@ PyTree = Any
 #   There may be a batch in front, `[batch, rows, features]`, or nothing.
 # - Any size of the axis works, 1 included; the axis need not be called `tensor`, and the mesh may have other axes, over
 #   which the batch is split.
-# - The only collective is `lax.ppermute`. No other one is needed, and none of them could be taken apart.
+# - The only collective is `lax.ppermute`. No other is allowed: they cannot be cut into steps.
 # - What is judged is the program. On the timeline, computations run in the order in which you write them, and a
-#   transfer runs beside those that neither need its result nor give its operand. **An iteration of a loop ends when its
-#   computations and its transfers have ended**: what an iteration sends must be there when it begins.
+#   transfer runs beside computations that do not use its result and do not compute its input. **An iteration of a loop
+#   ends when its computations and its transfers have ended**: what an iteration sends must be there when it begins.
 # - Loops may be `lax.scan`, `lax.fori_loop` or Python's `for`. XLA's compiler for GPUs keeps a scan as it is and takes
-#   liberties with an unrolled loop: see the walkthrough.
+#   liberties with an unrolled loop: the course's page `profiling/async_tensor_parallel` shows which (`meshcraft site`).
 # - A loop's carry must keep its type, and an array of zeros is the same everywhere where yours is not.
 #   `vary_alike(zeros, x)[0]` is `zeros`, typed as varying over all axes over which `x` does.
 #
@@ -267,7 +267,7 @@ if __name__ == "__main__":
 
 # %%
 def bidirectional_gather_matmul(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """Like ``ring_gather_matmul``, half of each chunk's features each way round. Runs inside ``shard_map``.
+    """Like ``ring_gather_matmul``, half of each chunk each way round. Runs inside ``shard_map``.
 
     Args:
         x: This device's rows, ``[..., rows/axis, d_in]``.
@@ -326,7 +326,7 @@ if __name__ == "__main__":
 
 # %%
 def bidirectional_matmul_scatter(x: jax.Array, kernel: jax.Array, axis_name: str) -> jax.Array:
-    """Like ``matmul_ring_scatter``, half of each sum's features each way round. Runs inside ``shard_map``.
+    """Like ``matmul_ring_scatter``, half of each sum each way round. Runs inside ``shard_map``.
 
     Args:
         x: All rows and this device's features, ``[..., rows, d_in/axis]``.
@@ -373,7 +373,8 @@ if __name__ == "__main__":
     print(f"adding it, {3 * kernel / 2**20:.1f} MiB read and written: {1e6 * added:.1f} us, in each of 8 steps")
 
 # %% [markdown]
-# Such a derivative is slower than no ring at all. The gradient of a kernel is better computed at once, from all rows:
+# If the ring is a scan, such a derivative makes the step slower than no ring at all. (Unrolled in Python it is not, and
+# keeps every product of that sum until the end.) The gradient of a kernel is better computed at once, from all rows:
 # they were there, one after the other, and can be put in their places as they come by. Write the derivative of each
 # ring with `jax.custom_vjp`, either here or in the functions above. Two things help:
 #

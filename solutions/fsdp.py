@@ -497,7 +497,8 @@ if __name__ == "__main__":
 #
 # Now train it on one device's mesh, on eight with `fsdp_train_step`, and on four times two with `hybrid_shard_step`,
 # beside the plain single-device step of the course. `shard_params` split its stacked leaves along their largest dim;
-# that is never the dim of the layers, which is smaller than the others. Compiling all of it takes about 10 seconds.
+# that is never the dim of the layers, which is smaller than the others. Compiling all of it takes up to a
+# minute on two cores.
 
 # %%
 if __name__ == "__main__":
@@ -535,7 +536,8 @@ if __name__ == "__main__":
 #
 # Last, your step at the size that it is judged on, on 8 H100: the timeline of the devices, and what lives on one of
 # them at the peak. Nothing is computed for this: `export` writes the program down, and `predict` follows it. Put
-# `fsdp_loss` beside it with `profile(fsdp_loss)`, and compare the gaps. What is still exposed, and why must it be?
+# `fsdp_loss` beside it with `meshcraft profile fsdp fsdp_loss`, and compare the gaps. What is still exposed, and why
+# must it be?
 
 # %%
 if __name__ == "__main__":

@@ -438,10 +438,9 @@ def looping_train_step(
 # %% [markdown]
 # ## Lab: the schedule as your program runs it
 #
-# What your `execute_looping_pipeline` does at every tick can be asked of it: let the stage write down what it was
-# called with. Here a "microbatch" is a single number, and each visit adds ten to it, so nothing is computed but the
-# order. Compare the drawn with what you drew by hand: `loop_position` says what *should* stand there, and idle ticks
-# are dots.
+# Your `loop_position` draws the schedule; idle ticks are dots. Compare this drawing with yours. Then your
+# `execute_looping_pipeline` runs it. Here a "microbatch" is a single number, and each visit to a stage adds ten to it, so
+# nothing is computed but the order: which numbers must come out?
 
 # %%
 if __name__ == "__main__":
@@ -466,7 +465,8 @@ if __name__ == "__main__":
 # ## Lab: the same losses everywhere
 #
 # Now train. Who holds what is said by your `layers_of_stage`. Eight layers on one device, on 2 pipelines of 4 stages,
-# and on 4 pipelines of 2 stages, each in 2 repeats. Compiling them takes about 15 seconds.
+# and on 4 pipelines of 2 stages, each in 2 repeats. Compiling them takes up to a minute on
+# two cores.
 
 # %%
 if __name__ == "__main__":

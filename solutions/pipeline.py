@@ -451,7 +451,8 @@ def pipeline_train_step(
 #
 # A Transformer with dropout, trained on one device and on three meshes, with six microbatches on each. On `data=1`
 # the same things are dropped as on one device. Two places on `data` have microbatches and keys of their own: other
-# masks, and losses that differ a little. Four programs are compiled first, which takes about 20 seconds.
+# masks, and losses that differ a little. Four programs are compiled first, which takes up to a
+# minute on two cores.
 
 # %%
 if __name__ == "__main__":

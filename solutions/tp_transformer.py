@@ -93,8 +93,8 @@ if __name__ == "__main__":
     )
 
 # %% [markdown]
-# Attention itself is yours from the chapter before the last, and needs no communication: a device has all tokens of its
-# heads. The columns of a `qkv` kernel `[width, 3, num_heads/tensor, head_dim]` are q of all heads, then k, then v.
+# Attention itself is yours from the chapter `tensor_parallel`, and needs no communication: a device has all tokens of
+# its heads. The columns of a `qkv` kernel `[width, 3, num_heads/tensor, head_dim]` are q of all heads, then k, then v.
 
 
 # %%
@@ -554,7 +554,7 @@ def tp_transformer_step(
 #
 # A small Transformer on one device, by the course's own `full_loss`, and on three meshes with your step: attention
 # first in the upper half, side by side in the lower one. They must agree to all digits shown.
-# Five programs are compiled first, which takes about 20 seconds.
+# Five programs are compiled first, which takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":

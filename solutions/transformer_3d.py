@@ -523,7 +523,7 @@ def layers_3d(
 # |---|---|
 # | `num_microbatches` | parts that the rows are taken in, in order |
 # | `rings` | the loss is handed `ring_gather_matmul` |
-# | `dtype` | of what the head multiplies, and of weights on their way; loss and embedding stay `float32` |
+# | `dtype` | of the head's operands; all weights, the embedding's too, are gathered in it; look-up and loss are `float32` |
 # | `remat` | the loss may be computed again, too, where that pays |
 #
 # **Keys.** Place `i` on `data` uses `fold_in(key, i)`.
@@ -689,9 +689,9 @@ def train_step_3d(
 # %% [markdown]
 # ## Which mesh: `choose_mesh`
 #
-# Your step runs on any mesh. Eight devices alone can be laid out as ten of them, each with its own numbers of
-# microbatches and repeats, with remat or without, with state split over `data` or whole: several hundred ways. Which
-# is the fastest that fits?
+# Your step runs on any mesh. There are ten meshes of eight devices, each with its own numbers of microbatches and
+# repeats, with remat or without, with state split over `data` or whole: several hundred choices. Which is the fastest
+# that fits?
 #
 # You are handed what answers it for *one* way. `estimate(choice)` predicts a step by closed forms, without a program:
 #
@@ -798,7 +798,7 @@ def choose_mesh(sizes: Sizes, num_devices: int, batch: int, estimate: Callable[[
 #
 # A small Transformer on one device and on eight, with your functions from the parameters on. The losses agree in all
 # digits shown. `train` takes any mesh, and any options: try `(1, 2, 4)` with rings, or `(8, 1, 1)`.
-# Compiling takes about 10 seconds.
+# Compiling takes up to a minute on two cores.
 
 # %%
 if __name__ == "__main__":
