@@ -50,7 +50,7 @@ PyTree = Any
 #   transfer runs beside computations that neither use its result nor compute its input. **An iteration of a loop ends
 #   when its computations and its transfers have ended**: what an iteration sends must be there when it begins.
 # - Loops may be `lax.scan`, `lax.fori_loop` or Python's `for`. XLA's compiler for GPUs keeps a scan as it is and takes
-#   liberties with an unrolled loop: the course's page `profiling/async_tensor_parallel` shows which (`meshcraft site`).
+#   liberties with an unrolled loop: `meshcraft site profiling/async_tensor_parallel` shows which.
 # - A loop's carry must keep its type, and an array of zeros is the same everywhere where yours is not.
 #   `vary_alike(zeros, x)[0]` is `zeros`, typed as varying over all axes over which `x` does.
 #

@@ -523,7 +523,7 @@ def layers_3d(
 # |---|---|
 # | `num_microbatches` | parts that the rows are taken in, in order |
 # | `rings` | the loss is handed `ring_gather_matmul` |
-# | `dtype` | of the head's operands, and of all weights, the embedding's too, when gathered; look-up and loss: `float32` |
+# | `dtype` | of the head's product; all weights, the embedding's too, are gathered in it; look-up, loss: `float32` |
 # | `remat` | the loss may be computed again, too, where that pays |
 #
 # **Keys.** Place `i` on `data` uses `fold_in(key, i)`.
