@@ -160,7 +160,7 @@ CHAPTERS = (
             Function("matmul_ring_scatter", 50, HARD),
             Function("bidirectional_gather_matmul", 40, MEDIUM),
             Function("bidirectional_matmul_scatter", 30, MEDIUM),
-            Function("async_tp_mlp", 10, EASY),
+            Function("async_tp_mlp", 60, HARD),
         ),
     ),
     Chapter(

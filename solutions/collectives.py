@@ -137,7 +137,7 @@ def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 # chunk `i` of the **sum** over all devices: what `lax.psum_scatter(x, axis_name, tiled=True)` gives.
 #
 # Now partial sums travel. A device receives one, adds its own chunk of the same number, and passes it on. A partial sum
-# that has visited everybody is finished, and should be so where it belongs: which chunk must device `i` send first?
+# that has visited all devices is finished, and should be so where it belongs: which chunk must device `i` send first?
 # Chunks that are sent straight to their owner and added up there would all live at once: a compiler makes one sum of
 # additions that follow one another.
 #
@@ -392,8 +392,8 @@ def puzzle_copies(spec: P, mesh: dict[str, int]) -> int:
 # ### `puzzle_join`: which collective, over which axis?
 #
 # Two pictures, before and after one collective. Which one is it, by the name of its function in `jax.lax`, and over
-# which axis does it run? Your answer is a tuple of two texts, such as `("ppermute", first)`. Where several would
-# do, it is the one that sends least.
+# which axis does it run? Your answer is a tuple of two strings, such as `("ppermute", first)`. Where several would
+# work, it is the one that sends least.
 
 # %%
 if __name__ == "__main__":

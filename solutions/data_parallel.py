@@ -10,7 +10,7 @@
 # # Data parallelism
 #
 # Eight devices, eight copies of one model, and a batch that is cut into eight parts. Each device computes the
-# gradient of its own rows. Their mean, each weighed by how much it counts, is the gradient of the whole batch, so
+# gradient of its own rows. Their mean, weighted by the rows that count on each, is the gradient of the whole batch, so
 # after one all-reduce every device makes the same update, and the copies stay equal without ever being sent.
 #
 # That is the whole idea. What is left to get right: who draws which random numbers, what has to be averaged and
@@ -67,8 +67,8 @@ if __name__ == "__main__":
 # - Two devices that differ along a **named** axis get different keys, on every mesh.
 # - Two devices that differ only along axes that are **not named** get the same key. With no axis named all keys are
 #   equal.
-# - As soon as an axis is named, of whatever size, no device keeps the key as it was given: somebody may draw from
-#   that one what must be equal everywhere.
+# - As soon as an axis is named, of whatever size, no device keeps the key as it was given: other code may use
+#   that one to draw what must be equal everywhere.
 # - Runs with other keys have nothing in common. Seeds 0 and 1 are neighbours; no device of the one run may hold a
 #   key that some device of the other run holds.
 #

@@ -49,7 +49,7 @@ PyTree = Any
 # terms, where small terms get lost beside a large total, and the functions in a softmax, a norm or a loss, which turn
 # a small error of their input into a large one.
 #
-# The next cell is a small Transformer as plain functions, without a word on precision. It computes in whatever
+# The next cell is a small Transformer as plain functions, which say nothing about precision. It computes in whatever
 # dtype its inputs have; with float32 parameters that is float32 throughout.
 #
 # Its parameters, for `width` d, `hidden` h, `vocab` V and at most S positions:

@@ -32,6 +32,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "There may be a batch in front": _NUMBERS,
         "Any size of the axis works, 1 included; the axis need not be called `tensor`": _NUMBERS,
         "The only collective is `lax.ppermute`.": ("other collectives",),
+        "No other is allowed": ("other collectives",),
         "An iteration of a loop ends when its computations and its transfers have ended": (_TIME,),
         "A loop's carry must keep its type": (),
         "Gradients of `x` and of `kernel` are checked": ("gradients",),

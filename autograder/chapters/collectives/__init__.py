@@ -33,7 +33,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "the chunks of all devices in order of their index.": ("values",),
     },
     "ring_reduce_scatter": {
-        "A partial sum that has visited everybody is finished": ("values",),
+        "A partial sum that has visited all devices is finished": ("values",),
         "Chunks that are sent straight to their owner and added up there would all live at once": ("live temporaries",),
         **_EVERY_RING,
         "on the device with index ``i``, chunk ``i`` of the sum.": ("values",),

@@ -61,7 +61,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "vocab_parallel_embed": {
         "exactly one device has something to give": (),
-        "must not become an index outside of its table": ("values",),
+        "must not become an index outside of that part": ("values",),
         "`max_seq` may be larger than `seq`": ("values",),
         "| reduce-scatter |": SCATTERED,
         "| all-gather |": GATHERED,
@@ -71,7 +71,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "vocab_parallel_loss": {
         "Here the largest of *all* devices' is needed": ("values",),
         "one part of the vocabulary has logits 300 above another's": ("values", "gradients"),
-        "nobody ever needs more": (),
+        "no device ever needs more": (),
         "Use the `gather_matmul` that you are handed": ("bytes sent",),
         "`targets` are whole": (),
         "the same on every device of the axis, and typed so": NUMBERS,
