@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -93,14 +93,24 @@ def arrays_match(
 
 
 def values_and_gradients(
-    cases: list[Evidence], values: str = "", gradients: str = "", *, weight: float = 2, norm: str = "gradients"
+    cases: list[Evidence],
+    values: str = "",
+    gradients: str = "",
+    *,
+    weight: float = 2,
+    norm: str = "gradients",
+    step: bool = False,
 ) -> list[Fact]:
-    """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint."""
-    return [
-        arrays_match("values", cases, "values", values),
-        arrays_match("gradients", cases, "gradients", gradients, weight=weight),
-        global_norm_matches(cases, norm),
-    ]
+    """Values, gradients leaf by leaf, and the global norm of those under ``norm``; each with its own hint.
+
+    In a ``step`` values follow from the gradients, and their own hint waits until those are right.
+    """
+    back = arrays_match("gradients", cases, "gradients", gradients, weight=weight)
+    after = step and back.passed is False
+    found = arrays_match("values", cases, "values", "" if after else values)
+    if after and found.passed is False and found.unit == Unit.RELATIVE:
+        found = replace(found, message=f"{found.message} {FOLLOW}")
+    return [found, back, global_norm_matches(cases, norm)]
 
 
 def global_norm_matches(evidence: list[Evidence], prefix: str) -> Fact:

@@ -12,6 +12,13 @@ READ = {
     "permute bytes": ("collectives", "What it costs"),
     "other collectives": ("collectives", "Made of permutes"),
     "live temporaries": ("collectives", "Holding no more than it must"),
+    "ring_all_gather.values": ("collectives", "Made of permutes"),
+    "ring_reduce_scatter.values": ("collectives", "Made of permutes"),
+    "ring_all_reduce.values": ("collectives", "Made of permutes"),
+    "ring_all_to_all.values": ("collectives", "Made of permutes"),
+    "puzzle_join.values": ("collectives", "Five collectives"),
+    "puzzle_add.values": ("collectives", "Five collectives"),
+    "puzzle_turn.values": ("collectives", "Five collectives"),
 }
 
 _PICTURE, _COLLECTIVE = "The ``PartitionSpec`` of the picture", "The collective between the pictures and its axis"

@@ -19,6 +19,13 @@ READ = {
     "live temporaries": ("data_parallel", "Accumulate first, reduce once"),
     "exposed communication": ("data_parallel", "Reduce while the backward pass goes on"),
     "compiled exposed": ("profiling/data_parallel", "What the compiler makes of it"),
+    "fold_key_over_axes.values": ("data_parallel", "Randomness"),
+    "sync_gradients.values": ("data_parallel", "Which axes a leaf needs"),
+    "sync_gradients.all-reduce bytes": ("data_parallel", "Which axes a leaf needs"),
+    "train_step_dp.values": ("data_parallel", "Weight decay"),
+    "train_step_dp.gradients": ("data_parallel", "Tokens that do not count"),
+    "train_step_dp.gradient norm": ("data_parallel", "Tokens that do not count"),
+    "overlapped_gradients.values": ("data_parallel", "Tokens that do not count"),
 }
 
 VALUES = ("values", "gradients", "gradient norm")

@@ -273,7 +273,7 @@ def step_facts(judged: Judged) -> list[Fact]:
     updated = "Where gradients are right, look at the update: which leaves does decay pull, and by what multiple? "
     alone = f"{counted}The gradient is that of the loss alone, without decay. "
     return [
-        *facts.values_and_gradients(judged.cases, updated, alone),
+        *facts.values_and_gradients(judged.cases, updated, alone, step=True),
         sent,
         facts.times_sent("all-reduces", judged.cases, "all_reduce", count, once, fewer=True),
         facts.only_collectives("other collectives", judged.cases, ("all_reduce",)),

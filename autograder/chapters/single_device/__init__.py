@@ -22,6 +22,19 @@ READ = {
     "scale": ("single_device", "Scaling the loss"),
     "good steps": ("single_device", "Scaling the loss"),
     "largest temporary": ("single_device", "Attention in chunks"),
+    "mixed_precision_loss.values": ("single_device", "Numbers with fewer bits"),
+    "mixed_precision_loss.gradients": ("single_device", "Numbers with fewer bits"),
+    "accumulate_gradients.values": ("single_device", "Accumulating gradients"),
+    "accumulate_gradients.gradients": ("single_device", "Accumulating gradients"),
+    "accumulate_gradients.live temporaries": ("single_device", "Accumulating gradients"),
+    "scan_layers.values": ("single_device", "Depth as a loop"),
+    "scan_layers.gradients": ("single_device", "Depth as a loop"),
+    "remat_layers.values": ("single_device", "Computing again instead of keeping"),
+    "remat_layers.gradients": ("single_device", "Computing again instead of keeping"),
+    "chunked_attention.values": ("single_device", "Attention in chunks"),
+    "chunked_attention.gradients": ("single_device", "Attention in chunks"),
+    "chunked_attention.live temporaries": ("single_device", "Attention in chunks"),
+    "chunked_attention.FLOPs": ("single_device", "Attention in chunks"),
 }
 
 # Which facts hold each sentence of a specification; none where it explains.
