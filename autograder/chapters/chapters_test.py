@@ -86,6 +86,8 @@ def test_mutant_fails_exactly_what_it_names(chapter, mutant):
         assert result.points <= task.points / 2 and "most half" in result.reason
     for fact in result.facts:
         assert fact.passed is not False or fact.message, f"{fact.name} fails without a word"
+        shown = isinstance(fact.measured, str) or fact.amiss
+        assert fact.passed is not False or shown, f"{fact.name} fails, and what is shown is within its limit"
 
 
 @pytest.mark.parametrize("chapter", NAMES)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
-from autograder.contract.verdict import FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.verdict import FEW_BYTES, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -336,6 +336,7 @@ def precise_in(
                 for kinds, there, n in few
             )
             message += hint
+            total, wrong = few[0][2], few[0][2] - few[0][1]
         how = {"direction": Limit.ALL, "unit": Unit.DTYPE, "of": dtype, "line": _line_of(e, others)}
         return at(e, name, Kind.COMPUTE, message, total - wrong, total, **how)
 
@@ -356,18 +357,20 @@ def same_program_size(name: str, smaller: Evidence, larger: Evidence, what: str,
     grown = [kind for kind, count in many.written.items() if count > few.written.get(kind, 0)]
     runs = [sum(costs.products.values()) for costs in (few, many)]
     cases, message = (smaller.case.name, larger.case.name), ""
+    shown: tuple[Any, Any] = many.operations, few.operations
     if grown or many.operations > few.operations:
-        more = plain(grown[0]) if grown else "them"
+        more = f"with more `{plain(grown[0])}` operations" if grown else "more of all kinds"
         message = (
             f"the program has {counted(few.operations, 'operation')} in the case {cases[0]} and {many.operations:,} in "
-            f"{cases[1]}, with more of {more}: it grows with {what}. {hint}"
+            f"{cases[1]}, {more}: it grows with {what}. {hint}"
         )
     elif runs[1] <= runs[0]:
         message = (
             f"the program runs {counted(runs[0], 'matrix product')} in the case {cases[0]} and {runs[1]} in "
             f"{cases[1]}, where there is more to do: it does as much in both. Are they taken one after the other?"
         )
-    return at(larger, name, Kind.PROGRAM, message, many.operations, few.operations, unit=Unit.OPERATIONS)
+        shown = counted(runs[1], "matrix product"), f"more than {runs[0]}"
+    return at(larger, name, Kind.PROGRAM, message, *shown, unit=Unit.OPERATIONS)
 
 
 def specs_match(
@@ -459,5 +462,8 @@ def _apart(*numbers: float) -> list[str]:
 def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, low: float, high: float) -> str:
     where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
     if total < low:
+        if total >= low * (1 - FEW_BYTES):
+            few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
+            return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
         return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
     return f"{where} and should send at most {high:,.0f}; {causes.of_many_bytes(sent, total, high)[1]}."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from autograder.contract import facts
@@ -172,12 +171,34 @@ def bubble_is(
     return facts.at(e, name, Kind.TIME, message, found, form, **how)
 
 
-def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = False, **how: Any) -> Fact:
-    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``_within``.
+def time_gained(judged: Judged, share: float, hint: str, *, weight: float = 1) -> Fact:
+    """The step is shorter than the naive baseline's by a ``share`` of what that exposes, or work only fills the wait.
 
-    With ``gains`` the step must be shorter than the naive baseline's too, by a quarter of what may be hidden: work
-    that only fills the wait is no gain.
+    Args:
+        judged: The evidence, and what was measured of the reference and the naive baselines.
+        share: Of the communication that the naive baseline exposes.
+        hint: Where to look.
+        weight: How much the fact counts.
     """
+    name = "predicted time"
+    if barred := _barred(name, Kind.TIME, judged, "exposed", NAIVE, weight=weight):
+        return barred
+    e, known = judged.at_scale, judged.references["seconds"]
+    assert e and e.timeline
+    took, most, message = e.timeline.seconds, known[NAIVE] - share * judged.references["exposed"][NAIVE], ""
+    if took > most:
+        message = (
+            f"on {e.timeline.machine} a step takes {_ms(took)} ms and the naive baseline's {_ms(known[NAIVE])} ms. "
+            f"Hiding the communication should save at least {share:.2g} of what that exposes, and work that only fills "
+            f"the wait saves nothing. {hint}"
+        )
+    shown = {key: 1e3 * known[key] for key in (REFERENCE, NAIVE) if key in known}
+    how = {"unit": Unit.MILLISECONDS, "of": e.timeline.machine, "weight": weight}
+    return facts.at(e, name, Kind.TIME, message, 1e3 * took, 1e3 * most, **how, **shown)
+
+
+def exposed_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
+    """Communication that nothing hides is at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
         assert e.timeline
@@ -192,19 +213,7 @@ def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = Fal
         assert e.timeline
         return e.timeline.exposed_seconds
 
-    name, naive = "exposed communication", judged.references.get("seconds", {}).get(NAIVE)
-    fact = _within(name, Kind.TIME, "exposed", exposed, look, judged, ratio, **_MS, **how)
-    if not fact.passed or not gains or naive is None:
-        return fact
-    assert judged.at_scale and judged.at_scale.timeline
-    took, least = judged.at_scale.timeline.seconds, (1 - ratio) * judged.references["exposed"][NAIVE] / 4
-    if naive - took >= least:
-        return fact
-    message = (
-        f"hardly any communication is exposed, but on {judged.at_scale.timeline.machine} a step takes {_ms(took)} ms "
-        f"and the naive version's {_ms(naive)} ms: work that only fills the wait is no gain. {hint}"
-    )
-    return replace(fact, passed=False, line=judged.at_scale.line, message=message)
+    return _within("exposed communication", Kind.TIME, "exposed", exposed, look, judged, ratio, **_MS, **how)
 
 
 def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **how: Any) -> Fact:

@@ -18,6 +18,7 @@ READ = {
     "other collectives": ("data_parallel", "What an all-reduce costs"),
     "live temporaries": ("data_parallel", "Accumulate first, reduce once"),
     "exposed communication": ("data_parallel", "Reduce while the backward pass goes on"),
+    "predicted time": ("data_parallel", "Reduce while the backward pass goes on"),
     "compiled exposed": ("profiling/data_parallel", "What the compiler makes of it"),
     "fold_key_over_axes.values": ("data_parallel", "Randomness"),
     "sync_gradients.values": ("data_parallel", "Which axes a leaf needs"),
@@ -71,7 +72,7 @@ PROMISES = {
     "overlapped_gradients": {
         "Accumulate as before, but do not wait for the end": ("exposed communication",),
         "| exposed communication on 8 A5000 |": ("exposed communication",),
-        "| predicted time |": ("exposed communication",),
+        "| predicted time |": ("predicted time",),
         "| bytes sent per device |": ("all-reduce bytes",),
         "| any other collective |": ("other collectives",),
         "Each device returns its share of it": ("values",),

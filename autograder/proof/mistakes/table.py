@@ -645,8 +645,9 @@ _DATA_PARALLEL = [
     Mistake(
         "train_step_dp",
         "mean of the means",
-        r"values|loss",
+        r"begin with “gradients”.*only 21 bytes are missing",
         {'share = jnp.sum(microbatch["mask"]) / count': "share = 1 / (num_microbatches * lax.axis_size(axis_name))"},
+        never="does decay pull|less is sent than should be",
     ),
     Mistake(
         "train_step_dp",
