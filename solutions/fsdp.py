@@ -535,7 +535,8 @@ if __name__ == "__main__":
 #
 # Last, your step at the size that it is judged on, on 8 H100: the timeline of the devices, and what lives on one of
 # them at the peak. Nothing is computed for this: `export` writes the program down, and `predict` follows it. Put
-# `fsdp_loss` beside it with `profile(fsdp_loss)`, and compare the gaps. What is still exposed, and why must it be?
+# `fsdp_loss` beside it with `meshcraft profile fsdp fsdp_loss`, and compare the gaps. What is still exposed, and why
+# must it be?
 
 # %%
 if __name__ == "__main__":
