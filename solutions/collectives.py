@@ -87,7 +87,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of the result, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries beside the result, on 8 devices | at most four chunks: half of the result |
 # | gradient | each device's chunk gets the sum of what flows back to it; (n-1)/n of the result once more |
 #
@@ -144,7 +144,7 @@ def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries, on 8 devices | at most four chunks: half of `x` |
 # | gradient | of `x`, on each device: all chunks that flow back, in order; (n-1)/n of `x` once more |
 #
@@ -193,7 +193,7 @@ def ring_reduce_scatter(x: jax.Array, axis_name: str) -> jax.Array:
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly 2(n-1)/n of `x`, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
 # | gradient | of `x`, on each device: the sum over devices of what flows back; 2(n-1)/n of `x` once more |
 
@@ -242,7 +242,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | bytes sent per device | exactly (n-1)/n of `x`, by `ppermute` |
-# | any other collective | none |
+# | any other collective | none: with one the function earns nothing |
 # | temporaries beside the result, on 8 devices | at most four chunks: half of `x` |
 # | gradient | what flows back goes back to where it came from: (n-1)/n of `x` once more |
 

@@ -235,10 +235,12 @@ def only_collectives(
     evidence: list[Evidence],
     allowed: Iterable[str],
     over: Callable[[Case[Any]], str] | None = None,
+    kind: Kind = Kind.COMMUNICATION,
 ) -> Fact:
     """No collective but the allowed ones; a group of one device counts as none.
 
-    With ``over``, only what goes over this axis of a case, alone or with others, counts.
+    With ``over``, only what goes over this axis of a case, alone or with others, counts. As one of ``Kind.TOOLS``, where
+    another collective would do the whole exercise, it has to hold for any points.
     """
     allowed = set(allowed)
 
@@ -247,15 +249,15 @@ def only_collectives(
         message = ""
         if others:
             first = max(others, key=lambda c: c.total_bytes)
-            said = causes.listed(plain(kind) for kind in sorted(allowed)) if allowed else "none at all"
+            said = causes.listed(map(plain, sorted(allowed))) if allowed else "none at all"
             message = (
                 f"on mesh {e.case.mesh_text} there is {causes.described(first, article=True)}; allowed here: {said}. "
                 "What does each device need that it does not have?"
             )
         line = others[0].line if others else ""
-        return at(e, name, Kind.COMMUNICATION, message, sum(c.count for c in others), 0, line=line)
+        return at(e, name, kind, message, sum(c.count for c in others), 0, line=line)
 
-    return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
+    return worst([look(e) for e in evidence], name, kind)
 
 
 def state_bytes(cases: list[Evidence], expected: Callable[[Evidence], int], whole: Callable[[Evidence], int]) -> Fact:
@@ -466,4 +468,5 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
             few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
             return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
         return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
-    return f"{where} and should send at most {high:,.0f}; {causes.of_many_bytes(sent, total, high)[1]}."
+    many = causes.of_many_bytes(sent, total, high)[1]
+    return f"{where} and should send at most {high:,.0f}; {many if many.endswith('?') else f'{many}.'}"

@@ -19,11 +19,12 @@ FEW_BYTES = 0.02
 
 
 class Kind(StrEnum):
-    """What a fact is about. Without the right form, values and gradients nothing else counts."""
+    """What a fact is about. Without the right form, values, gradients and tools nothing else counts."""
 
     FORM = "form"
     VALUES = "values"
     GRADIENTS = "gradients"
+    TOOLS = "tools"
     MEMORY = "memory"
     COMMUNICATION = "communication"
     TIME = "time"
@@ -32,12 +33,17 @@ class Kind(StrEnum):
 
     @property
     def required(self) -> bool:
-        return self in (Kind.FORM, Kind.VALUES, Kind.GRADIENTS)
+        return self in _WRONG
 
 
 # The most that an answer may earn which is right and misses the point of its exercise.
 MISSES_THE_POINT = 0.5
-_WRONG = {Kind.FORM: "results of another form", Kind.VALUES: "wrong values", Kind.GRADIENTS: "wrong gradients"}
+_WRONG = {
+    Kind.FORM: "results of another form",
+    Kind.VALUES: "wrong values",
+    Kind.GRADIENTS: "wrong gradients",
+    Kind.TOOLS: "collectives that are not allowed",
+}
 
 
 class Unit(StrEnum):

@@ -15,7 +15,7 @@ from autograder.contract.case_builders import axis_size
 from autograder.contract.draws import ODD, draw_leaves, unseen_case
 from autograder.contract.orders import orders, places
 from autograder.contract.task import Case, Evidence, Judged, Task
-from autograder.contract.verdict import Fact
+from autograder.contract.verdict import Fact, Kind
 from autograder.contract.wrapping import wrappings
 
 # Chunks that may live beside the result, on the 8 devices of the realistic size: a ring needs two, one that goes both
@@ -107,7 +107,7 @@ def _facts(name: str, judged: Judged) -> list[Fact]:
         facts.arrays_match("values", judged.cases, "values", _WHERE, weight=2),
         facts.arrays_match("gradients", judged.cases, "gradients", _BACK),
         facts.bytes_sent("permute bytes", judged.all, "collective_permute", form),
-        facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
+        facts.only_collectives("other collectives", judged.all, ("collective_permute",), kind=Kind.TOOLS),
         limits.temporaries_at_most(judged, lambda case: CHUNKS_ALIVE * chunk_bytes(case), _HELD),
     ]
 

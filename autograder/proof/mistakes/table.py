@@ -111,6 +111,20 @@ _COLLECTIVES = [
     ),
     Mistake(
         "ring_all_to_all",
+        "number of devices hard-coded",
+        r"names device 7, and the axis has 3 here.*lax\.axis_size\(axis_name\)",
+        {"size, index = lax.axis_size(axis_name)": "size, index = 8"},
+        line="arriving = lax.ppermute(leaving, axis_name, pairs)",
+        never="sends twice",
+    ),
+    Mistake(
+        "ring_all_gather",
+        "one step too many",
+        r"in 1 of its 8 runs forward and 1 of 8 backward: does the loop make one step too many",
+        {"lax.fori_loop(0, size - 1, pass_on": "lax.fori_loop(0, size, pass_on"},
+    ),
+    Mistake(
+        "ring_all_to_all",
         "index past the end of the pairs",
         r"IndexError: list index out of range",
         {
@@ -372,7 +386,7 @@ _COLLECTIVES = [
     Mistake(
         "ring_all_gather",
         "JAX's own collective",
-        r"all-gather.*allowed here: permute",
+        r"Collectives that are not allowed earn nothing.*all-gather.*allowed here: permute",
         {"    return place(whole, last, size - 1)": "    return lax.all_gather(x, axis_name, tiled=True)"},
         line="return lax.all_gather(x, axis_name, tiled=True)",
     ),
@@ -493,6 +507,12 @@ _PIPELINE = [
         r"pipeline_tick.* not written yet",
         inside="pipeline_tick",
         never="execute_pipeline is not written yet",
+    ),
+    Mistake(
+        "execute_pipeline",
+        "one tick too many",
+        r"in 1 of its 10 runs forward and 1 of 10 backward: does the loop make one step too many",
+        {"num_microbatches + num_stages - 1)": "num_microbatches + num_stages)", "num_stages - 1 :]": "num_stages - 1 : -1]"},
     ),
     Mistake(
         "execute_pipeline",
@@ -762,6 +782,14 @@ _OTHERS = [
         r"a tuple",
         {"x, _ = lax.scan": "x = lax.scan"},
         line="return x",
+    ),
+    Mistake(
+        "scan_layers",
+        "what is stacked before the carry",
+        r"comes into the loop's body as its carry and None goes out.*\(carry, what is stacked\), in this order",
+        {"(layer(params, x), None)": "(None, layer(params, x))"},
+        line="x, _ = lax.scan(lambda x, params: (None, layer(params, x)), x, stacked_params)",
+        never="tuple of two",
     ),
     Mistake(
         "scan_layers",
