@@ -157,7 +157,7 @@ def _columns(facts: tuple[Fact, ...]) -> list[int]:
 
 def _said_below(result: Result) -> bool:
     """Whether a fact says what the result says."""
-    return any((fact.message, fact.line) == (result.message, result.line) for fact in result.facts if not fact.passed)
+    return any((fact.message, fact.line) == (result.message, result.line) for fact in result.shown if not fact.passed)
 
 
 def _html(text: str) -> str:
@@ -180,7 +180,7 @@ def _result_html(result: Result) -> str:
         said = f'<pre style="{_TEXT}{_FAINT}">{_html(plain(result.original))}</pre>'
         remark += f'<details style="{_FAINT}"><summary>{ORIGINAL}</summary>{said}</details>'
     beside = "".join(f'<div style="{_FAINT}{_APART}">{_html(plain(said))}</div>' for said in _beside(result))
-    body = remark + table_html(result.facts, quoted=result.quoted) + beside + _denied_html(result.denied)
+    body = remark + table_html(result.shown, quoted=result.quoted) + beside + _denied_html(result.denied)
     return f'<div style="margin:10px 0 14px 0;"><div style="margin-bottom:4px;">{head}</div>{body}</div>'
 
 
@@ -292,9 +292,9 @@ def _result_rich(result: Result) -> list[RenderableType]:
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
         parts.append(Text(f"  {ORIGINAL}: `--json`, or check(...) in the notebook", style="dim"))
-    if result.facts:
-        parts.append(_facts_rich(result.facts))
-    for fact in result.facts:
+    if result.shown:
+        parts.append(_facts_rich(result.shown))
+    for fact in result.shown:
         if not fact.passed and (fact.message or fact.line):
             where = _line_rich(fact.line, result.quoted, (f"{_mark(fact)} ", "red"), (plain(fact.name), "bold"), "  ")
             parts += ["", _remark_rich(where, fact.message)]

@@ -258,7 +258,17 @@ def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tupl
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             over = " and ".join(c.axes)
             return c, f"the {excess:,.0f} bytes too many are just what the {array(c)} over {over} sends{how}"
-    return largest, f"most of it is {described(largest)}"
+    return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
+
+
+def inserted(c: Collective) -> str:
+    """Why JAX has put a reduction into the backward pass of the course's model, which has none itself."""
+    if c.kind != "all_reduce" or not c.line.startswith("course/"):
+        return ""
+    return (
+        " JAX put these all-reduces into the backward pass, because the parameters are the same on all devices where "
+        "they meet the data: see “Sums, means and what varies” of data_parallel"
+    )
 
 
 def array(c: Collective) -> str:
@@ -273,5 +283,5 @@ def described(c: Collective, *, article: bool = False) -> str:
 
 
 def plain(kind: str) -> str:
-    """A collective's name as people write it."""
-    return kind.replace("_", "-").replace("collective-", "")
+    """A collective's name, or a matrix product's, as people write it."""
+    return "matmul" if kind == "dot_general" else kind.replace("_", "-").replace("collective-", "")

@@ -222,7 +222,8 @@ def times_sent(
         if not (count <= wanted if fewer else count == wanted):
             should = f"may run {wanted} at most" if fewer else f"should run {wanted}"
             message = f"on mesh {e.case.mesh_text} a device runs {counted(count, plain(kind))} and {should}"
-            message += f"; most often {causes.described(most)}. {hint}" if most else f". {hint}"
+            asked = f"{causes.inserted(most).strip()}." if most and causes.inserted(most) else hint
+            message += f"; most often {causes.described(most)}. {asked}" if most else f". {hint}"
         direction = Limit.AT_MOST if fewer else Limit.EXACTLY
         how = {"direction": direction, "line": most.line if most else ""}
         return at(e, name, Kind.COMMUNICATION, message, count, wanted, **how)

@@ -227,6 +227,11 @@ class Result:
         return [fact for fact in self.facts if fact.passed is False and fact.weight]
 
     @property
+    def shown(self) -> tuple[Fact, ...]:
+        """The facts for a learner: what is advice waits until everything else passes."""
+        return tuple(fact for fact in self.facts if fact.weight or fact.passed is not False or not self.missed)
+
+    @property
     def reason(self) -> str:
         """Why it earns nothing, or at most half, whatever else is met; empty where each fact counts by its weight."""
         wrong = [_WRONG[kind] for kind in _WRONG if any(fact.kind == kind for fact in self.missed)]

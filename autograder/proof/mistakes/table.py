@@ -671,6 +671,18 @@ _DATA_PARALLEL = [
     ),
     Mistake(
         "train_step_dp",
+        "parameters that are the same everywhere",
+        r"JAX put these all-reduces into the backward pass.*the same on all devices",
+        {
+            "microbatch))(varying)": "microbatch))(params)",
+            'to="varying"), varying))': 'to="varying"), params))',
+            "loss, gradients = lax.psum(total, axis_name)": "loss, gradients = lax.psum(total[0], axis_name), total[1]",
+        },
+        line="found = jax.value_and_grad(lambda p: share * full_loss(model, p, microbatch))(params)",
+        never="course's line|where does each of yours run",
+    ),
+    Mistake(
+        "train_step_dp",
         "decay with the wrong sign",
         r"loss of step 0 is right",
         {"p - learning_rate * (g + weight_decay": "p - learning_rate * (g - weight_decay"},
@@ -775,6 +787,17 @@ _OTHERS = [
         r"times too large.*'data'.*sum or mean",
         {"return (total / lax.axis_size(axis_name),)": "return (total,)"},
         never="def gather_params",
+    ),
+    Mistake(
+        "fsdp_train_step",
+        "divided before the scatter",
+        r"more of it than in the reference nothing computes; [\d.]+ ms of the critical path are reduce-scatter",
+        {
+            "psum_scatter(gradient,": "psum_scatter(gradient / lax.axis_size(axis_name),",
+            "return total / lax.axis_size(axis_name)": "return total",
+        },
+        line='x = layers(shards["layers"], x)',
+        never="dot-general|advice",
     ),
     Mistake(
         "scan_layers",
