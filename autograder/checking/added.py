@@ -9,7 +9,6 @@ from dataclasses import replace
 from autograder.contract.task import Task, load, site_command
 from autograder.contract.verdict import FAIL, Fact, Result, conclude
 
-
 _GRADIENT, _LONGEST = re.compile(r"\b(value_and_grad|jax\.grad|grad|vjp)\("), 500
 
 
@@ -36,7 +35,7 @@ def with_fault(chapter: str, result: Result, used: Mapping[str, str], judged: Ca
 def with_quotes(result: Result, text: Callable[[str, int], str]) -> Result:
     """The result with the text of every line of the learner's that it names; ``text`` gives that of ``cell:line``.
 
-    What JAX inserts into the backward pass of the course's model is put on the learner's line that asks for the gradient.
+    What JAX inserts into the backward pass of the course's model is put on the learner's line that takes the gradient.
     """
     facts = tuple(
         replace(fact, line=_differentiated(result.name, text) or fact.line) if fact.line.startswith("course/") else fact

@@ -250,9 +250,10 @@ def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tupl
         twin = [other for other in sent if other is not c and (other.line, array(other)) == (c.line, array(c))]
         both = 2 * c.wire_bytes
         if len(twin) == 1 and twin[0].count == c.count > 1 and abs(excess - both) <= 1e-3 * excess:
+            sends = f"the {array(c)} over {' and '.join(c.axes)} sends in 1 of its {c.count} runs forward"
             return c, (
-                f"the {excess:,.0f} bytes too many are just what the {array(c)} over {' and '.join(c.axes)} sends in 1 of "
-                f"its {c.count} runs forward and 1 of {c.count} backward: does the loop make one step too many?"
+                f"the {excess:,.0f} bytes too many are just what {sends} and 1 of {c.count} backward: does the loop "
+                "make one step too many?"
             )
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
             how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""

@@ -240,8 +240,8 @@ def only_collectives(
 ) -> Fact:
     """No collective but the allowed ones; a group of one device counts as none.
 
-    With ``over``, only what goes over this axis of a case, alone or with others, counts. As one of ``Kind.TOOLS``, where
-    another collective would do the whole exercise, it has to hold for any points.
+    With ``over``, only what goes over this axis of a case, alone or with others, counts. As one of ``Kind.TOOLS``, for
+    where another collective would do the whole exercise, it has to hold for any points.
     """
     allowed = set(allowed)
 

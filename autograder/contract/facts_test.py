@@ -321,7 +321,7 @@ def test_bytes_too_many_are_laid_to_the_collective_that_sends_as_many():
     ("few", "many", "said"),
     [
         (({"dot_general": 2, "add": 5}, 4), ({"dot_general": 2, "add": 5}, 16), ""),
-        (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more `matmul` operations: it grows with"),
+        (({"dot_general": 2, "add": 15}, 4), ({"dot_general": 8, "add": 9}, 16), "more `matmul` operations: it grows"),
         (({"dot_general": 8, "add": 5}, 16), ({"dot_general": 8, "add": 5}, 16), "it does as much in both"),
         (({"dot_general": 2}, 4), ({"dot_general": 2, "slice": 1}, 16), "more `slice` operations"),
     ],

@@ -288,7 +288,7 @@ def _within(
     if found > ratio * against:
         times = f"{found / against:.2f} times the {than}'s, and {ratio:g} times is allowed" if against else ""
         if not weight and against:
-            times = f"{found / against:.2f} times the {than}'s; a good program reaches {ratio:g} times. No points hang on it"
+            times = f"{found / against:.2f} times the {than}'s; a good program reaches {ratio:g} times (no points)"
         message, line = explain(e, times or f"and the {than}'s is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}

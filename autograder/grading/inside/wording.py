@@ -59,8 +59,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"no_such_device: (\d+) of (\d+)",
-        r"a pair of this ppermute names device \1, and the axis has \2 here, 0 the first. Its size differs from case to "
-        "case: lax.axis_size(axis_name)",
+        r"a pair of this ppermute names device \1, and the axis has \2 here, 0 the first. How many it has differs from "
+        "case to case: lax.axis_size(axis_name)",
     ),
     (
         r"no_such_device: (.*)",
@@ -99,7 +99,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "the loop's body gives None for its carry: is its `return` missing?",
     ),
     (
-        r"carry input and (?:carry )?output must have the same pytree[\s\S]*?PyTreeDef\(\*\)\s[\s\S]*?PyTreeDef\(None\)",
+        r"carry input and (?:carry )?output must have the same pytree[\s\S]*?PyTreeDef\(\*\)\s[\s\S]*?"
+        r"PyTreeDef\(None\)",
         "an array comes into the loop's body as its carry and None goes out: is its `return` missing? The body of "
         "lax.scan returns (carry, what is stacked), in this order",
     ),
