@@ -184,6 +184,8 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
     asks = " The mask may be 0 everywhere on a device: what is divided by what counts there?" if masked and nan else ""
     if nan and not masked and hasattr(e.case.sizes, "num_microbatches"):
         asks = " Is anything that a stage computes in an idle tick used? Zero times NaN is NaN: leave it out."
+    if measured.size == 1:
+        return f"is {'NaN' if nan else 'infinite'}.{asks}"
     return f"{' and '.join(said)} of {measured.size:,} elements.{asks}"
 
 

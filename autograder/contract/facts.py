@@ -63,11 +63,13 @@ def arrays_match(
     weight: float = 1,
     tolerance: float = TOLERANCE,
     picture: Callable[[Evidence], str] = lambda _: "",
+    not_finite: str = "",
 ) -> Fact:
     """Every leaf under ``prefix`` equals the oracle's, in shape, dtype and value, on every case.
 
     The measured figure is the largest difference relative to the largest expected element of the leaf. ``picture`` ends
-    the message about a case of known inputs, on lines of its own, as from ``whereabouts.grid``.
+    the message about a case of known inputs, on lines of its own, as from ``whereabouts.grid``; ``not_finite`` is the
+    question about a leaf that has infinite elements or NaN.
     """
     kind = Kind.GRADIENTS if _under(prefix, "gradients") else Kind.VALUES
     leaves = [(e, leaf) for e in evidence for leaf in e.expected if _under(leaf, prefix) and e.expected[leaf].size]
@@ -86,6 +88,7 @@ def arrays_match(
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
             if kind is Kind.GRADIENTS and cause and cause in (causes.of_values(e, x, tolerance) for x in before):
                 said[1:] = ["As with “values”."]
+        said += [not_finite] if found[first].limit == "finite" else []
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part) + drawn)
@@ -412,7 +415,9 @@ def _differs(e: Evidence, tolerance: float) -> bool:
 def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float) -> Fact:
     expected, measured = e.expected[leaf], e.measured.get(leaf)
     inner = leaf.partition("/")[2]
-    where = f"{f'leaf {inner}' if inner else 'the result'} on mesh {e.case.mesh_text}"
+    alone = math.prod(e.case.mesh.values()) == 1 and "=" not in e.case.name and not e.secret
+    at_case = f"in the case {e.case.name!r}" if alone else f"on mesh {e.case.mesh_text}"
+    where = f"{f'leaf {inner}' if inner else 'the result'} {at_case}"
     if measured is None:
         return at(e, name, kind, f"{where} is missing from the result.", "missing", "present")
     if (measured.shape, measured.dtype) != (expected.shape, expected.dtype):

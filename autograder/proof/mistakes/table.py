@@ -841,6 +841,31 @@ _OTHERS = [
         line="params = jax.tree.map(lambda p, g: p - learning_rate * g if finite else p, params, gradients)",
     ),
     Mistake(
+        "scaled_step",
+        "no floor under the scale",
+        r"scale in the case .* it is first wrong at step 0, counted from 0: measured 0.5, expected 1\..*never below 1",
+        {"jnp.maximum(state[\"scale\"] / 2, 1)": "state[\"scale\"] / 2"},
+    ),
+    Mistake(
+        "scaled_step",
+        "counter that goes on after a skipped step",
+        r"good steps in the case .* it is first wrong at step \d.*from 0 again after a skipped step",
+        {'jnp.where(finite, state["good_steps"] + 1, 0)': 'state["good_steps"] + 1'},
+        never="which part is never written",
+    ),
+    Mistake(
+        "chunked_attention",
+        "sum that is not rescaled",
+        r"what happens to the sum and to the values so far when a later chunk has a larger score",
+        {"total = total * shrink": "total = total"},
+    ),
+    Mistake(
+        "chunked_attention",
+        "maximum that begins at 0",
+        r"NaN.*Which maximum is −∞ when it is subtracted, or 0 where all scores are far below 0",
+        {"nothing - jnp.inf": "nothing"},
+    ),
+    Mistake(
         "chunked_attention",
         "dim of the maximum not kept",
         r"shapes?.*\d",
