@@ -269,8 +269,8 @@ def attention_oracle(inputs: dict[str, Any], case: Case[Heads]) -> dict[str, Any
 
 
 _LATER = (
-    "If the queries of the first chunk are right and later ones wrong: what happens to the sum and to the values so far "
-    "when a later chunk has a larger score?"
+    "If the queries of the first chunk are right and later ones wrong: what happens to the sum and to the values so "
+    "far when a later chunk has a larger score?"
 )
 _MAXIMUM = "Which maximum is −∞ when it is subtracted, or 0 where all scores are far below 0?"
 _SQUARE = "Which array has an element for each pair of a query and a key, even if it is made in parts?"
