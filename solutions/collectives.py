@@ -99,7 +99,7 @@ if __name__ == "__main__":
     size = 4
     print("the chunk that each of 4 devices holds in its hand, and where it belongs in the result")
     for step in range(size):
-        print(f"after {step} steps:", *((device - step) % size for device in range(size)))
+        print(f"after {step} {'step' if step == 1 else 'steps'}:", *((device - step) % size for device in range(size)))
 
 
 # %%
@@ -138,8 +138,8 @@ def ring_all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 #
 # Now partial sums travel. A device receives one, adds its own chunk of the same number, and passes it on. A partial sum
 # that has visited everybody is finished, and should be so where it belongs: which chunk must device `i` send first?
-# Chunks that are sent straight to their owner and added up there would all live at once: a compiler makes one sum of
-# additions that follow one another.
+# Send each chunk straight to its owner and add up there, and all of them live at once: additions in a row
+# (`a + b + c …`) become one kernel, and what it adds up is in memory until it runs.
 #
 # | budget | |
 # |---|---|

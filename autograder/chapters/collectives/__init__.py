@@ -41,7 +41,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "ring_reduce_scatter": {
         "A partial sum that has visited everybody is finished": ("values",),
-        "Chunks that are sent straight to their owner and added up there would all live at once": ("live temporaries",),
+        "Send each chunk straight to its owner and add up there, and all of them live at once": ("live temporaries",),
         **_EVERY_RING,
         "on the device with index ``i``, chunk ``i`` of the sum.": ("values",),
     },

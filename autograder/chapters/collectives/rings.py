@@ -95,7 +95,8 @@ _WHERE = "Which chunk does each device hold after each step, and where does it b
 _BACK = "It is linear, so its gradient is its transpose: is every chunk's way differentiated? "
 _HELD = (
     "What arrives can be put in its place, added or passed on at once: which array is kept longer than that, or made "
-    "larger than it must be? Sums that follow one another are computed as one, and what they add up lives until then."
+    "larger than it must be? If you add up arrivals in a row (a + b + c …), the compiler makes one kernel of it, and "
+    "all of them are in memory until it runs."
 )
 
 

@@ -66,7 +66,7 @@ PROMISES = {
         "Run the backward pass as a scan of your own": ("live temporaries", "predicted time"),
         "until you average them, once per leaf and step": ("gradients", "all-reduce bytes"),
         "the mean over all that count on all devices, the same on every device": VALUES,
-        "Divide what the reduce-scatter *gives*": ("predicted time",),
+        "Divide after the reduce-scatter, not before": ("predicted time",),
         "| predicted time of a step on 8 H100 |": ("predicted time",),
         "| temporaries that live at once |": ("live temporaries",),
         "| all-gather |": ("all-gather bytes",),

@@ -77,7 +77,7 @@ PROMISES = {
         "`key` is the same on every device": (),
         "Place `i` on `data_axis` uses": ("values", "gradients"),
         "| temporaries that live at once |": ("live temporaries",),
-        "| all-reduce | each leaf and two numbers once": ("all-reduce bytes",),
+        "| all-reduce | over `data_axis` once: each leaf": ("all-reduce bytes",),
         "recomputing a stage sends nothing": ("permute bytes",),
         "| any other collectives | as in": ("loss bytes",),
         "MiB of temporaries": ("live temporaries",),

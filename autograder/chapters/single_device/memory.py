@@ -282,9 +282,7 @@ def attention_facts(judged: Judged) -> list[Fact]:
     how: dict[str, Any] = {"least": LEAST_WORK}
     return [
         facts.arrays_match("values", judged.cases, "values", _LATER, tolerance=TOLERANCE, not_finite=_MAXIMUM),
-        facts.arrays_match(
-            "gradients", judged.cases, "gradients", tolerance=TOLERANCE, weight=2, not_finite=_MAXIMUM
-        ),
+        facts.arrays_match("gradients", judged.cases, "gradients", tolerance=TOLERANCE, weight=2, not_finite=_MAXIMUM),
         limits.largest_within(judged, _quarter, _SQUARE, weight=2, **how),
         limits.temporaries_within(judged, 0.4, _ALIVE, than=limits.NAIVE, **how),
         limits.flops_within(judged, 1.35, _TWICE_ATTENDED, than=limits.NAIVE, **how),

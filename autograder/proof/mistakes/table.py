@@ -512,7 +512,10 @@ _PIPELINE = [
         "execute_pipeline",
         "one tick too many",
         r"in 1 of its 10 runs forward and 1 of 10 backward: does the loop make one step too many",
-        {"num_microbatches + num_stages - 1)": "num_microbatches + num_stages)", "num_stages - 1 :]": "num_stages - 1 : -1]"},
+        {
+            "num_microbatches + num_stages - 1)": "num_microbatches + num_stages)",
+            "num_stages - 1 :]": "num_stages - 1 : -1]",
+        },
     ),
     Mistake(
         "execute_pipeline",
@@ -844,7 +847,7 @@ _OTHERS = [
         "scaled_step",
         "no floor under the scale",
         r"scale in the case .* it is first wrong at step 0, counted from 0: measured 0.5, expected 1\..*never below 1",
-        {"jnp.maximum(state[\"scale\"] / 2, 1)": "state[\"scale\"] / 2"},
+        {'jnp.maximum(state["scale"] / 2, 1)': 'state["scale"] / 2'},
     ),
     Mistake(
         "scaled_step",
