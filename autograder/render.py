@@ -46,7 +46,7 @@ RED, GREY, NOT_STARTED = "#cf222e", "#6e7781", "not started"
 RICH = {PASS: "green", PARTIAL: "yellow", NEEDS_HUMAN: "magenta"}
 COLUMNS = ("fact", "case", "measured", "limit", "reference", "naive")
 NUMBERS = range(2, len(COLUMNS))
-ORIGINAL = "what Python or JAX said"
+ORIGINAL = "Python's or JAX's own error"
 NONE: Mapping[str, str] = {}
 DENIED = "refused by the sandbox and reported"
 LONGEST, WIDEST = 4000, 100
@@ -291,7 +291,7 @@ def _result_rich(result: Result) -> list[RenderableType]:
     if (result.line or result.message) and not _said_below(result):
         parts.append(_remark_rich(_line_rich(result.line, result.quoted), result.message))
     if result.original:
-        parts.append(Text(f"  {ORIGINAL}: `--json`, or check(...) in the notebook", style="dim"))
+        parts.append(Text(f"  {ORIGINAL}: `meshcraft check … --json`", style="dim"))
     if result.shown:
         parts.append(_facts_rich(result.shown))
     for fact in result.shown:
@@ -326,7 +326,8 @@ def _facts_rich(facts: tuple[Fact, ...]) -> Table:
     for at, i in enumerate(columns):
         longest = max(len(line) for row in rows for line in row[at].plain.splitlines() or [""])
         whole = longest <= 20 if i == 0 else i in NUMBERS and longest <= 13
-        table.add_column(COLUMNS[i], overflow="fold", no_wrap=whole)
+        word = max((len(word) for row in rows for word in row[at].plain.split()), default=0)
+        table.add_column(COLUMNS[i], overflow="fold", no_wrap=whole, min_width=word if word <= 20 else None)
     for fact, row in zip(facts, rows, strict=True):
         colour = {True: "green", False: "red" if fact.weight else "yellow", None: "dim"}[fact.passed]
         table.add_row(Text(_mark(fact), style=colour), *row)

@@ -108,7 +108,7 @@ if __name__ == "__main__":
 # | in bfloat16 | in float32 |
 # |---|---|
 # | both operands of **every** matrix product, forward and backward | parameters, and the gradients that come back |
-# | activations between products, as far as the memory limit needs it | norms, from their squares to the product with `scale` |
+# | activations between products, as the memory limit needs it | norms, from their squares to the product with `scale` |
 # | | both softmaxes: of the scores and in the loss; the loss |
 # | | every sum outside of a matrix product, also those of the backward pass |
 #

@@ -45,7 +45,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "and at most S positions": ("values",),
         "Write the same Transformer in mixed precision": ("product dtypes", "float32 functions and sums"),
         "both operands of every matrix product, forward and backward": ("product dtypes",),
-        "activations between products, as far as the memory limit needs it": ("live temporaries",),
+        "activations between products, as the memory limit needs it": ("live temporaries",),
         "parameters, and the gradients that come back": ("gradients",),
         "norms, from their squares to the product with `scale`": ("float32 functions and sums",),
         "both softmaxes: of the scores and in the loss; the loss": ("float32 functions and sums",),
