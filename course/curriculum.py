@@ -44,7 +44,7 @@ class Chapter:
     def time_text(self) -> str:
         """The time estimate for all functions together, in words."""
         minutes = sum(function.minutes for function in self.functions)
-        return f"about {minutes / 60:.0f} hours" if minutes >= 90 else f"about {minutes} minutes"
+        return f"about {round(minutes / 30) / 2:g} hours" if minutes >= 90 else f"about {minutes} minutes"
 
 
 CHAPTERS = (

@@ -259,8 +259,8 @@ if __name__ == "__main__":
 #   numbers of them, some none at all. `model.loss(params["head"], x, targets, mask)` is the mean over those of one
 #   device, and 0 where it has none.
 # - The gradient of a sharded leaf is a mean over devices, like `gather_params`'s, in which all devices weigh the same.
-#   Divide what the reduce-scatter *gives*: what it takes is `n` times as large, and the transfer would have to wait for
-#   the division.
+#   Divide after the reduce-scatter, not before: otherwise the transfer waits for the division, of an array `n` times as
+#   large.
 # - `model` and `specs` are those of `fsdp_loss`.
 #
 # | budget | |

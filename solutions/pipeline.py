@@ -374,8 +374,8 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | temporaries that live at once | three blocks a tick, two a microbatch; gradients twice; one stage's layers |
-# | all-reduce | each leaf and two numbers once over `data_axis`; embedding, head and a number once over `pipe_axis` |
+# | temporaries that live at once | three blocks a tick + two a microbatch + gradients twice + one stage's layers |
+# | all-reduce | over `data_axis` once: each leaf, the count, the loss; over `pipe_axis` once: embedding, head, loss |
 # | `ppermute` | as in `pipeline_loss`: recomputing a stage sends nothing |
 # | any other collectives | as in `pipeline_loss` |
 #
@@ -558,7 +558,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Lab: where the time goes
 #
-# Last, your step on 2 x 4 H100, forward and backward, with 8 microbatches: look for the staircases at both ends.
+# Last, your step on 2 x 4 H100, forward and backward, with 8 microbatches: look for the staircases at both ends. In the
+# first picture idle stages compute garbage, so they count as busy; the next picture shows that in grey. Its backward
+# ticks are about seven times as long as the forward ones, not three: with 256 rows a good part of each goes into adding
+# up the gradients of the weights, which takes as long with any number of rows.
 
 # %%
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ READ = {
     "bytes each way": ("async_tensor_parallel", "Both ways round"),
     "exposed communication": ("async_tensor_parallel", "The backward pass"),
     "compiled exposed": ("profiling/async_tensor_parallel", "The third witness"),
+    "bidirectional_gather_matmul.values": ("async_tensor_parallel", "Both ways round"),
+    "bidirectional_matmul_scatter.values": ("async_tensor_parallel", "Both ways round"),
+    "async_tp_mlp.predicted time": ("async_tensor_parallel", "The backward pass"),
 }
 
 _SENT, _TIME = "permute bytes", "predicted time"

@@ -307,7 +307,7 @@ def fsdp_train_step_facts(judged: Judged) -> list[Fact]:
     weighted = "What does a device, whose rows may all be padding, add to the mean over all that count? "
     each = f"{weighted}Is this leaf split or whole, and who averages it? "
     return [
-        *facts.values_and_gradients(judged.cases, weighted, each),
+        *facts.values_and_gradients(judged.cases, weighted, each, step=True),
         # A step that carries each gradient, to overlap its reduce-scatter with the next layer, copies it and takes 1.10
         # times as long; gathering ahead in the forward pass only, 1.23. More rows narrow the gap.
         limits.time_within(judged, 1.18, slow, weight=4),
@@ -368,7 +368,7 @@ def hybrid_shard_step_facts(judged: Judged) -> list[Fact]:
         return hybrid_axes(case)[0]
 
     return [
-        *facts.values_and_gradients(judged.cases, gradients=whose),
+        *facts.values_and_gradients(judged.cases, gradients=whose, step=True),
         *_both_ways(judged.cases, (1, 2), ("all_reduce",), over=node),
         facts.bytes_sent(
             "all-reduce bytes",

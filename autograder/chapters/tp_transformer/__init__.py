@@ -23,6 +23,13 @@ READ = {
     "bytes in one piece": ("tp_transformer", "Rings in the layers"),
     "exposed communication": ("tp_transformer", "Rings in the layers"),
     "largest temporary": ("tp_transformer", "A vocabulary in parts"),
+    "tp_transformer_block.values": ("tp_transformer", "What a block is given"),
+    "parallel_transformer_block.values": ("tp_transformer", "One after the other, or side by side"),
+    "vocab_parallel_embed.values": ("tp_transformer", "A vocabulary in parts"),
+    "vocab_parallel_embed.gradients": ("tp_transformer", "A vocabulary in parts"),
+    "vocab_parallel_loss.values": ("tp_transformer", "A vocabulary in parts"),
+    "vocab_parallel_loss.gradients": ("tp_transformer", "A vocabulary in parts"),
+    "tp_transformer_step.values": ("tp_transformer", "Whose gradient, and how large"),
 }
 
 # Facts that enforce each sentence of a specification; none where it explains.
