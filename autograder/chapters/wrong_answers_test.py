@@ -253,10 +253,10 @@ MESSAGES = [
     (
         "looping_pipeline.averages_after_the_backward_pass",
         "exposed over data",
-        "less if sending over 'data' took no time, 1.00 times the naive's",
+        "less if sending over 'data' took no time, 1.00 times the naive baseline's",
         "custom_vjp",
     ),
-    ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive's", "custom_vjp"),
+    ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive baseline's", "custom_vjp"),
 ]
 
 

@@ -69,7 +69,7 @@ def flops_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
     """FLOPs of matrix products are at most ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
-        return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", e.line
+        return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", ""
 
     return _within("FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, judged, ratio, unit=Unit.FLOPS, **how)
 
@@ -186,7 +186,7 @@ def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = Fal
         return (
             f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
             f"transfer goes on ({axes}), {times}. {hint}"
-        ), sent or e.line
+        ), sent
 
     def exposed(e: Evidence) -> float:
         assert e.timeline
@@ -202,9 +202,9 @@ def exposed_within(judged: Judged, ratio: float, hint: str, *, gains: bool = Fal
         return fact
     message = (
         f"hardly any communication is exposed, but on {judged.at_scale.timeline.machine} a step takes {_ms(took)} ms "
-        f"and the naive version's {_ms(naive)} ms: work that only fills the wait is no gain. {hint}"
+        f"and the naive baseline's {_ms(naive)} ms: work that only fills the wait is no gain. {hint}"
     )
-    return replace(fact, passed=False, line=judged.at_scale.line, message=message)
+    return replace(fact, passed=False, line="", message=message)
 
 
 def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **how: Any) -> Fact:
@@ -223,7 +223,7 @@ def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **ho
         return (
             f"on {e.timeline.machine} a step takes {_ms(e.timeline.seconds)} ms, and {_ms(e.exposed or 0)} ms less if "
             f"sending over {axis!r} took no time, {times}. {hint}"
-        ), e.line
+        ), ""
 
     return _within(name, Kind.TIME, "spent", lambda e: e.exposed or 0, look, judged, ratio, **_MS, **how)
 
@@ -270,8 +270,8 @@ def _within(
     found, against = measure(e), known[than]
     message, line = "", ""
     if found > ratio * against:
-        times = f"{found / against:.2f} times the {than}'s, and {ratio:g} times is allowed" if against else ""
-        message, line = explain(e, times or f"and the {than}'s is 0")
+        times = f"{found / against:.2f} times {_whose(than)} (at most {ratio:g} is allowed)" if against else ""
+        message, line = explain(e, times or f"and {_whose(than)} is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}
     return facts.at(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)
@@ -302,6 +302,10 @@ def _barred(
         )
         return facts.at(e, name, kind, message, "not comparable", weight=weight)
     return None
+
+
+def _whose(than: str) -> str:
+    return "the naive baseline's" if than == NAIVE else f"the {than}'s"
 
 
 def _different(name: str, kind: Kind, e: Evidence, weight: float) -> Fact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -60,6 +61,7 @@ class Unit(StrEnum):
     DTYPE = "of"
 
 
+LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 # How each unit's numbers are written; others as whole numbers, or with six digits.
 _WRITTEN = {
     Unit.BYTES: ",.0f",
@@ -171,6 +173,10 @@ class Fact:
             )
         return measured, limit, write(self.reference), write(self.naive)
 
+    def readable(self, number: float) -> str:
+        """A number with its unit; a large number of bytes in MiB or GiB."""
+        return (size(number) if self.unit == Unit.BYTES else "") or f"{self.write(number)} {self.unit_text}".strip()
+
     def write(self, number: Any) -> str:
         """A number in this fact's unit, as people read it."""
         if number is None or isinstance(number, str):
@@ -247,7 +253,7 @@ class Result:
     def compared(self) -> str:
         """What a right answer measures where the reference measures something else; empty where it does not."""
         found = [
-            f"{fact.name}: yours {fact.measured_text}, the reference {fact.write(fact.reference)} {fact.unit_text}"
+            f"{fact.name}: yours {fact.readable(fact.measured)}, the reference {fact.readable(fact.reference)}"
             for fact in self.facts
             if fact.reference and isinstance(fact.measured, int | float)
             if abs(fact.measured - fact.reference) > 0.01 * fact.reference
@@ -300,6 +306,14 @@ class Report:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, in the plural unless it is 1: ``1 other``, ``2,048 others``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def size(number: float) -> str:
+    """A large number of bytes in the unit that people think in; "" for a small one."""
+    if number < LARGE:
+        return ""
+    power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
+    return f"{number / 1024**power:.4g} {UNITS[power]}"
 
 
 def listed(words: Iterable[str]) -> str:

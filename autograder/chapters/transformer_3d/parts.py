@@ -271,11 +271,11 @@ def layers_facts(judged: Judged) -> list[Fact]:
     too_much = "What is kept from the forward pass until the backward pass comes to it, and how many groups are whole?"
     low, high = ([e for e in judged.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
     return [
-        sent.no_pieces(judged.cases, 0),
         *facts.values_and_gradients(high, "Whose weights does a late stage use? ", gradients),
         *sent.low_facts(low, sent.layer_runs),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
         *sent.layers_facts(judged.all),
+        sent.no_pieces(judged.cases, 0),
     ]
 
 
