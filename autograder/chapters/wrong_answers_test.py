@@ -256,7 +256,7 @@ MESSAGES = [
         "less if sending over 'data' took no time, 1.00 times the naive baseline's",
         "custom_vjp",
     ),
-    ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive baseline's", "custom_vjp"),
+    ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive baseline", "custom_vjp"),
 ]
 
 

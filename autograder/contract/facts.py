@@ -14,6 +14,7 @@ from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.whereabouts import layout
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -79,12 +80,16 @@ def arrays_match(
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
-            cause = causes.of_values(e, leaf, tolerance)
+            cause = causes.of_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
             said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
-            if kind is Kind.GRADIENTS and cause and cause in (causes.of_values(e, x, tolerance) for x in before):
+            if (
+                kind is Kind.GRADIENTS
+                and cause
+                and cause in (causes.of_values(e, x, tolerance, evidence) for x in before)
+            ):
                 said[1:] = ["As with “values”."]
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
@@ -164,8 +169,9 @@ def bytes_sent(
         if not low * (1 - ROUNDING) <= total <= high * (1 + ROUNDING):
             by = f" by {' or '.join(map(plain, kinds))}" if kinds and len(kinds) < 3 else ""
             by += f" over {over(e.case)!r}" if over else ""
-            message = f"{_bytes_message(e, by, sent, total, low, high)} {hint}".strip()
-        line = causes.of_many_bytes(sent, total, high)[0].line if sent else ""
+            more = hint if total > high else ""
+            message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
+        line = _many(e, sent, total, high)[0].line if sent and total > high else ""
         figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
         return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
 
@@ -189,7 +195,7 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
         total, limit = sum(c.total_bytes for c in sent), most(e)
         message, line = "", e.line
         if total > limit * (1 + 1e-9):
-            line = causes.of_many_bytes(sent, total, limit)[0].line
+            line = _many(e, sent, total, limit)[0].line
             message = f"{_bytes_message(e, '', sent, total, 0, limit)} {hint}"
         return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
@@ -413,7 +419,10 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-    place = f" at {list(map(int, worst_at))}{_held_by(e, leaf, worst_at)}" if worst_at else ""
+    laid, place = layout(e, leaf), ""
+    if index := laid.index(worst_at) if laid else [*map(int, worst_at)]:
+        place = f" at {index}"
+    place += _held_by(e, leaf, worst_at)
     texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
     said = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
@@ -450,4 +459,9 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
     where = f"on mesh {e.case.mesh_text} a device sends {total:,.0f} bytes{by}"
     if total < low:
         return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
-    return f"{where} and should send at most {high:,.0f}; {causes.of_many_bytes(sent, total, high)[1]}."
+    said = _many(e, sent, total, high, low)[1]
+    return f"{where} and should send at most {high:,.0f}; {said}{'' if said.endswith('?') else '.'}"
+
+
+def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:
+    return causes.of_many_bytes(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))

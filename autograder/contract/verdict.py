@@ -13,6 +13,7 @@ import msgspec
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
 NOT_MEASURED = "not measured"
+WHICH_DTYPE = "which dtype should travel?"
 LATER_LOSSES = "The loss of step 0 is right"
 
 
@@ -238,6 +239,7 @@ class Result:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
             asked = "Does a loop run too often, or is something reduced that should not be?"
+            asked = "Which dtype should travel?" if all(WHICH_DTYPE in fact.message for fact in sent) else asked
             return f"{may}: more is sent than should be. {asked}"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
         first = back if LATER_LOSSES in wrong[0].message else wrong[0]

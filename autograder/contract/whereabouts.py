@@ -27,17 +27,22 @@ def where(e: Evidence, name: str, near: float) -> str:
         name: Of a leaf of the results.
         near: Numbers that differ by no more are the same.
     """
-    leaf = next((output for output in e.outputs if output.name == name), None)
-    if leaf is None or leaf.shape != e.expected[name].shape:
-        return ""  # the contract has put the results of several devices together
+    held = layout(e, name)
+    if held is None:
+        return ""
     for other in e.expected if name.startswith("gradients") else ():
         found, right = e.measured.get(other), e.expected[other]
         same = found is not None and found.shape == right.shape
         if other.startswith("values") and not (same and np.max(np.abs(found - right), initial=0) <= near):
             return ""  # gradients follow where values are wrong
-    held = _Held(leaf, e.case.mesh)
     sides = held.of(e.measured[name]), held.of(e.expected[name])
     return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
+
+
+def layout(e: Evidence, name: str) -> Layout | None:
+    """How a leaf of the results is laid out; None where the contract has put those of several devices together."""
+    leaf = next((output for output in e.outputs if output.name == name), None)
+    return Layout(leaf, e.case.mesh) if leaf and leaf.shape == e.expected[name].shape else None
 
 
 def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: str, column: str, first: int = 0) -> str:
@@ -60,21 +65,35 @@ def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: st
     return "".join(lines)
 
 
-class _Held:
+class Layout:
     """How a leaf is laid out: which device holds which block of it."""
 
     def __init__(self, leaf: Leaf, mesh: Mapping[str, int]):
         self.name, self.shape = leaf.name, leaf.shape
         self.parts = [math.prod(mesh[axis] for axis in axes) for axes in leaf.spec]
-        axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
+        self.axes = axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
         alone = len(axes) == sum(size > 1 for size in mesh.values()) == 1
-        places = product(*(range(mesh[axis]) for axis in axes))
+        self.places = list(product(*(range(mesh[axis]) for axis in axes)))
         self.devices = [
             f"device {at[0]}" if alone else " and ".join(f"{axis}={i}" for axis, i in zip(axes, at, strict=True))
-            for at in places
+            for at in self.places
         ]
-        # Dims of which a device has more than its own number.
+        # Dims of which a device has more than its own number, and what a function that knows nothing of the others
+        # calls them: dims in front that only tell devices apart are not its own.
         self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
+        self.front = next(
+            (d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n), len(self.parts)
+        )
+        self.local = [d - self.front for d in self.dims]
+
+    def coordinates(self, axis: str) -> np.ndarray:
+        """Each device's place on an axis."""
+        return np.array([at[self.axes.index(axis)] for at in self.places])
+
+    def index(self, place: Sequence[int]) -> list[int]:
+        """Of an element, in the array of a device that has it."""
+        sizes = zip(place, self.shape, self.parts, strict=True)
+        return [int(at) % (size // parts) for at, size, parts in sizes][self.front :]
 
     def of(self, array: np.ndarray) -> np.ndarray:
         """The blocks, ``[devices, ...]``."""
@@ -85,14 +104,14 @@ class _Held:
         return apart.reshape(len(self.devices), *local).astype(np.float64)
 
 
-def _of_inputs(e: Evidence, held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+def _of_inputs(e: Evidence, held: Layout, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
     """As chunks of an input, or sums of them, where a right result is made of nothing else."""
     back = held.name.split("/")[0] == "gradients"
     for leaf in e.inputs:
         drawn = e.drawn.get(leaf.name)
         if drawn is None or drawn.shape != leaf.shape or back is not (leaf.name == "upstream"):
             continue
-        given = _Held(leaf, e.case.mesh)
+        given = Layout(leaf, e.case.mesh)
         chunks = given.of(drawn)
         alike = given.devices == held.devices and chunks.ndim == measured.ndim > 1
         if len(chunks) < 2 or not alike or chunks.shape[2:] != measured.shape[2:]:
@@ -156,7 +175,7 @@ def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
     return ""
 
 
-def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+def _of_results(held: Layout, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
     """As what belongs elsewhere in the result itself: all of a device's, or what has some first indices."""
     local = measured.shape[1:]
     for cut in range(len(local) + 1):
@@ -177,7 +196,7 @@ def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: flo
             if not long:
                 said.append(f"is what belongs{there}")
             elif len(long) == 1:
-                dim = "" if said else f" of dim {held.dims[long[0]]}"
+                dim = "" if said else f" of dim {held.local[long[0]]}"
                 said.append(f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}")
             else:
                 first, last = (list(map(int, np.unravel_index(run[0], local[:cut]))) for run in (some, to))

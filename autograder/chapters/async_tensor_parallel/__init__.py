@@ -57,6 +57,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Each device's gradients are its own": ("gradients", "gradient norm"),
         "exposed communication": ("exposed communication",),
         "predicted time": (_TIME,),
+        "temporaries, forward and backward": ("live temporaries",),
+        "may be the same over the other axes": ("gradients", "gradient norm"),
         "bytes sent per device": (_SENT,),
         "any other collective": ("other collectives",),
         "[..., rows/axis, width]``.": ("values",),
