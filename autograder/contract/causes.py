@@ -165,7 +165,7 @@ def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
         return 0
     ratio = float(np.sum(measured * expected) / np.sum(np.square(expected)))
     off = np.max(np.abs(measured - ratio * expected))
-    return 0 if abs(ratio) < 1e-6 or not off <= min(1e-3, max(abs(ratio - 1) / 10, 1e-5)) * scale else ratio
+    return 0 if abs(ratio) < 1e-6 or not off <= min(1e-3, max(abs(ratio - 1) / 10, 2e-5)) * scale else ratio
 
 
 def _ratios(leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
@@ -360,15 +360,10 @@ def of_many_bytes(
     wide = [c for c in sent if c.dtype == "f32"]
     if low and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= high * (1 + 1e-4):
         most = max(wide, key=lambda c: c.total_bytes)
-        return (
-            most,
-            f"{array(most)} has numbers of 4 bytes, and in bfloat16 all would be {half:,.0f} bytes: {WHICH_DTYPE}",
-        )
+        enough = f"in bfloat16 all would be {half:,.0f} bytes"
+        return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
     if 0 < least < high and len(sent) == 1 and largest.count > 1:
-        return (
-            largest,
-            f"{array(largest)} over {' and '.join(largest.axes)} runs {largest.count} times, and {least:,.0f} bytes are enough",
-        )
+        return largest, f"all of it is {described(largest)}, and {least:,.0f} bytes are enough"
     for c in sorted(sent, key=lambda c: -c.wire_bytes):
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:

@@ -85,11 +85,8 @@ def arrays_match(
             said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
-            if (
-                kind is Kind.GRADIENTS
-                and cause
-                and cause in (causes.of_values(e, x, tolerance, evidence) for x in before)
-            ):
+            alike = (causes.of_values(e, x, tolerance, evidence) for x in before)
+            if kind is Kind.GRADIENTS and cause and cause in alike:
                 said[1:] = ["As with “values”."]
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
@@ -419,10 +416,9 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-    laid, place = layout(e, leaf), ""
-    if index := laid.index(worst_at) if laid else [*map(int, worst_at)]:
-        place = f" at {index}"
-    place += _held_by(e, leaf, worst_at)
+    laid = layout(e, leaf, summed=True)
+    index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else ([*map(int, worst_at)], "")
+    place = (f" at {index}" if index else "") + (f" (on {on})" if on else "")
     texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
     said = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
@@ -434,19 +430,6 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         if errors.size == 1:
             said = f"off by {float(f'{error:.1e}'):g} of what it should be"
     return at(e, name, kind, f"{where}: {said}.", **figures)
-
-
-def _held_by(e: Evidence, name: str, index: Iterable[Any]) -> str:
-    """`` (on pipe=3)``: which devices hold an element of a result, whose dims are those of all devices together."""
-    leaf, on = next((output for output in e.outputs if output.name == name), None), []
-    if not leaf or leaf.shape != e.expected[name].shape:
-        return ""
-    for place, size, axes in zip(index, leaf.shape, leaf.spec, strict=True):
-        number = int(place) * math.prod(e.case.mesh[axis] for axis in axes) // size
-        for axis in reversed(axes):
-            number, coordinate = divmod(number, e.case.mesh[axis])
-            on += [f"{axis}={coordinate}"] if e.case.mesh[axis] > 1 else []
-    return f" (on {', '.join(sorted(on))})" if on else ""
 
 
 def _apart(*numbers: float) -> list[str]:

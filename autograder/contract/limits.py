@@ -121,6 +121,7 @@ def bubble_is(
     hint: str,
     *,
     drained: tuple[Callable[[Case[Any]], int], str] | None = None,
+    early: str = "which part is left out at this size?",
     within: float = 0.01,
     weight: float = 1,
 ) -> Fact:
@@ -136,6 +137,7 @@ def bubble_is(
         tick_seconds: What a stage's useful work takes in one of them.
         hint: Where to look.
         drained: Ticks of the pass if its pipeline ran empty in between, and what then ends before the next one begins.
+        early: Where to look if the pass is shorter than that.
         within: The largest relative difference from the formula's bubble.
         weight: How much the fact counts.
     """
@@ -165,8 +167,8 @@ def bubble_is(
         message += hint
         if lasts < ticks(e.case):
             message = (
-                f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and all "
-                f"of the work takes {ticks(e.case)}: which part is left out at this size?"
+                f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and the schedule "
+                f"has {ticks(e.case)}: {early}"
             )
     how = {"direction": Limit.EXACTLY, "unit": Unit.DEVICE_TIME, "weight": weight}
     return facts.at(e, name, Kind.TIME, message, found, form, **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, product
 
 import numpy as np
@@ -39,10 +40,19 @@ def where(e: Evidence, name: str, near: float) -> str:
     return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
 
 
-def layout(e: Evidence, name: str) -> Layout | None:
-    """How a leaf of the results is laid out; None where the contract has put those of several devices together."""
-    leaf = next((output for output in e.outputs if output.name == name), None)
-    return Layout(leaf, e.case.mesh) if leaf and leaf.shape == e.expected[name].shape else None
+def layout(e: Evidence, name: str, *, summed: bool = False) -> Layout | None:
+    """How a leaf of the results is laid out; None where the contract has put those of several devices together.
+
+    With ``summed``, it may have added up the devices' shares along a dim that they alone made.
+    """
+    leaf, wanted = next((output for output in e.outputs if output.name == name), None), e.expected[name].shape
+    if leaf is None or leaf.shape == wanted:
+        return leaf and Layout(leaf, e.case.mesh)
+    for dim in range(len(leaf.shape) if summed else 0):
+        shape, spec = ((*a[:dim], *a[dim + 1 :]) for a in (leaf.shape, leaf.spec))
+        if leaf.spec[dim] and shape == wanted:
+            return Layout(replace(leaf, shape=shape, spec=spec), e.case.mesh)
+    return None
 
 
 def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: str, column: str, first: int = 0) -> str:
@@ -69,7 +79,7 @@ class Layout:
     """How a leaf is laid out: which device holds which block of it."""
 
     def __init__(self, leaf: Leaf, mesh: Mapping[str, int]):
-        self.name, self.shape = leaf.name, leaf.shape
+        self.leaf, self.mesh, self.name, self.shape = leaf, mesh, leaf.name, leaf.shape
         self.parts = [math.prod(mesh[axis] for axis in axes) for axes in leaf.spec]
         self.axes = axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
         alone = len(axes) == sum(size > 1 for size in mesh.values()) == 1
@@ -81,14 +91,22 @@ class Layout:
         # Dims of which a device has more than its own number, and what a function that knows nothing of the others
         # calls them: dims in front that only tell devices apart are not its own.
         self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
-        self.front = next(
-            (d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n), len(self.parts)
-        )
+        self.front = self.dims[0] if self.dims else len(self.parts)
         self.local = [d - self.front for d in self.dims]
 
     def coordinates(self, axis: str) -> np.ndarray:
         """Each device's place on an axis."""
         return np.array([at[self.axes.index(axis)] for at in self.places])
+
+    def holder(self, place: Sequence[int]) -> str:
+        """``pipe=3``: which devices have an element, whose dims are those of all devices together."""
+        on = []
+        for at, size, axes in zip(place, self.shape, self.leaf.spec, strict=True):
+            number = int(at) * math.prod(self.mesh[axis] for axis in axes) // size
+            for axis in reversed(axes):
+                number, coordinate = divmod(number, self.mesh[axis])
+                on += [f"{axis}={coordinate}"] if self.mesh[axis] > 1 else []
+        return ", ".join(sorted(on))
 
     def index(self, place: Sequence[int]) -> list[int]:
         """Of an element, in the array of a device that has it."""

@@ -131,7 +131,8 @@ def equal_ways(e: Evidence) -> Fact:
             f"{back:,.0f} towards lower ones. Which way does each half go?"
         )
     how = {"direction": Limit.EXACTLY, "unit": Unit.BYTES, "weight": 2}
-    return facts.at(e, "bytes each way", Kind.COMMUNICATION, message, forth, back, **how)
+    sent = f"{forth:,.0f} up, {back:,.0f} down"
+    return facts.at(e, "bytes each way", Kind.COMMUNICATION, message, sent, "equal", **how)
 
 
 def ring_facts(judged: Judged, kind: str, both_ways: bool) -> list[Fact]:
@@ -277,6 +278,8 @@ def mlp_facts(judged: Judged) -> list[Fact]:
         "Little may be exposed, and yet it takes longer than waiting would: what does the backward pass read and write "
         "in every step that it would not without a ring?"
     )
+    bias = "Which bias belongs to a device's own features and which to finished rows, and how often is each added?"
+    back = "Does each ring's derivative give every gradient its own rows, and a kernel's the sum over all of them?"
     kept = (
         "How many arrays of a kernel's size does the backward pass have at once, and how many gradients do they make?"
     )
@@ -291,7 +294,7 @@ def mlp_facts(judged: Judged) -> list[Fact]:
     own, shared = ([e for e in judged.all if e.case.sizes.shared is wanted] for wanted in (False, True))
     others = facts.worst([permutes_alone(own), *([permutes_alone(shared, tensor_of)] if shared else [])])
     return [
-        *facts.values_and_gradients(judged.cases, norm="gradients/params"),
+        *facts.values_and_gradients(judged.cases, bias, back, norm="gradients/params"),
         facts.bytes_sent("permute bytes", judged.all, "collective_permute", form, times=(4, 6)),
         others,
         limits.exposed_within(judged, EXPOSED, exposed, weight=4, than=limits.NAIVE),

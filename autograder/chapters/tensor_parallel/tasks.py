@@ -358,10 +358,11 @@ def _travels(e: Evidence, times: int) -> float:
 
 def step_facts(judged: Judged) -> list[Fact]:
     whose = "Is this leaf split or a copy, and whose losses does a device's gradient of it belong to? "
+    loss = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
     cases = judged.cases
     two, three = partial(_travels, times=2), partial(_travels, times=3)
     return [
-        *facts.values_and_gradients(cases, gradients=whose, weight=3),
+        *facts.values_and_gradients(cases, loss, whose, weight=3),
         facts.bytes_sent("all-gather bytes", cases, "all_gather", three, least=two),
         facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", two),
         facts.bytes_sent("all-reduce bytes", cases, "all_reduce", _apart, least=_together),

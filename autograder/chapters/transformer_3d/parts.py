@@ -86,7 +86,8 @@ def whole_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 def whole_facts(judged: Judged) -> list[Fact]:
     gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
-    return [*facts.values_and_gradients(judged.cases, gradients=gradients), *sent.whole_facts(judged.cases)]
+    values = "Which leaves are split over the data axis, along which dim, and in which dtype are they sent? "
+    return [*facts.values_and_gradients(judged.cases, values, gradients), *sent.whole_facts(judged.cases)]
 
 
 # A device's width, hidden units and heads are the same on 3 places as on 2.
