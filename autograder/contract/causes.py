@@ -55,7 +55,8 @@ def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence
         or _alike(measured, expected, tolerance * scale, e.case)
         or _unrounded(measured, expected, right)
         or _rounded((measured - expected) / scale, expected)
-        or (_masked(e, expected, right, tolerance * scale) if _drops(e) and not _without(every, tolerance) else "")
+        or (_as_dropped(e, expected, right, tolerance * scale) if _drops(e) else "")
+        or (_masked(right) if _drops(e) and not _without(every, tolerance) else "")
         or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(e, leaf, right))
     )
     return f"{cause} {whereabouts}".strip()
@@ -256,15 +257,17 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
     return f"{' and '.join(said)} of {measured.size:,} elements.{asks}"
 
 
-def _masked(e: Evidence, expected: np.ndarray, right: np.ndarray, near: float) -> str:
-    """Right and wrong elements mixed along every dim that has wrong ones, as two masks of dropout agree by chance.
-
-    Where just those are right that are dropped, which leaves zero or an input, the masks are right as well.
-    """
+def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: float) -> str:
+    """Just those elements are right that are dropped, which leaves zero or an input."""
     for before in (np.zeros(()), *(a for a in e.drawn.values() if a.shape == expected.shape)):
         dropped = np.abs(expected - before) <= near
         if np.any(dropped) and np.mean(dropped == right) > 0.99:
             return "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
+    return ""
+
+
+def _masked(right: np.ndarray) -> str:
+    """Right and wrong elements mixed along every dim that has wrong ones, as two masks of dropout agree by chance."""
     wrong = (np.any(~right, axis=tuple(d for d in range(right.ndim) if d != dim)) for dim in range(right.ndim))
     right = right[np.ix_(*map(np.flatnonzero, wrong))]
     share, dims = float(np.mean(right)), [dim for dim in range(right.ndim) if right.shape[dim] > 1]
@@ -362,13 +365,14 @@ def of_many_bytes(
         most = max(wide, key=lambda c: c.total_bytes)
         enough = f"in bfloat16 all would be {half:,.0f} bytes"
         return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
-    if 0 < least < high and len(sent) == 1 and largest.count > 1:
-        return largest, f"all of it is {described(largest)}, and {least:,.0f} bytes are enough"
     for c in sorted(sent, key=lambda c: -c.wire_bytes):
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
-            how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             over = " and ".join(c.axes)
+            if 0 < least < high and c.count > 1:
+                each = f"the {array(c)} over {over} sends {c.wire_bytes:,.0f} in each of its {c.count} runs"
+                return c, f"{each}, and {least:,.0f} bytes in all are enough"
+            how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             return c, f"the {excess:,.0f} bytes too many are just what the {array(c)} over {over} sends{how}"
     return largest, f"most of it is {described(largest)}"
 

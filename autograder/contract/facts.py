@@ -88,6 +88,10 @@ def arrays_match(
             alike = (causes.of_values(e, x, tolerance, evidence) for x in before)
             if kind is Kind.GRADIENTS and cause and cause in alike:
                 said[1:] = ["As with “values”."]
+        elif not np.all(np.isfinite(e.measured.get(leaf, np.zeros(())))) and not said[0].endswith(
+            ("?", "leave it out.")
+        ):
+            said.append(hint)
         said.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in said if part) + drawn)
@@ -175,7 +179,9 @@ def bytes_sent(
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
 
-def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str) -> Fact:
+def bytes_at_most(
+    name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str, *, of_wrapper: Form = lambda _: 0
+) -> Fact:
     """What a device sends by all these kinds of collectives together is at most a closed form.
 
     Args:
@@ -184,12 +190,14 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
         kinds: Of collectives, by their names in StableHLO.
         most: Bytes of one device.
         hint: A sentence that ends the message.
+        of_wrapper: Bytes of these that the wrapper sends in any case, which do not count.
     """
     kinds = tuple(kinds)
 
     def look(e: Evidence) -> Fact:
         sent = [c for c in e.costs.collectives if c.kind in kinds]
-        total, limit = sum(c.total_bytes for c in sent), most(e)
+        every, limit = sum(c.total_bytes for c in sent), most(e)
+        total = round(max(every - of_wrapper(e), 0), 3)
         message, line = "", e.line
         if total > limit * (1 + 1e-9):
             line = _many(e, sent, total, limit)[0].line

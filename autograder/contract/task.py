@@ -226,7 +226,8 @@ class Task:
 class Contract:
     """The tasks of a chapter, in the notebook's order, and what its written question is worth.
 
-    ``read`` says where the course's pages explain what a fact is about: page and heading, by the fact's name.
+    ``read`` says where the course's pages explain what a fact is about: page and heading, by the fact's name, or by
+    ``function: fact`` where one function's is explained elsewhere.
     """
 
     chapter: str
@@ -238,7 +239,8 @@ class Contract:
         """Pages and headings that explain what fell short, each once, the first facts first."""
         known = {**self.read, **ABOUT_VERDICTS}
         names = [fact.name for fact in result.missed if fact.kind != Kind.FORM]
-        return list(dict.fromkeys(known[name] for name in [*names, result.verdict] if name in known))
+        own = [name if (name := f"{result.name}: {fact}") in known else fact for fact in [*names, result.verdict]]
+        return list(dict.fromkeys(known[name] for name in own if name in known))
 
     def task(self, name: str) -> Task:
         """The task of that name.

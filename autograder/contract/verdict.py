@@ -239,6 +239,8 @@ class Result:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
             asked = "Does a loop run too often, or is something reduced that should not be?"
+            if any(fact.kind is Kind.VALUES for fact in wrong):
+                asked = f"Begin with “{wrong[0].name}”."
             asked = "Which dtype should travel?" if all(WHICH_DTYPE in fact.message for fact in sent) else asked
             return f"{may}: more is sent than should be. {asked}"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])

@@ -46,12 +46,14 @@ def layout(e: Evidence, name: str, *, summed: bool = False) -> Layout | None:
     With ``summed``, it may have added up the devices' shares along a dim that they alone made.
     """
     leaf, wanted = next((output for output in e.outputs if output.name == name), None), e.expected[name].shape
+    ranks = [len(part.shape) for part in e.inputs if f"/{part.name}".endswith(f"/{name.partition('/')[2]}")]
+    rank = ranks[0] if ranks and "/" in name else None
     if leaf is None or leaf.shape == wanted:
-        return leaf and Layout(leaf, e.case.mesh)
+        return leaf and Layout(leaf, e.case.mesh, rank)
     for dim in range(len(leaf.shape) if summed else 0):
         shape, spec = ((*a[:dim], *a[dim + 1 :]) for a in (leaf.shape, leaf.spec))
         if leaf.spec[dim] and shape == wanted:
-            return Layout(replace(leaf, shape=shape, spec=spec), e.case.mesh)
+            return Layout(replace(leaf, shape=shape, spec=spec), e.case.mesh, rank)
     return None
 
 
@@ -78,7 +80,7 @@ def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: st
 class Layout:
     """How a leaf is laid out: which device holds which block of it."""
 
-    def __init__(self, leaf: Leaf, mesh: Mapping[str, int]):
+    def __init__(self, leaf: Leaf, mesh: Mapping[str, int], rank: int | None = None):
         self.leaf, self.mesh, self.name, self.shape = leaf, mesh, leaf.name, leaf.shape
         self.parts = [math.prod(mesh[axis] for axis in axes) for axes in leaf.spec]
         self.axes = axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
@@ -88,10 +90,12 @@ class Layout:
             f"device {at[0]}" if alone else " and ".join(f"{axis}={i}" for axis, i in zip(axes, at, strict=True))
             for at in self.places
         ]
-        # Dims of which a device has more than its own number, and what a function that knows nothing of the others
-        # calls them: dims in front that only tell devices apart are not its own.
+        # Dims of which a device has more than its own number. Those in front that only tell devices apart are not the
+        # function's own, whose array has ``rank`` dims, where that is known; its own are numbered from there.
         self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
         self.front = self.dims[0] if self.dims else len(self.parts)
+        if rank is not None and 0 <= len(self.parts) - rank <= self.front:
+            self.front = len(self.parts) - rank
         self.local = [d - self.front for d in self.dims]
 
     def coordinates(self, axis: str) -> np.ndarray:

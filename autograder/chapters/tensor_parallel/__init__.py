@@ -12,6 +12,12 @@ from autograder.contract.task import Contract
 
 READ = {
     "values": ("tensor_parallel", "Mistakes that cost people days"),
+    "init_dense: values": ("tensor_parallel", "The first numbers"),
+    "column_parallel_dense: values": ("tensor_parallel", "What travels"),
+    "row_parallel_dense: values": ("tensor_parallel", "What travels"),
+    "tp_mlp: values": ("tensor_parallel", "Two layers, one pair of collectives"),
+    "tp_attention: values": ("tensor_parallel", "Two layers, one pair of collectives"),
+    "tp_train_step: values": ("tensor_parallel", "The scale of a gradient"),
     "initial scale": ("tensor_parallel", "The first numbers"),
     "communication": ("tensor_parallel", "The first numbers"),
     "largest temporary": ("tensor_parallel", "The first numbers"),

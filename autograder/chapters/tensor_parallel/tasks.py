@@ -218,6 +218,8 @@ def _collectives_forward(e: Evidence) -> Fact:
     message, line = "", e.line
     if every != 2 * n or any(count != n for count in runs.values()):
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
+        if runs["all_gather"] > n:
+            between = "What is gathered several times: do the products need other rows?"
         message = f"on mesh {e.case.mesh_text} the forward pass has {said}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
     return facts.at(e, FORWARD, Kind.COMMUNICATION, message, said, f"{n} of each", line=line)

@@ -11,6 +11,10 @@ from autograder.contract.task import Contract
 
 READ = {
     "values": ("tp_transformer", "Mistakes that cost people days"),
+    "tp_transformer_block: values": ("tp_transformer", "What a block is given"),
+    "parallel_transformer_block: values": ("tp_transformer", "One after the other, or side by side"),
+    "vocab_parallel_embed: values": ("tp_transformer", "A vocabulary in parts"),
+    "vocab_parallel_loss: values": ("tp_transformer", "A vocabulary in parts"),
     "gradients": ("tp_transformer", "Whose gradient, and how large"),
     "gradient norm": ("tp_transformer", "Whose gradient, and how large"),
     "all-gather bytes": ("tp_transformer", "What is sent"),

@@ -7,6 +7,11 @@ from autograder.contract.task import Contract
 
 READ = {
     "values": ("transformer_3d", "Mistakes that cost people days"),
+    "init_3d: values": ("transformer_3d", "Who holds what"),
+    "whole_weights: values": ("transformer_3d", "Once for a repeat"),
+    "stage_3d: values": ("transformer_3d", "What each option does"),
+    "layers_3d: values": ("transformer_3d", "Once for a repeat"),
+    "train_step_3d: values": ("transformer_3d", "Whose gradient, and how large"),
     "gradients": ("transformer_3d", "Whose gradient, and how large"),
     "gradient norm": ("transformer_3d", "Whose gradient, and how large"),
     "split dims": ("transformer_3d", "Who holds what"),

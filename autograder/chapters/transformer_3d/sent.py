@@ -19,6 +19,7 @@ from course.schedules import num_ticks
 
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
 _ASKED = "does this case ask for rings?"
+_LATER = "not measured yet: the cases {} are run once those before them pass"
 _NEEDED = "what does a device need that it does not have?"
 SUMS = "Which gradients are summed more often than once, or by devices that have parts of different things?"
 # The results of bfloat16 products in layers of this size, against float32.
@@ -290,7 +291,7 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
             unmeasured(
                 name,
                 Kind.COMPUTE,
-                "not measured yet: the cases in bfloat16 come once the ones before them pass",
+                _LATER.format("in bfloat16"),
                 weight=0,
             )
             for name in names
@@ -339,7 +340,7 @@ def no_pieces(evidence: list[Evidence], times: float) -> Fact:
         else unmeasured(
             name,
             Kind.COMMUNICATION,
-            "not measured yet: the cases with rings come once the ones before them pass",
+            _LATER.format("with rings"),
             weight=0,
         )
     )
