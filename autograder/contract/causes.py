@@ -23,6 +23,7 @@ FEW = 4
 # Elements of dropout's masks are right by chance: of two masks of rate r, r² + (1 - r)² agree.
 _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
+MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
 _NARROW = {"bf16": 2, "f16": 2}
 # Axes of the same role in different cases.
@@ -262,7 +263,7 @@ def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: floa
     for before in (np.zeros(()), *(a for a in e.drawn.values() if a.shape == expected.shape)):
         dropped = np.abs(expected - before) <= near
         if np.any(dropped) and np.mean(dropped == right) > 0.99:
-            return "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
+            return MASKS_RIGHT
     return ""
 
 

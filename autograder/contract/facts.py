@@ -14,7 +14,7 @@ from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import NOT_MEASURED, Fact, Kind, Limit, Unit, counted
-from autograder.contract.whereabouts import layout
+from autograder.contract.whereabouts import layout, rank_of
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -82,10 +82,11 @@ def arrays_match(
             cases = [x for x in evidence if _differs(x, tolerance)], others
             cause = causes.of_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
-            said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
-            alike = (causes.of_values(e, x, tolerance, evidence) for x in before)
+            alike = [causes.of_values(e, x, tolerance, evidence) for x in before]
+            partly = partly or any(causes.MASKS_RIGHT in one for one in alike)
+            said += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
             if kind is Kind.GRADIENTS and cause and cause in alike:
                 said[1:] = ["As with “values”."]
         elif not np.all(np.isfinite(e.measured.get(leaf, np.zeros(())))) and not said[0].endswith(
@@ -425,7 +426,9 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         return at(e, name, kind, "", **figures)
     worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
     laid = layout(e, leaf, summed=True)
-    index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else ([*map(int, worst_at)], "")
+    rank = rank_of(e, leaf)
+    whole = [*map(int, worst_at)][len(worst_at) - rank if rank and rank <= len(worst_at) else 0 :]
+    index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else (whole, "")
     place = (f" at {index}" if index else "") + (f" (on {on})" if on else "")
     texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
     said = f"measured {texts[0]}, expected {texts[1]}{place}"

@@ -13,6 +13,8 @@ import msgspec
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
 NOT_MEASURED = "not measured"
+# From this multiple of a limit on, a loop that runs too often is likely, which makes values wrong as well.
+MUCH_MORE = 1.25
 WHICH_DTYPE = "which dtype should travel?"
 LATER_LOSSES = "The loss of step 0 is right"
 
@@ -141,6 +143,13 @@ class Fact:
         return -1 if self.measured < low else int(self.measured > high)
 
     @property
+    def excess(self) -> float:
+        """What was measured as a multiple of the most that is allowed; infinite where nothing is."""
+        most = self.limit[1] if isinstance(self.limit, tuple) else self.limit
+        numbers = isinstance(self.measured, int | float) and isinstance(most, int | float) and most
+        return self.measured / most if numbers else math.inf  # type: ignore[operator]
+
+    @property
     def unit_text(self) -> str:
         """The unit as people read it: ``ms on 8xH100``."""
         join = {Unit.MILLISECONDS: f"ms on {self.of}", Unit.PRODUCTS: f"{self.of} x {self.of} products"}
@@ -239,7 +248,7 @@ class Result:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
             asked = "Does a loop run too often, or is something reduced that should not be?"
-            if any(fact.kind is Kind.VALUES for fact in wrong):
+            if any(fact.kind is Kind.VALUES for fact in wrong) and any(fact.excess < MUCH_MORE for fact in sent):
                 asked = f"Begin with “{wrong[0].name}”."
             asked = "Which dtype should travel?" if all(WHICH_DTYPE in fact.message for fact in sent) else asked
             return f"{may}: more is sent than should be. {asked}"

@@ -40,14 +40,20 @@ def where(e: Evidence, name: str, near: float) -> str:
     return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
 
 
+def rank_of(e: Evidence, name: str) -> int | None:
+    """The dims of an input, of which a leaf of the results is the gradient or the updated value; None for no input."""
+    inner = name.partition("/")[2]
+    ranks = [len(leaf.shape) for leaf in e.inputs if inner and f"/{leaf.name}".endswith(f"/{inner}")]
+    return ranks[0] if ranks else None
+
+
 def layout(e: Evidence, name: str, *, summed: bool = False) -> Layout | None:
     """How a leaf of the results is laid out; None where the contract has put those of several devices together.
 
     With ``summed``, it may have added up the devices' shares along a dim that they alone made.
     """
     leaf, wanted = next((output for output in e.outputs if output.name == name), None), e.expected[name].shape
-    ranks = [len(part.shape) for part in e.inputs if f"/{part.name}".endswith(f"/{name.partition('/')[2]}")]
-    rank = ranks[0] if ranks and "/" in name else None
+    rank = rank_of(e, name)
     if leaf is None or leaf.shape == wanted:
         return leaf and Layout(leaf, e.case.mesh, rank)
     for dim in range(len(leaf.shape) if summed else 0):
@@ -94,8 +100,9 @@ class Layout:
         # function's own, whose array has ``rank`` dims, where that is known; its own are numbered from there.
         self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
         self.front = self.dims[0] if self.dims else len(self.parts)
-        if rank is not None and 0 <= len(self.parts) - rank <= self.front:
-            self.front = len(self.parts) - rank
+        before = len(self.parts) - rank if rank is not None else -1
+        if before >= 0 and list(self.shape[:before]) == self.parts[:before]:
+            self.front = before
         self.local = [d - self.front for d in self.dims]
 
     def coordinates(self, axis: str) -> np.ndarray:

@@ -171,7 +171,7 @@ def stage_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
     def held(gradient, spec):
         gradient = np.asarray(gradient).reshape(places, 1, stages, *gradient.shape[1:])
-        return np.stack([cut(gradient[place[axes_of(case)[0]]], spec, place, case) for place in places_of(case)])
+        return np.stack([cut(gradient[place[axes_of(case)[0]]], spec, place, case)[0, 0] for place in places_of(case)])
 
     whole = inputs["x"].shape
     added = np.asarray(y).reshape(whole) - inputs["x"]

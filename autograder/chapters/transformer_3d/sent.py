@@ -292,7 +292,6 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
                 name,
                 Kind.COMPUTE,
                 _LATER.format("in bfloat16"),
-                weight=0,
             )
             for name in names
         ]
@@ -341,6 +340,5 @@ def no_pieces(evidence: list[Evidence], times: float) -> Fact:
             name,
             Kind.COMMUNICATION,
             _LATER.format("with rings"),
-            weight=0,
         )
     )
