@@ -172,13 +172,9 @@ def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
 
 def _ratios(leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
     """The factor that a leaf is off by in each case that has one, 1 where it is right."""
-    pairs = ((e.case, e.measured.get(leaf), e.expected.get(leaf)) for e in every)
-    same = [(case, a.astype(np.float64), b.astype(np.float64)) for case, a, b in pairs if _comparable(a, b)]
-    return [(case, ratio) for case, a, b in same if (ratio := _ratio(a, b))]
-
-
-def _comparable(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    return a is not None and b is not None and a.shape == b.shape
+    both = [e for e in every if leaf in e.measured and leaf in e.expected]
+    sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in both]
+    return [(case, ratio) for case, a, b in sides if a.shape == b.shape and (ratio := _ratio(a, b))]
 
 
 def _factor(

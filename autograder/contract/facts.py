@@ -424,10 +424,10 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     figures: dict[str, Any] = {"measured": error, "limit": tolerance, "unit": Unit.RELATIVE}
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
-    worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    worst_at = tuple(map(int, np.unravel_index(int(np.argmax(errors)), errors.shape)))
     laid = layout(e, leaf, summed=True)
     rank = rank_of(e, leaf)
-    whole = [*map(int, worst_at)][len(worst_at) - rank if rank and rank <= len(worst_at) else 0 :]
+    whole = list(worst_at)[len(worst_at) - rank if rank and rank <= len(worst_at) else 0 :]
     index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else (whole, "")
     place = (f" at {index}" if index else "") + (f" (on {on})" if on else "")
     texts = _apart(float(measured[worst_at]), float(expected[worst_at]))
