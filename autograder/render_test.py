@@ -154,6 +154,16 @@ def test_a_stub_is_not_started_and_no_error():
         assert "not started" in shown and "error" not in shown and "gather:9" not in shown
 
 
+def test_a_pass_says_in_how_many_cases_and_large_sizes_are_readable():
+    fact = fact_in_bytes("temporaries", 610_515_992, 700_000_000, 646_333_964, passed=True)
+    shown = printed(Result("f", 1, 1, PASS, (fact,), cases=("tensor=8", "tensor=8, forward alone")), width=160)
+    assert "Temporaries: yours 582.2 MiB, the reference 616.4 MiB" in shown
+    said = (
+        "Passes in all 2 cases; grading draws inputs of its own, and one more case. Here: tensor=8; tensor=8, forward"
+    )
+    assert said in shown and "Passes in its one case;" in printed(Result("f", 1, 1, PASS, (fact,), cases=("a",)))
+
+
 def test_a_pass_says_what_the_reference_takes_where_that_is_something_else():
     facts = (fact_in_bytes("temporaries", 900, 1200, 1000, passed=True), fact_in_bytes("sent", 8, 8, 8, passed=True))
     for shown in (facts_html(Result("f", 1, 1, PASS, facts)), printed(Result("f", 1, 1, PASS, facts))):

@@ -275,4 +275,6 @@ def judged_with(mutant: str) -> dict[str, Any]:
 def test_a_message_says_where_a_mistake_is_and_how_large_and_not_what_to_write(mutant, fact, pattern, absent):
     failed = judged_with(mutant)[fact]
     assert re.search(pattern, failed.message) and absent not in failed.message, failed.message
-    assert failed.line == "" if failed.kind.required else failed.line.startswith("mine:"), failed.line
+    # Nothing that is written is to blame for what is missing, or for what waits in many places.
+    nowhere = failed.kind.required or failed.amiss < 0 or failed.name == "exposed over data"
+    assert failed.line == "" if nowhere else failed.line.startswith("mine:"), failed.line
