@@ -6,7 +6,6 @@ and inherits its colours from the page, so that it is readable in light and dark
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from html import escape
 
@@ -29,7 +28,7 @@ from autograder.contract.verdict import (
     Report,
     Result,
     Unit,
-    listed,
+    size,
 )
 
 WORDS = {
@@ -50,7 +49,6 @@ ORIGINAL = "Python's or JAX's own error"
 NONE: Mapping[str, str] = {}
 DENIED = "refused by the sandbox and reported"
 LONGEST, WIDEST = 4000, 100
-LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 _CELL = "padding:3px 16px 3px 0;text-align:left;vertical-align:top;border:none;"
 _WORDS = "min-width:6em;overflow-wrap:break-word;"
@@ -111,14 +109,6 @@ def number(value: float | str | None) -> str:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
-def size(number: float) -> str:
-    """Format a large number of bytes in a readable unit; "" for a small one."""
-    if number < LARGE:
-        return ""
-    power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
-    return f"{number / 1024**power:.4g} {UNITS[power]}"
-
-
 def quantity(value: float, unit: str) -> str:
     """A number in that unit, which the reader sees elsewhere; a large number of bytes in MiB or GiB."""
     return (size(value) if unit == "bytes" else "") or number(value)
@@ -128,7 +118,7 @@ def _name(fact: Fact) -> tuple[str, str]:
     """The fact's name, and its unit if neither the name nor the figures show it."""
     name, unit = plain(fact.name), plain(fact.unit_text)
     suffix = f"({unit})" if unit and unit not in name.split() and not _sizes(fact)[2] else ""
-    how = "the point" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
+    how = "half of the points" if fact.point and not fact.kind.required else "" if fact.weight else "advice"
     return name, f"{suffix} {how}".strip()
 
 
@@ -188,8 +178,9 @@ def _lines_below(result: Result) -> list[str]:
     """The lines below a passing table: the reference's figures, and the cases it passed on."""
     lines = [result.compared] if result.compared else []
     if result.verdict == PASS and result.cases:
-        where = listed(result.cases)
-        lines.append(f"Passes on {where}: all that grading looks at, but for the inputs that it draws itself.")
+        count, which = len(result.cases), "; ".join(result.cases)
+        passes = f"Passes in all {count} cases" if count > 1 else "Passes in its one case"
+        lines.append(f"{passes}; grading draws inputs of its own, and one more case. Here: {which}.")
     return lines
 
 

@@ -387,12 +387,14 @@ if __name__ == "__main__":
 # |---|---|
 # | exposed communication on 8 H100, forward and backward | at most 0.4 of `tp_mlp`'s |
 # | predicted time on 8 H100, forward and backward | at most `tp_mlp`'s |
+# | temporaries, forward and backward | at most 1.5 of `tp_mlp`'s |
 # | bytes sent per device, forward and backward | four to six times (n-1)/n of all rows, by `ppermute` |
 # | any other collective | none |
 #
 # What flows back depends on what the layer gave: the backward pass begins when the forward pass has ended. Each
 # device's gradients are its own: for parts of the kernels sums over all rows, for the bias of `down` over its own
-# rows.
+# rows. The layers may be the same over the other axes of the mesh, as in the lab below; JAX then sums their gradients
+# over these axes.
 
 
 # %%

@@ -81,7 +81,7 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | standard deviation of a whole kernel | 0.9 to 1.1 times one device's |
-# | largest array at any moment, kernels split over 6 devices | at most two of a kernel's parts |
+# | largest temporary, kernels split over 6 devices | at most two of a kernel's parts |
 # | operations of a device there | at most 400 for each number of its parts |
 # | communication | none |
 #

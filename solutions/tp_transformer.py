@@ -383,7 +383,7 @@ if __name__ == "__main__":
 #
 # | budget | |
 # |---|---|
-# | largest array at any moment | 1.5 times `batch x seq x vocab/n` elements |
+# | largest temporary | 1.5 times `batch x seq x vocab/n` elements |
 # | sent, forward and backward | the activations once each way, and three numbers a token in all-reduces |
 #
 # With `T` tokens that is `2 (n-1)/n 4 T width` bytes, and `2 (n-1)/n 4 (3 T + 1)`.
@@ -464,7 +464,8 @@ if __name__ == "__main__":
 # | budget | |
 # |---|---|
 # | exposed communication, 8 H100 | at most 0.4 of a step that gathers and scatters in one piece |
-# | largest array at any moment | half of all logits |
+# | predicted time | at most that step's, less 0.15 times what it exposes: work that fills the wait is no gain |
+# | largest temporary | half of all logits |
 # | activations sent | 1.5 times the gathers and scatters of all layers, embedding and loss, forward and backward |
 # | all-reduce | whole leaves once over `tensor_axis`, every leaf once over `data_axis`, and the sums of the loss |
 #

@@ -56,6 +56,7 @@ LIMITS = [
     ("async_tensor_parallel.bidirectional_matmul_scatter", "seconds", async_tp.BOTH_WAYS, NAIVE, 1.15, 1.1),
     (ASYNC, "exposed", async_tp.EXPOSED, NAIVE, 1.15, 1.15),
     (ASYNC, "seconds", async_tp.MLP_TIME, NAIVE, 1.15, 1),
+    (ASYNC, "temporaries", async_tp.MLP_TEMPORARIES, NAIVE, 1.15, 0),
 ]
 
 
@@ -93,6 +94,8 @@ OTHERS = [
     ("single_device.chunked_attention", "keeps_every_chunk", "temporaries", NAIVE, 1.15 * 0.4, inf),
     (ASYNC, "hides_the_forward_pass_alone", "exposed", NAIVE, 1.15 * async_tp.EXPOSED, inf),
     (ASYNC, "leaves_the_derivative_to_jax", "exposed", NAIVE, 0, 0.1),
+    (ASYNC, "keeps_every_product", "seconds", NAIVE, 0, 0.93),
+    (ASYNC, "keeps_every_product", "temporaries", NAIVE, 1.15 * async_tp.MLP_TEMPORARIES, inf),
     (ASYNC, "leaves_the_derivative_to_jax", "seconds", NAIVE, 1.15, inf),
     (
         "tp_transformer.parallel_transformer_block",

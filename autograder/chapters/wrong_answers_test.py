@@ -282,10 +282,10 @@ MESSAGES = [
     (
         "looping_pipeline.averages_after_the_backward_pass",
         "exposed over data",
-        "less if sending over 'data' took no time, 1.00 times the naive's",
+        "less if sending over 'data' took no time, 1.00 times the naive baseline's",
         "custom_vjp",
     ),
-    ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive's", "custom_vjp"),
+    ("async_tensor_parallel.leaves_the_derivative_to_jax", "predicted time", "times the naive baseline", "custom_vjp"),
 ]
 
 
@@ -304,4 +304,6 @@ def judged_with(mutant: str) -> dict[str, Any]:
 def test_a_message_says_where_a_mistake_is_and_how_large_and_not_what_to_write(mutant, fact, pattern, absent):
     failed = judged_with(mutant)[fact]
     assert re.search(pattern, failed.message) and absent not in failed.message, failed.message
-    assert failed.line == "" if failed.kind.required else failed.line.startswith("mine:"), failed.line
+    # Nothing that is written is to blame for what is missing, or for what waits in many places.
+    nowhere = failed.kind.required or failed.amiss < 0 or failed.name == "exposed over data"
+    assert failed.line == "" if nowhere else failed.line.startswith("mine:"), failed.line

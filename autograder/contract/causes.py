@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from autograder.contract.case import Case
 from autograder.contract.task import Evidence
-from autograder.contract.verdict import LATER_LOSSES, listed
-from autograder.contract.whereabouts import where
+from autograder.contract.verdict import LATER_LOSSES, WHICH_DTYPE, listed
+from autograder.contract.whereabouts import layout, where
 from course.program import Collective, Leaf
 
 # If nearly all elements are off by less than this fraction of the largest, the formula is right and rounding differs.
@@ -22,12 +23,22 @@ FEW = 4
 # Elements of dropout masks agree by chance: two masks of rate r agree on r² + (1 - r)² of their elements.
 _BY_CHANCE = (0.1, 0.95)
 ROUNDING = "All of it is off by a little"
+MASKS_RIGHT = "What is dropped is right, so the masks are right, too; what is not dropped is wrong."
 KEYS = "is each mask drawn in the specified shape, and from the specified key: of which device, microbatch and layer?"
 _NARROW = {"bf16": 2, "f16": 2}
+# Axes of the same role in different cases.
+_ROLES = {"replica": "data", "stage": "pipe", "model": "tensor"}
 
 
-def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
-    """Describe in a sentence what all wrong elements of a leaf have in common; empty if nothing."""
+def of_values(e: Evidence, leaf: str, tolerance: float, every: Sequence[Evidence] = ()) -> str:
+    """Describe in a sentence what all wrong elements of a leaf have in common; empty if nothing.
+
+    Args:
+        e: The case that is described.
+        leaf: The name of one of its results.
+        tolerance: The allowed error, relative to the largest element.
+        every: All cases, which may distinguish causes that this one alone does not.
+    """
     measured, expected = (side[leaf].astype(np.float64) for side in (e.measured, e.expected))
     scale, errors = float(np.max(np.abs(expected), initial=0)), np.abs(measured - expected)
     if not scale:
@@ -35,17 +46,19 @@ def of_values(e: Evidence, leaf: str, tolerance: float) -> str:
     if not np.any(measured):
         return "All of it is zero." if measured.size > 1 else "It is zero."
     right = errors <= tolerance * scale
-    if factor := _factor(measured, expected, e.case):
+    if factor := _factor(measured, expected, e.case, _ratios(leaf, every)):
         return factor
     whereabouts = where(e, leaf, tolerance * scale)
     cause = (
         _unwritten(measured, right)
-        or _first_step(leaf, right)
+        or _first_step(e, leaf, right)
         or _elsewhere(measured, expected, tolerance * scale)
         or _alike(measured, expected, tolerance * scale, e.case)
+        or _unrounded(measured, expected, right)
         or _rounded((measured - expected) / scale, expected)
-        or (_masked(right) if _drops(e) else "")
-        or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(right))
+        or (_as_dropped(e, expected, right, tolerance * scale) if _drops(e) else "")
+        or (_masked(right) if _drops(e) and not _without(every, tolerance) else "")
+        or ("" if whereabouts or not np.any(expected[right]) else _at_one_place(e, leaf, right))
     )
     return f"{cause} {whereabouts}".strip()
 
@@ -63,9 +76,14 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
     wrong, several = list(wrong), lambda e: math.prod(e.case.mesh.values()) > 1
     right = [e for e in right if several(e) or not all(map(several, wrong))]
     dropped, kept = (list(map(_drops, cases)) for cases in (wrong, right))
-    if all(dropped) and kept and not any(kept):
+    only = all(dropped) and not all(kept)
+    if KEYS in cause:
+        return "It is right in every case without dropout." if only else ""
+    if only and not any(kept):
         return f"It is right in every case without dropout and wrong with it: {KEYS}"
-    if KEYS in cause or cause.startswith(ROUNDING):
+    if only:
+        return f"It is right in every case without dropout: {KEYS} {hint}".strip()
+    if cause.startswith(ROUNDING):
         return ""
     unsure = all(dropped) and not kept and not cause and nothing_right
     more = f"There is dropout in every case here: {KEYS}" if unsure else ""
@@ -75,6 +93,19 @@ def question(cause: str, hint: str, wrong: Iterable[Evidence], right: Iterable[E
 def _drops(e: Evidence) -> bool:
     """Return True if the function is given a key, for dropout."""
     return bool(getattr(e.case.sizes, "dropout", 0)) and any(leaf.name.split("/")[0] == "key" for leaf in e.inputs)
+
+
+def _without(every: Sequence[Evidence], tolerance: float) -> bool:
+    """Whether anything is wrong in a case without dropout, which no mask explains."""
+    return any(_wrong(e, leaf, tolerance) for e in every if not _drops(e) for leaf in e.expected)
+
+
+def _wrong(e: Evidence, leaf: str, tolerance: float) -> bool:
+    measured, expected = e.measured.get(leaf), e.expected[leaf]
+    if measured is None or measured.shape != expected.shape:
+        return True
+    errors = np.abs(measured.astype(np.float64) - expected)
+    return not np.max(errors, initial=0) <= tolerance * np.max(np.abs(expected), initial=1e-30)
 
 
 def of_leaves(wrong: Sequence[str], every: Sequence[str]) -> str:
@@ -95,38 +126,72 @@ def times(ratio: float) -> str:
     return f"{ratio:.4g} times what it should be"
 
 
-def having(size: float, case: Case[Any]) -> str:
-    """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty."""
-    mesh = case.mesh
+def having(size: float, case: Case[Any], others: Iterable[tuple[Case[Any], float]] = ()) -> str:
+    """The quantities of a case with that size: axes, alone or combined, or the number of microbatches; may be empty.
+
+    ``others`` are cases with the size that the same quantity must have there; a quantity that differs in any of them is
+    left out, unless that leaves nothing.
+    """
+    mesh, others = case.mesh, list(others)
     axes = [axis for axis in mesh if mesh[axis] > 1]
-    found = [
+    known = [
         some
         for count in range(1, len(axes) + 1)
         for some in combinations(axes, count)
         if abs(math.prod(mesh[axis] for axis in some) / size - 1) < 1e-3
     ]
+    found = [some for some in known if all(abs(_together(some, x) / there - 1) < 1e-3 for x, there in others)]
+    microbatches = abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3
+    as_many = microbatches and all(abs(x.sizes.num_microbatches / there - 1) < 1e-3 for x, there in others)
+    if not found and not as_many:
+        found, as_many = known, microbatches
     alone = [some[0] for some in found if len(some) == 1]
     together = [listed(map(repr, some)) for some in found if len(some) > 1]
     matches = [f"axis {' or '.join(map(repr, alone))} has that size"] if alone else []
     matches += [f"axes {', or '.join(together)} together have that size"] if together else []
-    if abs(getattr(case.sizes, "num_microbatches", 0) / size - 1) < 1e-3:
+    if as_many:
         matches.append("there are as many microbatches")
     return ", or ".join(matches)
 
 
-def _factor(measured: np.ndarray, expected: np.ndarray, case: Case[Any]) -> str:
-    """The common factor that the whole leaf is off by, which is the strongest hint at the cause.
+def _together(axes: Iterable[str], case: Case[Any]) -> int:
+    """The number of places on axes with the same roles in another case, whose mesh may name them differently."""
+    sizes = {_ROLES.get(axis, axis): size for axis, size in case.mesh.items()}
+    return math.prod(sizes.get(_ROLES.get(axis, axis), 1) for axis in axes)
+
+
+def _ratio(measured: np.ndarray, expected: np.ndarray) -> float:
+    """The common factor that a whole leaf is off by; 0 if there is none."""
+    scale = float(np.max(np.abs(expected), initial=0))
+    if not scale:
+        return 0
+    ratio = float(np.sum(measured * expected) / np.sum(np.square(expected)))
+    off = np.max(np.abs(measured - ratio * expected))
+    return 0 if abs(ratio) < 1e-6 or not off <= min(1e-3, max(abs(ratio - 1) / 10, 2e-5)) * scale else ratio
+
+
+def _ratios(leaf: str, every: Iterable[Evidence]) -> list[tuple[Case[Any], float]]:
+    """The common factor of a leaf in each case that has one, 1 where it is right."""
+    both = [e for e in every if leaf in e.measured and leaf in e.expected]
+    sides = [(e.case, *(side[leaf].astype(np.float64) for side in (e.measured, e.expected))) for e in both]
+    return [(case, ratio) for case, a, b in sides if a.shape == b.shape and (ratio := _ratio(a, b))]
+
+
+def _factor(
+    measured: np.ndarray, expected: np.ndarray, case: Case[Any], others: Sequence[tuple[Case[Any], float]]
+) -> str:
+    """The one factor that the whole leaf is off by, since that says most about the cause.
 
     Any two numbers differ by some factor, so for losses, on any number of devices, it must equal a size of the case.
     """
-    ratio, scale = float(np.sum(measured * expected) / np.sum(np.square(expected))), float(np.max(np.abs(expected)))
-    if abs(ratio) < 1e-6 or np.max(np.abs(measured - ratio * expected)) > min(1e-3, abs(ratio - 1) / 10) * scale:
+    ratio = _ratio(measured, expected)
+    if not ratio or np.max(np.abs(measured - ratio * expected)) > abs(ratio - 1) / 10 * np.max(np.abs(expected)):
         return ""
     single = _distinct(expected) < FEW
     whole = "It" if single else "All of it"
-    if larger := having(ratio, case) if ratio > 1 else "":
+    if larger := having(ratio, case, others) if ratio > 1 else "":
         return f"{whole} is {ratio:.4g} times too large, and {larger}: sum or mean?"
-    if smaller := having(1 / ratio, case) if 0 < ratio < 1 else "":
+    if smaller := having(1 / ratio, case, [(x, 1 / r) for x, r in others]) if 0 < ratio < 1 else "":
         return f"{whole} is {1 / ratio:.4g} times too small, and {smaller}: mean or sum?"
     if abs(ratio + 1) < 1e-3:
         return f"{whole} has the opposite sign."
@@ -145,9 +210,11 @@ def _unwritten(measured: np.ndarray, right: np.ndarray) -> str:
     return "Wherever it is wrong it is zero: which part is never written, or never arrives?"
 
 
-def _first_step(leaf: str, right: np.ndarray) -> str:
-    """Report losses of several steps of which only the first is right."""
-    if leaf.rpartition("/")[2] != "losses" or right.ndim != 1 or not right[0]:
+def _first_step(e: Evidence, leaf: str, right: np.ndarray) -> str:
+    """Report losses of several steps, along the last dim, of which only the first is right."""
+    name, steps = leaf.rpartition("/")[2], getattr(e.case.sizes, "steps", 0)
+    of_steps = name == "losses" or (name == "loss" and steps > 1 and right.shape[-1:] == (steps,))
+    if not of_steps or not right.ndim or not np.all(right[..., 0]):
         return ""
     return f"{LATER_LOSSES}, and later ones follow from the update: look at gradients and update first."
 
@@ -189,6 +256,15 @@ def not_finite(e: Evidence, measured: np.ndarray) -> str:
     return f"{' and '.join(counts)} of {measured.size:,} elements.{asks}"
 
 
+def _as_dropped(e: Evidence, expected: np.ndarray, right: np.ndarray, near: float) -> str:
+    """Just those elements are right that are dropped, which leaves zero or an input."""
+    for before in (np.zeros(()), *(a for a in e.drawn.values() if a.shape == expected.shape)):
+        dropped = np.abs(expected - before) <= near
+        if np.any(dropped) and np.mean(dropped == right) > 0.99:
+            return MASKS_RIGHT
+    return ""
+
+
 def _masked(right: np.ndarray) -> str:
     """Report right and wrong elements mixed along every dim with errors, as two dropout masks agree by chance."""
     wrong = (np.any(~right, axis=tuple(d for d in range(right.ndim) if d != dim)) for dim in range(right.ndim))
@@ -200,6 +276,15 @@ def _masked(right: np.ndarray) -> str:
     if not all(np.mean((line > 0) & (line < 1)) > 0.5 for line in lines):
         return ""
     return f"{share:.0%} of its elements are right, here and there, as two masks of dropout agree by chance: {KEYS}"
+
+
+def _unrounded(measured: np.ndarray, expected: np.ndarray, right: np.ndarray) -> str:
+    """What is wrong is right once it is rounded to bfloat16."""
+    found, wanted = (a[~right].astype(np.float32) for a in (measured, expected))
+    low = found.astype(jnp.bfloat16).astype(np.float32)
+    if not found.size or np.any(low != wanted):
+        return ""
+    return "These are numbers of float32 that should have been rounded to bfloat16: where are they sent, and as what?"
 
 
 def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
@@ -214,10 +299,27 @@ def _rounded(errors: np.ndarray, expected: np.ndarray) -> str:
     )
 
 
-def _at_one_place(right: np.ndarray) -> str:
-    """Report the indices of a dim that contain all wrong elements, if few or contiguous; uses the best such dim."""
+def _at_one_place(e: Evidence, leaf: str, right: np.ndarray) -> str:
+    """Locate the wrong elements: on some devices, or at few or contiguous indices of a device's own array."""
+    laid = layout(e, leaf)
+    if laid and len(laid.devices) > 1:
+        own = laid.of(right) > 0
+        wrong = np.any(~own, axis=tuple(range(1, own.ndim)))
+        coordinates = [
+            (axis, [i for i in range(size) if np.any(wrong[laid.coordinates(axis) == i])])
+            for axis, size in e.case.mesh.items()
+            if axis in laid.axes
+        ]
+        some = [f"{axis}={i[0]}" for axis, i in coordinates if len(i) == 1]
+        here = f"Only devices with {' and '.join(some)} are wrong." if some else ""
+        return f"{here} {_along(own[wrong], 1, laid.local)}".strip()
+    return _along(right, 0, range(right.ndim))
+
+
+def _along(right: np.ndarray, first: int, names: Sequence[int]) -> str:
+    """Use the best dim from ``first`` on; ``names`` are the names of the dims."""
     found = []
-    for dim in range(right.ndim):
+    for dim in range(first, right.ndim):
         others = tuple(other for other in range(right.ndim) if other != dim)
         wrong = np.flatnonzero(~np.all(right, axis=others))
         if len(wrong) < right.shape[dim] and (len(wrong) < 5 or wrong[-1] - wrong[0] < len(wrong)):
@@ -227,7 +329,7 @@ def _at_one_place(right: np.ndarray) -> str:
     _, dim, wrong = min(found, key=lambda one: one[:2])
     which = f"{wrong[0]} to {wrong[-1]}" if len(wrong) > 4 else listed(map(str, wrong))
     places = f"index {which} is" if len(wrong) == 1 else f"indices {which} are"
-    return f"Along dim {dim}, of {right.shape[dim]}, only {places} wrong."
+    return f"Along dim {names[dim - first]}, of {right.shape[dim]}, only {places} wrong."
 
 
 def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf]) -> str:
@@ -239,14 +341,29 @@ def of_few_bytes(sent: Sequence[Collective], low: float, inputs: Iterable[Leaf])
         most = max(narrow, key=lambda c: c.total_bytes)
         return (
             f"{array(most)} has numbers of {_NARROW[most.dtype]} bytes, and in float32 it would be {wide:,.0f} "
-            "bytes: which dtype should travel?"
+            f"bytes: {WHICH_DTYPE}"
         )
     return "is something never sent, or by another collective?"
 
 
-def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tuple[Collective, str]:
-    """Name the collective that may be redundant, as a sentence: one that sends exactly the excess, else the largest."""
+def of_many_bytes(
+    sent: Sequence[Collective], total: float, high: float, least: float = 0, low: bool = False
+) -> tuple[Collective, str]:
+    """Name the collective that may be redundant, as a sentence: one that sends exactly the excess, else the largest.
+
+    Args:
+        sent: The collectives that count.
+        total: Their total bytes.
+        high: Upper limit in bytes.
+        least: The bytes that are enough; 0 if not known.
+        low: Whether bfloat16 is required.
+    """
     excess, largest = total - high, max(sent, key=lambda c: c.total_bytes)
+    wide = [c for c in sent if c.dtype == "f32"]
+    if low and wide and (half := total - sum(c.total_bytes for c in wide) / 2) <= high * (1 + 1e-4):
+        most = max(wide, key=lambda c: c.total_bytes)
+        enough = f"in bfloat16 all would be {half:,.0f} bytes"
+        return most, f"{array(most)} has numbers of 4 bytes, and {enough}: {WHICH_DTYPE}"
     for c in sorted(sent, key=lambda c: -c.wire_bytes):
         runs = round(excess / c.wire_bytes) if c.wire_bytes else 0
         twin = [other for other in sent if other is not c and (other.line, array(other)) == (c.line, array(c))]
@@ -258,8 +375,11 @@ def of_many_bytes(sent: Sequence[Collective], total: float, high: float) -> tupl
                 "make one step too many?"
             )
         if 1 <= runs <= c.count and abs(excess - runs * c.wire_bytes) <= 1e-3 * excess:
-            how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             over = " and ".join(c.axes)
+            if 0 < least < high and c.count > 1:
+                each = f"the {array(c)} over {over} sends {c.wire_bytes:,.0f} in each of its {c.count} runs"
+                return c, f"{each}, and {least:,.0f} bytes in all are enough"
+            how = f" in {runs} of its {c.count} runs" if c.count > 1 else ""
             return c, f"the {excess:,.0f} bytes too many are just what the {array(c)} over {over} sends{how}"
     return largest, f"most of it is {described(largest)}{'.' if inserted(largest) else ''}{inserted(largest)}"
 

@@ -14,6 +14,7 @@ from autograder.contract import causes
 from autograder.contract.causes import plain
 from autograder.contract.task import Case, Evidence
 from autograder.contract.verdict import FEW_BYTES, FOLLOW, NOT_MEASURED, Fact, Kind, Limit, Unit, counted
+from autograder.contract.whereabouts import layout, rank_of
 from course.program import Collective
 from course.program.program import spec_of
 
@@ -81,14 +82,21 @@ def arrays_match(
         if found[first].unit == Unit.RELATIVE:
             others = [x for x in evidence if not _differs(x, tolerance) and any(x is y for y, _ in leaves)]
             cases = [x for x in evidence if _differs(x, tolerance)], others
-            cause = causes.of_values(e, leaf, tolerance)
+            cause = causes.of_values(e, leaf, tolerance, evidence)
             partly = len(wrong) < len(leaves) or bool(np.any(np.isclose(e.measured[leaf], e.expected[leaf])))
-            sentences += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
             before = [(x, _leaf_match("", kind, e, x, tolerance)) for x in e.expected if _under(x, "values")]
             before = [x for x, fact in before if not fact.passed and fact.unit == Unit.RELATIVE]
-            if kind is Kind.GRADIENTS and cause and cause in (causes.of_values(e, x, tolerance) for x in before):
+            alike = [causes.of_values(e, x, tolerance, evidence) for x in before]
+            partly = partly or any(causes.MASKS_RIGHT in one for one in alike)
+            sentences += [cause, causes.question(cause, hint, *cases, nothing_right=not partly)]
+            if kind is Kind.GRADIENTS and cause and cause in alike:
                 sentences[1:] = ["As with “values”."]
-        sentences += [not_finite] if found[first].limit == "finite" else []
+        elif not_finite and found[first].limit == "finite":
+            sentences.append(not_finite)
+        elif not np.all(np.isfinite(e.measured.get(leaf, np.zeros(())))) and not sentences[0].endswith(
+            ("?", "leave it out.")
+        ):
+            sentences.append(hint)
         sentences.append(causes.of_leaves(*([leaf for x, leaf in some if x is e] for some in (wrong, leaves))))
         drawn = "" if e.secret or found[first].unit != Unit.RELATIVE else picture(e)
         found[first] = replace(found[first], message=" ".join(part.strip() for part in sentences if part) + drawn)
@@ -177,15 +185,18 @@ def bytes_sent(
         if not low * (1 - ROUNDING) <= total <= high * (1 + ROUNDING):
             by = f" by {' or '.join(map(plain, kinds))}" if kinds and len(kinds) < 3 else ""
             by += f" over {over(e.case)!r}" if over else ""
-            message = f"{_bytes_message(e, by, sent, total, low, high)} {hint}".strip()
-        line = causes.of_many_bytes(sent, total, high)[0].line if sent else ""
+            more = hint if total > high else ""
+            message = f"{_bytes_message(e, by, sent, total, low, high)} {more}".strip()
+        line = _many(e, sent, total, high)[0].line if sent and total > high else ""
         figures = {"direction": Limit.BETWEEN, "unit": Unit.BYTES, "line": line, "weight": weight}
         return at(e, name, Kind.COMMUNICATION, message, total, (low, high), **figures)
 
     return worst([look(e) for e in evidence], name, Kind.COMMUNICATION)
 
 
-def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str) -> Fact:
+def bytes_at_most(
+    name: str, evidence: list[Evidence], kinds: Iterable[str], most: Form, hint: str, *, of_wrapper: Form = lambda _: 0
+) -> Fact:
     """Limit the bytes a device sends, over all these kinds of collectives together, to a closed form.
 
     Args:
@@ -194,15 +205,17 @@ def bytes_at_most(name: str, evidence: list[Evidence], kinds: Iterable[str], mos
         kinds: Collective kinds, by their names in StableHLO.
         most: Upper limit in bytes per device.
         hint: A sentence appended to the message.
+        of_wrapper: Bytes of these that the wrapper itself sends, which do not count.
     """
     kinds = tuple(kinds)
 
     def look(e: Evidence) -> Fact:
         sent = [c for c in e.costs.collectives if c.kind in kinds]
-        total, limit = sum(c.total_bytes for c in sent), most(e)
+        every, limit = sum(c.total_bytes for c in sent), most(e)
+        total = round(max(every - of_wrapper(e), 0), 3)
         message, line = "", e.line
         if total > limit * (1 + 1e-9):
-            line = causes.of_many_bytes(sent, total, limit)[0].line
+            line = _many(e, sent, total, limit)[0].line
             message = f"{_bytes_message(e, '', sent, total, 0, limit)} {hint}"
         return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
@@ -433,8 +446,12 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
     figures: dict[str, Any] = {"measured": error, "limit": tolerance, "unit": Unit.RELATIVE}
     if error <= tolerance:
         return at(e, name, kind, "", **figures)
-    worst_at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-    place = f" at {list(map(int, worst_at))}{_devices_of(e, leaf, worst_at)}" if worst_at else ""
+    worst_at = tuple(map(int, np.unravel_index(int(np.argmax(errors)), errors.shape)))
+    laid = layout(e, leaf, summed=True)
+    rank = rank_of(e, leaf)
+    whole = list(worst_at)[len(worst_at) - rank if rank and rank <= len(worst_at) else 0 :]
+    index, on = (laid.index(worst_at), laid.holder(worst_at)) if laid else (whole, "")
+    place = (f" at {index}" if index else "") + (f" (on {on})" if on else "")
     texts = _distinguishable(float(measured[worst_at]), float(expected[worst_at]))
     text = f"measured {texts[0]}, expected {texts[1]}{place}"
     if e.secret:
@@ -446,19 +463,6 @@ def _leaf_match(name: str, kind: Kind, e: Evidence, leaf: str, tolerance: float)
         if errors.size == 1:
             text = f"off by {float(f'{error:.1e}'):g} of what it should be"
     return at(e, name, kind, f"{where}: {text}.", **figures)
-
-
-def _devices_of(e: Evidence, name: str, index: Iterable[Any]) -> str:
-    """`` (on pipe=3)``: the devices that hold an element of a result, whose dims are those of all devices together."""
-    leaf, on = next((output for output in e.outputs if output.name == name), None), []
-    if not leaf or leaf.shape != e.expected[name].shape:
-        return ""
-    for place, size, axes in zip(index, leaf.shape, leaf.spec, strict=True):
-        number = int(place) * math.prod(e.case.mesh[axis] for axis in axes) // size
-        for axis in reversed(axes):
-            number, coordinate = divmod(number, e.case.mesh[axis])
-            on += [f"{axis}={coordinate}"] if e.case.mesh[axis] > 1 else []
-    return f" (on {', '.join(sorted(on))})" if on else ""
 
 
 def _distinguishable(*numbers: float) -> list[str]:
@@ -474,5 +478,9 @@ def _bytes_message(e: Evidence, by: str, sent: list[Collective], total: float, l
             few = f"only {low - total:,.0f} bytes are missing, as of a loss, a count or a small leaf"
             return f"{where} and should send at least {low:,.0f}: {few}. Which is never sent?"
         return f"{where} and should send at least {low:,.0f}: {causes.of_few_bytes(sent, low, e.inputs)}"
-    many = causes.of_many_bytes(sent, total, high)[1]
-    return f"{where} and should send at most {high:,.0f}; {many if many.endswith('?') else f'{many}.'}"
+    many = _many(e, sent, total, high, low)[1]
+    return f"{where} and should send at most {high:,.0f}; {many}{'' if many.endswith('?') else '.'}"
+
+
+def _many(e: Evidence, sent: list[Collective], total: float, high: float, low: float = 0) -> tuple[Collective, str]:
+    return causes.of_many_bytes(sent, total, high, low, getattr(e.case.sizes, "bfloat16", False))

@@ -259,6 +259,20 @@ def test_a_single_number_is_off_by_a_difference_or_by_sizes(factor, excerpt):
         assert excerpt in global_norm_matches([e], "gradients").message
 
 
+def test_other_cases_tell_which_axis_a_factor_is():
+    """The same axes may have other names there; where a leaf is right, none may have another size than 1."""
+    model, both = Model(width=1, hidden=1, num_microbatches=2), {"data": 2, "pipe": 2, "tensor": 2}
+    base = evidence(2 * DRAWN, secret=True)
+    one = replace(base, case=Case("cube", both, model))
+    said = arrays_match("gradients", [one], "gradients").message
+    assert "axis 'data' or 'pipe' or 'tensor' has that size, or there are as many microbatches" in said
+    three = Case("three", {"replica": 3, "stage": 1, "model": 2}, model.but(num_microbatches=5))
+    for measured, axis in ((3 * DRAWN, "data"), (2 * DRAWN, "tensor"), (DRAWN, "pipe")):
+        other = replace(base, measured=dict.fromkeys(base.measured, np.float32(measured)), case=three)
+        said = arrays_match("gradients", [one, other], "gradients").message
+        assert f"2 times too large, and axis '{axis}' has that size: sum or mean?" in said, said
+
+
 def test_numbers_that_differ_in_their_last_digits_are_written_with_them():
     e = evidence(np.nextafter(DRAWN, 9, dtype=np.float32), secret=False)
     excerpt = arrays_match("gradients", [e], "gradients", tolerance=0).message

@@ -68,7 +68,7 @@ def flops_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
     """Limit the FLOPs of matrix products to ``ratio`` times the reference's; ``how`` as for ``_within``."""
 
     def look(e: Evidence, times: str) -> tuple[str, str]:
-        return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", e.line
+        return f"a device computes {e.costs.flops:.4g} FLOPs, {times}. {hint}", ""
 
     return _within("FLOPs", Kind.COMPUTE, "flops", lambda e: e.costs.flops, look, judged, ratio, unit=Unit.FLOPS, **how)
 
@@ -102,11 +102,16 @@ def time_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
             found - known.get(figure, {}).get(REFERENCE, found)
             for figure, found in (("seconds", e.timeline.seconds), ("exposed", e.timeline.exposed_seconds))
         )
-        # Where a step takes longer because it waits, the transfer is what to look at.
-        first = sent[0] if sent and late > more / 2 > 0 else e.timeline.critical[0]
-        waits = f"{_ms(late)} ms more of it than in the reference nothing computes; " if first in sent else ""
+        # Where a step takes longer because it waits, the transfer is what to look at; where no more is multiplied than
+        # in the reference, something other than the products.
+        others = [piece for piece in e.timeline.critical if piece.kind != "dot_general"]
+        as_much = e.costs.flops <= 1.02 * known.get("flops", {}).get(REFERENCE, 0)
+        waits = bool(sent) and late > more / 2 > 0
+        first = sent[0] if waits else others[0] if as_much and others else e.timeline.critical[0]
+        before = f"{_ms(late)} ms more of it than in the reference nothing computes; " if waits else ""
+        before = before or ("besides the products, " if as_much and first.kind != "dot_general" else "")
         return (
-            f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {waits}"
+            f"on {e.timeline.machine} a step would take {_ms(e.timeline.seconds)} ms, {times}; {before}"
             f"{_ms(first.seconds)} ms of the critical path are {plain(first.kind)}, {counted(first.count, 'time')}. "
             f"{hint}"
         ), first.line
@@ -127,6 +132,7 @@ def bubble_is(
     hint: str,
     *,
     drained: tuple[Callable[[Case[Any]], int], str] | None = None,
+    early: str = "which part is left out at this size?",
     within: float = 0.01,
     weight: float = 1,
 ) -> Fact:
@@ -142,6 +148,7 @@ def bubble_is(
         tick_seconds: Duration of a stage's useful work in one tick.
         hint: Where to look.
         drained: Ticks of the pass if its pipeline drained in between, and what ends before the next begins.
+        early: Where to look if the pass is shorter than that.
         within: The largest relative difference from the formula's bubble.
         weight: The fact's weight.
     """
@@ -171,8 +178,8 @@ def bubble_is(
         message += hint
         if lasts < ticks(e.case):
             message = (
-                f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and all "
-                f"of the work takes {ticks(e.case)}: which part is left out at this size?"
+                f"on a free network the forward pass takes as long as {lasts:.4g} ticks of one stage, and the schedule "
+                f"has {ticks(e.case)}: {early}"
             )
     how = {"direction": Limit.EXACTLY, "unit": Unit.DEVICE_TIME, "weight": weight}
     return facts.at(e, name, Kind.TIME, message, found, form, **how)
@@ -214,7 +221,7 @@ def exposed_within(judged: Judged, ratio: float, hint: str, **how: Any) -> Fact:
         return (
             f"on {e.timeline.machine} devices compute nothing for {_ms(e.timeline.exposed_seconds)} ms while a "
             f"transfer goes on ({axes}), {times}. {hint}"
-        ), sent or e.line
+        ), sent
 
     def exposed(e: Evidence) -> float:
         assert e.timeline
@@ -239,7 +246,7 @@ def exposed_over_within(judged: Judged, ratio: float, axis: str, hint: str, **ho
         return (
             f"on {e.timeline.machine} a step takes {_ms(e.timeline.seconds)} ms, and {_ms(e.exposed or 0)} ms less if "
             f"sending over {axis!r} took no time, {times}. {hint}"
-        ), e.line
+        ), ""
 
     return _within(name, Kind.TIME, "spent", lambda e: e.exposed or 0, look, judged, ratio, **_MS, **how)
 
@@ -286,10 +293,10 @@ def _within(
     found, against = measure(e), known[than]
     message, line = "", ""
     if found > ratio * against:
-        times = f"{found / against:.2f} times the {than}'s, and {ratio:g} times is allowed" if against else ""
+        times = f"{found / against:.2f} times {_whose(than)} (at most {ratio:g} is allowed)" if against else ""
         if not weight and against:
-            times = f"{found / against:.2f} times the {than}'s; a good program reaches {ratio:g} times (no points)"
-        message, line = explain(e, times or f"and the {than}'s is 0")
+            times = f"{found / against:.2f} times {_whose(than)}; a good program reaches {ratio:g} times (no points)"
+        message, line = explain(e, times or f"and {_whose(than)} is 0")
     shown = {key: factor * known[key] for key in (REFERENCE, NAIVE) if key in known}
     how = {"unit": unit, "of": e.timeline.machine if factor != 1 and e.timeline else "", "weight": weight, "line": line}
     return facts.at(e, name, kind, message, factor * found, factor * ratio * against, **how, **shown)
@@ -320,6 +327,10 @@ def _barred(
         )
         return facts.at(e, name, kind, message, "not comparable", weight=weight)
     return None
+
+
+def _whose(than: str) -> str:
+    return "the naive baseline's" if than == NAIVE else f"the {than}'s"
 
 
 def _different(name: str, kind: Kind, e: Evidence, weight: float) -> Fact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -12,6 +13,9 @@ import msgspec
 PASS, PARTIAL, FAIL = "pass", "partial", "fail"
 STUDENT_ERROR, LIMIT_EXCEEDED, REFUSED, NEEDS_HUMAN = "student_error", "limit_exceeded", "refused", "needs_human"
 NOT_MEASURED = "not measured"
+# From this multiple of a limit on, a loop that runs too often is likely, which makes values wrong as well.
+MUCH_MORE = 1.25
+WHICH_DTYPE = "which dtype should travel?"
 LATER_LOSSES = "The loss of step 0 is right"
 FOLLOW = "In a step they follow from the gradients, which are wrong, too: begin with those."
 # Bytes that differ by a smaller share are those of a few single numbers, a loss or a count.
@@ -69,6 +73,7 @@ class Unit(StrEnum):
     DTYPE = "of"
 
 
+LARGE, UNITS = 10**7, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Number formats by unit; all others are written as whole numbers or with six digits.
 _WRITTEN = {
     Unit.BYTES: ",.0f",
@@ -155,6 +160,13 @@ class Fact:
         return low * (1 - FEW_BYTES) <= self.measured <= high * (1 + FEW_BYTES)  # type: ignore[operator]
 
     @property
+    def excess(self) -> float:
+        """The measured number as a multiple of the upper limit; infinite if that is 0."""
+        most = self.limit[1] if isinstance(self.limit, tuple) else self.limit
+        numbers = isinstance(self.measured, int | float) and isinstance(most, int | float) and most
+        return self.measured / most if numbers else math.inf  # type: ignore[operator]
+
+    @property
     def unit_text(self) -> str:
         """The unit for display: ``ms on 8xH100``."""
         join = {Unit.MILLISECONDS: f"ms on {self.of}", Unit.PRODUCTS: f"{self.of} x {self.of} products"}
@@ -187,6 +199,10 @@ class Fact:
                 "most" if self.direction == Limit.MOST else f"{limit} of {limit}",
             )
         return measured, limit, write(self.reference), write(self.naive)
+
+    def readable(self, number: float) -> str:
+        """A number with its unit; a large number of bytes in MiB or GiB."""
+        return (size(number) if self.unit == Unit.BYTES else "") or f"{self.write(number)} {self.unit_text}".strip()
 
     def write(self, number: Any) -> str:
         """Format a number in this fact's unit for display."""
@@ -255,6 +271,9 @@ class Result:
             return f"{may}: less is sent than should be. What is never sent?"
         if sent:
             question = "Does a loop run too often, or is something reduced that should not be?"
+            if any(fact.kind is Kind.VALUES for fact in wrong) and any(fact.excess < MUCH_MORE for fact in sent):
+                question = f"Begin with “{wrong[0].name}”."
+            question = "Which dtype should travel?" if all(WHICH_DTYPE in fact.message for fact in sent) else question
             return f"{may}: more is sent than should be. {question}"
         back = next((fact for fact in wrong if fact.kind is Kind.GRADIENTS), wrong[0])
         first = back if any(said in wrong[0].message for said in (LATER_LOSSES, FOLLOW)) else wrong[0]
@@ -270,7 +289,7 @@ class Result:
     def compared(self) -> str:
         """The figures of a right answer that differ from the reference's; empty if none do."""
         found = [
-            f"{fact.name}: yours {fact.measured_text}, the reference {fact.write(fact.reference)} {fact.unit_text}"
+            f"{fact.name}: yours {fact.readable(fact.measured)}, the reference {fact.readable(fact.reference)}"
             for fact in self.facts
             if fact.reference and isinstance(fact.measured, int | float)
             if abs(fact.measured - fact.reference) > 0.01 * fact.reference
@@ -323,6 +342,14 @@ class Report:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, in the plural unless it is 1: ``1 other``, ``2,048 others``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def size(number: float) -> str:
+    """A large number of bytes in the unit that people think in; "" for a small one."""
+    if number < LARGE:
+        return ""
+    power = min(int(math.log2(number)) // 10, len(UNITS) - 1)
+    return f"{number / 1024**power:.4g} {UNITS[power]}"
 
 
 def listed(words: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, product
 
 import numpy as np
@@ -27,17 +28,39 @@ def where(e: Evidence, name: str, near: float) -> str:
         name: Name of a leaf of the results.
         near: Numbers that differ by no more than this are equal.
     """
-    leaf = next((output for output in e.outputs if output.name == name), None)
-    if leaf is None or leaf.shape != e.expected[name].shape:
+    held = layout(e, name)
+    if held is None:
         return ""  # the contract has combined the results of several devices
     for other in e.expected if name.startswith("gradients") else ():
         found, right = e.measured.get(other), e.expected[other]
         same = found is not None and found.shape == right.shape
         if other.startswith("values") and not (same and np.max(np.abs(found - right), initial=0) <= near):
             return ""  # gradients follow from wrong values
-    held = _Held(leaf, e.case.mesh)
     sides = held.of(e.measured[name]), held.of(e.expected[name])
     return _of_inputs(e, held, *sides, near) or _of_results(held, *sides, near)
+
+
+def rank_of(e: Evidence, name: str) -> int | None:
+    """The dims of an input, of which a leaf of the results is the gradient or the updated value; None for no input."""
+    inner = name.partition("/")[2]
+    ranks = [len(leaf.shape) for leaf in e.inputs if inner and f"/{leaf.name}".endswith(f"/{inner}")]
+    return ranks[0] if ranks else None
+
+
+def layout(e: Evidence, name: str, *, summed: bool = False) -> Layout | None:
+    """How a leaf of the results is laid out; None where the contract has put those of several devices together.
+
+    With ``summed``, it may have added up the devices' shares along a dim that they alone made.
+    """
+    leaf, wanted = next((output for output in e.outputs if output.name == name), None), e.expected[name].shape
+    rank = rank_of(e, name)
+    if leaf is None or leaf.shape == wanted:
+        return leaf and Layout(leaf, e.case.mesh, rank)
+    for dim in range(len(leaf.shape) if summed else 0):
+        shape, spec = ((*a[:dim], *a[dim + 1 :]) for a in (leaf.shape, leaf.spec))
+        if leaf.spec[dim] and shape == wanted:
+            return Layout(replace(leaf, shape=shape, spec=spec), e.case.mesh, rank)
+    return None
 
 
 def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: str, column: str, first: int = 0) -> str:
@@ -60,21 +83,46 @@ def grid(yours: Sequence[Sequence[str]], right: Sequence[Sequence[str]], row: st
     return "".join(lines)
 
 
-class _Held:
+class Layout:
     """The layout of a leaf: which device holds which block of it."""
 
-    def __init__(self, leaf: Leaf, mesh: Mapping[str, int]):
-        self.name, self.shape = leaf.name, leaf.shape
+    def __init__(self, leaf: Leaf, mesh: Mapping[str, int], rank: int | None = None):
+        self.leaf, self.mesh, self.name, self.shape = leaf, mesh, leaf.name, leaf.shape
         self.parts = [math.prod(mesh[axis] for axis in axes) for axes in leaf.spec]
-        axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
+        self.axes = axes = [axis for entry in leaf.spec for axis in entry if mesh[axis] > 1]
         alone = len(axes) == sum(size > 1 for size in mesh.values()) == 1
-        places = product(*(range(mesh[axis]) for axis in axes))
+        self.places = list(product(*(range(mesh[axis]) for axis in axes)))
         self.devices = [
             f"device {at[0]}" if alone else " and ".join(f"{axis}={i}" for axis, i in zip(axes, at, strict=True))
-            for at in places
+            for at in self.places
         ]
-        # Dims in which a device has more than one index.
+        # Dims in which a device has more than one index. Leading dims that only distinguish devices are not part of the
+        # function's own array, which has ``rank`` dims if that is known; its own dims are numbered from there.
         self.dims = [d for d, n in enumerate(self.parts) if not leaf.spec[d] or leaf.shape[d] > n]
+        self.front = self.dims[0] if self.dims else len(self.parts)
+        before = len(self.parts) - rank if rank is not None else -1
+        if before >= 0 and list(self.shape[:before]) == self.parts[:before]:
+            self.front = before
+        self.local = [d - self.front for d in self.dims]
+
+    def coordinates(self, axis: str) -> np.ndarray:
+        """Each device's place on an axis."""
+        return np.array([at[self.axes.index(axis)] for at in self.places])
+
+    def holder(self, place: Sequence[int]) -> str:
+        """``pipe=3``: which devices have an element, whose dims are those of all devices together."""
+        on = []
+        for at, size, axes in zip(place, self.shape, self.leaf.spec, strict=True):
+            number = int(at) * math.prod(self.mesh[axis] for axis in axes) // size
+            for axis in reversed(axes):
+                number, coordinate = divmod(number, self.mesh[axis])
+                on += [f"{axis}={coordinate}"] if self.mesh[axis] > 1 else []
+        return ", ".join(sorted(on))
+
+    def index(self, place: Sequence[int]) -> list[int]:
+        """Of an element, in the array of a device that has it."""
+        sizes = zip(place, self.shape, self.parts, strict=True)
+        return [int(at) % (size // parts) for at, size, parts in sizes][self.front :]
 
     def of(self, array: np.ndarray) -> np.ndarray:
         """The blocks of the array, ``[devices, ...]``."""
@@ -85,14 +133,14 @@ class _Held:
         return apart.reshape(len(self.devices), *local).astype(np.float64)
 
 
-def _of_inputs(e: Evidence, held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+def _of_inputs(e: Evidence, held: Layout, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
     """Describe the result as chunks of an input, or sums of them, if a right result consists only of those."""
     back = held.name.split("/")[0] == "gradients"
     for leaf in e.inputs:
         drawn = e.drawn.get(leaf.name)
         if drawn is None or drawn.shape != leaf.shape or back is not (leaf.name == "upstream"):
             continue
-        given = _Held(leaf, e.case.mesh)
+        given = Layout(leaf, e.case.mesh)
         chunks = given.of(drawn)
         alike = given.devices == held.devices and chunks.ndim == measured.ndim > 1
         if len(chunks) < 2 or not alike or chunks.shape[2:] != measured.shape[2:]:
@@ -156,7 +204,7 @@ def _mixture(part: np.ndarray, own: np.ndarray, devices: Sequence[str]) -> str:
     return ""
 
 
-def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
+def _of_results(held: Layout, measured: np.ndarray, wanted: np.ndarray, near: float) -> str:
     """Describe misplaced parts of the result itself: all of a device's, or those at some first indices."""
     local = measured.shape[1:]
     for cut in range(len(local) + 1):
@@ -177,7 +225,7 @@ def _of_results(held: _Held, measured: np.ndarray, wanted: np.ndarray, near: flo
             if not long:
                 phrases.append(f"is what belongs{there}")
             elif len(long) == 1:
-                dim = "" if phrases else f" of dim {held.dims[long[0]]}"
+                dim = "" if phrases else f" of dim {held.local[long[0]]}"
                 phrases.append(
                     f"{_numbered('index', some)}{dim} {have} what belongs at {_numbered('index', to)}{there}"
                 )

@@ -184,10 +184,31 @@ def scattered(x, kernel, axis_name, *, unroll=False):
 
 
 def async_tp_mlp_unrolled(params, x, axis_name):
-    """Python loops and JAX's own derivative, which accumulates a kernel's gradient where it is used."""
-    up, down = params["up"], params["down"]
-    (hidden,) = gathered(x, lambda chunk: [chunk @ up["kernel"]], axis_name, unroll=True)
-    return scattered(jax.nn.gelu(hidden + up["bias"]), down["kernel"], axis_name, unroll=True) + down["bias"]
+    """Python loops in both passes, and a kernel's gradient from all rows at once."""
+
+    def rows_in_place(x, kernel):
+        return gathered(x, lambda chunk: [chunk @ kernel, chunk], axis_name, unroll=True)
+
+    def first_forward(x, kernel):
+        product, rows = rows_in_place(x, kernel)
+        return product, (rows, kernel)
+
+    def first_backward(saved, gradient):
+        rows, kernel = saved
+        of_x = scattered(gradient, kernel.T, axis_name, unroll=True)
+        return of_x, jnp.einsum("...ri,...ro->io", rows, gradient)
+
+    def second_backward(saved, gradient):
+        x, kernel = saved
+        of_x, gradients = rows_in_place(gradient, kernel.T)
+        return of_x, jnp.einsum("...ri,...ro->io", x, gradients)
+
+    first = jax.custom_vjp(lambda x, kernel: rows_in_place(x, kernel)[0])
+    first.defvjp(first_forward, first_backward)
+    second = jax.custom_vjp(lambda x, kernel: scattered(x, kernel, axis_name, unroll=True))
+    second.defvjp(lambda x, kernel: (second(x, kernel), (x, kernel)), second_backward)
+    hidden = first(*vary_alike(x, params["up"]["kernel"])) + params["up"]["bias"]
+    return second(*vary_alike(jax.nn.gelu(hidden), params["down"]["kernel"])) + params["down"]["bias"]
 
 
 def gathering_again(params, x, axis_name):
@@ -228,8 +249,8 @@ def gathering_again(params, x, axis_name):
 
     first.defvjp(lambda x, kernel: (first(x, kernel), (x, kernel)), first_backward)
     second.defvjp(lambda x, kernel: (second(x, kernel), (x, kernel)), second_backward)
-    hidden = first(x, params["up"]["kernel"]) + params["up"]["bias"]
-    return second(jax.nn.gelu(hidden), params["down"]["kernel"]) + params["down"]["bias"]
+    hidden = first(*vary_alike(x, params["up"]["kernel"])) + params["up"]["bias"]
+    return second(*vary_alike(jax.nn.gelu(hidden), params["down"]["kernel"])) + params["down"]["bias"]
 
 
 ALTERNATIVES = {

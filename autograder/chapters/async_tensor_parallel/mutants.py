@@ -7,6 +7,7 @@ from functools import partial
 import jax
 from jax import lax
 
+from autograder.chapters.async_tensor_parallel.alternatives import gathered, scattered
 from autograder.chapters.mutant import mutant, patch
 from course.mesh import vary_alike
 from solutions.async_tensor_parallel import (
@@ -93,6 +94,12 @@ def leaves_the_derivative_to_jax(params, x, axis_name):
     """Little communication is exposed, but each backward step adds to whole kernels' gradients: slower than waiting."""
     rings = gather("derived", JAX_DERIVES_GATHER), scatter("derived", JAX_DERIVES_SCATTER)
     return _mlp(params, x, axis_name, *(ring.function for ring in rings))
+
+
+def keeps_every_product(params, x, axis_name):
+    """Python loops, and JAX's own derivative: a kernel's gradient from each chunk of rows lives until all are added."""
+    gather, scatter = partial(gathered, axis_name=axis_name, unroll=True), partial(scattered, unroll=True)
+    return _mlp(params, x, axis_name, lambda x, kernel, _: gather(x, lambda chunk: [chunk @ kernel])[0], scatter)
 
 
 def waits_in_every_step(params, x, axis_name):
@@ -183,6 +190,7 @@ MUTANTS = (
     mutant("async_tp_mlp", synchronous, "exposed communication", "other collectives", "permute bytes"),
     mutant("async_tp_mlp", hides_the_forward_pass_alone, "exposed communication", "other collectives", "permute bytes"),
     mutant("async_tp_mlp", leaves_the_derivative_to_jax, "predicted time"),
+    mutant("async_tp_mlp", keeps_every_product, "live temporaries"),
     mutant("async_tp_mlp", waits_in_every_step, "exposed communication", "predicted time"),
     patch(
         async_tp_mlp, "forgets_the_first_bias", {' + params["up"]["bias"]': ""}, "gradient norm", "gradients", "values"

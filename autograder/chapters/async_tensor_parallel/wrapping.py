@@ -43,10 +43,14 @@ class Product(Rows, Ordered):
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp(Rows):
-    """An MLP over a tensor axis; ``hidden`` is the number of hidden features on one device."""
+    """An MLP over a tensor axis.
+
+    ``hidden`` is the number of hidden features on one device; ``shared`` layers are the same over all other axes.
+    """
 
     width: int
     hidden: int
+    shared: bool = False
 
 
 def rows_shape(case: Case[Any], features: int) -> tuple[int, ...]:
@@ -116,7 +120,10 @@ def mlp_shapes(case: Case[Mlp]) -> dict[str, Any]:
 
 
 def wrap_mlp(function: Any, case: Case[Mlp]) -> Wrapped:
-    """All leaves enter varying over all axes. The cotangent depends on the result, so backward starts only after it."""
+    """All leaves enter varying over all axes, shared ones over one.
+
+    The cotangent depends on the result, so the backward pass starts only after it.
+    """
     axis, others = tensor_of(case), others_of(case)
     rows = _rows_spec(case, axis, None)
     specs = {"up": {"kernel": P(None, axis), "bias": P(axis)}, "down": {"kernel": P(axis), "bias": P()}}
@@ -144,10 +151,11 @@ def wrap_mlp(function: Any, case: Case[Mlp]) -> Wrapped:
         return result
 
     def local(params, x, upstream):
-        params, x, upstream = varying((params, x, upstream), case.mesh)
+        params = varying(params, (axis,) if case.sizes.shared else case.mesh)
+        x, upstream = varying((x, upstream), case.mesh)
         result, transpose = jax.vjp(run, params, x)
         of_params, of_x = transpose(upstream * result)
-        return {"values": result, "gradients": {"params": of_params, "x": of_x}}
+        return {"values": result, "gradients": {"params": varying(of_params, case.mesh), "x": of_x}}
 
     inputs = {"params": (mlp_shapes(case), specs), "x": (activations, rows), "upstream": (activations, rows)}
     return on_mesh(local, case, inputs, results, {"params": "state"})

@@ -120,11 +120,14 @@ def execute_facts(judged: Judged) -> list[Fact]:
         "Draw which stage works on what at each of your ticks, and compare it with loop_position: in which ticks "
         "does a stage compute nothing although a microbatch has arrived for it?"
     )
+    early = "does a repeat begin before its first microbatch is back, or is a part left out at this size?"
     drained = (lambda case: case.sizes.num_repeats * (case.sizes.num_microbatches + stages_of(case) - 1)), "repeat"
     return [
         facts.arrays_match("values", judged.cases, "values", last),
         facts.arrays_match("gradients", judged.cases, "gradients", weight=2),
-        limits.bubble_is(judged.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4, drained=drained),
+        limits.bubble_is(
+            judged.at_scale, ticks_of, _busy, _tick_seconds, bubble, weight=4, drained=drained, early=early
+        ),
         permuted(judged, lambda sizes: 1 + sizes.gradients, weight=2),
         facts.only_collectives("other collectives", judged.all, ("collective_permute",)),
     ]

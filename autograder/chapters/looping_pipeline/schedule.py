@@ -187,7 +187,7 @@ def _task(
 
 def _schedule(num_stages: int, num_microbatches: int, num_repeats: int, *, name: str = "", quick: bool = False) -> Any:
     microbatches = counted(num_microbatches, "microbatch", "microbatches")
-    name = name or f"{num_stages} stages, {microbatches}, {counted(num_repeats, 'repeat')}"
+    name = name or f"{counted(num_stages, 'stage')}, {microbatches}, {counted(num_repeats, 'repeat')}"
     sizes = Schedule(num_stages=num_stages, num_microbatches=num_microbatches, num_repeats=num_repeats)
     return Case(name, {"pipe": num_stages}, sizes, quick)
 
@@ -205,7 +205,7 @@ def _unseen_schedule(rng: np.random.Generator) -> Case[Schedule]:
 LAYERS_OF_STAGE = _task(
     "layers_of_stage",
     1,
-    tuple(Case(f"{n} stages", {"pipe": n}, Stages(num_stages=n), i < 2) for i, n in enumerate((4, 3, 8, 1))),
+    tuple(Case(counted(n, "stage"), {"pipe": n}, Stages(num_stages=n), i < 2) for i, n in enumerate((4, 3, 8, 1))),
     _unseen_layers,
     layer_questions,
     layers_right,

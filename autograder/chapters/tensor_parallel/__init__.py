@@ -53,7 +53,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Devices along *other* axes of the mesh hold copies: theirs are equal.": ("values",),
         "gives numbers that no device draws with this one": ("values",),
         "standard deviation of a whole kernel": ("initial scale",),
-        "largest array": ("largest temporary",),
+        "| largest temporary": ("largest temporary",),
         "| communication | none |": ("communication",),
         "[d_in, d_out]`` and ``[d_out]`` for None.": ("values",),
     },

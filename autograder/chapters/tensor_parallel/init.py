@@ -97,7 +97,7 @@ def _drawn(e: Evidence) -> Fact:
 def _values(e: Evidence) -> Fact:
     wrong = next(_mistakes(e), "")
     message = f"on mesh {e.case.mesh_text}: {wrong}" if wrong else ""
-    measured, limit = "other numbers" if wrong else "such numbers", "parts that differ, copies that are equal"
+    measured, limit = "not as specified" if wrong else "as specified", "parts that differ, copies that are equal"
     return facts.at(e, "values", Kind.VALUES, message, measured, limit)
 
 
@@ -158,13 +158,13 @@ def _scale(e: Evidence) -> Fact:
     if abs(spread - 1) > OFF or abs(mean) > OFF:
         message = (
             f"on mesh {e.case.mesh_text} {what} has {spread:.3g} times the standard deviation that it has on one "
-            f"device, and a mean of {mean:.2g} of it. "
+            "device. How many inputs has each output of the whole layer?"
         )
-        message += (
-            "How many inputs has each output of the whole layer?"
-            if abs(spread - 1) > OFF
-            else "The mean should be 0: around which number does it draw?"
-        )
+        if abs(spread - 1) <= OFF:
+            message = (
+                f"on mesh {e.case.mesh_text} the mean of {what} is {mean:.2g} standard deviations and should be 0: "
+                "around which number does it draw?"
+            )
     how = {"direction": Limit.BETWEEN, "unit": Unit.ONE_DEVICE}
     return facts.at(e, "initial scale", Kind.VALUES, message, float(spread), (1 - OFF, 1 + OFF), **how)
 

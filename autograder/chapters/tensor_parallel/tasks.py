@@ -218,6 +218,8 @@ def _collectives_forward(e: Evidence) -> Fact:
     message, line = "", e.line
     if every != 2 * n or any(count != n for count in runs.values()):
         between = "Can a device go on from the first dense layer to the second with the features that it has?"
+        if runs["all_gather"] > n:
+            between = "What is gathered several times: do the products need other rows?"
         message = f"on mesh {e.case.mesh_text} the forward pass has {counts}; expected {n} of each. {between}"
         line = max(e.costs.collectives, key=lambda c: c.total_bytes).line if every else e.line
     return facts.at(e, FORWARD, Kind.COMMUNICATION, message, counts, f"{n} of each", line=line)
@@ -358,10 +360,11 @@ def _travels(e: Evidence, times: int) -> float:
 
 def step_facts(judged: Judged) -> list[Fact]:
     whose = "Is this leaf split or a copy, and whose losses does a device's gradient of it belong to? "
+    loss = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
     cases = judged.cases
     two, three = partial(_travels, times=2), partial(_travels, times=3)
     return [
-        *facts.values_and_gradients(cases, gradients=whose, weight=3, step=True),
+        *facts.values_and_gradients(cases, loss, whose, weight=3, step=True),
         facts.bytes_sent("all-gather bytes", cases, "all_gather", three, least=two),
         facts.bytes_sent("reduce-scatter bytes", cases, "reduce_scatter", two),
         facts.bytes_sent("all-reduce bytes", cases, "all_reduce", _apart, least=_together),

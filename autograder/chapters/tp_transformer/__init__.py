@@ -29,6 +29,7 @@ READ = {
     "vocab_parallel_embed.gradients": ("tp_transformer", "A vocabulary in parts"),
     "vocab_parallel_loss.values": ("tp_transformer", "A vocabulary in parts"),
     "vocab_parallel_loss.gradients": ("tp_transformer", "A vocabulary in parts"),
+    "tp_transformer_step.predicted time": ("tp_transformer", "Rings in the layers"),
     "tp_transformer_step.values": ("tp_transformer", "Whose gradient, and how large"),
 }
 
@@ -82,7 +83,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Use the `gather_matmul` that you are handed": ("bytes sent",),
         "`targets` are whole": (),
         "the same on every device of the axis, and typed so": NUMBERS,
-        "| largest array at any moment |": ("largest temporary",),
+        "| largest temporary |": ("largest temporary",),
         "| sent, forward and backward |": ("bytes sent",),
         "The mean over all tokens, a scalar": ("values",),
     },
@@ -97,7 +98,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Place `i` on `data_axis` uses": ("values",),
         "Update by plain SGD": ("values",),
         "| exposed communication, 8 H100 |": ("exposed communication",),
-        "| largest array at any moment |": ("largest temporary",),
+        "| predicted time |": ("predicted time",),
+        "| largest temporary |": ("largest temporary",),
         "| activations sent |": ("activation bytes",),
         "| all-reduce |": SUMMED,
         "the mean loss over all sequences, the same on every device": ("values",),

@@ -63,7 +63,7 @@ WHOLE = step(
         "ring_gather_matmul, matmul_ring_scatter, tensor_axis": "gather_matmul, matmul_scatter, tensor_axis",
         'batch["targets"], ring_gather_matmul': 'batch["targets"], gather_matmul',
     },
-    *("bytes in one piece", "exposed communication"),
+    *("bytes in one piece", "exposed communication", "predicted time"),
 )
 gathers_and_scatters_whole = WHOLE.function
 keeps_all_logits = FunctionType(
@@ -169,7 +169,7 @@ MUTANTS = (
         keeps_all_logits,
         "activation bytes",
         "bytes in one piece",
-        *("exposed communication", "largest temporary"),
+        *("exposed communication", "largest temporary", "predicted time"),
     ),
     step(
         "forgets_the_ring_of_the_loss",

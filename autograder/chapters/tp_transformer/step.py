@@ -126,13 +126,15 @@ def _embedded(e: Evidence) -> float:
 
 def step_facts(judged: Judged) -> list[Fact]:
     gradients = "Is this leaf split over the tensor axis? Then what a device has is all of it; else it is a share."
+    values = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
     exposed = "Which activations travel while nothing is multiplied, forward or backward?"
     logits = "Which of all logits does a device need, and what of the others is enough?"
     sent = "What travels more often than twice in each direction for a layer?"
     rings = "The embedding scatters its rows, and gathers their gradient. Which block, or the loss, has no ring?"
     return [
-        *facts.values_and_gradients(judged.cases, gradients=gradients, step=True),
-        limits.exposed_within(judged, EXPOSED, exposed, than=limits.NAIVE, weight=4, gains=True),
+        *facts.values_and_gradients(judged.cases, values, gradients, step=True),
+        limits.exposed_within(judged, EXPOSED, exposed, than=limits.NAIVE, weight=3),
+        limits.time_gained(judged, (1 - EXPOSED) / 4, "What does it compute that the naive baseline does not?"),
         limits.largest_within(judged, half_of_logits, logits, weight=2),
         facts.bytes_at_most("activation bytes", judged.all, MOVES, lambda e: most_moved(e.case), sent),
         facts.bytes_at_most("bytes in one piece", judged.cases, ("all_gather", "reduce_scatter"), _embedded, rings),

@@ -351,7 +351,10 @@ def most_sent(case: Case[Sizes]) -> float:
 
 
 def loss_facts(judged: Judged) -> list[Fact]:
-    values = "Which numbers must all devices agree on before the logarithm, and what happens to exp of a large one?"
+    values = (
+        "Which numbers must all devices agree on before the logarithm, and is what you take off each token's own "
+        "largest logit?"
+    )
     gradients = (
         "How many devices return this loss, how is it typed, and which rows of logits has this device a part in?"
     )

@@ -20,6 +20,7 @@ from course.machines import machine
 from course.planning import COURSE, Choice, estimator, refusal
 from course.planning.search import search
 
+NOTHING = "Nothing fits here: raise ValueError"
 PLACED, MEMORY, MFU = "every choice can be placed", "memory fits", "predicted MFU"
 # The required fraction of the best choice's MFU.
 NEAR = 0.95
@@ -44,7 +45,8 @@ def _described(e: Evidence, question: Question, answer: Any) -> str:
     if e.secret:
         return "one of the choices"
     sizes, batch = question
-    shown = f"Choice{tuple(answer)}" if isinstance(answer, tuple) else value_tasks.show(answer)[:160]
+    choice = _choice(answer)
+    shown = f"Choice{tuple(choice)}" if choice else value_tasks.show(answer)[:160]
     return f"for width {sizes.width}, {batch} sequences and {machine_of(e.case).name} your answer is {shown}, and it"
 
 
@@ -67,7 +69,8 @@ def _placed(e: Evidence) -> Fact:
         elif choice is None:
             messages.append(f"{_described(e, question, answer)} is no Choice. Raise ValueError where nothing fits.")
         elif why := refusal(sizes, machine_of(e.case).num_devices, batch, choice, COURSE):
-            messages.append(f"{_described(e, question, answer)} cannot be placed{'' if e.secret else ': ' + why}.")
+            why = f": {why}" if known else f": {why}. {NOTHING}"
+            messages.append(f"{_described(e, question, answer)} cannot be placed{'' if e.secret else why}.")
     return _fact(PLACED, e, messages, Kind.VALUES)
 
 
@@ -80,6 +83,7 @@ def _fits(e: Evidence) -> Fact:
         if not found.fits:
             needed, there = (1 + found.margin) * found.bytes / 1e9, found.memory / 1e9
             size = "" if e.secret else f": {needed:,.1f} GB with the margin, of {there:,.1f} GB"
+            size = size if e.secret or best(*question, e.case.sizes.machine) else f"{size}. {NOTHING}"
             messages.append(f"{_described(e, question, found.choice)} does not fit{size}.")
     return _fact(MEMORY, e, messages, Kind.MEMORY)
 

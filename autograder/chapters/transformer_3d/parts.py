@@ -86,7 +86,8 @@ def whole_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 def whole_facts(judged: Judged) -> list[Fact]:
     gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
-    return [*facts.values_and_gradients(judged.cases, gradients=gradients), *sent.whole_facts(judged.cases)]
+    values = "Which leaves are split over the data axis, along which dim, and in which dtype are they sent? "
+    return [*facts.values_and_gradients(judged.cases, values, gradients), *sent.whole_facts(judged.cases)]
 
 
 # A device's width, hidden units and heads are the same on 3 places as on 2.
@@ -170,12 +171,15 @@ def stage_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
     def held(gradient, spec):
         gradient = np.asarray(gradient).reshape(places, 1, stages, *gradient.shape[1:])
-        return np.stack([cut(gradient[place[axes_of(case)[0]]], spec, place, case) for place in places_of(case)])
+        return np.stack([cut(gradient[place[axes_of(case)[0]]], spec, place, case)[0, 0] for place in places_of(case)])
 
     whole = inputs["x"].shape
     added = np.asarray(y).reshape(whole) - inputs["x"]
     gradients = {"layers": jax.tree.map(held, of_layers, stage_specs(case)), "x": np.asarray(of_x).reshape(whole)}
     return {"values": added, "gradients": gradients}
+
+
+_NO_SUMS = "Gradients of whole leaves stay each device's own share here: what is summed?"
 
 
 def stage_facts(judged: Judged) -> list[Fact]:
@@ -186,8 +190,10 @@ def stage_facts(judged: Judged) -> list[Fact]:
         sent.over_tensor(judged.cases, sent.stage_moves),
         sent.no_pieces(judged.cases, 0),
         sent.nothing_else(judged.cases, {("all_reduce", None), *sent.TENSOR}),
-        # The wrapper's own sums, of leaves that are whole on the tensor axis.
-        facts.bytes_at_most("all-reduce bytes", judged.cases, ("all_reduce",), sent.stage_sums, sent.SUMS),
+        # Not counted are the wrapper's own sums, of leaves that are whole on the tensor axis.
+        facts.bytes_at_most(
+            "all-reduce bytes", judged.cases, ("all_reduce",), lambda _: 0, _NO_SUMS, of_wrapper=sent.stage_sums
+        ),
     ]
 
 
@@ -271,11 +277,11 @@ def layers_facts(judged: Judged) -> list[Fact]:
     too_much = "What is kept from the forward pass until the backward pass comes to it, and how many groups are whole?"
     low, high = ([e for e in judged.cases if e.case.sizes.bfloat16 is wanted] for wanted in (True, False))
     return [
-        sent.no_pieces(judged.cases, 0),
         *facts.values_and_gradients(high, "Whose weights does a late stage use? ", gradients),
         *sent.low_facts(low, sent.layer_runs),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
         *sent.layers_facts(judged.all),
+        sent.no_pieces(judged.cases, 0),
     ]
 
 

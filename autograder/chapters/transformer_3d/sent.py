@@ -19,6 +19,7 @@ from course.schedules import num_ticks
 
 _RINGS = "With rings, only the embedding's sums travel over this axis in one piece: what else does?"
 _ASKED = "does this case ask for rings?"
+_LATER = "not measured yet: the cases {} are run once those before them pass"
 _NEEDED = "what does a device need that it does not have?"
 SUMS = "Which gradients are summed more often than once, or by devices that have parts of different things?"
 # Relative error of bfloat16 products in layers of this size, against float32.
@@ -287,7 +288,12 @@ def low_facts(evidence: list[Evidence], runs: Callable[[Case[Sizes]], int], roun
     names = "bfloat16 products", "float32 elsewhere"
     if not evidence:
         return [
-            unmeasured(name, Kind.COMPUTE, "no case of this check computes in bfloat16", weight=0) for name in names
+            unmeasured(
+                name,
+                Kind.COMPUTE,
+                _LATER.format("in bfloat16"),
+            )
+            for name in names
         ]
 
     def look(e: Evidence) -> Fact:
@@ -327,4 +333,12 @@ def no_pieces(evidence: list[Evidence], times: float) -> Fact:
         return at(e, name, Kind.COMMUNICATION, message, total, limit, unit=Unit.BYTES, line=line)
 
     found = [look(e) for e in evidence if e.case.sizes.rings]
-    return worst(found) if found else unmeasured(name, Kind.COMMUNICATION, "no case asks for rings", weight=0)
+    return (
+        worst(found)
+        if found
+        else unmeasured(
+            name,
+            Kind.COMMUNICATION,
+            _LATER.format("with rings"),
+        )
+    )

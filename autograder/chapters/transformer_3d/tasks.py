@@ -103,11 +103,12 @@ def on_each_device(of_places: np.ndarray, case: Case[Sizes]) -> np.ndarray:
 
 
 def forward_facts(judged: Judged) -> list[Fact]:
+    values = "On which stage are the outputs of the last layer, and which rows' loss does each device compute? "
     gradients = "Which devices hold this leaf, which of them have only a share of its gradient, and who averages? "
     too_much = "What is kept from the forward pass until the backward pass comes to it? Of a tick, its input would do."
     exposed = "When can the weights of a repeat be on their way, and how often are they gathered for its ticks?"
     return [
-        *facts.values_and_gradients([e for e in judged.cases if not e.case.sizes.bfloat16], gradients=gradients),
+        *facts.values_and_gradients([e for e in judged.cases if not e.case.sizes.bfloat16], values, gradients),
         *low_facts([e for e in judged.cases if e.case.sizes.bfloat16], layer_runs),
         limits.temporaries_within(judged, TEMPORARIES, too_much, weight=2),
         limits.exposed_over_within(judged, EXPOSED, "data", exposed, weight=2, than=limits.NAIVE),
@@ -204,7 +205,8 @@ def step_oracle(inputs: dict[str, Any], case: Case[Sizes]) -> dict[str, Any]:
 
 def step_facts(judged: Judged) -> list[Fact]:
     gradients = "Is the gradient complete, and is it scaled by one number, the same on every device? "
-    return [*facts.values_and_gradients(judged.cases, gradients=gradients, step=True), *sent_facts(judged.cases)]
+    values = "Over which rows is the returned loss a mean, and what is subtracted from each leaf? "
+    return [*facts.values_and_gradients(judged.cases, values, gradients, step=True), *sent_facts(judged.cases)]
 
 
 _TWENTY = _TWO_LAYERS.but(steps=20, rate_scale=0.6)

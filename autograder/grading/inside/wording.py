@@ -82,10 +82,10 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
-        r"(\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type \1(\{V:([^}]*)\})",
-        r"a loop's carry must keep its type, and this one begins as \1\2 and becomes \1\3, which varies over '\4'. "
-        r"What is placed in it differs from device to device, so make its first value varying: lax.pcast(first, '\4', "
-        r'to="varying")',
+        r"(\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type \1(\{V:[^}]*\})",
+        r"a loop's carry must keep its type, and this one begins as \1\2 and becomes \1\3: V names the axes that it "
+        "varies over. What is placed in it differs from device to device, so begin with vary_alike(first, x)[0] "
+        "(course.mesh), where x is what is placed: it then varies like x on every mesh",
     ),
     (
         r"carry input and (?:carry )?output must have (?:equal types|the same type structure)[\s\S]*? has type "
@@ -167,8 +167,9 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"Custom VJP bwd rule must produce[\s\S]*? of type (\w+\[[^\]]*\])(\{[^}]*\})? corresponding[\s\S]*? of type "
         r"\1(\{[^}]*\})",
         r"the backward rule of this jax.custom_vjp gives \1\2 where the argument is \1\3: it must vary over the same "
-        r"axes (V). What lax.psum gives is the same along its axis; as_varying(x, axis), or lax.pcast(x, axis, "
-        r'to="varying"), makes it varying again',
+        "axes (V). Where the argument varies over fewer, make all arguments vary alike before they enter: "
+        "vary_alike(x, kernel). Where the gradient does, as what lax.psum gives, as_varying(gradient, axis) makes it "
+        "varying again",
     ),
     (
         r"cond branches must have equal output types[\s\S]*?has type (\w+\[[^\]]*\])(\{[^}]*\})? but[\s\S]*?has type "

@@ -165,7 +165,7 @@ _COLLECTIVES = [
     Mistake(
         "ring_all_gather",
         "carry starts the same everywhere",
-        r"carry.*varies over.*pcast",
+        r"carry.*varies over.*vary_alike\(first, x\)",
         {
             'lax.pcast(jnp.zeros((size * length, *x.shape[1:]), x.dtype), axis_name, to="varying")': (
                 "jnp.zeros((size * length, *x.shape[1:]), x.dtype)"
@@ -536,7 +536,7 @@ _PIPELINE = [
     Mistake(
         "execute_pipeline",
         "results kept from one tick too early",
-        r"On device 3 indices 1 to 5 of dim 1 have what belongs at indices 0 to 4",
+        r"On device 3 indices 1 to 5 of dim 0 have what belongs at indices 0 to 4",
         {"outputs[num_stages - 1 :]": "outputs[num_stages - 2 : -1]"},
     ),
     Mistake(
@@ -549,7 +549,7 @@ _PIPELINE = [
     Mistake(
         "execute_pipeline",
         "first results kept",
-        r"On device 3 indices 3 to 5 of dim 1 have what belongs at indices 0 to 2",
+        r"On device 3 indices 3 to 5 of dim 0 have what belongs at indices 0 to 2",
         {"outputs[num_stages - 1 :]": "outputs[:num_microbatches]"},
     ),
     Mistake(
@@ -597,7 +597,7 @@ _PIPELINE = [
     Mistake(
         "execute_looping_pipeline",
         "nothing waits at stage 0",
-        r"\(on pipe=3\).*only index 3 is wrong.*with more microbatches than stages, what comes back is early",
+        r"\(on pipe=3\)\. On device 3 indices 0 to 3 of dim 0 .* All others are right\..*with more microbatches than stages, what comes back is early",
         {"waiting[microbatch], arrived)": "jnp.where(repeat == 0, microbatches[microbatch], arrived), arrived)"},
         never="dropout",
     ),
@@ -661,7 +661,7 @@ _DATA_PARALLEL = [
     Mistake(
         "train_step_dp",
         "carry starts the same everywhere",
-        r"carry.*varies over.*pcast",
+        r"carry.*varies over.*vary_alike\(first, x\)",
         {'(lax.pcast(jnp.zeros(()), axis_name, to="varying"), varying))': "(jnp.zeros(()), varying))"},
         line="total, _ = lax.scan(accumulate, nothing, microbatches)",
     ),
@@ -949,10 +949,142 @@ _OTHERS = [
     Mistake(
         "whole_weights",
         "gradient not divided by the places on data",
-        r"times too large",
+        r"2 times too large, and axis 'data' has that size",
         {" / lax.axis_size(data_axis)": ""},
-        never="def whole_weights",
+        never="def whole_weights|microbatches|'pipe' or",
     ),
 ]
 
-MISTAKES = [*_COLLECTIVES, *_PIPELINE, *_DATA_PARALLEL, *_TENSOR_PARALLEL, *_OTHERS]
+# What a learner of chapters 6 to 10 came upon.
+_FOUND = [
+    Mistake(
+        "ring_gather_matmul",
+        "zeros that vary over nothing",
+        r"varies over.*begin with vary_alike\(first, x\)\[0\]",
+        {"[vary_alike(jnp.zeros(shape, x.dtype), x)[0] for": "[jnp.zeros(shape, x.dtype) for"},
+        line="(wholes, last), _ = lax.scan(pass_on, (empty, x), jnp.arange(size - 1))",
+        never=r"pcast|'\(",
+    ),
+    Mistake(
+        "async_tp_mlp",
+        "kernel that varies over fewer axes",
+        r"\{V:\(data,tensor\)\} where the argument is .*\{V:tensor\}.*vary_alike\(x, kernel\)",
+        {"return product(*vary_alike(x, kernel))": "return product(x, kernel)"},
+        inside="ring_gather_matmul",
+    ),
+    Mistake(
+        "async_tp_mlp",
+        "a derivative that adds to a kernel's gradient in every step",
+        r"besides the products, .* ms of the critical path are add, 7 times",
+        {"return product(*vary_alike(x, kernel))": "return ring(*vary_alike(x, kernel), keep=False)[0]"},
+        inside="ring_gather_matmul",
+        never="What it costs",
+    ),
+    Mistake(
+        "bidirectional_gather_matmul",
+        "both halves the same way",
+        r"\d up, 0 down +equal",
+        {
+            "axis_name, to_previous)": "axis_name, to_next)",
+            "(index - step, index + step)": "(index - step, index - step)",
+        },
+        never="limit 0",
+    ),
+    Mistake(
+        "parallel_transformer_block",
+        "bias left out",
+        r"What is dropped is right, so the masks are right, too; what is not dropped is wrong",
+        {' + params["up"]["bias"]': ""},
+        never="by chance",
+    ),
+    Mistake(
+        "tp_transformer_block",
+        "key not split",
+        r"as two masks of dropout agree by chance: is each mask.*It is right in every case without dropout\.",
+        {"drop(y, rate, first)": "drop(y, rate, key)"},
+    ),
+    Mistake(
+        "looping_train_step",
+        "key without the repeat",
+        r"It is right in every case without dropout: is each mask drawn in the specified shape, and from the specified key",
+        {"layer_key(key, microbatch, number)": "layer_key(key, microbatch, index * layers_per_stage + j)"},
+    ),
+    Mistake(
+        "tp_attention",
+        "q, k and v gathered one by one",
+        r"sends 2,160 in each of its 3 runs, and 4,320 bytes in all are enough.*do the products need other rows",
+        {
+            'column_parallel_dense({"kernel": kernel.reshape(width, -1)}, x, axis_name)': (
+                'jnp.concatenate([column_parallel_dense({"kernel": k.reshape(width, -1)}, x, axis_name) '
+                "for k in jnp.moveaxis(kernel, 1, 0)], -1)"
+            )
+        },
+        never="1 of its 3 runs",
+    ),
+    Mistake(
+        "vocab_parallel_loss",
+        "each device's own maximum",
+        r"more is sent than should be\. Begin with “values”.*is what you take off each token's own largest logit",
+        {
+            "lax.pmax(lax.stop_gradient(jnp.max(logits, axis=-1)), axis_name)": "lax.stop_gradient(jnp.max(logits, axis=-1))"
+        },
+    ),
+    Mistake(
+        "vocab_parallel_loss",
+        "one maximum for all tokens",
+        r"4 infinite of 4 elements\. .*is what you take off each token's own largest logit",
+        {"jnp.max(logits, axis=-1)": "jnp.max(logits)", "highest[..., None]": "highest"},
+    ),
+    Mistake(
+        "execute_looping_pipeline",
+        "a repeat begins at once",
+        r"12 ticks of one stage, and the schedule has 14: does a repeat begin before its first microbatch is back",
+        {"period = max(num_microbatches, num_stages)": "period = num_microbatches"},
+    ),
+    Mistake(
+        "whole_weights",
+        "weights sent in float32",
+        r"Which dtype should travel\?.*numbers of float32 that should have been rounded to bfloat16.*in bfloat16 all would be",
+        {"sent = part.astype(dtype)": "sent = part"},
+        never="lower precision|loop run too often",
+    ),
+    Mistake(
+        "whole_weights",
+        "gradients not summed",
+        r"is something never sent, or by another collective",
+        {"total = lax.psum(gradient, axes) /": "total = gradient /"},
+        never="summed more often than once",
+    ),
+    Mistake(
+        "stage_3d",
+        "layers' numbers without the stage",
+        r"Only devices with pipe=1 are wrong",
+        {"layer_key(key, microbatch, first + j)": "layer_key(key, microbatch, j)"},
+        never="Along dim 0",
+    ),
+    Mistake(
+        "train_step_3d",
+        "gradients not clipped",
+        r"begin with “gradients”.*leaf loss on mesh .* at \[1\] .*The loss of step 0 is right",
+        {"jnp.minimum(1, largest_norm / norm)": "1"},
+    ),
+    Mistake(
+        "forward_3d",
+        "outputs of stage 0",
+        r"not measured.*On which stage are the outputs of the last layer.*cases in bfloat16 are run once those before them pass",
+        {"last, targets = index == num_stages - 1,": "last, targets = index == 0,"},
+        never="no case",
+    ),
+    Mistake(
+        "choose_mesh",
+        "an answer where nothing fits",
+        r"Choice\(.*'block', True\).*Nothing fits here: raise ValueError",
+        {
+            'raise ValueError(f"a model of {sizes.count:,} parameters does not fit on {num_devices} devices in any way")': (
+                'return Choice(num_devices, 1, 1, 1, 1, "block", True)'
+            )
+        },
+    ),
+]
+
+MISTAKES = [*_FOUND, *_COLLECTIVES, *_PIPELINE, *_DATA_PARALLEL, *_TENSOR_PARALLEL, *_OTHERS]

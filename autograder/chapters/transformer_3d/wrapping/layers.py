@@ -102,7 +102,7 @@ def wrap_stage(function: Any, case: Case[Sizes]) -> Wrapped:
         of_layers, of_x = back(varying(upstream, case.mesh))
         summed = jax.tree.map(lambda g, spec: g if tensor in named(spec) else lax.psum(g, tensor), of_layers, specs)
         summed = varying(summed, case.mesh)
-        return {"values": y - x, "gradients": {"layers": jax.tree.map(lambda g: g[None], summed), "x": of_x}}
+        return {"values": y - x, "gradients": {"layers": jax.tree.map(lambda g: g[0], summed), "x": of_x}}
 
     inputs = {
         "params": (layers, specs),
