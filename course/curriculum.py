@@ -177,6 +177,7 @@ CHAPTERS = (
             Function("choose_mesh", 40, MEDIUM),
         ),
     ),
+    Chapter("schedules", "Pipeline schedules", "when each stage does what", (Function("schedules_mean", 15, EASY),)),
 )
 
 # Comes before them, and asks for nothing: it has a page and a notebook, and no contract.
